@@ -1,0 +1,42 @@
+# make demo   the main job on the built-in training: probe, search, train (about three minutes)
+# make test   what CI runs: ruff, mypy --strict, pytest
+# make check  ruff and mypy alone
+PYTHON ?= python3
+BIN := .venv/bin
+BUDGET ?= 2m
+
+.PHONY: demo test check slow clean
+
+demo: .venv/.installed
+	mkdir -p demo
+	cd demo && ../$(BIN)/autotune probe
+	cd demo && ../$(BIN)/autotune search --budget $(BUDGET)
+	cd demo && ../$(BIN)/autotune train --profile best.json --steps 200
+	@echo
+	@echo "demo/best.json says:"
+	@$(BIN)/python -c "import autotune; p = autotune.Profile.load('demo/best.json'); \
+	    print(f'  {p.verdict}: speed-up {p.speedup.low:.3f} to {p.speedup.high:.3f}, point {p.speedup.estimate:.3f}')"
+
+test: .venv/.tested check
+	$(BIN)/pytest -q -m "not slow and not gpu"
+
+check: .venv/.tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: .venv/.tested
+	$(BIN)/pytest -q -m slow
+
+clean:
+	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'autotune needs Python 3.11 or newer')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/.tested: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
