@@ -1,0 +1,50 @@
+"""Make PyTorch training faster without changing what is learned, by measurement on this machine.
+
+Importing this package imports neither torch nor optuna; each name is loaded at its first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.errors import AutotuneError
+    from autotune.probe.run import run_probe
+    from autotune.records import Profile, TrainConfig
+    from autotune.search.run import SearchOptions, run_search
+    from autotune.targets.workload import Workload
+    from autotune.train.run import TrainingOptions, run_training
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutotuneError",
+    "Profile",
+    "SearchOptions",
+    "TrainConfig",
+    "TrainingOptions",
+    "Workload",
+    "__version__",
+    "run_probe",
+    "run_search",
+    "run_training",
+]
+
+_HOME = {
+    "AutotuneError": "autotune.errors",
+    "Profile": "autotune.records",
+    "SearchOptions": "autotune.search.run",
+    "TrainConfig": "autotune.records",
+    "TrainingOptions": "autotune.train.run",
+    "Workload": "autotune.targets.workload",
+    "run_probe": "autotune.probe.run",
+    "run_search": "autotune.search.run",
+    "run_training": "autotune.train.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,80 @@
+"""What every test obeys: no process and no environment variable outlives it; hypothesis is repeatable."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from hypothesis import settings
+
+settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("ci")
+
+_GRACE_SECONDS = 2.0
+_ONE_PER_INTERPRETER = ("multiprocessing.resource_tracker", "torch/_inductor/compile_worker")
+"""Helpers that the standard library and torch start once and end with the interpreter."""
+_SET_BY_LIBRARIES = frozenset(
+    {
+        "KMP_DUPLICATE_LIB_OK",  # scikit-learn and torch, when imported
+        "KMP_INIT_AT_FORK",  # scikit-learn, when imported
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",  # torch.compile, at its first use
+        "TRITON_CACHE_DIR",  # torch.compile, at its first use
+        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",  # torch.compile, when it loads what it has built
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    children_before = {child.pid for child in psutil.Process().children()}
+    environment_before = dict(os.environ)
+    yield
+    changed = _restore_environment(environment_before)
+    leaked = _kill_leaked_children(children_before)
+    if changed:
+        pytest.fail(f"environment variables were left changed: {', '.join(changed)}")
+    if leaked:
+        pytest.fail(f"child processes were left behind: {'; '.join(leaked)}")
+
+
+def _restore_environment(before: dict[str, str]) -> list[str]:
+    names = (before.keys() | os.environ.keys()) - _SET_BY_LIBRARIES
+    changed = sorted(name for name in names if before.get(name) != os.environ.get(name))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    return changed
+
+
+def _kill_leaked_children(before: set[int]) -> list[str]:
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while leaked := _new_children(before):
+        if time.monotonic() > deadline:
+            break
+        multiprocessing.active_children()  # joins those that have ended
+        time.sleep(0.02)
+    found = [_describe(child) for child in leaked]
+    for child in leaked:
+        child.kill()
+    return found
+
+
+def _new_children(before: set[int]) -> list[psutil.Process]:
+    children = [child for child in psutil.Process().children() if child.pid not in before]
+    return [child for child in children if not any(name in _describe(child) for name in _ONE_PER_INTERPRETER)]
+
+
+def _describe(child: psutil.Process) -> str:
+    try:
+        return f"{child.pid} {child.status()} {' '.join(child.cmdline()) or child.name()}"
+    except psutil.NoSuchProcess:
+        return f"{child.pid} (ended, never waited for)"
+    except psutil.AccessDenied:
+        return f"{child.pid} {child.name()}"
