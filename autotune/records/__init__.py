@@ -1,0 +1,63 @@
+"""What flows between the stages: frozen, strict values. Importing them imports no torch."""
+
+from autotune.records.codec import SCHEMA_VERSION, Record, parse_record, read_record, write_record
+from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
+from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
+from autotune.records.measurement import Block, Interval, Measurement, PeakMemory, QualityCheck
+from autotune.records.probe import (
+    Advice,
+    Ceilings,
+    DataFacts,
+    MatmulRate,
+    ModelFacts,
+    OptimizerFacts,
+    ProbeReport,
+    RuledOut,
+    StepPhases,
+    TargetFacts,
+    Verdict,
+)
+from autotune.records.profile import Evidence, OneOffCosts, Profile, ProfileTarget, baseline_interval
+from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Advice",
+    "Block",
+    "Ceilings",
+    "DataFacts",
+    "Evidence",
+    "GpuInfo",
+    "HardwareInfo",
+    "Interval",
+    "LossCurve",
+    "MatmulRate",
+    "Measurement",
+    "ModelFacts",
+    "OneOffCosts",
+    "OptimizerFacts",
+    "PeakMemory",
+    "ProbeReport",
+    "Profile",
+    "ProfileTarget",
+    "QualityCheck",
+    "Record",
+    "RuledOut",
+    "SoftwareInfo",
+    "StepPhases",
+    "Target",
+    "TargetFacts",
+    "TrainConfig",
+    "TrialLimits",
+    "TrialResult",
+    "TrialSpec",
+    "TrialStatus",
+    "Verdict",
+    "baseline_interval",
+    "changed_fields",
+    "get_knob",
+    "parse_record",
+    "read_record",
+    "with_knob",
+    "write_record",
+]

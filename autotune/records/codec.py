@@ -1,0 +1,191 @@
+"""Records to JSON and back: strict, versioned, bounded; a crash while writing leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autotune.errors import AutotuneError, ProfileError
+
+SCHEMA_VERSION = 1
+"""Version of every file this release writes. 1: the first."""
+
+_MAX_DEPTH = 32
+_DEFAULT_MAX_BYTES = 64 * 1024 * 1024
+
+
+class Record(BaseModel):
+    """A frozen value that flows between stages: strict types, no unknown field, no NaN."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with some fields changed.
+
+        Raises:
+            pydantic.ValidationError: a changed field is unknown or has a bad value.
+        """
+        return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+    def to_json(self) -> str:
+        """Return indented JSON with a newline at its end."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+R = TypeVar("R", bound=Record)
+
+
+def parse_record(
+    text: str,
+    kind: type[R],
+    *,
+    name: str,
+    max_bytes: int = _DEFAULT_MAX_BYTES,
+    error: Callable[..., AutotuneError] = ProfileError,
+) -> R:
+    """Return the record in a JSON text.
+
+    Args:
+        text: JSON, untrusted.
+        kind: the record's type.
+        name: what the text is called in an error, usually its path.
+        max_bytes: longest text accepted.
+        error: the AutotuneError to raise.
+
+    Raises:
+        AutotuneError: too large or deep, not JSON, a duplicate key, a newer schema, or a field that does not fit.
+    """
+    if len(text.encode("utf-8", "surrogatepass")) > max_bytes:
+        raise error(f"{name} is larger than {max_bytes} bytes", hint="this is not a file autotune wrote")
+    try:
+        plain = json.loads(text, object_pairs_hook=_refuse_duplicate_keys, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as reason:
+        raise error(
+            f"{name} is not valid JSON: {_printable(str(reason))}", hint="write it again with autotune search"
+        ) from None
+    if _depth(plain) > _MAX_DEPTH:
+        raise error(f"{name} is nested deeper than {_MAX_DEPTH} levels", hint="this is not a file autotune wrote")
+    _check_schema_version(plain, name=name, error=error)
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as reason:
+        first = reason.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise error(
+            f"{name}: {_printable(where)}: {_printable(first['msg'])}",
+            hint=f"expected a {kind.__name__} of schema_version {SCHEMA_VERSION}",
+        ) from None
+
+
+def read_record(
+    path: Path,
+    kind: type[R],
+    *,
+    max_bytes: int = _DEFAULT_MAX_BYTES,
+    error: Callable[..., AutotuneError] = ProfileError,
+) -> R:
+    """Return the record in a file; errors as `parse_record`, and a missing or unreadable file.
+
+    Raises:
+        AutotuneError: the file is missing, unreadable, or its text is refused.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
+    except OSError as reason:
+        raise error(f"{path}: {reason.strerror or reason}", hint="check the path and its permissions") from None
+    return parse_record(raw.decode("utf-8", "replace"), kind, name=str(path), max_bytes=max_bytes, error=error)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a record so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full; the old file is untouched.
+    """
+    write_text(path, record.to_json())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside a folder durable (a no-op where folders cannot be synced)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:80]!r} stands twice")
+    return dict(pairs)
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _depth(value: Any) -> int:
+    level, deepest = [value], 0
+    while level:
+        deepest += 1
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        ]
+        if deepest > _MAX_DEPTH:
+            break
+    return deepest
+
+
+def _check_schema_version(plain: Any, *, name: str, error: Callable[..., AutotuneError]) -> None:
+    version = plain.get("schema_version", SCHEMA_VERSION) if isinstance(plain, dict) else SCHEMA_VERSION
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise error(
+            f"{name} has schema_version {version}; this autotune reads up to {SCHEMA_VERSION}",
+            hint="it was written by a newer release: upgrade autotune",
+        )
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)[:300]

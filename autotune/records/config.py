@@ -1,0 +1,99 @@
+"""`TrainConfig`: one value per knob. A config checks only its own fields and never asks a device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.records.codec import Record
+
+Precision = Literal["fp32", "bf16", "fp16"]
+ActivationCheckpointing = Literal["off", "selective", "full"]
+CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
+OptimizerImplementation = Literal["for-loop", "foreach", "fused"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+AttentionBackend = Literal["auto", "math", "flash", "efficient", "cudnn"]
+HostAllocator = Literal["default", "glibc-tuned", "jemalloc", "tcmalloc"]
+DeviceAllocator = Literal["default", "expandable-segments"]
+KnobValue = str | int | float | bool
+
+PositiveCount = Annotated[int, Field(ge=1, le=2**24)]
+
+
+class TrainConfig(Record):
+    """How a training is run: one value per knob. The defaults are PyTorch's own."""
+
+    micro_batch_size: PositiveCount = 32
+    """Samples per device in one forward pass."""
+    gradient_accumulation_steps: PositiveCount = 1
+    """Forward and backward passes per optimizer step."""
+    precision: Precision = "fp32"
+    """Arithmetic of the forward pass: fp32, or autocast to bf16 or to fp16 (the latter with loss scaling)."""
+    allow_tf32: bool = False
+    """TF32 in float32 matrix products on NVIDIA GPUs (cuDNN convolutions keep PyTorch's default)."""
+    activation_checkpointing: ActivationCheckpointing = "off"
+    """Recompute activations of repeated blocks in the backward pass: none, all but matrix products, or all."""
+    compile_mode: CompileMode = "off"
+    """`torch.compile` of the model: off, or the mode handed to it."""
+    optimizer_implementation: OptimizerImplementation | None = None
+    """How the optimizer walks its parameters; None leaves it as the workload built it."""
+    memory_format: MemoryFormat = "contiguous"
+    """Layout of 4-d weights and inputs."""
+    attention_backend: AttentionBackend = "auto"
+    """Kernel of scaled_dot_product_attention; auto leaves the choice to PyTorch."""
+    cudnn_benchmark: bool = False
+    """Let cuDNN time its convolution algorithms for each new shape."""
+    num_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Intra-op CPU threads; None leaves PyTorch's default."""
+    host_allocator: HostAllocator = "default"
+    """malloc of the process: as found, glibc with raised mmap and trim thresholds, or a preloaded library."""
+    device_allocator: DeviceAllocator = "default"
+    """CUDA caching allocator: as found, or with expandable segments."""
+    num_workers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Loader worker processes; 0 loads in the training process."""
+    prefetch_factor: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Batches each worker keeps ready; without effect at 0 workers."""
+    pin_memory: bool = False
+    """Collect batches in page-locked memory."""
+    persistent_workers: bool = False
+    """Keep the workers from one epoch to the next; without effect at 0 workers."""
+    non_blocking: bool = False
+    """Copy batches to the device asynchronously; needs pinned memory to matter."""
+    user_knobs: dict[str, KnobValue] = Field(default_factory=dict)
+    """Values of the workload's own knobs, by name."""
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Samples per optimizer step on one device: micro batch size x accumulation steps."""
+        return self.micro_batch_size * self.gradient_accumulation_steps
+
+
+def changed_fields(config: TrainConfig, reference: TrainConfig) -> tuple[str, ...]:
+    """Return the names of the knobs in which two configs differ, the workload's own as `user_knobs.NAME`."""
+    plain = [
+        name
+        for name in TrainConfig.model_fields
+        if name != "user_knobs" and getattr(config, name) != getattr(reference, name)
+    ]
+    own = sorted(config.user_knobs.keys() | reference.user_knobs.keys())
+    return (
+        *plain,
+        *(f"user_knobs.{name}" for name in own if config.user_knobs.get(name) != reference.user_knobs.get(name)),
+    )
+
+
+def get_knob(config: TrainConfig, name: str) -> KnobValue | None:
+    """Return the value of a knob by its name, `user_knobs.NAME` for the workload's own."""
+    if name.startswith("user_knobs."):
+        return config.user_knobs.get(name.removeprefix("user_knobs."))
+    value: KnobValue | None = getattr(config, name)
+    return value
+
+
+def with_knob(config: TrainConfig, name: str, value: KnobValue | None) -> TrainConfig:
+    """Return a copy with one knob changed, `user_knobs.NAME` for the workload's own (None removes that one)."""
+    if name.startswith("user_knobs."):
+        own = {**config.user_knobs, name.removeprefix("user_knobs."): value}
+        return config.replace(user_knobs={key: kept for key, kept in own.items() if kept is not None})
+    return config.replace(**{name: value})

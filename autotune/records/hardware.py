@@ -1,0 +1,81 @@
+"""What the machine and its software are: facts, and the fingerprints that bind a profile to them."""
+
+from __future__ import annotations
+
+import hashlib
+
+from autotune.records.codec import Record
+
+
+class GpuInfo(Record):
+    """One GPU as NVML reports it."""
+
+    name: str
+    """Product name."""
+    memory_total_bytes: int
+    """Installed device memory."""
+    memory_free_bytes: int
+    """Device memory free at the time of the probe."""
+    compute_capability: str | None = None
+    """Major.minor, e.g. `9.0`; None when the driver does not say."""
+    power_limit_watts: float | None = None
+    """Enforced power limit; None when unknown."""
+    other_processes: int = 0
+    """Processes other than ours that hold memory on it."""
+
+
+class HardwareInfo(Record):
+    """The machine as this process may use it."""
+
+    cpu_name: str
+    """Processor model."""
+    usable_cpu_count: int
+    """CPUs by affinity and cgroup quota, not by the host's count."""
+    cpu_features: tuple[str, ...]
+    """Instruction sets that matter to training, sorted, e.g. `amx_bf16`, `avx512_bf16`."""
+    memory_total_bytes: int
+    """Memory installed."""
+    memory_limit_bytes: int
+    """Smaller of the memory installed and the cgroup's limit."""
+    memory_available_bytes: int
+    """Memory that could be used now without swapping."""
+    shared_memory_free_bytes: int
+    """Free space in /dev/shm; 0 where there is none."""
+    gpus: tuple[GpuInfo, ...] = ()
+    """Visible NVIDIA GPUs."""
+    missing: tuple[str, ...] = ()
+    """Facts that could not be read, one sentence each."""
+    host_allocators: dict[str, str] = {}
+    """Preloadable malloc libraries found, by knob value: `jemalloc`, `tcmalloc`."""
+    has_cpp_compiler: bool = False
+    """A C++ compiler is on PATH (torch.compile needs one on a CPU)."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits over what a measurement depends on (not over what changes by the minute)."""
+        parts = [self.cpu_name, str(self.usable_cpu_count), str(round(self.memory_limit_bytes / 2**30))]
+        parts += [f"{gpu.name}/{round(gpu.memory_total_bytes / 2**30)}" for gpu in self.gpus]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+class SoftwareInfo(Record):
+    """Versions a measurement depends on."""
+
+    autotune: str
+    """This package."""
+    python: str
+    """Interpreter."""
+    torch: str
+    """PyTorch, with its build tag, e.g. `2.13.0+cpu`."""
+    cuda: str | None = None
+    """CUDA that PyTorch was built for; None for a CPU build."""
+    driver: str | None = None
+    """NVIDIA driver; None without one."""
+    platform: str
+    """Operating system and architecture."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits over torch, CUDA and the driver."""
+        parts = [self.torch, self.cuda or "", self.driver or ""]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,41 @@
+"""What a search folder remembers beside its trials, and the shipped presets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from autotune.records.codec import SCHEMA_VERSION, Record
+from autotune.records.config import KnobValue
+from autotune.records.trial import Target
+
+
+class SearchState(Record):
+    """What a search was asked to do; a resumed one keeps it."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    target: Target
+    """What is tuned."""
+    seed: int
+    """Of proposals, initial weights and data order."""
+    max_drift: Annotated[float, Field(ge=0, lt=1)]
+    """Largest relative loss of quality."""
+    memory_limit_bytes: Annotated[int, Field(gt=0)] | None
+    """Of a trial; None for the machine's own limit."""
+    measure_seconds: Annotated[float, Field(gt=0)]
+    """Wall time of the measured blocks of one launch, the same for every trial of the search."""
+
+
+class Preset(Record):
+    """A named set of knob values; what it leaves out stays the baseline's."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    name: str
+    """What it is called."""
+    description: str
+    """What it is for."""
+    settings: dict[str, KnobValue]
+    """Values by knob."""

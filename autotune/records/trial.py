@@ -1,0 +1,117 @@
+"""A trial: one config in one process. `TrialSpec` goes in, `TrialResult` comes out, whatever happens."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.records.codec import SCHEMA_VERSION, Record
+from autotune.records.config import TrainConfig
+from autotune.records.measurement import Measurement
+from autotune.records.probe import TargetFacts
+
+
+class TrialStatus(StrEnum):
+    """How a trial ended."""
+
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out_of_memory"
+    DIVERGED = "diverged"
+    DRIFTED = "drifted"
+    UNSUPPORTED = "unsupported"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+
+
+class Target(Record):
+    """What is tuned."""
+
+    spec: str
+    """`file.py:attr` or `package.module:attr`, as the user typed it."""
+    folder: str
+    """Working folder the spec is resolved in."""
+
+
+class TrialLimits(Record):
+    """How long a trial may take and how much it may use."""
+
+    time_limit_seconds: Annotated[float, Field(gt=0)]
+    """From the start of the process to its kill."""
+    warmup_cap_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """Longest warm-up, compilation not counted."""
+    measure_seconds: Annotated[float, Field(gt=0)] = 12.0
+    """Wall time of the measured blocks together."""
+    ends_with_stage: bool = False
+    """The time limit is what was left, not what the config deserves: running into it says nothing about it."""
+    host_memory_limit_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Kill the trial above this; None for no limit."""
+    device_memory_limit_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Allocator limit on the device; None for no limit."""
+
+
+class TrialSpec(Record):
+    """One trial to run."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    number: Annotated[int, Field(ge=0)]
+    """Position in the search; also the folder's name."""
+    purpose: Literal["probe", "measure", "final", "quality"]
+    """probe: find the target's facts; measure, final: time it; quality: train for its losses."""
+    target: Target
+    """What is tuned."""
+    config: TrainConfig | None
+    """The settings; None for a probe, which finds them."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run."""
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    """Seeds of initial weights, data order and dropout; all but quality use the first only."""
+    quality_steps: Annotated[int, Field(ge=1)] = 40
+    """Optimizer steps per seed of a quality trial."""
+    evaluate: bool = False
+    """Let a quality trial also call the target's `evaluate`."""
+    random_sources: tuple[str, ...] = ()
+    """Generators the dataset draws from, as the probe found them: seeded for each sample."""
+    limits: TrialLimits
+    """Time and memory."""
+
+
+class LossCurve(Record):
+    """What one seed of a training learned."""
+
+    seed: int
+    """Seed of initial weights, data order and dropout."""
+    losses: tuple[float | None, ...]
+    """Training loss of each optimizer step, None where it was not finite."""
+    samples: int
+    """Samples trained on."""
+    metric: float | None = None
+    """The target's metric after the last step; None without one, or when it is not finite."""
+
+
+class TrialResult(Record):
+    """How one trial ended."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    spec: TrialSpec
+    """What was asked."""
+    status: TrialStatus
+    """How it ended."""
+    cause: str = ""
+    """Short name of what went wrong, e.g. `oom-device`, `crash-signal`; empty when completed."""
+    error: str = ""
+    """One sentence for the user; empty when completed."""
+    elapsed_seconds: Annotated[float, Field(ge=0)]
+    """From the start of the process to its end, as the parent saw it."""
+    startup_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """From the start of the process to the first training step."""
+    measurement: Measurement | None = None
+    """The timing; None when the trial did not get that far, or was not a timing."""
+    curves: tuple[LossCurve, ...] = ()
+    """Losses: one curve per seed."""
+    facts: TargetFacts | None = None
+    """What a probe found."""

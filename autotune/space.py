@@ -1,0 +1,106 @@
+"""The search space: the KNOBS table applied to one target on one machine.
+
+A space is flat and static (Optuna's multivariate TPE models jointly only what every trial has), and `canonical` maps
+every config to the one spelling of what it does, so that nothing is run twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.knobs import KNOBS, Facts, Numerics
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knob
+from autotune.records.probe import RuledOut
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What a search may vary.
+
+    Attributes:
+        baseline: the user's own settings.
+        choices: values by knob name, in order; the baseline's is among them.
+        ruled_out: what is not tried, and why.
+    """
+
+    baseline: TrainConfig
+    choices: dict[str, tuple[KnobValue, ...]]
+    ruled_out: tuple[RuledOut, ...]
+
+    def contains(self, config: TrainConfig) -> bool:
+        """Return whether every knob has an allowed value and the effective batch is the baseline's."""
+        if config.effective_batch_size != self.baseline.effective_batch_size:
+            return False
+        free = {*self.choices, "gradient_accumulation_steps"}
+        fixed = [name for name in changed_fields(config, self.baseline) if name not in free]
+        return not fixed and all(get_knob(config, name) in values for name, values in self.choices.items())
+
+    def complete(self, values: dict[str, KnobValue | None]) -> TrainConfig:
+        """Return the config with some knobs set, accumulation following the micro batch, in canonical spelling."""
+        config = self.baseline
+        for name, value in values.items():
+            config = with_knob(config, name, value)
+        if config.micro_batch_size != self.baseline.micro_batch_size:
+            steps = self.baseline.effective_batch_size // config.micro_batch_size
+            config = config.replace(gradient_accumulation_steps=steps)
+        return canonical(config, self.baseline)
+
+    def keep(self, config: TrainConfig) -> TrainConfig:
+        """Return a config with every value that is not in the space put back to the baseline's."""
+        allowed: dict[str, KnobValue | None] = {}
+        for name, values in self.choices.items():
+            value = get_knob(config, name)
+            if value in values:
+                allowed[name] = value
+        return self.complete(allowed)
+
+
+def build_space(facts: Facts) -> SearchSpace:
+    """Return the space of one target on one machine."""
+    baseline = facts.target.baseline
+    choices: dict[str, tuple[KnobValue, ...]] = {}
+    ruled_out: list[RuledOut] = []
+    for knob in KNOBS:
+        allowed, reasons = knob.choices(facts)
+        current = get_knob(baseline, knob.field)
+        values = allowed if current is None or current in allowed else (current, *allowed)
+        if len(values) > 1:
+            choices[knob.field] = values
+        ruled_out += [RuledOut(knob=knob.field, value=v, reason=r) for v, r in reasons.items() if v != current]
+    for name, own in facts.target.knobs.items():
+        choices[f"user_knobs.{name}"] = own
+    return SearchSpace(baseline=baseline, choices=choices, ruled_out=tuple(ruled_out))
+
+
+def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
+    """Return the one spelling of what a config does: settings without effect are the baseline's.
+
+    Without workers there is nothing to prefetch or to keep alive; without pinning a copy is never asynchronous.
+    """
+    if config.num_workers == 0:
+        config = config.replace(
+            prefetch_factor=baseline.prefetch_factor, persistent_workers=baseline.persistent_workers
+        )
+    if not config.pin_memory:
+        config = config.replace(non_blocking=baseline.non_blocking)
+    return config
+
+
+def numerics_of(config: TrainConfig, baseline: TrainConfig) -> Numerics:
+    """Return the class of the strongest change a config makes to the baseline."""
+    rank: dict[Numerics, int] = {"exact": 0, "rounding": 1, "semantic": 2}
+    by_field = {knob.field: knob.numerics for knob in KNOBS}
+    found: list[Numerics] = [by_field.get(name, "semantic") for name in changed_fields(config, baseline)]
+    return max(found, key=rank.__getitem__, default="exact")
+
+
+def inexact_changes(config: TrainConfig, baseline: TrainConfig) -> frozenset[str]:
+    """Return the changes to the baseline that are not exact, as `name=value`."""
+    exact = {knob.field for knob in KNOBS if knob.numerics == "exact"}
+    names = (name for name in changed_fields(config, baseline) if name not in exact)
+    return frozenset(f"{name}={get_knob(config, name)}" for name in names)
+
+
+def needs_compilation(config: TrainConfig) -> bool:
+    """Return whether a process with this config compiles before it trains."""
+    return config.compile_mode != "off"

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import json
+import math
+import pkgutil
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import autotune.records
+from autotune.errors import ProfileError
+from autotune.records import (
+    Block,
+    HardwareInfo,
+    Interval,
+    Measurement,
+    PeakMemory,
+    Profile,
+    ProfileTarget,
+    Record,
+    SoftwareInfo,
+    TrainConfig,
+    baseline_interval,
+    changed_fields,
+    get_knob,
+    parse_record,
+    with_knob,
+)
+from autotune.records.measurement import QualityCheck
+from autotune.records.profile import MAX_PROFILE_BYTES
+
+
+def _record_classes() -> list[type[Record]]:
+    modules = [
+        importlib.import_module(f"autotune.records.{found.name}")
+        for found in pkgutil.iter_modules(autotune.records.__path__)
+    ]
+    classes = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}
+    return sorted({kind for kind in classes if issubclass(kind, Record)} - {Record}, key=lambda kind: kind.__name__)
+
+
+RECORDS = _record_classes()
+
+
+def records(kind: type[Record]) -> st.SearchStrategy[Any]:
+    """Any valid record of a kind, from its fields' types and constraints."""
+    fields = {name: values(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
+    return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))
+
+
+def values(annotation: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values(inner[0], [part for field in inner[1:] for part in getattr(field, "metadata", [field])])
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin in (Union, types.UnionType):
+        return st.one_of([values(option, constraints if option is not type(None) else []) for option in inner])
+    if origin is tuple:
+        fewest = next((limit.min_length for limit in constraints if isinstance(limit, MinLen)), 0)
+        return st.lists(values(inner[0], []), min_size=fewest, max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values(inner[0], []), values(inner[1], []), max_size=3)
+    if issubclass(annotation, Record):
+        return records(annotation)
+    return plain_values(annotation, constraints)
+
+
+def plain_values(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
+    if kind is type(None):
+        return st.none()
+    if issubclass(kind, enum.Enum):
+        return st.sampled_from(list(kind))
+    if kind is bool:
+        return st.booleans()
+    if kind is str:
+        return st.text(max_size=20)
+    if kind is int:
+        return st.integers(**bounds(constraints, step=1))
+    assert kind is float, f"teach this test how to draw a {kind}"
+    limits = bounds(constraints, step=0)
+    return st.floats(
+        **limits,
+        allow_nan=False,
+        allow_infinity=False,
+        exclude_min=any(isinstance(limit, Gt) for limit in constraints),
+        exclude_max=any(isinstance(limit, Lt) for limit in constraints),
+    )
+
+
+def bounds(constraints: list[Any], *, step: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for limit in constraints:
+        match limit:
+            case Ge():
+                found["min_value"] = limit.ge
+            case Gt():
+                found["min_value"] = limit.gt + step
+            case Le():
+                found["max_value"] = limit.le
+            case Lt():
+                found["max_value"] = limit.lt - step
+    return found
+
+
+def test_every_record_class_is_found() -> None:
+    assert len(RECORDS) >= 25
+    public = {kind for kind in vars(autotune.records).values() if inspect.isclass(kind) and issubclass(kind, Record)}
+    assert public - {Record} <= set(RECORDS)
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_every_field_says_what_it_means(kind: type[Record]) -> None:
+    assert kind.__doc__
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_any_record_survives_json_both_ways(kind: type[Record], data: st.DataObject) -> None:
+    record = data.draw(records(kind))
+    text = record.to_json()
+    back = parse_record(text, kind, name="any.json")
+    assert back == record
+    assert back.to_json() == text
+    assert kind.model_validate(record.model_dump()) == record
+    assert record.replace() == record
+    json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} was written"))
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_any_record_refuses_changes_and_unknown_fields(kind: type[Record], data: st.DataObject) -> None:
+    record = data.draw(records(kind))
+    name = next(iter(kind.model_fields))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(record, name, getattr(record, name))
+    with pytest.raises(ValidationError, match="frozen"):
+        delattr(record, name)
+    with pytest.raises(ValidationError, match="unheard_of"):
+        record.replace(unheard_of=1)
+    with pytest.raises(ProfileError, match="unheard_of"):
+        parse_record(json.dumps({**json.loads(record.to_json()), "unheard_of": 1}), kind, name="any.json")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_record_holds_what_json_cannot(value: float) -> None:
+    for kind, change in ((Interval, {"low": value}), (TrainConfig, {"user_knobs": {"lr": value}})):
+        with pytest.raises(ValidationError, match="finite"):
+            kind.model_validate({"estimate": 1.0, "low": 1.0, "high": 1.0, **change})
+
+
+def test_defaults_are_not_shared() -> None:
+    first, second = TrainConfig(), TrainConfig()
+    assert first.user_knobs is not second.user_knobs
+    assert Profile.model_fields["evidence"].default == autotune.records.Evidence()
+
+
+configs = records(TrainConfig)
+knob_names = st.sampled_from(
+    [*(name for name in TrainConfig.model_fields if name != "user_knobs"), "user_knobs.lr", "user_knobs.a.b"]
+)
+
+
+@given(configs, configs)
+def test_changed_fields_are_exactly_those_that_differ(config: TrainConfig, reference: TrainConfig) -> None:
+    changed = changed_fields(config, reference)
+    assert len(set(changed)) == len(changed)
+    assert set(changed) == set(changed_fields(reference, config))
+    rebuilt = reference
+    for name in changed:
+        assert get_knob(config, name) != get_knob(reference, name)
+        rebuilt = with_knob(rebuilt, name, get_knob(config, name))
+    assert rebuilt == config
+    assert changed_fields(config, config) == ()
+
+
+@given(configs, configs, knob_names)
+def test_one_knob_is_set_and_every_other_kept(config: TrainConfig, other: TrainConfig, name: str) -> None:
+    value = get_knob(other, name)
+    changed = with_knob(config, name, value)
+    assert get_knob(changed, name) == value
+    assert set(changed_fields(changed, config)) <= {name}
+    assert with_knob(config, name, get_knob(config, name)) == config
+
+
+@given(configs, st.text(min_size=1, max_size=8), st.none() | st.integers() | st.text(max_size=5) | st.booleans())
+def test_a_knob_of_the_workload_is_set_and_removed(config: TrainConfig, own: str, value: Any) -> None:
+    name = f"user_knobs.{own}"
+    changed = with_knob(config, name, value)
+    assert get_knob(changed, name) == value
+    assert (own in changed.user_knobs) is (value is not None)
+    assert own not in with_knob(changed, name, None).user_knobs
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("micro_batch_size", 0), ("micro_batch_size", "8"), ("precision", "fp8"), ("num_workers", True), ("nope", 1)],
+)
+def test_a_bad_knob_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=name):
+        with_knob(TrainConfig(), name, value)
+
+
+@given(configs)
+def test_the_effective_batch_is_the_product(config: TrainConfig) -> None:
+    assert config.effective_batch_size == config.micro_batch_size * config.gradient_accumulation_steps
+
+
+def _measurement() -> Measurement:
+    return Measurement(
+        blocks=(
+            Block(optimizer_steps=10, samples=320, seconds=1.0),
+            Block(optimizer_steps=10, samples=320, seconds=3.0),
+        ),
+        step_seconds=(0.1,) * 20,
+        data_wait_seconds=1.0,
+        steady=True,
+        warmup_steps=5,
+        warmup_seconds=0.5,
+        compile_seconds=0.0,
+        peak_memory=PeakMemory(host_bytes=1),
+    )
+
+
+def test_a_measurement_is_total_work_over_total_time() -> None:
+    measurement = _measurement()
+    assert measurement.samples == 640
+    assert measurement.seconds == 4.0
+    assert measurement.samples_per_second == 160.0  # not 213.3, the mean of the blocks' rates
+    assert measurement.seconds_per_step == 0.2
+    assert measurement.data_wait_fraction == 0.25
+    assert measurement.replace(data_wait_seconds=9.0).data_wait_fraction == 1.0
+
+
+def test_a_measurement_without_blocks_is_refused() -> None:
+    with pytest.raises(ValidationError, match="blocks"):
+        _measurement().replace(blocks=())
+
+
+def _hardware() -> HardwareInfo:
+    return HardwareInfo(
+        cpu_name="cpu",
+        usable_cpu_count=2,
+        cpu_features=("avx512_bf16",),
+        memory_total_bytes=8 * 2**30,
+        memory_limit_bytes=8 * 2**30,
+        memory_available_bytes=4 * 2**30,
+        shared_memory_free_bytes=2**30,
+    )
+
+
+def test_fingerprints_follow_what_a_measurement_depends_on() -> None:
+    hardware, software = _hardware(), SoftwareInfo(autotune="0.1.0", python="3.11.7", torch="2.6.0", platform="linux")
+    assert len(hardware.fingerprint) == len(software.fingerprint) == 12
+    assert hardware.replace(memory_available_bytes=1).fingerprint == hardware.fingerprint
+    assert hardware.replace(usable_cpu_count=4).fingerprint != hardware.fingerprint
+    assert software.replace(torch="2.7.0").fingerprint != software.fingerprint
+    assert software.replace(driver="570").fingerprint != software.replace(cuda="570").fingerprint
+
+
+def test_measured_rates_are_found_by_their_arithmetic() -> None:
+    ceilings = autotune.records.Ceilings(matmul=(autotune.records.MatmulRate(dtype="bf16", flops_per_second=2e12),))
+    assert ceilings.flops_per_second("bf16") == 2e12
+    assert ceilings.flops_per_second("fp32") is None
+
+
+def _profile(label: str = "train.py:workload") -> Profile:
+    return Profile(
+        verdict="keep",
+        config=TrainConfig(),
+        baseline_config=TrainConfig(),
+        speedup=baseline_interval(0.98),
+        quality=(
+            QualityCheck(
+                test="metric",
+                metric="m",
+                difference=None,
+                margin=0.01,
+                verdict="inconclusive",
+                seeds=0,
+                samples=0,
+            ),
+        ),
+        target=ProfileTarget(label=label, fingerprint="0123456789ab"),
+        hardware=_hardware(),
+        software=SoftwareInfo(autotune="0.1.0", python="3.11.7", torch="2.6.0", platform="linux"),
+    )
+
+
+def test_a_profile_is_saved_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    _profile().save(path)
+    assert Profile.load(path) == Profile.load(str(path)) == _profile()
+    speedup = _profile().speedup
+    assert (speedup.estimate, speedup.low, speedup.high, speedup.confidence_level) == (1.0, 1.0, 1.0, 0.98)
+
+
+@pytest.mark.parametrize("label", ["../../x", "/etc/passwd", "os:system", "$(touch owned)", "\x1b[31m", "a\x00b"])
+def test_strings_of_a_profile_are_only_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "best.json"
+    profile = _profile(label).replace(config=TrainConfig(user_knobs={label: label}))
+    profile.save(path)
+    assert Profile.load(path) == profile
+    assert [file.name for file in tmp_path.iterdir()] == ["best.json"]
+
+
+@pytest.mark.parametrize("where", [(), ("config",), ("target",), ("hardware",), ("speedup",), ("evidence",)])
+@pytest.mark.parametrize("key", ["_target_", "class_path", "__class__", "env"])
+def test_a_profile_with_an_instruction_is_refused(tmp_path: Path, where: tuple[str, ...], key: str) -> None:
+    plain = json.loads(_profile().to_json())
+    place = plain
+    for step in where:
+        place = place[step]
+    place[key] = "os.system"
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    with pytest.raises(ProfileError, match=rf"{'.'.join((*where, key))}: Extra inputs are not permitted"):
+        Profile.load(path)
+
+
+def test_an_enormous_profile_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    path.write_bytes(b'{"schema_version": 1, "x": "' + b"a" * (50 * 2**20) + b'"}')
+    with pytest.raises(ProfileError, match=f"larger than {MAX_PROFILE_BYTES} bytes"):
+        Profile.load(path)

@@ -1,0 +1,430 @@
+"""The search space on hand-made facts: what may be varied, what not and why, and the one spelling of a config."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import ProfileError
+from autotune.knobs import KNOBS, Facts
+from autotune.presets import load_presets
+from autotune.records import (
+    Ceilings,
+    DataFacts,
+    GpuInfo,
+    HardwareInfo,
+    MatmulRate,
+    ModelFacts,
+    OptimizerFacts,
+    StepPhases,
+    TargetFacts,
+    TrainConfig,
+    changed_fields,
+    get_knob,
+    with_knob,
+)
+from autotune.records.codec import read_record
+from autotune.records.search import Preset
+from autotune.space import SearchSpace, build_space, canonical, needs_compilation, numerics_of
+
+GIB = 2**30
+BASELINE = TrainConfig(micro_batch_size=12, num_threads=4, optimizer_implementation="for-loop")
+MACHINE = HardwareInfo(
+    cpu_name="CPU",
+    usable_cpu_count=4,
+    cpu_features=("avx2",),
+    memory_total_bytes=16 * GIB,
+    memory_limit_bytes=16 * GIB,
+    memory_available_bytes=12 * GIB,
+    shared_memory_free_bytes=GIB,
+    has_cpp_compiler=True,
+)
+GPU_MACHINE = MACHINE.replace(gpus=(GpuInfo(name="GPU", memory_total_bytes=80 * GIB, memory_free_bytes=79 * GIB),))
+MODEL = ModelFacts(
+    parameter_count=1000,
+    parameter_bytes=4000,
+    has_batch_norm=False,
+    has_4d_convolution=True,
+    calls_attention=True,
+    checkpointable_blocks=2,
+)
+DATA = DataFacts(sample_count=100, seconds_per_sample=0.001, random_sources=(), iterable=False)
+OPTIMIZER = OptimizerFacts(name="AdamW", implementations=("for-loop", "foreach", "fused"))
+PHASES = StepPhases(data_wait_seconds=0, copy_seconds=0, forward_seconds=1, backward_seconds=2, optimizer_seconds=1)
+
+
+def ceilings(**rates: float) -> Ceilings:
+    return Ceilings(matmul=tuple(MatmulRate(dtype=name, flops_per_second=rate) for name, rate in rates.items()))
+
+
+def target(**changes: Any) -> TargetFacts:
+    plain: dict[str, Any] = {
+        "label": "job.py:workload",
+        "fingerprint": "0" * 12,
+        "device": "cpu",
+        "baseline": BASELINE,
+        "model": MODEL,
+        "data": DATA,
+        "optimizer": OPTIMIZER,
+        "phases": PHASES,
+        "compute_seconds_per_step": 4.0,
+        "ceilings": ceilings(fp32=1e11, bf16=2e11),
+    }
+    return TargetFacts(**{**plain, **changes})
+
+
+def cpu_facts(hardware: HardwareInfo = MACHINE, **changes: Any) -> Facts:
+    return Facts(target=target(**changes), hardware=hardware)
+
+
+def gpu_facts(**changes: Any) -> Facts:
+    plain = {"device": "cuda", "ceilings": ceilings(fp32=1e13, tf32=1e14, bf16=5e14, fp16=5e14)}
+    baseline = BASELINE.replace(num_threads=None)
+    return Facts(target=target(**{**plain, "baseline": baseline, **changes}), hardware=GPU_MACHINE)
+
+
+FACTS: dict[str, Facts] = {
+    "cpu": cpu_facts(),
+    "gpu": gpu_facts(),
+    "batch norm": cpu_facts(model=MODEL.replace(has_batch_norm=True)),
+    "plain model": cpu_facts(
+        model=MODEL.replace(has_4d_convolution=False, calls_attention=False, checkpointable_blocks=0)
+    ),
+    "plain model on a gpu": gpu_facts(
+        model=MODEL.replace(has_4d_convolution=False, calls_attention=False, checkpointable_blocks=0)
+    ),
+    "iterable": cpu_facts(data=DATA.replace(iterable=True, sample_count=None)),
+    "own optimizer": cpu_facts(
+        baseline=BASELINE.replace(optimizer_implementation=None),
+        optimizer=OptimizerFacts(name="Lion", implementations=(), reason="Lion is not one of torch.optim's own"),
+    ),
+    "no compiler": cpu_facts(MACHINE.replace(has_cpp_compiler=False)),
+    "one cpu": cpu_facts(MACHINE.replace(usable_cpu_count=1)),
+    "old gpu": gpu_facts(supports_bf16=False, ceilings=ceilings(fp32=1e13, fp16=2e13)),
+    "own knobs": cpu_facts(
+        baseline=BASELINE.replace(user_knobs={"width": 8}),
+        knobs={"width": (8, 16, 32)},
+    ),
+    "unusual baseline": cpu_facts(
+        baseline=BASELINE.replace(
+            micro_batch_size=7,
+            gradient_accumulation_steps=3,
+            num_workers=3,
+            prefetch_factor=9,
+            precision="fp16",
+            compile_mode="reduce-overhead",
+        )
+    ),
+}
+SPACES = {name: build_space(facts) for name, facts in FACTS.items()}
+each_space = pytest.mark.parametrize("name", SPACES)
+
+ALL_VALUES: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "allow_tf32": (False, True),
+    "compile_mode": ("off", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"),
+    "activation_checkpointing": ("off", "selective", "full"),
+    "memory_format": ("contiguous", "channels_last"),
+    "optimizer_implementation": ("for-loop", "foreach", "fused"),
+    "cudnn_benchmark": (False, True),
+    "attention_backend": ("auto", "math", "flash", "efficient", "cudnn"),
+    "host_allocator": ("default", "glibc-tuned", "jemalloc", "tcmalloc"),
+    "device_allocator": ("default", "expandable-segments"),
+    "pin_memory": (False, True),
+    "persistent_workers": (False, True),
+    "non_blocking": (False, True),
+}
+
+
+def reasons_of(space: SearchSpace, knob: str) -> dict[Any, str]:
+    return {item.value: item.reason for item in space.ruled_out if item.knob == knob}
+
+
+@each_space
+def test_the_baseline_and_a_second_value_are_among_the_choices(name: str) -> None:
+    space = SPACES[name]
+    for knob, values in space.choices.items():
+        assert get_knob(space.baseline, knob) in values, knob
+        assert len(values) == len(set(values)) >= 2, knob
+    assert space.contains(space.baseline)
+
+
+@each_space
+def test_every_value_is_a_choice_or_has_a_reason(name: str) -> None:
+    space = SPACES[name]
+    for knob, values in ALL_VALUES.items():
+        tried = {*space.choices.get(knob, ()), get_knob(space.baseline, knob)}
+        default = get_knob(TrainConfig(), knob)
+        assert set(values) - tried - reasons_of(space, knob).keys() - {default} == set(), knob
+
+
+@each_space
+def test_reasons_are_sentences_about_values_that_are_not_tried(name: str) -> None:
+    space = SPACES[name]
+    for item in space.ruled_out:
+        assert len(item.reason.split()) >= 4
+        assert not item.reason.endswith(".")
+        assert item.value not in space.choices.get(item.knob, ())
+        assert item.value != get_knob(space.baseline, item.knob)
+        assert with_knob(space.baseline, item.knob, item.value)  # a value the knob knows
+    assert len({(item.knob, item.value) for item in space.ruled_out}) == len(space.ruled_out)
+
+
+def test_a_cpu_offers_what_a_cpu_can_do() -> None:
+    assert SPACES["cpu"].choices == {
+        "num_workers": (0, 1, 2, 4),
+        "prefetch_factor": (2, 4),
+        "persistent_workers": (False, True),
+        "host_allocator": ("default", "glibc-tuned"),
+        "precision": ("fp32", "bf16"),
+        "attention_backend": ("auto", "math"),
+        "optimizer_implementation": ("for-loop", "foreach", "fused"),
+        "memory_format": ("contiguous", "channels_last"),
+        "num_threads": (1, 2, 3, 4),
+        "micro_batch_size": (12, 6, 4, 3, 2, 1),
+        "activation_checkpointing": ("off", "selective", "full"),
+        "compile_mode": ("off", "default", "max-autotune-no-cudagraphs"),
+    }
+
+
+def test_a_gpu_offers_what_a_gpu_can_do() -> None:
+    choices = SPACES["gpu"].choices
+    for knob in ("pin_memory", "non_blocking", "allow_tf32", "cudnn_benchmark"):
+        assert choices[knob] == (False, True)
+    assert choices["precision"] == ("fp32", "bf16", "fp16")
+    assert choices["attention_backend"] == ALL_VALUES["attention_backend"]
+    assert set(choices["compile_mode"]) == set(ALL_VALUES["compile_mode"])
+    assert choices["device_allocator"] == ("default", "expandable-segments")
+    assert not {"num_threads", "host_allocator"} & choices.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "knob", "value", "word"),
+    [
+        ("cpu", "allow_tf32", True, "NVIDIA"),
+        ("cpu", "pin_memory", True, "GPU"),
+        ("cpu", "non_blocking", True, "device"),
+        ("cpu", "cudnn_benchmark", True, "NVIDIA"),
+        ("cpu", "device_allocator", "expandable-segments", "CUDA"),
+        ("cpu", "precision", "fp16", "no fp16 arithmetic"),
+        ("cpu", "compile_mode", "reduce-overhead", "CUDA graphs"),
+        ("cpu", "attention_backend", "cudnn", "CUDA kernel"),
+        ("cpu", "host_allocator", "jemalloc", "not installed"),
+        ("gpu", "host_allocator", "glibc-tuned", "GPU memory"),
+        ("gpu", "num_threads", 1, "GPU"),
+        ("old gpu", "precision", "bf16", "does not run on this cuda"),
+        ("old gpu", "allow_tf32", True, "no TF32"),
+        ("batch norm", "micro_batch_size", 6, "BatchNorm"),
+        ("batch norm", "activation_checkpointing", "full", "BatchNorm"),
+        ("plain model", "memory_format", "channels_last", "convolution"),
+        ("plain model", "attention_backend", "math", "scaled_dot_product_attention"),
+        ("plain model", "activation_checkpointing", "selective", "repeated blocks"),
+        ("plain model on a gpu", "cudnn_benchmark", True, "convolution"),
+        ("iterable", "num_workers", 1, "iterable"),
+        ("iterable", "prefetch_factor", 4, "workers"),
+        ("iterable", "persistent_workers", True, "workers"),
+        ("own optimizer", "optimizer_implementation", "fused", "Lion"),
+        ("no compiler", "compile_mode", "default", "C++ compiler"),
+    ],
+)
+def test_what_cannot_work_is_ruled_out_with_its_reason(name: str, knob: str, value: Any, word: str) -> None:
+    space = SPACES[name]
+    assert value not in space.choices.get(knob, ())
+    assert word in reasons_of(space, knob)[value]
+
+
+@pytest.mark.parametrize(
+    ("features", "rates", "offered"),
+    [
+        ((), {"fp32": 1e11, "bf16": 1e11, "fp16": 9e11}, False),
+        (("avx512_fp16",), {"fp32": 1e11, "bf16": 1e11, "fp16": 2e11}, True),
+        (("avx512_fp16",), {"fp32": 1e11, "bf16": 2e11, "fp16": 1e11}, False),
+        (("asimdhp",), {"fp32": 1e11, "bf16": 1e11}, False),
+    ],
+)
+def test_fp16_on_a_cpu_needs_its_arithmetic_and_has_to_beat_bf16(
+    features: tuple[str, ...], rates: dict[str, float], offered: bool
+) -> None:
+    space = build_space(cpu_facts(MACHINE.replace(cpu_features=features), ceilings=ceilings(**rates)))
+    assert ("fp16" in space.choices["precision"]) is offered
+    assert ("fp16" in reasons_of(space, "precision")) is not offered
+
+
+def test_a_library_that_is_installed_is_offered() -> None:
+    space = build_space(cpu_facts(MACHINE.replace(host_allocators={"tcmalloc": "/usr/lib/libtcmalloc.so.4"})))
+    assert space.choices["host_allocator"] == ("default", "glibc-tuned", "tcmalloc")
+    assert list(reasons_of(space, "host_allocator")) == ["jemalloc"]
+
+
+def test_the_users_own_values_stay_even_when_they_would_not_be_offered() -> None:
+    space = SPACES["unusual baseline"]
+    assert space.choices["precision"][0] == "fp16"
+    assert space.choices["compile_mode"][0] == "reduce-overhead"
+    assert space.choices["num_workers"][0] == 3
+    assert space.choices["prefetch_factor"] == (9, 2, 4)
+    assert space.choices["micro_batch_size"] == (21, 7, 3, 1)
+
+
+def test_workers_are_bounded_by_the_cpus() -> None:
+    assert SPACES["one cpu"].choices["num_workers"] == (0, 1)
+    many = build_space(cpu_facts(MACHINE.replace(usable_cpu_count=96))).choices["num_workers"]
+    assert many == (0, 1, 2, 4, 8, 16)
+
+
+@each_space
+def test_every_choice_alone_is_in_the_space_and_holds_the_effective_batch(name: str) -> None:
+    space = SPACES[name]
+    for knob, values in space.choices.items():
+        for value in values:
+            config = space.complete({knob: value})
+            assert config.effective_batch_size == space.baseline.effective_batch_size
+            assert space.contains(config), (knob, value)
+            if knob not in ("prefetch_factor", "persistent_workers", "non_blocking"):
+                assert get_knob(config, knob) == value
+
+
+@each_space
+@given(data=st.data())
+def test_any_combination_is_complete_canonical_and_inside(name: str, data: st.DataObject) -> None:
+    space = SPACES[name]
+    values = {knob: data.draw(st.sampled_from(allowed)) for knob, allowed in space.choices.items()}
+    config = space.complete(values)
+    assert config.effective_batch_size == space.baseline.effective_batch_size
+    assert space.contains(config)
+    assert canonical(config, space.baseline) == config
+    assert space.keep(config) == config
+    assert {*changed_fields(config, space.baseline)} <= {*space.choices, "gradient_accumulation_steps"}
+
+
+def test_settings_without_effect_have_one_spelling() -> None:
+    idle = BASELINE.replace(prefetch_factor=4, persistent_workers=True, non_blocking=True)
+    assert canonical(idle, BASELINE) == BASELINE
+    working = idle.replace(num_workers=2, pin_memory=True)
+    assert canonical(working, BASELINE) == working
+    unpinned = canonical(idle.replace(num_workers=2), BASELINE)
+    assert unpinned == BASELINE.replace(num_workers=2, prefetch_factor=4, persistent_workers=True)
+
+
+@pytest.mark.parametrize(("workers", "pinned"), [(0, False), (0, True), (2, False), (2, True)])
+def test_canonical_is_idempotent(workers: int, pinned: bool) -> None:
+    for prefetch, persistent, asynchronous in itertools.product((2, 4), (False, True), (False, True)):
+        config = BASELINE.replace(
+            num_workers=workers,
+            pin_memory=pinned,
+            prefetch_factor=prefetch,
+            persistent_workers=persistent,
+            non_blocking=asynchronous,
+        )
+        once = canonical(config, BASELINE)
+        assert canonical(once, BASELINE) == once
+
+
+def test_going_back_to_the_baselines_workers_keeps_its_own_settings() -> None:
+    baseline = BASELINE.replace(num_workers=2, prefetch_factor=4, persistent_workers=True)
+    space = build_space(cpu_facts(baseline=baseline))
+    assert space.complete({}) == baseline
+    assert space.complete({"num_workers": 0}) == baseline.replace(num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "inside"),
+    [
+        ({"micro_batch_size": 6, "gradient_accumulation_steps": 2}, True),
+        ({"micro_batch_size": 6}, False),
+        ({"gradient_accumulation_steps": 2}, False),
+        ({"micro_batch_size": 5, "gradient_accumulation_steps": 2}, False),
+        ({"num_workers": 3}, False),
+        ({"allow_tf32": True}, False),
+        ({"precision": "fp16"}, False),
+        ({"user_knobs": {"width": 16}}, False),
+    ],
+)
+def test_what_is_outside_the_space(changes: dict[str, Any], inside: bool) -> None:
+    assert SPACES["cpu"].contains(BASELINE.replace(**changes)) is inside
+
+
+def test_the_workloads_own_knobs_are_part_of_the_space() -> None:
+    space = SPACES["own knobs"]
+    config = space.complete({"user_knobs.width": 32, "precision": "bf16"})
+    assert config.user_knobs == {"width": 32}
+    assert space.contains(config)
+    assert not space.contains(config.replace(user_knobs={"width": 64}))
+
+
+def test_keep_puts_back_what_is_not_allowed() -> None:
+    foreign = BASELINE.replace(pin_memory=True, precision="bf16", num_workers=64, allow_tf32=True, prefetch_factor=4)
+    assert SPACES["cpu"].keep(foreign) == BASELINE.replace(precision="bf16")
+    other_batch = foreign.replace(micro_batch_size=32, gradient_accumulation_steps=4)
+    assert SPACES["cpu"].keep(other_batch) == BASELINE.replace(precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "numerics"),
+    [
+        ({}, "exact"),
+        ({"num_workers": 2, "pin_memory": True}, "exact"),
+        ({"host_allocator": "glibc-tuned"}, "exact"),
+        ({"precision": "bf16"}, "rounding"),
+        ({"num_workers": 2, "num_threads": 1}, "rounding"),
+        ({"micro_batch_size": 6, "gradient_accumulation_steps": 2}, "rounding"),
+        ({"user_knobs": {"width": 16}}, "semantic"),
+        ({"user_knobs": {"width": 16}, "num_workers": 2, "precision": "bf16"}, "semantic"),
+    ],
+)
+def test_the_strongest_change_gives_the_class(changes: dict[str, Any], numerics: str) -> None:
+    assert numerics_of(BASELINE.replace(**changes), BASELINE) == numerics
+
+
+def test_only_compiled_configs_need_a_compilation() -> None:
+    needing = [mode for mode in ALL_VALUES["compile_mode"] if needs_compilation(BASELINE.replace(compile_mode=mode))]
+    assert needing == [mode for mode in ALL_VALUES["compile_mode"] if mode != "off"]
+
+
+def test_costs_say_what_a_change_needs() -> None:
+    costs = {knob.field: knob.cost for knob in KNOBS}
+    assert {field for field, cost in costs.items() if cost == "compile"} == {"compile_mode"}
+    assert {field for field, cost in costs.items() if cost == "environment"} == {"host_allocator", "device_allocator"}
+
+
+PRESETS = {preset.name: preset for preset in load_presets()}
+
+
+def test_the_shipped_presets_are_all_there() -> None:
+    assert list(PRESETS) == ["balanced", "baseline", "fastest", "low-memory", "reproducible"]
+    assert PRESETS["baseline"].settings == {}
+    assert all(preset.description for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_known_knobs_to_values_they_take(preset: str) -> None:
+    settings = PRESETS[preset].settings
+    assert settings.keys() <= {knob.field for knob in KNOBS}
+    config = TrainConfig(**settings)  # type: ignore[arg-type]
+    if preset == "reproducible":
+        assert numerics_of(config, TrainConfig()) == "exact"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@each_space
+def test_a_preset_is_cut_to_the_space(name: str, preset: str) -> None:
+    space = SPACES[name]
+    config = space.keep(space.baseline.replace(**PRESETS[preset].settings))
+    assert space.contains(config)
+    assert canonical(config, space.baseline) == config
+
+
+def test_the_reproducible_preset_stays_exact_when_cut() -> None:
+    for space in SPACES.values():
+        config = space.keep(space.baseline.replace(**PRESETS["reproducible"].settings))
+        assert numerics_of(config, space.baseline) == "exact"
+
+
+def test_a_preset_with_a_typing_error_is_refused(tmp_path: Any) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{"name": "mine", "description": "d", "settings": {}, "setings": {}}')
+    with pytest.raises(ProfileError, match="setings"):
+        read_record(file, Preset)
