@@ -1,0 +1,1 @@
+"""What is tuned: a workload, and where it comes from."""

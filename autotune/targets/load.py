@@ -1,0 +1,117 @@
+"""Load a workload from `file.py:attr` or `package.module:attr`.
+
+This runs user code, so only child processes and the final training call it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.targets.workload import LoadedWorkload, check_workload
+
+
+def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
+    """Import a workload and check that it has what a training needs.
+
+    Args:
+        spec: `file.py:attr` or `package.module:attr`; `attr` may be dotted.
+        folder: what a relative file name is relative to; put first on `sys.path`.
+
+    Raises:
+        UsageError: the spec does not parse, or nothing is found where it points.
+        TargetError: importing it fails, or the object is not a workload; says exactly what is missing.
+    """
+    location, attribute = split_spec(spec)
+    module = _import_module(location, folder=folder)
+    found = _get_attribute(module, attribute, spec=spec)
+    if isinstance(found, type):
+        raise TargetError(
+            f"{spec} is the class {found.__name__}", hint=f"name an instance: {attribute} = {found.__name__}()"
+        )
+    return check_workload(found, label=spec, fingerprint=_fingerprint(module))
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Return the two halves of `file.py:attr` or `package.module:attr`.
+
+    Raises:
+        UsageError: it has no colon, or one half is empty.
+    """
+    location, colon, attribute = spec.rpartition(":")
+    if not (colon and location and attribute):
+        raise UsageError(
+            f"target {spec!r} is not LOCATION:ATTRIBUTE", hint="write train.py:workload or package.module:workload"
+        )
+    return location, attribute
+
+
+def _import_module(location: str, *, folder: Path) -> ModuleType:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    if location.endswith(".py"):
+        return _import_file(folder / location, shown=location)
+    try:
+        return importlib.import_module(location)
+    except ModuleNotFoundError as reason:
+        if reason.name is not None and (location == reason.name or location.startswith(reason.name + ".")):
+            raise UsageError(
+                f"there is no module {location!r}",
+                hint=f"run in the folder that holds it (now: {folder}), or name a file: train.py:workload",
+            ) from None
+        raise TargetError(
+            f"importing {location} failed: {reason}", hint="install what it imports in this environment"
+        ) from reason
+    except AutotuneError:
+        raise
+    except Exception as reason:
+        raise TargetError(
+            f"importing {location} failed: {type(reason).__name__}: {reason}", hint="run it with python first"
+        ) from reason
+
+
+def _import_file(path: Path, *, shown: str) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {shown!r}", hint=f"it is looked up in {path.parent}")
+    name = path.stem
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except AutotuneError:
+        raise
+    except Exception as reason:
+        raise TargetError(
+            f"importing {shown} failed: {type(reason).__name__}: {reason}", hint="run it with python first"
+        ) from reason
+    return module
+
+
+def _get_attribute(module: ModuleType, attribute: str, *, spec: str) -> Any:
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [name for name in vars(module) if not name.startswith("_")]
+            raise UsageError(
+                f"target {spec!r}: {module.__name__} has no {part!r}",
+                hint=f"it has {', '.join(sorted(names)[:12]) or 'no public name'}",
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _fingerprint(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    source = Path(file).read_bytes() if file else module.__name__.encode()
+    return hashlib.sha256(source).hexdigest()[:12]

@@ -1,0 +1,100 @@
+"""Where the target and the settings come from: the argument, else [tool.autotune], else the built-in demo."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import UsageError
+from autotune.records.trial import Target
+
+DEMO_TARGET = "autotune.targets.demo:workload"
+CONFIG_FILES = ("autotune.toml", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class ProjectSettings:
+    """The table [tool.autotune] of pyproject.toml, or the whole of autotune.toml; every value as text.
+
+    Attributes:
+        target: `file.py:attr` or `package.module:attr`.
+        budget: of a search, e.g. `20m`.
+        max_drift: largest relative loss of quality, e.g. `0.5%`.
+        memory_limit: of a trial, e.g. `16GiB`.
+        out: where the profile goes.
+    """
+
+    target: str | None = None
+    budget: str | None = None
+    max_drift: str | None = None
+    memory_limit: str | None = None
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class ResolvedTarget:
+    """A target and where it came from.
+
+    Attributes:
+        target: what is tuned.
+        origin: one of `argument`, `settings`, `search`, `demo`.
+    """
+
+    target: Target
+    origin: str
+
+
+def resolve_target(argument: str | None, *, folder: Path, remembered: str | None = None) -> ResolvedTarget:
+    """Return the target: the argument, else the settings', else what the folder's search remembers, else the demo.
+
+    Args:
+        argument: as typed; None when it was left out.
+        folder: the working folder.
+        remembered: target of the search that was run in this folder; only the final training passes it.
+
+    Raises:
+        UsageError: the settings file is not valid.
+    """
+    settings = read_project_settings(folder)
+    for spec, origin in ((argument, "argument"), (settings.target, "settings"), (remembered, "search")):
+        if spec is not None:
+            return ResolvedTarget(Target(spec=spec, folder=str(folder)), origin)
+    return ResolvedTarget(Target(spec=DEMO_TARGET, folder=str(folder)), "demo")
+
+
+def read_project_settings(folder: Path) -> ProjectSettings:
+    """Return the settings of autotune.toml, or of [tool.autotune] in pyproject.toml; empty without either.
+
+    Raises:
+        UsageError: a file is not TOML, a key is unknown, or a value is not text.
+    """
+    for name in CONFIG_FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+            raise UsageError(f"{name} is not valid TOML: {reason}", hint=f"mend {path}") from None
+        if name == "pyproject.toml":
+            table = table.get("tool", {}).get("autotune")
+        if table is not None:
+            return _check_settings(table, name=name)
+    return ProjectSettings()
+
+
+def _check_settings(table: Any, *, name: str) -> ProjectSettings:
+    known = [field.name for field in fields(ProjectSettings)]
+    if not isinstance(table, dict):
+        raise UsageError(f"{name}: [tool.autotune] is not a table", hint=f"its keys are {', '.join(known)}")
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(known)}"
+            raise UsageError(f"{name}: [tool.autotune] has the unknown key {key!r}", hint=hint)
+        if not isinstance(value, str):
+            raise UsageError(f"{name}: {key} = {value!r} is not text", hint=f'write {key} = "..."')
+    return ProjectSettings(**table)

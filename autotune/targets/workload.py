@@ -1,0 +1,203 @@
+"""The workload protocol: a Python object that builds model, data, optimizer and loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from autotune.errors import TargetError
+from autotune.records.config import KnobValue, TrainConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import Dataset
+
+REQUIRED = ("build_model", "build_optimizer", "train_dataset", "compute_loss")
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """What a training must provide. An object needs these four methods; it need not inherit from anything.
+
+    Optional attributes and methods, looked up by name:
+
+    - `baseline`: a `TrainConfig`, the settings used today (default: PyTorch's defaults, micro batch size 32).
+    - `build_scheduler(optimizer)`: a learning-rate scheduler, stepped once per optimizer step.
+    - `evaluate(model, device)`: the metric on held-out data, a float. The model comes in evaluation mode, without
+      gradients.
+    - `metric`: `("name", "minimize" | "maximize")`, what `evaluate` returns.
+    - `gradient_clip_norm`: largest gradient norm; gradients are clipped after unscaling.
+    - `collate(samples)`: merges a list of samples into a batch (default: PyTorch's).
+    - `drop_last`: leave out the last, short effective batch of an epoch (default: False).
+    - `shuffle`: visit the samples in a new random order in each epoch (default: True).
+    - `knobs`: own knobs, `{"name": (value, ...)}`; the current value is read from and set on the attribute `name`.
+    """
+
+    def build_model(self) -> nn.Module:
+        """Return a freshly initialised model on the CPU; weights are drawn from torch's global generator."""
+        ...
+
+    def build_optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer over the model's parameters, which are on the device already."""
+        ...
+
+    def train_dataset(self) -> Dataset[Any]:
+        """Return the training samples; a map-style dataset."""
+        ...
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor | float]:
+        """Return the mean loss over the batch, a scalar.
+
+        To average over something other than samples, return `(mean loss, count)`: with accumulation the
+        micro batches then weigh by their counts (tokens, pixels, boxes).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What `evaluate` returns."""
+
+    name: str
+    direction: Literal["minimize", "maximize"]
+
+
+@dataclass(frozen=True)
+class LoadedWorkload:
+    """A checked workload with its optional parts resolved.
+
+    Attributes:
+        workload: the user's object.
+        label: the target as the user named it.
+        fingerprint: twelve hex digits over the source file that defines it.
+        baseline: the user's own settings.
+        knobs: the workload's own knobs and their allowed values.
+        metric: what `evaluate` returns; None when it cannot evaluate.
+    """
+
+    workload: Workload
+    label: str
+    fingerprint: str
+    baseline: TrainConfig
+    knobs: dict[str, tuple[KnobValue, ...]]
+    metric: Metric | None
+
+    @property
+    def gradient_clip_norm(self) -> float | None:
+        """Largest gradient norm; None for no clipping."""
+        value = getattr(self.workload, "gradient_clip_norm", None)
+        return None if value is None else float(value)
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any] | None:
+        """Merges samples into a batch; None for PyTorch's own."""
+        function: Callable[[list[Any]], Any] | None = getattr(self.workload, "collate", None)
+        return function
+
+    @property
+    def drop_last(self) -> bool:
+        """Leave out the last, short effective batch of an epoch."""
+        return bool(getattr(self.workload, "drop_last", False))
+
+    @property
+    def shuffle(self) -> bool:
+        """Visit the samples in a new random order in each epoch."""
+        return bool(getattr(self.workload, "shuffle", True))
+
+    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
+        """Return the user's scheduler; None without one."""
+        build = getattr(self.workload, "build_scheduler", None)
+        scheduler: LRScheduler | None = None if build is None else build(optimizer)
+        return scheduler
+
+    def evaluate(self, model: nn.Module, device: Any) -> float:
+        """Return the metric of a model in evaluation mode.
+
+        Raises:
+            TargetError: there is no `evaluate`, or it returned something that is not a number.
+        """
+        if self.metric is None:
+            raise TargetError(f"{self.label} has no evaluate(model, device)", hint="add one, with a metric attribute")
+        value = self.workload.evaluate(model, device)  # type: ignore[attr-defined]
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise TargetError(
+                f"{self.label}: evaluate returned {type(value).__name__}", hint="it must return the metric, one number"
+            ) from None
+
+    def set_knobs(self, config: TrainConfig) -> None:
+        """Set the workload's own knobs to a config's values."""
+        for name, value in config.user_knobs.items():
+            setattr(self.workload, name, value)
+
+
+def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkload:
+    """Return a workload with its optional parts resolved.
+
+    Raises:
+        TargetError: a required method is missing, or an optional part has a wrong type or value.
+    """
+    missing = [name for name in REQUIRED if not callable(getattr(found, name, None))]
+    if missing:
+        raise TargetError(
+            f"{label} is a {type(found).__name__} without {', '.join(f'{name}()' for name in missing)}",
+            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, 'Bring your own training'",
+        )
+    knobs = _read_knobs(found, label=label)
+    baseline = getattr(found, "baseline", TrainConfig())
+    if not isinstance(baseline, TrainConfig):
+        raise TargetError(
+            f"{label}: baseline is a {type(baseline).__name__}",
+            hint="write baseline = autotune.TrainConfig(micro_batch_size=64)",
+        )
+    own = {name: getattr(found, name) for name in knobs}
+    return LoadedWorkload(
+        workload=found,
+        label=label,
+        fingerprint=fingerprint,
+        baseline=baseline.replace(user_knobs=own),
+        knobs=knobs,
+        metric=_read_metric(found, label=label),
+    )
+
+
+def _read_metric(found: Any, *, label: str) -> Metric | None:
+    if not callable(getattr(found, "evaluate", None)):
+        return None
+    metric = getattr(found, "metric", ("metric", "minimize"))
+    match metric:
+        case (str(name), "minimize" | "maximize" as direction):
+            return Metric(name=name, direction=direction)
+    raise TargetError(f"{label}: metric is {metric!r}", hint='write metric = ("accuracy", "maximize")')
+
+
+def _read_knobs(found: Any, *, label: str) -> dict[str, tuple[KnobValue, ...]]:
+    declared = getattr(found, "knobs", {})
+    if not isinstance(declared, Mapping):
+        raise TargetError(
+            f"{label}: knobs is a {type(declared).__name__}", hint='write knobs = {"implementation": ("a", "b")}'
+        )
+    knobs: dict[str, tuple[KnobValue, ...]] = {}
+    for name, values in declared.items():
+        listed = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else ()
+        if len(listed) < 2 or not all(_is_knob_value(value) for value in listed):
+            raise TargetError(
+                f"{label}: knob {name!r} has the values {values!r}",
+                hint="give at least two strings, numbers or booleans",
+            )
+        if not hasattr(found, name) or getattr(found, name) not in listed:
+            raise TargetError(
+                f"{label}: knob {name!r} needs an attribute of that name holding one of {listed!r}",
+                hint="it is the baseline's value",
+            )
+        knobs[str(name)] = listed
+    return knobs
+
+
+def _is_knob_value(value: Any) -> bool:
+    return isinstance(value, str | int | bool) or (isinstance(value, float) and math.isfinite(value))

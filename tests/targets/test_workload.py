@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.records.config import TrainConfig
+from autotune.targets.load import load_workload, split_spec
+from autotune.targets.workload import REQUIRED, LoadedWorkload, Workload, check_workload
+
+COMPLETE = """
+class Training:
+    def build_model(self): ...
+    def build_optimizer(self, model): ...
+    def train_dataset(self): ...
+    def compute_loss(self, model, batch): ...
+
+workload = Training()
+"""
+
+
+class Complete:
+    """The four required methods and nothing else."""
+
+    def build_model(self) -> Any:
+        return torch.nn.Linear(1, 1)
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_dataset(self) -> Any:
+        return [torch.zeros(1)]
+
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        return model(batch).mean()
+
+
+@pytest.fixture(autouse=True)
+def restored_imports() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    importlib.invalidate_caches()
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "complete.py").write_text(COMPLETE)
+    return tmp_path
+
+
+def complete_with(**parts: Any) -> Complete:
+    found = Complete()
+    for name, value in parts.items():
+        setattr(found, name, value)
+    return found
+
+
+def check(**parts: Any) -> LoadedWorkload:
+    return check_workload(complete_with(**parts), label="train.py:workload", fingerprint="0")
+
+
+def refusal(spec: str, folder: Path, kind: type[AutotuneError]) -> AutotuneError:
+    with pytest.raises(kind) as caught:
+        load_workload(spec, folder=folder)
+    assert type(caught.value) is kind
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("spec", "halves"),
+    [
+        ("train.py:workload", ("train.py", "workload")),
+        ("package.module:factory.workload", ("package.module", "factory.workload")),
+        ("C:/code/train.py:workload", ("C:/code/train.py", "workload")),
+    ],
+)
+def test_a_spec_splits_at_its_last_colon(spec: str, halves: tuple[str, str]) -> None:
+    assert split_spec(spec) == halves
+
+
+@pytest.mark.parametrize("spec", ["", "train.py", ":workload", "train.py:", ":"])
+def test_a_spec_without_two_halves_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError, match="is not LOCATION:ATTRIBUTE") as caught:
+        split_spec(spec)
+    assert repr(spec) in caught.value.message
+    assert "train.py:workload" in caught.value.hint
+
+
+@pytest.mark.parametrize("spec", ["complete.py:workload", "complete:workload"])
+def test_a_file_and_a_module_name_the_same_workload(folder: Path, spec: str) -> None:
+    loaded = load_workload(spec, folder=folder)
+    assert loaded.label == spec
+    assert isinstance(loaded.workload, Workload)
+    assert loaded.fingerprint == load_workload("complete.py:workload", folder=folder).fingerprint
+    assert len(loaded.fingerprint) == 12
+
+
+def test_the_fingerprint_follows_the_source(folder: Path) -> None:
+    before = load_workload("complete.py:workload", folder=folder).fingerprint
+    (folder / "complete.py").write_text(COMPLETE + "# changed\n")
+    assert load_workload("complete.py:workload", folder=folder).fingerprint != before
+
+
+def test_a_dotted_attribute_is_followed(folder: Path) -> None:
+    (folder / "nested.py").write_text(COMPLETE + "class Choices:\n    small = workload\n")
+    assert load_workload("nested.py:Choices.small", folder=folder).label == "nested.py:Choices.small"
+
+
+def test_a_file_may_import_its_neighbours(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "neighbour_of_it.py").write_text("value = 1")
+    (folder / "sub" / "with_neighbour.py").write_text("import neighbour_of_it\n" + COMPLETE)
+    assert load_workload("sub/with_neighbour.py:workload", folder=folder).label == "sub/with_neighbour.py:workload"
+
+
+def test_a_missing_file_is_named_with_the_folder_searched(tmp_path: Path) -> None:
+    error = refusal("absent.py:workload", tmp_path, UsageError)
+    assert "'absent.py'" in error.message
+    assert str(tmp_path) in error.hint
+
+
+@pytest.mark.parametrize("location", ["no_such_module", "no_such_package.module"])
+def test_a_missing_module_is_named(tmp_path: Path, location: str) -> None:
+    error = refusal(f"{location}:workload", tmp_path, UsageError)
+    assert error.message == f"there is no module {location!r}"
+
+
+def test_a_missing_attribute_is_named_with_those_there_are(folder: Path) -> None:
+    error = refusal("complete.py:workloda", folder, UsageError)
+    assert "complete has no 'workloda'" in error.message
+    assert error.hint == "it has Training, workload"
+
+
+def test_a_class_in_place_of_an_instance_is_told_how_to_make_one(folder: Path) -> None:
+    error = refusal("complete.py:Training", folder, TargetError)
+    assert error.message == "complete.py:Training is the class Training"
+    assert "Training()" in error.hint
+
+
+@pytest.mark.parametrize("spec", ["needy.py:workload", "needy:workload"])
+def test_a_missing_dependency_of_the_users_module_is_named(tmp_path: Path, spec: str) -> None:
+    (tmp_path / "needy.py").write_text("import surely_not_installed\n")
+    assert "No module named 'surely_not_installed'" in refusal(spec, tmp_path, TargetError).message
+
+
+@pytest.mark.parametrize("spec", ["raising.py:workload", "raising:workload"])
+def test_an_error_inside_the_users_module_is_shown(tmp_path: Path, spec: str) -> None:
+    (tmp_path / "raising.py").write_text("raise ValueError('the data folder is empty')\n")
+    error = refusal(spec, tmp_path, TargetError)
+    assert "ValueError: the data folder is empty" in error.message
+    assert error.__cause__ is not None
+
+
+def test_a_syntax_error_in_the_users_file_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "torn.py").write_text("def build_model(:\n")
+    assert "SyntaxError" in refusal("torn.py:workload", tmp_path, TargetError).message
+
+
+@pytest.mark.parametrize("missing", REQUIRED)
+def test_a_missing_method_is_named(missing: str) -> None:
+    methods = {name: print for name in REQUIRED if name != missing}
+    with pytest.raises(TargetError) as caught:
+        check_workload(SimpleNamespace(**methods), label="train.py:workload", fingerprint="0")
+    assert caught.value.message == f"train.py:workload is a SimpleNamespace without {missing}()"
+
+
+def test_all_missing_methods_are_named_at_once() -> None:
+    with pytest.raises(TargetError) as caught:
+        check_workload(SimpleNamespace(build_model=print, compute_loss=3), label="it", fingerprint="0")
+    assert "without build_optimizer(), train_dataset(), compute_loss()" in caught.value.message
+
+
+def test_optional_parts_have_defaults() -> None:
+    loaded = check()
+    assert loaded.baseline == TrainConfig()
+    assert loaded.metric is None
+    assert loaded.gradient_clip_norm is None
+    assert loaded.collate is None
+    assert (loaded.drop_last, loaded.shuffle) == (False, True)
+    assert loaded.knobs == {}
+    assert loaded.build_scheduler(torch.optim.SGD([torch.zeros(1)], lr=0.1)) is None
+
+
+def test_optional_parts_are_read() -> None:
+    loaded = check(
+        baseline=TrainConfig(micro_batch_size=7),
+        metric=("accuracy", "maximize"),
+        evaluate=lambda model, device: 0.5,
+        build_scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
+        gradient_clip_norm=2,
+        collate=len,
+        drop_last=True,
+        shuffle=False,
+    )
+    assert loaded.baseline.micro_batch_size == 7
+    assert loaded.metric is not None
+    assert (loaded.metric.name, loaded.metric.direction) == ("accuracy", "maximize")
+    assert loaded.gradient_clip_norm == 2.0
+    assert loaded.collate is len
+    assert (loaded.drop_last, loaded.shuffle) == (True, False)
+    assert loaded.evaluate(torch.nn.Identity(), torch.device("cpu")) == 0.5
+    assert loaded.build_scheduler(torch.optim.SGD([torch.zeros(1)], lr=0.1)) is not None
+
+
+@pytest.mark.parametrize("baseline", [{"micro_batch_size": 64}, 64, TrainConfig])
+def test_a_baseline_of_another_type_is_refused(baseline: Any) -> None:
+    with pytest.raises(TargetError, match=f"baseline is a {type(baseline).__name__}") as caught:
+        check(baseline=baseline)
+    assert "TrainConfig(micro_batch_size=64)" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "metric", ["accuracy", ("accuracy",), ("accuracy", "up"), (1, "minimize"), ("a", "minimize", 1), None]
+)
+def test_a_bad_metric_is_refused(metric: Any) -> None:
+    with pytest.raises(TargetError) as caught:
+        check(metric=metric, evaluate=lambda model, device: 0.5)
+    assert f"metric is {metric!r}" in caught.value.message
+
+
+def test_evaluate_without_a_metric_is_minimised() -> None:
+    metric = check(evaluate=lambda model, device: 0.5).metric
+    assert metric is not None
+    assert metric.direction == "minimize"
+
+
+def test_evaluating_without_evaluate_is_refused() -> None:
+    with pytest.raises(TargetError, match="has no evaluate"):
+        check().evaluate(torch.nn.Identity(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("value", [None, "high", [0.5], torch.zeros(2)])
+def test_a_metric_that_is_no_number_is_refused(value: Any) -> None:
+    loaded = check(evaluate=lambda model, device: value)
+    with pytest.raises(TargetError, match=f"evaluate returned {type(value).__name__}"):
+        loaded.evaluate(torch.nn.Identity(), torch.device("cpu"))
+
+
+def test_a_one_element_tensor_is_a_number() -> None:
+    assert check(evaluate=lambda model, device: torch.tensor(0.25)).evaluate(torch.nn.Identity(), None) == 0.25
+
+
+@pytest.mark.parametrize(
+    "values",
+    [("only one",), "text", 3, (1, None), (0.5, float("nan")), (1, [2])],
+    ids=["one", "text", "number", "none", "nan", "list"],
+)
+def test_a_knob_without_two_plain_values_is_refused(values: Any) -> None:
+    with pytest.raises(TargetError, match="knob 'implementation' has the values"):
+        check(knobs={"implementation": values}, implementation=1)
+
+
+def test_knobs_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(TargetError, match="knobs is a list"):
+        check(knobs=["implementation"])
+
+
+@pytest.mark.parametrize("parts", [{}, {"implementation": "c"}])
+def test_a_knob_needs_its_current_value_on_the_workload(parts: dict[str, Any]) -> None:
+    with pytest.raises(TargetError, match="knob 'implementation' needs an attribute of that name"):
+        check(knobs={"implementation": ("a", "b")}, **parts)
+
+
+def test_own_knobs_are_part_of_the_baseline_and_can_be_set() -> None:
+    loaded = check(knobs={"implementation": ["a", "b"], "chunks": (1, 2)}, implementation="b", chunks=1)
+    assert loaded.knobs == {"implementation": ("a", "b"), "chunks": (1, 2)}
+    assert loaded.baseline.user_knobs == {"implementation": "b", "chunks": 1}
+    loaded.set_knobs(loaded.baseline.replace(user_knobs={"implementation": "a", "chunks": 2}))
+    assert (loaded.workload.implementation, loaded.workload.chunks) == ("a", 2)  # type: ignore[attr-defined]
