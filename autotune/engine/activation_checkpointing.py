@@ -1,0 +1,94 @@
+"""Knob `activation_checkpointing`: recompute activations of repeated blocks in the backward pass.
+
+`full` keeps only each block's input. `selective` also keeps the results of matrix products, attention and
+convolutions, which are dear to recompute, and recomputes the rest (PyTorch's selective checkpoint policy). The
+random state is kept, so dropout masks are the same when recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from autotune.records.config import TrainConfig
+
+_ATEN = torch.ops.aten
+_DEAR = {
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN.bmm.default,
+    _ATEN.baddbmm.default,
+    _ATEN.convolution.default,
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> None:
+    """Checkpoint the model's repeated blocks in place; parameter names do not change.
+
+    Raises:
+        ValueError: the model has neither repeated blocks nor a switch of its own.
+    """
+    if config.activation_checkpointing == "off":
+        return
+    switch = getattr(model, "gradient_checkpointing_enable", None)
+    if callable(switch) and config.activation_checkpointing == "full":
+        switch()
+        return
+    blocks = find_repeated_blocks(model)
+    if not blocks:
+        raise ValueError("activation_checkpointing: the model has no repeated blocks to checkpoint")
+    for block in blocks:
+        _wrap_forward(block, selective=config.activation_checkpointing == "selective")
+
+
+def find_repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks to checkpoint: outermost runs of two or more same-class, parametrised children of a list.
+
+    Only `ModuleList` and `Sequential` are searched, the containers models keep their repeated layers in.
+    """
+    blocks: list[nn.Module] = []
+    pending = list(model.children())
+    if isinstance(model, nn.ModuleList | nn.Sequential):
+        pending = [model]
+    while pending:
+        module = pending.pop(0)
+        children = list(module.children())
+        if isinstance(module, nn.ModuleList | nn.Sequential) and _is_repetition(children):
+            blocks.extend(children)
+        else:
+            pending.extend(children)
+    return blocks
+
+
+def _is_repetition(children: list[nn.Module]) -> bool:
+    if len(children) < 2 or len({type(child) for child in children}) > 1:
+        return False
+    # A leaf such as Linear holds no activations worth recomputing between its input and its output.
+    return all(any(child.children()) and any(True for _ in child.parameters()) for child in children)
+
+
+def _wrap_forward(block: nn.Module, *, selective: bool) -> None:
+    contexts: dict[str, Any] = {}
+    if selective:
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_dear)
+    # A partial of a bound method, not a closure: a deep copy of the model (an average of weights) then runs its own.
+    block.forward = partial(_run_block, block, block.forward, contexts)
+
+
+def _run_block(block: nn.Module, plain: Callable[..., Any], contexts: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    if not (block.training and torch.is_grad_enabled()):
+        return plain(*args, **kwargs)
+    return checkpoint(plain, *args, use_reentrant=False, **contexts, **kwargs)
+
+
+def _keep_dear(_context: Any, operator: Callable[..., Any], *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,40 @@
+"""Knobs `attention_backend` and `cudnn_benchmark`: which kernels PyTorch may pick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from autotune.records.config import TrainConfig
+
+_ATTENTION_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+@contextmanager
+def attention_backend(config: TrainConfig) -> Iterator[None]:
+    """Restrict scaled_dot_product_attention to one kernel; auto leaves the choice to PyTorch.
+
+    A kernel that cannot serve a call makes PyTorch raise RuntimeError in the forward pass.
+    """
+    backend = _ATTENTION_BACKENDS.get(config.attention_backend)
+    with nullcontext() if backend is None else sdpa_kernel(backend):
+        yield
+
+
+@contextmanager
+def cudnn_benchmark(config: TrainConfig) -> Iterator[None]:
+    """Let cuDNN time its convolution algorithms for each new input shape."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

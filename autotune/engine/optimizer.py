@@ -1,0 +1,63 @@
+"""Knob `optimizer_implementation`: how the optimizer walks its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from autotune.records.config import OptimizerImplementation, TrainConfig
+from autotune.records.probe import OptimizerFacts
+
+
+def apply_optimizer_implementation(optimizer: Optimizer, config: TrainConfig) -> None:
+    """Switch a fresh optimizer of torch's own to the config's implementation; None leaves it as built."""
+    wanted = config.optimizer_implementation
+    if wanted is None:
+        return
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"] = wanted == "fused"
+        if "foreach" in group:
+            group["foreach"] = wanted == "foreach"
+
+
+def current_implementation(optimizer: Optimizer, device: torch.device) -> OptimizerImplementation | None:
+    """Return what a fresh optimizer will do; None when it has no such switch.
+
+    PyTorch's default is foreach on CUDA and the for-loop elsewhere (`torch.optim.optimizer`,
+    `_default_to_fused_or_foreach`).
+    """
+    group = optimizer.param_groups[0]
+    if group.get("fused"):
+        return "fused"
+    if "foreach" not in group:
+        return None
+    if group["foreach"] is None:
+        return "foreach" if device.type == "cuda" else "for-loop"
+    return "foreach" if group["foreach"] else "for-loop"
+
+
+def read_optimizer_facts(optimizer: Optimizer, device: torch.device) -> OptimizerFacts:
+    """Return which implementations the optimizer can be switched to, found by running each on one parameter."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim"):
+        reason = f"{kind.__name__} is not one of torch.optim's own optimizers"
+        return OptimizerFacts(name=kind.__name__, implementations=(), reason=reason)
+    candidates: tuple[OptimizerImplementation, ...] = ("for-loop", "foreach", "fused")
+    works = tuple(name for name in candidates if _runs(kind, name, device))
+    reason = "" if works else f"{kind.__name__} has no foreach or fused switch"
+    return OptimizerFacts(name=kind.__name__, implementations=works, reason=reason)
+
+
+def _runs(kind: type[Optimizer], implementation: str, device: torch.device) -> bool:
+    parameter = torch.nn.Parameter(torch.ones(4, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    switch = {"fused": True} if implementation == "fused" else {"foreach": implementation == "foreach"}
+    build: Any = kind
+    try:
+        build([parameter], lr=1e-3, **switch).step()
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,101 @@
+"""The micro batches of one optimizer step after another, at a position that can be saved and returned to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autotune.engine.dataloader import EpochBatchSampler, count_samples
+from autotune.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Window:
+    """The micro batches of one optimizer step.
+
+    Attributes:
+        batches: as the loader collated them, on the host.
+        counts: true samples in each.
+        ends_epoch: they are the last of their epoch.
+    """
+
+    batches: list[Any]
+    counts: list[int]
+    ends_epoch: bool
+
+
+class Windows:
+    """The micro batches of one optimizer step after another, epoch after epoch.
+
+    Attributes:
+        epoch: the epoch of the window to come.
+        batches_done: micro batches of that epoch handed out so far.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: EpochBatchSampler | None, accumulation: int) -> None:
+        self.epoch = 0
+        self.batches_done = 0
+        self._loader = loader
+        self._sampler = sampler
+        self._accumulation = accumulation
+        self._iterator: Iterator[Any] | None = None
+        self._held: list[Any] = []
+
+    def move_to(self, *, epoch: int, batches_done: int) -> None:
+        """Continue at a position inside an epoch."""
+        self.epoch, self.batches_done = epoch, batches_done
+        self._iterator, self._held = None, []
+
+    def next_window(self) -> Window:
+        """Return the micro batches of the next optimizer step.
+
+        Raises:
+            TargetError: the dataset is empty.
+        """
+        if self._iterator is None:
+            self._iterator = self._open_epoch()
+        window = [*self._held, *self._take(self._accumulation - len(self._held))]
+        if not window:
+            raise TargetError("the training set is empty", hint="train_dataset() must hold at least one sample")
+        counts = [self._count(batch, self.batches_done + i) for i, batch in enumerate(window)]
+        self.batches_done += len(window)
+        # One batch of look-ahead tells whether the epoch is over, so that a new one opens with its own window.
+        self._held = self._take(1) if len(window) == self._accumulation else []
+        ends_epoch = not self._held
+        if ends_epoch:
+            self.epoch, self.batches_done, self._iterator = self.epoch + 1, 0, None
+        return Window(batches=window, counts=counts, ends_epoch=ends_epoch)
+
+    def _open_epoch(self) -> Iterator[Any]:
+        if self._sampler is None:
+            iterator = iter(self._loader)
+            for _ in range(self.batches_done):
+                next(iterator, None)
+            return iterator
+        self._sampler.epoch, self._sampler.start = self.epoch, self.batches_done
+        return iter(self._loader)
+
+    def _take(self, count: int) -> list[Any]:
+        assert self._iterator is not None
+        return list(islice(self._iterator, count))
+
+    def _count(self, batch: Any, position: int) -> int:
+        # An iterable dataset has no sampler to ask; its batches are counted by their first tensor.
+        return count_samples(batch) if self._sampler is None else self._sampler.batch_length(position)
+
+
+class ResidentWindows(Windows):
+    """The same window again and again, already on the device: a training without its loader."""
+
+    def __init__(self, window: Window, placed: list[Any]) -> None:
+        self.epoch = 0
+        self.batches_done = 0
+        self._window = Window(batches=placed, counts=window.counts, ends_epoch=False)
+
+    def next_window(self) -> Window:
+        """Return the window."""
+        return self._window
