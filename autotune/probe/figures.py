@@ -1,0 +1,124 @@
+"""The numbers a verdict and its advice are made of, derived from the probe's records; pure.
+
+step:   |<- wait ->|<------------------------- rest of the step ------------------------->|    end to end
+phases: |  data    | copy | forward | backward | optimizer |     each one synchronised, as shares of their sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.records.measurement import Measurement
+from autotune.records.probe import Ceilings, StepPhases, TargetFacts
+from autotune.units import format_duration
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """One optimizer step of the baseline in numbers.
+
+    Attributes:
+        step_seconds: mean wall time of a step, end to end.
+        samples_per_step: mean samples a step trained on.
+        wait_seconds: part of it spent waiting for the loader.
+        compute_seconds: a step on a batch that is on the device already.
+        copy_fraction: share of the phases' sum spent moving batches.
+        model_fraction: share of the phases' sum spent in forward and backward.
+        optimizer_fraction: share of the phases' sum spent in the optimizer.
+        arithmetic: the measured arithmetic the baseline's matrix products are held against.
+        flops_per_second: model operations per second of wall time; None when not countable.
+        ceiling_flops_per_second: measured rate of that arithmetic; None when not measured.
+    """
+
+    step_seconds: float
+    samples_per_step: float
+    wait_seconds: float
+    compute_seconds: float
+    copy_fraction: float
+    model_fraction: float
+    optimizer_fraction: float
+    arithmetic: str
+    flops_per_second: float | None
+    ceiling_flops_per_second: float | None
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of a step spent waiting for the loader."""
+        return self.wait_seconds / self.step_seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: operations per second over the measured rate; None when either is unknown.
+
+        Source: Chowdhery et al. 2022 (arXiv 2204.02311), appendix B, with a measured instead of a data sheet's rate.
+        """
+        if self.flops_per_second is None or not self.ceiling_flops_per_second:
+            return None
+        return self.flops_per_second / self.ceiling_flops_per_second
+
+
+def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
+    """Return the figures of the baseline."""
+    phases, step_seconds = facts.phases, measurement.seconds_per_step
+    flops_per_sample = facts.model.flops_per_sample
+    arithmetic = _name_arithmetic(facts)
+    return StepFigures(
+        step_seconds=step_seconds,
+        samples_per_step=measurement.samples_per_second * step_seconds,
+        wait_seconds=measurement.data_wait_fraction * step_seconds,
+        compute_seconds=facts.compute_seconds_per_step,
+        copy_fraction=_share(phases.copy_seconds, phases),
+        model_fraction=_share(phases.forward_seconds + phases.backward_seconds, phases),
+        optimizer_fraction=_share(phases.optimizer_seconds, phases),
+        arithmetic=arithmetic,
+        flops_per_second=flops_per_sample * measurement.samples_per_second if flops_per_sample else None,
+        ceiling_flops_per_second=facts.ceilings.flops_per_second(arithmetic),
+    )
+
+
+def best_flops_per_second(ceilings: Ceilings) -> float | None:
+    """Return the fastest measured arithmetic's rate; None when none was measured."""
+    return max((rate.flops_per_second for rate in ceilings.matmul), default=None)
+
+
+def format_step(seconds: float) -> str:
+    """Return the time of a step for people, e.g. `20.9 ms`, `1.2s`."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else format_duration(seconds)
+
+
+def format_share(fraction: float) -> str:
+    """Return a share of a whole for people, e.g. `62 %`."""
+    return f"{100 * fraction:.0f} %"
+
+
+def format_flops(per_second: float) -> str:
+    """Return an arithmetic rate for people, e.g. `432 GFLOP/s`, `1.58 TFLOP/s`."""
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M")):
+        if per_second >= 10**power:
+            return f"{_three_digits(per_second / 10**power)} {prefix}FLOP/s"
+    return f"{_three_digits(per_second)} FLOP/s"
+
+
+def _name_arithmetic(facts: TargetFacts) -> str:
+    """Return the arithmetic of the baseline's matrix products and convolutions."""
+    baseline = facts.baseline
+    if baseline.precision != "fp32" or facts.device != "cuda":
+        return baseline.precision
+    # cuDNN uses TF32 for convolutions unless told otherwise, whatever matrix products may use.
+    uses_tf32 = baseline.allow_tf32 or facts.model.has_4d_convolution
+    return "tf32" if uses_tf32 and facts.ceilings.flops_per_second("tf32") is not None else "fp32"
+
+
+def _share(seconds: float, phases: StepPhases) -> float:
+    total = (
+        phases.data_wait_seconds
+        + phases.copy_seconds
+        + phases.forward_seconds
+        + phases.backward_seconds
+        + phases.optimizer_seconds
+    )
+    return seconds / total if total > 0 else 0.0
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
