@@ -1,0 +1,1 @@
+"""One config in one process: whatever happens in there is a result."""

@@ -1,0 +1,86 @@
+"""Name what went wrong in a trial: by the exception's type first, then its text, then the exit status."""
+
+from __future__ import annotations
+
+import signal
+
+from autotune.records.trial import TrialStatus
+
+Outcome = tuple[TrialStatus, str, str]
+"""Status, short cause, one sentence."""
+
+_DEVICE_OOM = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "HIP out of memory")
+_HOST_OOM = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "not enough memory")
+_SHARED_MEMORY = (
+    "unable to allocate shared memory",
+    "unable to open shared memory",
+    "insufficient shared memory",
+    "out of shared memory",
+    "</torch_",  # PyTorch's own files there, named when one cannot be written or grown
+)
+_NO_KERNEL = ("No available kernel", "No viable backend", "not implemented for", "Unsupported", "does not support")
+_LOADER = ("DataLoader worker (pid",)  # "Caught ... in DataLoader worker process" is the dataset's own error
+_COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
+
+
+def explain_exception(error: BaseException) -> Outcome:
+    """Return how a trial ended that raised an exception."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    modules = {kind.__module__ for kind in type(error).__mro__}
+    text = _one_line(error)
+    if "DivergedError" in kinds:
+        return TrialStatus.DIVERGED, "non-finite", text
+    if "OutOfMemoryError" in kinds or _mentions(text, _DEVICE_OOM):
+        return TrialStatus.OUT_OF_MEMORY, "oom-device", text
+    if isinstance(error, MemoryError) or _mentions(text, _HOST_OOM):
+        return TrialStatus.OUT_OF_MEMORY, "oom-host", text
+    if _mentions(text, _SHARED_MEMORY):
+        return TrialStatus.CRASHED, "shm", f"{text}; enlarge /dev/shm (docker run --shm-size=2g) or use fewer workers"
+    if _mentions(text, _LOADER):
+        return TrialStatus.CRASHED, "dataloader-worker-died", text
+    if any(module.startswith(_COMPILER_MODULES) for module in modules):
+        return TrialStatus.UNSUPPORTED, "compile-error", text
+    if "PicklingError" in kinds or isinstance(error, NotImplementedError) or _mentions(text, _NO_KERNEL):
+        return TrialStatus.UNSUPPORTED, "not-supported", text
+    if "AcceleratorError" in kinds or "CUDA error" in text:
+        return TrialStatus.CRASHED, "device-error", text
+    return TrialStatus.CRASHED, "user-error", text
+
+
+def explain_exit(exit_status: int, *, log_tail: str) -> Outcome:
+    """Return how a trial ended that left no result and was not killed by us.
+
+    Args:
+        exit_status: as `subprocess` gives it: the exit code, or minus the signal's number.
+        log_tail: the end of what it printed.
+    """
+    last = log_tail.strip().splitlines()[-1][:200] if log_tail.strip() else "it printed nothing"
+    if exit_status == -signal.SIGKILL:
+        sentence = "killed by SIGKILL, most likely by the kernel for want of memory"
+        return TrialStatus.OUT_OF_MEMORY, "oom-killed", sentence
+    if exit_status == -signal.SIGBUS:
+        return TrialStatus.CRASHED, "shm", "killed by SIGBUS, most likely because /dev/shm is full"
+    if exit_status < 0:
+        return TrialStatus.CRASHED, "crash-signal", f"killed by {_signal_name(-exit_status)}; last line: {last}"
+    if exit_status == 0:
+        return TrialStatus.CRASHED, "no-result", "the process ended without a result"
+    return TrialStatus.CRASHED, "crash-exit", f"exit status {exit_status}; last line: {last}"
+
+
+def _mentions(text: str, needles: tuple[str, ...]) -> bool:
+    return any(needle in text for needle in needles)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error)
+    if "Original Traceback" in text:
+        # A loader worker's error: PyTorch puts its traceback into the message, the reason at its end.
+        return f"{text.strip().splitlines()[-1].strip()} (in a loader worker)"[:400]
+    return f"{type(error).__name__}: {' '.join(text.split())}"[:400]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

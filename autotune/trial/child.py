@@ -1,0 +1,151 @@
+"""Inside a trial's process: spec.json in, result.json out, moved into place when complete.
+
+folder/spec.json ── load workload ── build training ── measure │ learn │ find facts ── folder/result.json
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from autotune.engine.device import choose_device, limit_device_memory
+from autotune.engine.loop import Training, backend_settings, evaluate
+from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.measure.throughput import time_training
+from autotune.records.codec import read_record, write_record
+from autotune.records.config import TrainConfig
+from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
+from autotune.targets.load import load_workload
+from autotune.targets.workload import LoadedWorkload
+from autotune.trial.causes import explain_exception
+from autotune.trial.files import RESULT_FILE, SPEC_FILE
+
+_OOM_SCORE = "700"
+
+
+def main(folder: Path, *, started: float) -> None:
+    """Run the trial whose spec is in a folder and leave its result there.
+
+    Args:
+        folder: the trial's own folder.
+        started: `time.monotonic()` when the process was started.
+    """
+    _prepare_process()
+    spec = read_record(folder / SPEC_FILE, TrialSpec)
+    result = run_spec(spec, started=started)
+    write_record(folder / RESULT_FILE, result)
+
+
+def run_and_exit(folder: Path, *, started: float) -> NoReturn:
+    """Run the trial as `main` does and end the process at once: a finished trial waits for no exit handler or thread.
+
+    Args:
+        folder: the trial's own folder.
+        started: `time.monotonic()` when the process was started.
+    """
+    status = 1
+    try:
+        main(folder, started=started)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):
+                continue  # the user's code closed or replaced it
+        os._exit(status)
+
+
+def run_spec(spec: TrialSpec, *, started: float) -> TrialResult:
+    """Return the result of a trial run in this process; every exception becomes a status."""
+    try:
+        return _dispatch(spec, started=started)
+    except AutotuneError as error:
+        traceback.print_exc()
+        cause = {UsageError: "usage", TargetError: "target"}.get(type(error), "target")
+        text = error.message + (f"; {error.hint}" if error.hint else "")
+        return _failed(spec, TrialStatus.CRASHED, cause, text, started=started)
+    except BaseException as error:  # also SystemExit, and what derives from BaseException alone
+        traceback.print_exc()
+        return _failed(spec, *explain_exception(error), started=started)
+
+
+def _dispatch(spec: TrialSpec, *, started: float) -> TrialResult:
+    device = choose_device(spec.device)
+    limit_device_memory(spec.limits.device_memory_limit_bytes, device)
+    loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
+    if spec.purpose == "probe":
+        from autotune.probe.facts import probe_workload
+
+        return probe_workload(spec, loaded, device, started=started)
+    assert spec.config is not None
+    with backend_settings(spec.config, device):
+        if spec.purpose == "quality":
+            return _learn(spec, spec.config, loaded, device, started=started)
+        return _measure(spec, spec.config, loaded, device, started=started)
+
+
+def _measure(
+    spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device, *, started: float
+) -> TrialResult:
+    training = Training(loaded, config, device=device, seed=spec.seeds[0], random_sources=spec.random_sources)
+    startup = time.monotonic() - started
+    measurement, curve = time_training(training, config, spec.limits, device, seed=spec.seeds[0])
+    return TrialResult(
+        spec=spec,
+        status=TrialStatus.COMPLETED,
+        elapsed_seconds=time.monotonic() - started,
+        startup_seconds=startup,
+        measurement=measurement,
+        curves=(curve,),
+    )
+
+
+def _learn(
+    spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device, *, started: float
+) -> TrialResult:
+    curves = tuple(_learn_seed(seed, spec, config, loaded, device) for seed in spec.seeds)
+    elapsed = time.monotonic() - started
+    return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=elapsed, curves=curves)
+
+
+def _learn_seed(
+    seed: int, spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device
+) -> LossCurve:
+    training = Training(loaded, config, device=device, seed=seed, random_sources=spec.random_sources)
+    outcomes = [training.step() for _ in range(spec.quality_steps)]
+    losses = tuple(_finite(float(outcome.loss)) for outcome in outcomes)
+    metric = _finite(evaluate(loaded, training.model, config, device)) if spec.evaluate else None
+    return LossCurve(seed=seed, losses=losses, samples=sum(outcome.samples for outcome in outcomes), metric=metric)
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
+
+
+def _failed(spec: TrialSpec, status: TrialStatus, cause: str, error: str, *, started: float) -> TrialResult:
+    elapsed = time.monotonic() - started
+    return TrialResult(spec=spec, status=status, cause=cause, error=error, elapsed_seconds=elapsed)
+
+
+def _prepare_process() -> None:
+    os.umask(0o077)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("WANDB_MODE", "disabled")  # a trial is no run of the user's
+    try:
+        # If memory runs out the kernel should take the trial, not the search.
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    except OSError:
+        pass

@@ -1,0 +1,7 @@
+"""Names of the files in a trial's folder; both the supervisor, without torch, and the child read them."""
+
+from __future__ import annotations
+
+SPEC_FILE = "spec.json"
+RESULT_FILE = "result.json"
+LOG_FILE = "log.txt"

@@ -1,0 +1,196 @@
+"""A trial's process as its supervisor sees it, started warm by the fork server or cold by exec."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+MARKER = "AUTOTUNE_SEARCH"
+"""Environment variable that every process of a search carries, so that a sweep touches no other."""
+
+_SERVER_START_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_LOG_HEAD_BYTES = 512 * 1024
+_LOG_TAIL_BYTES = 512 * 1024
+_MESSAGE_BYTES = 65536
+
+
+class TrialProcess(Protocol):
+    """A running trial, the leader of its own process group."""
+
+    pid: int
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit status (minus the signal's number for a death by signal), or None while it runs."""
+        ...
+
+
+class ColdProcess:
+    """A trial started by exec: its environment may differ from ours."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], log: int) -> None:
+        arguments = [str(folder), str(time.monotonic()), str(os.getpid())]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "autotune.trial.cold", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit status, or None while it runs."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class WarmProcess:
+    """A trial forked from the server."""
+
+    def __init__(self, channel: socket.socket, folder: Path, log: int) -> None:
+        request = {"folder": str(folder), "started": time.monotonic()}
+        self._channel = channel
+        channel.settimeout(10.0)
+        socket.send_fds(channel, [json.dumps(request).encode()], [log])
+        answer = _receive(channel)
+        while "pid" not in answer:
+            # The end of an earlier trial that outlived its kill for a while.
+            answer = _receive(channel)
+        self.pid = int(answer["pid"])
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit status, or None while it runs; a dead server counts as a killed trial."""
+        self._channel.settimeout(max(seconds, 0.001))
+        try:
+            return int(_receive(self._channel)["status"])
+        except TimeoutError:
+            return None
+        except OSError:
+            return -signal.SIGKILL
+
+
+class ForkServer:
+    """Starts trials warm for as long as it lives.
+
+    Attributes:
+        pid: of the server's process.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel = ours
+        self._ready = False
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "autotune.trial.server", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+        self.pid = self._process.pid
+
+    def start(self, folder: Path, log: int, *, should_stop: Callable[[], bool]) -> WarmProcess:
+        """Fork a trial.
+
+        Args:
+            folder: the trial's own folder.
+            log: where it prints.
+            should_stop: polled while the server starts up.
+
+        Raises:
+            OSError: the server has died, does not answer or is no longer wanted; start the trial cold.
+        """
+        self._await_ready(should_stop)
+        return WarmProcess(self._channel, folder, log)
+
+    def close(self) -> None:
+        """End the server."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _await_ready(self, should_stop: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _SERVER_START_SECONDS
+        self._channel.settimeout(_POLL_SECONDS)
+        while not self._ready:
+            try:
+                _receive(self._channel)
+                self._ready = True
+            except TimeoutError:
+                if should_stop() or time.monotonic() > deadline:
+                    raise
+
+
+class CappedLog:
+    """Copies what a trial prints into a file, keeping the head and the tail of a flood.
+
+    Attributes:
+        descriptor: where the trial writes; closed by `release` once the trial has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tail = bytearray()
+        self._dropped = 0
+        self._room = _LOG_HEAD_BYTES
+        self._source, self.descriptor = os.pipe()
+        self._thread = threading.Thread(target=self._copy, name="autotune-log", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Close our end for writing, so that the log ends when the trial's processes do."""
+        os.close(self.descriptor)
+
+    def finish(self, seconds: float = 1.0) -> str:
+        """Wait for the end of the output and return its last part."""
+        self._thread.join(seconds)
+        return bytes(self._tail[-4096:]).decode("utf-8", "replace")
+
+    def _copy(self) -> None:
+        with os.fdopen(self._source, "rb", buffering=0) as source:
+            try:
+                with self._path.open("wb", buffering=0) as file:
+                    for chunk in self._chunks(source):
+                        file.write(chunk)
+            except OSError:
+                # A full disk must not take the trial with it, which it would if nobody read what it prints.
+                for _ in self._chunks(source):
+                    continue
+
+    def _chunks(self, source: io.RawIOBase) -> Iterator[bytes]:
+        while chunk := source.read(65536):
+            self._tail += chunk
+            if len(self._tail) > 2 * _LOG_TAIL_BYTES:
+                del self._tail[:-_LOG_TAIL_BYTES]
+            yield chunk[: self._room]
+            self._dropped += max(0, len(chunk) - self._room)
+            self._room = max(0, self._room - len(chunk))
+        if self._dropped:
+            left_out = self._dropped - _LOG_TAIL_BYTES
+            yield b"\n... %d bytes left out ...\n" % left_out if left_out > 0 else b""
+            yield bytes(self._tail[-min(self._dropped, _LOG_TAIL_BYTES) :])
+
+
+def _receive(channel: socket.socket) -> dict[str, int]:
+    message = channel.recv(_MESSAGE_BYTES)
+    if not message:
+        raise ConnectionError("the fork server has ended")
+    answer: dict[str, int] = json.loads(message)
+    return answer

@@ -1,0 +1,301 @@
+"""Every fate of a trial becomes a result with a named cause, in time, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_workloads import ALLOCATED_BYTES, FLOOD_BYTES
+from trial_world import World, make_spec, open_world
+
+from autotune.lifeline import adopt_orphans
+from autotune.records.codec import read_record
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.trial import process
+from autotune.trial.spawn import KILL_SECONDS, TrialRunner
+
+SLACK_SECONDS = 6.0
+"""A busy machine may take this much longer than the promise."""
+
+CRASHED, OUT_OF_MEMORY = TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY
+COMPLETED = (TrialStatus.COMPLETED, "", "")
+
+# toy -> status, cause, what the error says, what the log says
+FATES = {
+    "trains": (*COMPLETED, ""),
+    "exits_silently": (CRASHED, "no-result", "without a result", ""),
+    "exits_with_status": (CRASHED, "crash-exit", "exit status 3; last line: giving up now", "giving up now"),
+    "segfaults": (CRASHED, "crash-signal", "SIGSEGV", "in meet_fate"),
+    "aborts": (CRASHED, "crash-signal", "SIGABRT", "in meet_fate"),
+    "kills_itself": (OUT_OF_MEMORY, "oom-killed", "SIGKILL", ""),
+    "runs_out_of_device_memory": (OUT_OF_MEMORY, "oom-device", "Tried to allocate 20.00 GiB", "in meet_fate"),
+    "runs_out_of_memory": (OUT_OF_MEMORY, "oom-host", "MemoryError", "in meet_fate"),
+    "raises": (CRASHED, "user-error", "ValueError: the labels do not fit the images", "in meet_fate"),
+    "raises_base_exception": (CRASHED, "user-error", "not an Exception", "in meet_fate"),
+    "exits": (CRASHED, "user-error", "SystemExit: bye", "in meet_fate"),
+    "writes_junk": (CRASHED, "protocol-error", "result.json", ""),
+    "nothing_of_this_name": (CRASHED, "usage", "has no 'nothing_of_this_name'", ""),
+    "no_such_file.py:workload": (CRASHED, "usage", "there is no file 'no_such_file.py'", ""),
+    "starts_daemon": (*COMPLETED, ""),
+    "starts_shell": (*COMPLETED, ""),
+    "changes_process": (*COMPLETED, ""),
+    "closes_output": (*COMPLETED, ""),
+    "leaves_thread": (*COMPLETED, ""),
+}
+WORKER_FATES = {
+    "trains": COMPLETED,
+    "worker_dies": (CRASHED, "dataloader-worker-died", "DataLoader worker (pid"),
+    "worker_raises": (CRASHED, "user-error", "KeyError: 'no such image' (in a loader worker)"),
+}
+ALSO_COLD = ("trains", "segfaults", "starts_daemon", "leaves_thread")
+HANGING = {"hangs": 0, "ignores_sigterm": 0, "worker_hangs": 1, "worker_escapes": 1}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
+    warm, cold = tmp_path_factory.mktemp("warm"), tmp_path_factory.mktemp("cold")
+    with open_world(warm, warm=True) as first, open_world(cold, warm=False) as second:
+        yield {"warm": first, "cold": second}
+
+
+@pytest.fixture
+def world(worlds: dict[str, World], request: pytest.FixtureRequest) -> Iterator[World]:
+    found = worlds[getattr(request, "param", "warm")]
+    yield found
+    found.should_stop, found.on_poll = (lambda: False), (lambda: None)
+    assert found.find_strays() == {}
+
+
+@pytest.fixture
+def warm_world(worlds: dict[str, World]) -> World:
+    return worlds["warm"]
+
+
+@pytest.fixture
+def cold_world(worlds: dict[str, World]) -> World:
+    return worlds["cold"]
+
+
+BOTH = pytest.mark.parametrize("world", ["warm", "cold"], indirect=True)
+
+
+def _over_fates(fates: dict[str, tuple[str, ...]]) -> pytest.MarkDecorator:
+    rarely = pytest.mark.slow
+    cases = [pytest.param("warm", fate, id=f"warm-{fate}") for fate in fates]
+    cases += [
+        pytest.param("cold", fate, id=f"cold-{fate}", marks=() if fate in ALSO_COLD else rarely) for fate in fates
+    ]
+    return pytest.mark.parametrize(("world", "fate"), cases, indirect=["world"])
+
+
+@_over_fates(FATES)
+def test_a_fate_becomes_its_result(world: World, fate: str) -> None:
+    status, cause, error, printed = FATES[fate]
+    result, log = world.run(fate)
+    assert (result.status, result.cause) == (status, cause), (result.error, log)
+    assert error in result.error
+    assert printed in log
+    assert result.elapsed_seconds < 60.0
+    assert world.find_strays() == {}
+    file = world.folder / f"{result.spec.number:04d}" / "result.json"
+    assert read_record(file, TrialResult) == result
+
+
+@_over_fates(WORKER_FATES)
+def test_a_fate_of_a_loader_worker_becomes_its_result(world: World, fate: str) -> None:
+    status, cause, error = WORKER_FATES[fate]
+    result, log = world.run(fate, num_workers=1)
+    assert (result.status, result.cause) == (status, cause), (result.error, log)
+    assert error in result.error
+    assert world.find_strays() == {}
+
+
+def test_the_daemon_was_really_there(warm_world: World) -> None:
+    (warm_world.folder / "daemon").unlink(missing_ok=True)
+    warm_world.run("starts_daemon")
+    assert (warm_world.folder / "daemon").exists()
+
+
+@BOTH
+def test_a_loss_that_is_not_finite_diverges(world: World) -> None:
+    result, _ = world.run("diverges", purpose="measure")
+    assert (result.status, result.cause) == (TrialStatus.DIVERGED, "non-finite")
+    assert "optimizer step 0" in result.error
+
+
+@pytest.mark.parametrize("fate", HANGING)
+def test_a_hang_is_killed_in_time_with_its_stacks_in_the_log(warm_world: World, fate: str) -> None:
+    warm_world.run("trains")  # the server is up from here on
+    result, log = warm_world.run(fate, seconds=1.5, num_workers=HANGING[fate])
+    assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
+    assert warm_world.is_reached()
+    assert "Current thread" in log
+    assert ("hang_for_good" if HANGING[fate] == 0 else "next_window") in log
+    assert 1.5 <= result.elapsed_seconds < 1.5 + KILL_SECONDS + SLACK_SECONDS
+    assert warm_world.find_strays() == {}
+    assert warm_world.run("trains")[0].status == TrialStatus.COMPLETED
+
+
+@pytest.mark.parametrize("fate", ["ignores_sigterm", "worker_escapes"])
+def test_a_cold_hang_is_killed_in_time(cold_world: World, fate: str) -> None:
+    result, _ = cold_world.run(fate, seconds=4.0, num_workers=HANGING[fate])
+    assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
+    assert result.elapsed_seconds < 4.0 + KILL_SECONDS + SLACK_SECONDS
+    assert cold_world.find_strays() == {}
+
+
+@BOTH
+def test_a_stop_ends_the_trial_as_interrupted(world: World) -> None:
+    world.should_stop = world.is_reached
+    result, _ = world.run("worker_hangs", num_workers=1)
+    assert (result.status, result.cause) == (TrialStatus.INTERRUPTED, "interrupted")
+    assert world.find_strays() == {}
+
+
+@BOTH
+def test_an_exception_while_a_trial_runs_leaves_no_process(world: World) -> None:
+    def interrupt() -> None:
+        if world.is_reached():
+            raise KeyboardInterrupt
+
+    world.on_poll = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        world.run("ignores_sigterm")
+    assert world.find_strays() == {}
+    world.on_poll = lambda: None
+    assert world.run("trains")[0].status == TrialStatus.COMPLETED
+
+
+def test_too_much_memory_is_killed(warm_world: World) -> None:
+    result, _ = warm_world.run("allocates", host_memory_limit_bytes=ALLOCATED_BYTES)
+    assert (result.status, result.cause) == (OUT_OF_MEMORY, "oom-host")
+    assert "GiB allowed" in result.error
+    assert warm_world.is_reached() or result.elapsed_seconds < 60.0
+
+
+def test_a_memory_limit_that_is_kept_does_nothing(warm_world: World) -> None:
+    result, _ = warm_world.run("trains", purpose="measure", host_memory_limit_bytes=64 * 2**30)
+    assert result.status == TrialStatus.COMPLETED
+
+
+def test_a_flood_is_capped_and_keeps_its_ends(warm_world: World) -> None:
+    before = psutil.Process().memory_info().rss
+    result, log = warm_world.run("floods")
+    grown = psutil.Process().memory_info().rss - before
+    assert result.status == TrialStatus.COMPLETED
+    assert len(log) < 2 * 2**20 < FLOOD_BYTES
+    assert log.startswith("the first line\n")
+    assert "bytes left out ..." in log
+    assert log.rstrip().endswith("the last line")
+    assert grown < FLOOD_BYTES / 2
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_trial(warm_world: World) -> None:
+    (warm_world.folder / f"{warm_world.trials:04d}" / "log.txt").mkdir(parents=True)
+    spec = make_spec("floods", number=warm_world.trials)
+    warm_world.trials += 1
+    assert warm_world.runner(spec).status == TrialStatus.COMPLETED
+
+
+def test_output_between_the_caps_is_kept_whole_and_once(tmp_path: Path) -> None:
+    log = process.CappedLog(tmp_path / "log.txt")
+    lines = b"".join(b"%07d\n" % i for i in range(100_000))  # 800 kB: longer than the head, shorter than both
+    with os.fdopen(log.descriptor, "wb") as pipe:
+        pipe.write(lines)
+    tail = log.finish(30.0)
+    assert (tmp_path / "log.txt").read_bytes() == lines
+    assert tail.endswith("0099999\n")
+
+
+def test_malloc_settings_reach_the_trial(warm_world: World) -> None:
+    thresholds = "'MALLOC_MMAP_THRESHOLD_': '1073741824'"
+    assert thresholds in warm_world.run("prints_environment", host_allocator="glibc-tuned")[1]
+    log = warm_world.run("prints_environment")[1]
+    assert thresholds not in log
+    assert "{" in log
+
+
+def test_an_earlier_result_in_the_folder_is_not_taken_for_the_new_one(warm_world: World) -> None:
+    result, _ = warm_world.run("trains")
+    again = warm_world.runner(make_spec("exits_silently", number=result.spec.number))
+    assert (again.status, again.cause) == (CRASHED, "no-result")
+
+
+def test_a_warm_start_is_much_faster_than_a_cold_one(warm_world: World, cold_world: World) -> None:
+    warm_world.run("trains")
+    warm = [warm_world.run("trains", purpose="measure")[0].startup_seconds for _ in range(3)]
+    cold = [cold_world.run("trains", purpose="measure")[0].startup_seconds for _ in range(2)]
+    assert 0.0 < statistics.median(warm) < 0.5 * min(cold)
+
+
+def test_a_relative_folder_survives_a_change_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_world(Path("trials"), warm=False) as world:
+        assert world.run("changes_process")[0].status == TrialStatus.COMPLETED
+
+
+def test_a_dead_server_is_replaced_by_cold_starts(tmp_path: Path) -> None:
+    with open_world(tmp_path, warm=True) as world:
+        assert world.run("trains")[0].status == TrialStatus.COMPLETED
+        (server,) = world.server_pids
+        os.kill(server, signal.SIGKILL)
+        assert world.run("trains")[0].status == TrialStatus.COMPLETED
+        assert world.find_strays() == {}
+
+
+def test_a_server_that_dies_under_a_trial_takes_it_along(tmp_path: Path) -> None:
+    with open_world(tmp_path, warm=True) as world:
+        (server,) = world.server_pids
+
+        def kill_server() -> None:
+            if world.is_reached() and psutil.pid_exists(server):
+                os.kill(server, signal.SIGKILL)
+
+        world.on_poll = kill_server
+        result, _ = world.run("worker_escapes", num_workers=1)
+        assert (result.status, result.cause) == (OUT_OF_MEMORY, "oom-killed")
+        assert world.find_strays() == {}
+        assert world.run("trains")[0].status == TrialStatus.COMPLETED
+
+
+def test_a_stop_does_not_wait_for_a_server_that_does_not_come_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = tmp_path / "python"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o700)
+    monkeypatch.setattr(process.sys, "executable", str(stuck))
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    with TrialRunner(tmp_path / "trials", should_stop=stop.is_set) as runner:
+        timer.start()
+        result = runner(make_spec("trains", seconds=500.0))
+    timer.join()
+    assert result.status == TrialStatus.INTERRUPTED
+    assert result.elapsed_seconds < 30.0
+
+
+def test_the_end_of_an_earlier_trial_is_not_taken_for_the_start_of_the_next(tmp_path: Path) -> None:
+    ours, theirs = process.socket.socketpair(process.socket.AF_UNIX, process.socket.SOCK_SEQPACKET)
+    with ours, theirs, (tmp_path / "log").open("wb") as log:
+        theirs.send(b'{"status": -9}')
+        theirs.send(b'{"pid": 4321}')
+        assert process.WarmProcess(ours, tmp_path, log.fileno()).pid == 4321
+
+
+def test_the_process_adopts_orphans_only_inside_the_runner(tmp_path: Path) -> None:
+    before = adopt_orphans(False)
+    try:
+        with TrialRunner(tmp_path, warm=False):
+            assert adopt_orphans(True)
+        assert not adopt_orphans(False)
+    finally:
+        adopt_orphans(before)

@@ -1,0 +1,281 @@
+"""Tiny workloads, one for each fate a trial can have. Their processes carry TOY_FOLDER, where they leave traces."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, get_worker_info
+
+FLOOD_BYTES = 200 * 2**20
+ALLOCATED_BYTES = 900 * 2**20
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def leave_trace(name: str) -> None:
+    Path(os.environ["TOY_FOLDER"], name).touch()
+
+
+def hang_for_good() -> None:
+    leave_trace("reached")
+    while True:
+        time.sleep(1000.0)
+
+
+class Points(Dataset[tuple[Tensor, Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if get_worker_info() is not None:
+            self.meet_fate()
+        x = torch.full((4,), float(index % 7))
+        return x, x.sum()
+
+    def meet_fate(self) -> None:
+        pass
+
+
+class Toy:
+    """Trains; the fates below override one part."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def train_dataset(self) -> Dataset[Any]:
+        return Points()
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.meet_fate()
+        x, y = batch
+        return nn.functional.mse_loss(model(x).squeeze(1), y)
+
+    def meet_fate(self) -> None:
+        pass
+
+
+class Hangs(Toy):
+    def meet_fate(self) -> None:
+        hang_for_good()
+
+
+class IgnoresSigterm(Toy):
+    def meet_fate(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hang_for_good()
+
+
+class ExitsSilently(Toy):
+    def meet_fate(self) -> None:
+        os._exit(0)
+
+
+class ExitsWithStatus(Toy):
+    def meet_fate(self) -> None:
+        print("giving up now", flush=True)
+        os._exit(3)
+
+
+class Segfaults(Toy):
+    def meet_fate(self) -> None:
+        ctypes.string_at(0)
+
+
+class Aborts(Toy):
+    def meet_fate(self) -> None:
+        os.abort()
+
+
+class KillsItself(Toy):
+    def meet_fate(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class RunsOutOfDeviceMemory(Toy):
+    def meet_fate(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+class RunsOutOfMemory(Toy):
+    def meet_fate(self) -> None:
+        raise MemoryError
+
+
+class Diverges(Toy):
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().compute_loss(model, batch) * float("nan")
+
+
+class Raises(Toy):
+    def meet_fate(self) -> None:
+        raise ValueError("the labels do not fit the images")
+
+
+class RaisesBaseException(Toy):
+    def meet_fate(self) -> None:
+        raise BaseException("not an Exception")
+
+
+class Exits(Toy):
+    def meet_fate(self) -> None:
+        sys.exit("bye")
+
+
+class Floods(Toy):
+    is_done = False
+
+    def meet_fate(self) -> None:
+        if not self.is_done:
+            self.is_done = True
+            print("the first line", flush=True)
+            block = (b"y" * 127 + b"\n") * (2**20 // 128)
+            for _ in range(FLOOD_BYTES // len(block)):
+                view = memoryview(block)
+                while view:
+                    view = view[os.write(1, view) :]
+            print("the last line", flush=True)
+
+
+class WritesJunk(Toy):
+    def meet_fate(self) -> None:
+        newest = max(Path(os.environ["TOY_FOLDER"]).glob("[0-9]*"))
+        (newest / "result.json").write_text('{"status": NaN, "spec": [[[[')
+        os._exit(0)
+
+
+class PrintsEnvironment(Toy):
+    def meet_fate(self) -> None:
+        print({name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}, flush=True)
+
+
+class Allocates(Toy):
+    def meet_fate(self) -> None:
+        block = bytearray(ALLOCATED_BYTES)
+        block[::4096] = b"x" * len(block[::4096])
+        hang_for_good()
+
+
+class StartsDaemon(Toy):
+    """Forks twice, so that the daemon is nobody's child, in a session of its own."""
+
+    def meet_fate(self) -> None:
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                leave_trace("daemon")
+                time.sleep(1000.0)
+            os._exit(0)
+        os.wait()
+
+
+class StartsShell(Toy):
+    """Leaves a whole tree of processes in a session of its own."""
+
+    def meet_fate(self) -> None:
+        subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
+
+
+class ChangesProcess(Toy):
+    """Does to its process what libraries do, and worse."""
+
+    def meet_fate(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+        os.chdir("/")
+        os.umask(0o777)
+        os.environ.clear()
+        sys.excepthook = sys.unraisablehook = lambda *_: os._exit(7)
+        torch.manual_seed(0)
+
+
+class ClosesOutput(Toy):
+    def meet_fate(self) -> None:
+        sys.stdout = None  # type: ignore[assignment]
+        sys.stderr.close()
+
+
+class LeavesThread(Toy):
+    """Has a thread that never ends and an exit handler that hangs."""
+
+    is_done = False
+
+    def meet_fate(self) -> None:
+        if not self.is_done:
+            self.is_done = True
+            threading.Thread(target=time.sleep, args=(1000.0,)).start()
+            atexit.register(time.sleep, 1000.0)
+
+
+class _Dying(Points):
+    def meet_fate(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Hanging(Points):
+    def meet_fate(self) -> None:
+        hang_for_good()
+
+
+class _Escaping(Points):
+    def meet_fate(self) -> None:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hang_for_good()
+
+
+class _Failing(Points):
+    def meet_fate(self) -> None:
+        raise KeyError("no such image")
+
+
+class WithDataset(Toy):
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def train_dataset(self) -> Dataset[Any]:
+        return self._dataset
+
+
+trains = Toy()
+hangs = Hangs()
+ignores_sigterm = IgnoresSigterm()
+exits_silently = ExitsSilently()
+exits_with_status = ExitsWithStatus()
+segfaults = Segfaults()
+aborts = Aborts()
+kills_itself = KillsItself()
+runs_out_of_device_memory = RunsOutOfDeviceMemory()
+runs_out_of_memory = RunsOutOfMemory()
+diverges = Diverges()
+raises = Raises()
+raises_base_exception = RaisesBaseException()
+exits = Exits()
+floods = Floods()
+writes_junk = WritesJunk()
+prints_environment = PrintsEnvironment()
+allocates = Allocates()
+starts_daemon = StartsDaemon()
+starts_shell = StartsShell()
+changes_process = ChangesProcess()
+closes_output = ClosesOutput()
+leaves_thread = LeavesThread()
+worker_dies = WithDataset(_Dying())
+worker_hangs = WithDataset(_Hanging())
+worker_escapes = WithDataset(_Escaping())
+worker_raises = WithDataset(_Failing())
