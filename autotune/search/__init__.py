@@ -1,0 +1,1 @@
+"""From a probe's facts to a proven answer, inside a deadline."""

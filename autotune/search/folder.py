@@ -1,0 +1,199 @@
+"""The folder of one search: readable without our code, one writer at a time, `trials/` the truth.
+
+.autotune/{lock, <target>-<date>/{search.json, probe.json, study.db, best.json, trials/0007/{spec,result}.json}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
+from autotune.records.codec import read_record, write_record
+from autotune.records.probe import ProbeReport
+from autotune.records.search import SearchState
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.trial.files import RESULT_FILE
+
+STATE_FOLDER = ".autotune"
+_STATE_FILE = "search.json"
+_PROBE_FILE = "probe.json"
+
+
+@dataclass(frozen=True)
+class SearchFolder:
+    """One search on disk.
+
+    Attributes:
+        path: its folder.
+    """
+
+    path: Path
+
+    @property
+    def trials(self) -> Path:
+        """Folder of the numbered trials."""
+        return self.path / "trials"
+
+    @property
+    def database(self) -> Path:
+        """Optuna's SQLite file."""
+        return self.path / "study.db"
+
+    @property
+    def profile(self) -> Path:
+        """This search's own copy of its answer."""
+        return self.path / "best.json"
+
+    def read_state(self) -> SearchState:
+        """Return what the search was asked to do.
+
+        Raises:
+            AutotuneError: the file is missing or damaged.
+        """
+        return read_record(self.path / _STATE_FILE, SearchState)
+
+    def write_state(self, state: SearchState) -> None:
+        """Save what the search was asked to do."""
+        write_record(self.path / _STATE_FILE, state)
+
+    def read_probe(self) -> ProbeReport | None:
+        """Return the probe's report; None when the search did not get that far, or the file is damaged."""
+        try:
+            return read_record(self.path / _PROBE_FILE, ProbeReport)
+        except AutotuneError:
+            return None
+
+    def write_probe(self, report: ProbeReport) -> None:
+        """Save the probe's report."""
+        write_record(self.path / _PROBE_FILE, report)
+
+    def read_trials(self) -> list[TrialResult]:
+        """Return every finished trial in order; damaged and interrupted ones are left out, to be run again."""
+        results = []
+        for file in sorted(self.trials.glob(f"*/{RESULT_FILE}")):
+            try:
+                result = read_record(file, TrialResult)
+            except AutotuneError:
+                continue
+            if result.status is not TrialStatus.INTERRUPTED:
+                results.append(result)
+        return results
+
+    def next_number(self) -> int:
+        """Return a trial number that was never used."""
+        numbers = [int(folder.name) for folder in self.trials.glob("[0-9]*") if folder.name.isdigit()]
+        return max(numbers, default=-1) + 1
+
+
+def lock_searches(folder: Path) -> FileLock:
+    """Return the held lock of a working folder's searches; released by the kernel when its holder dies.
+
+    Raises:
+        BusyError: another search is at work in the folder.
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    root = _prepare_root(folder)
+    lock, holder = FileLock(root / "lock"), root / "holder.json"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        who = _describe_holder(holder)
+        raise BusyError(f"another search is at work in {folder}{who}", hint="wait for it, or stop it") from None
+    holder.write_text(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
+    return lock
+
+
+def create_search_folder(folder: Path, spec: str) -> SearchFolder:
+    """Return a new folder for a search of a target, inside the working folder's `.autotune`.
+
+    Raises:
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    root = _prepare_root(folder)
+    slug = _slug(spec)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        path = root / f"{slug}-{stamp}{suffix}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        (path / "trials").mkdir()
+        return SearchFolder(path)
+    raise FolderError(f"{root} holds too many searches of {spec}", hint="delete old ones")
+
+
+def find_search_folder(folder: Path, spec: str | None = None) -> SearchFolder | None:
+    """Return the newest search in a working folder, of one target or of any; None without one.
+
+    Raises:
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    if (folder / STATE_FOLDER).exists():
+        _check_root(folder / STATE_FOLDER)
+    found: list[tuple[float, Path]] = []
+    for state_file in (folder / STATE_FOLDER).glob(f"*/{_STATE_FILE}"):
+        try:
+            state = read_record(state_file, SearchState)
+        except AutotuneError:
+            continue
+        if spec is None or state.target.spec == spec:
+            found.append((state_file.stat().st_mtime, state_file.parent))
+    return SearchFolder(max(found)[1]) if found else None
+
+
+def check_output(out: Path, spec: str, *, force: bool) -> None:
+    """Make sure that the answer may be written: nothing of another target is overwritten.
+
+    Raises:
+        UsageError: the file exists and is not a profile of this target, or its folder is missing.
+    """
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}", hint="create it first")
+    if force or not out.exists():
+        return
+    try:
+        owner = json.loads(out.read_text(encoding="utf-8"))["target"]["label"]
+    except (OSError, ValueError, KeyError, TypeError):
+        owner = None
+    if owner != spec:
+        what = "is not a profile" if owner is None else f"belongs to {str(owner)[:80]!r}"
+        raise UsageError(f"{out} exists and {what}", hint="choose another --out, or pass --force to replace it")
+
+
+def _prepare_root(folder: Path) -> Path:
+    root = folder / STATE_FOLDER
+    root.mkdir(mode=0o700, exist_ok=True)
+    _check_root(root)
+    ignore = root / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+    return root
+
+
+def _check_root(root: Path) -> None:
+    facts = root.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise FolderError(
+            f"{root} is a link, belongs to someone else or is writable by others", hint=f"chmod 700 {root}"
+        )
+
+
+def _slug(spec: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", spec).strip("-")[:60] or "target"
+
+
+def _describe_holder(file: Path) -> str:
+    try:
+        holder = json.loads(file.read_text())
+        return f" (process {int(holder['pid'])}, since {holder['started']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

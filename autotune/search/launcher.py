@@ -1,0 +1,156 @@
+"""Starts the trials of one search: numbers, limits and time, the same for every stage."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autotune.records.config import TrainConfig
+from autotune.records.probe import ProbeReport
+from autotune.records.search import SearchState
+from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
+from autotune.search.budget import Budget
+from autotune.search.drift import SEEDS, DriftPlan
+from autotune.search.objective import Judged, Limits, best_of
+from autotune.search.progress import SearchReporter, Standing
+from autotune.search.strategy import COMPILE_SECONDS
+from autotune.space import needs_compilation
+from autotune.trial.spawn import KILL_SECONDS
+
+RunTrial = Callable[[TrialSpec], TrialResult]
+Purpose = Literal["measure", "final", "quality"]
+
+LEAST_NOISE = 0.015
+"""Least standard deviation of a launch's log throughput to reckon with: launches seldom agree better."""
+
+_DEVICE_SHARE = 0.95
+_HOST_SHARE = 0.92
+_LEAST_SECONDS = 0.5
+_TYPICAL_OVERHEAD_SECONDS = 1.0
+
+
+@dataclass
+class Launcher:
+    """Starts trials for the stages of a search.
+
+    Attributes:
+        state: what the search was asked to do.
+        budget: the deadline.
+        run_trial: runs one trial to its end.
+        reporter: hears what happens.
+        should_stop: True once the user asked to stop.
+        number: of the next trial.
+        judged: the search's trials so far, shared with the stages.
+        stage: the stage at work.
+    """
+
+    state: SearchState
+    budget: Budget
+    run_trial: RunTrial
+    reporter: SearchReporter
+    should_stop: Callable[[], bool]
+    number: int
+    judged: list[Judged] = field(default_factory=list)
+    stage: str = "probe"
+    report: ProbeReport | None = None
+
+    def enter(self, stage: str, note: str) -> None:
+        """Begin a stage."""
+        self.stage = stage
+        self.reporter.stage_started(self.standing(), note)
+
+    def launch(
+        self,
+        config: TrainConfig,
+        purpose: Purpose,
+        seconds: float,
+        *,
+        plan: DriftPlan | None = None,
+        ends_with_stage: bool = True,
+    ) -> TrialResult:
+        """Run one config for at most some seconds and return its result.
+
+        Args:
+            config: the settings.
+            purpose: time it, or train it for its losses with every seed.
+            seconds: until it is killed, the kill included.
+            plan: of a quality trial.
+            ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
+        """
+        assert self.report is not None
+        limits = self.limits()
+        spec = TrialSpec(
+            number=self.number,
+            purpose=purpose,
+            target=self.state.target,
+            config=config,
+            device=self.report.target.device,
+            seeds=tuple(self.state.seed + i for i in range(SEEDS if purpose == "quality" else 1)),
+            quality_steps=plan.steps if plan else 1,
+            evaluate=plan is not None and plan.evaluate,
+            random_sources=self.report.target.data.random_sources,
+            limits=TrialLimits(
+                time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
+                warmup_cap_seconds=max(2.0, 2 * self.state.measure_seconds),
+                measure_seconds=self.state.measure_seconds,
+                ends_with_stage=ends_with_stage,
+                host_memory_limit_bytes=limits.host_memory_bytes,
+                device_memory_limit_bytes=limits.device_memory_bytes,
+            ),
+        )
+        self.number += 1
+        self.reporter.trial_started(self.standing(), config)
+        result = self.run_trial(spec)
+        self.reporter.trial_finished(self.standing(), result)
+        return result
+
+    def limits(self) -> Limits:
+        """Return what a trial may use: the user's limit on the device's memory, or on the host's without one."""
+        assert self.report is not None
+        asked, hardware = self.state.memory_limit_bytes, self.report.hardware
+        device = None
+        if self.report.target.device == "cuda" and hardware.gpus:
+            # A driver that does not tell its free memory reports 0; the device then sets its own limit.
+            device = asked or int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) or None
+            asked = None
+        host = asked or int(_HOST_SHARE * hardware.memory_limit_bytes)
+        return Limits(host_memory_bytes=host, device_memory_bytes=device, max_drift=self.state.max_drift)
+
+    def predict_seconds(self, config: TrainConfig) -> float:
+        """Return how long a timing launch of a config will take, from the ones seen so far."""
+        assert self.report is not None
+        own = [one.result.elapsed_seconds for one in self.judged if one.config == config and one.score.value]
+        if own:
+            return max(own)
+        plain = [
+            one.result.elapsed_seconds
+            for one in self.judged
+            if one.score.value is not None and not needs_compilation(one.config)
+        ]
+        baseline = self.report.measurement
+        guess = baseline.warmup_seconds + self.state.measure_seconds + _TYPICAL_OVERHEAD_SECONDS
+        typical = statistics.median(plain) if plain else guess
+        return typical + COMPILE_SECONDS if needs_compilation(config) else typical
+
+    def noise(self) -> float:
+        """Return the standard deviation of a launch's log throughput, from the probe and the baseline's own trial."""
+        assert self.report is not None
+        first = math.log(self.report.measurement.samples_per_second)
+        seen = [one.score.value for one in self.judged if one.config == self.report.target.baseline]
+        return max([LEAST_NOISE, *(abs(value - first) / math.sqrt(2) for value in seen if value is not None)])
+
+    def standing(self) -> Standing:
+        """Return where the search stands."""
+        best = best_of(self.judged)
+        measurement = best.result.measurement if best else None
+        return Standing(
+            stage=self.stage,
+            trials=self.number,
+            seconds_left=max(0.0, self.budget.seconds - self.budget.elapsed_seconds),
+            baseline_samples_per_second=self.report.measurement.samples_per_second if self.report else None,
+            best_samples_per_second=measurement.samples_per_second if measurement else None,
+            best=best.config if best else None,
+        )

@@ -1,0 +1,134 @@
+"""What a trial is worth: a value and named constraints, zero or less where they hold. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autotune.measure.quality import screen_losses
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.trial import LossCurve, TrialResult, TrialStatus
+
+SCREEN_STEPS = 40
+"""Steps a single run is screened over: later, equal trainings have gone apart by chance."""
+
+SCREEN_FACTOR = 4.0
+LEAST_SCREEN = 0.10
+"""A run is screened out for a loss worse by this share or by that multiple of the drift limit, whichever is more.
+
+One seed over a few steps shows no smaller difference than this; the drift check decides at the limit itself."""
+
+KEYS = ("failure", "memory", "drift")
+"""Every trial carries every constraint: samplers refuse trials that differ in their number."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a trial is held to.
+
+    Attributes:
+        host_memory_bytes: of the training process and its workers.
+        device_memory_bytes: None on a CPU.
+        max_drift: largest relative loss of quality.
+    """
+
+    host_memory_bytes: int
+    device_memory_bytes: int | None
+    max_drift: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """A judged trial.
+
+    Attributes:
+        value: log of samples per second; None when there is no timing.
+        constraints: by name, feasible at zero or less.
+        status: as measured, or drifted.
+    """
+
+    value: float | None
+    constraints: dict[str, float]
+    status: TrialStatus
+
+    @property
+    def feasible(self) -> bool:
+        """The trial was timed and every constraint holds."""
+        return self.value is not None and all(value <= 0 for value in self.constraints.values())
+
+
+def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Score:
+    """Return the value and the constraints of a trial.
+
+    Args:
+        result: the trial, whatever became of it.
+        baseline: the baseline's losses from the same seed and data order.
+        limits: memory and drift.
+    """
+    measurement = result.measurement
+    if result.status is not TrialStatus.COMPLETED or measurement is None:
+        over = 0.05 if result.status is TrialStatus.OUT_OF_MEMORY else 0.0
+        constraints = {"failure": 1.0, "memory": over, "drift": 0.0}
+        return Score(value=None, constraints=constraints, status=result.status)
+    drift = screen_losses(_first_steps(result.curves[0]), _first_steps(baseline)) if result.curves else None
+    allowed = max(SCREEN_FACTOR * limits.max_drift, LEAST_SCREEN)
+    over_drift = 0.0 if drift is None else drift - allowed
+    memory = measurement.peak_memory.host_bytes / limits.host_memory_bytes - 1.0
+    if measurement.peak_memory.device_bytes is not None and limits.device_memory_bytes is not None:
+        memory = max(memory, measurement.peak_memory.device_bytes / limits.device_memory_bytes - 1.0)
+    return Score(
+        value=math.log(measurement.samples_per_second),
+        constraints={"failure": 0.0, "memory": memory, "drift": over_drift},
+        status=TrialStatus.DRIFTED if over_drift > 0 else result.status,
+    )
+
+
+def _first_steps(curve: LossCurve) -> LossCurve:
+    taken = min(SCREEN_STEPS, len(curve.losses))
+    samples = round(curve.samples * taken / max(1, len(curve.losses)))
+    return curve.replace(losses=curve.losses[:taken], samples=samples)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A trial with its score.
+
+    Attributes:
+        result: the trial.
+        score: what it is worth.
+    """
+
+    result: TrialResult
+    score: Score
+
+    @property
+    def config(self) -> TrainConfig:
+        """The settings that were tried."""
+        assert self.result.spec.config is not None
+        return self.result.spec.config
+
+
+def best_of(trials: list[Judged]) -> Judged | None:
+    """Return the fastest feasible trial; None when there is none."""
+    feasible = [trial for trial in trials if trial.score.feasible]
+    return max(feasible, key=lambda trial: trial.score.value or 0.0, default=None)
+
+
+def simplest_of_best(trials: list[Judged], baseline: TrainConfig, *, noise: float) -> Judged | None:
+    """Return the feasible trial with the fewest changes among those the noise cannot tell from the fastest.
+
+    Of several with equally few changes it is the fastest.
+
+    Args:
+        trials: judged trials.
+        baseline: the user's own settings.
+        noise: standard deviation of the log throughput of one launch.
+    """
+    best = best_of(trials)
+    if best is None or best.score.value is None:
+        return None
+    feasible = [one for one in trials if one.score.feasible]
+    # The best of n equal readings is lucky by about sqrt(2 ln n) standard deviations; another one may be unlucky.
+    floor = best.score.value - noise * (1 + math.sqrt(2 * math.log(len(feasible))))
+    near = [one for one in feasible if one.score.value is not None and one.score.value >= floor]
+    return min(near, key=lambda one: (len(changed_fields(one.config, baseline)), -(one.score.value or 0.0)))

@@ -1,0 +1,172 @@
+"""`run_search`: find the fastest settings that learn the same, inside a budget, and write them down.
+
+Record in: a target and options. Record out: a Profile, in best.json from the moment the baseline is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.probe.hardware import read_hardware, read_software
+from autotune.records.profile import Profile
+from autotune.records.search import SearchState
+from autotune.records.trial import Target
+from autotune.search.budget import Budget, measure_seconds_for
+from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
+from autotune.search.launcher import Launcher
+from autotune.search.progress import SearchReporter
+from autotune.search.session import Session
+from autotune.targets.load import split_spec
+from autotune.targets.resolve import resolve_target
+from autotune.trial.spawn import TrialRunner
+
+LEAST_BUDGET_SECONDS = 15.0
+DEFAULT_BUDGET_SECONDS = 20 * 60.0
+DEFAULT_MAX_DRIFT = 0.005
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What a search is asked to do.
+
+    Attributes:
+        budget_seconds: deadline of the whole search.
+        max_drift: largest relative loss of quality, e.g. 0.005.
+        memory_limit_bytes: of a trial, on the device or on the host without one; None for the machine's own.
+        out: where the profile goes.
+        seed: of proposals, initial weights and data order.
+        resume: go on with the newest search of this target in this folder.
+        force: replace `out` whatever it is.
+    """
+
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS
+    max_drift: float = DEFAULT_MAX_DRIFT
+    memory_limit_bytes: int | None = None
+    out: str | Path = "best.json"
+    seed: int = 0
+    resume: bool = False
+    force: bool = False
+
+
+def run_search(
+    target: str | None = None,
+    options: SearchOptions | None = None,
+    *,
+    folder: str | Path | None = None,
+    reporter: SearchReporter | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Profile:
+    """Search for faster settings of a target.
+
+    Args:
+        target: `file.py:attr` or `package.module:attr`; None takes [tool.autotune]'s, else the built-in demo.
+        options: budget, limits and paths.
+        folder: working folder; None for the current one.
+        reporter: hears what happens.
+        should_stop: polled; True ends the search early, everything finished is kept.
+
+    Raises:
+        UsageError: the target or an option cannot be used as given, or the budget is too small.
+        NothingFeasibleError: the user's own settings break the memory limit.
+        TargetError: the training fails with its own settings.
+        BusyError: another search is at work in the folder.
+        FolderError: the state folder is not ours.
+        MachineError: the disk is full or cannot be written.
+    """
+    started = time.monotonic()
+    chosen = options or SearchOptions()
+    if chosen.budget_seconds < LEAST_BUDGET_SECONDS:
+        raise UsageError(
+            f"--budget is {chosen.budget_seconds:g} s, too short to start and measure anything",
+            hint=f"give at least {LEAST_BUDGET_SECONDS:.0f}s; minutes are better",
+        )
+    work = Path(folder or Path.cwd()).resolve()
+    resolved = resolve_target(target, folder=work).target
+    check_output(work / chosen.out, resolved.spec, force=chosen.force)
+    try:
+        with lock_searches(work):
+            place = _open_folder(work, resolved, chosen)
+            budget = Budget(chosen.budget_seconds, started)
+            return _search(place, budget, work / chosen.out, reporter or SearchReporter(), should_stop)
+    except OSError as error:
+        text = f"{error.filename or work}: {error.strerror or error}"
+        raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
+
+
+def _search(
+    place: SearchFolder, budget: Budget, out: Path, reporter: SearchReporter, should_stop: Callable[[], bool]
+) -> Profile:
+    def save(profile: Profile) -> None:
+        # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
+        is_answer = profile.evidence.pairs > 0 or profile.evidence.stop_reason in ("budget", "exhausted")
+        for path in (place.profile, out):
+            if is_answer or not _holds_proof(path, profile):
+                profile.save(path)
+
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.path / "inductor")}
+    with TrialRunner(
+        place.trials,
+        host_allocators=read_hardware().host_allocators,
+        environment=environment,
+        should_stop=should_stop,
+        on_poll=reporter.polled,
+    ) as runner:
+        launcher = Launcher(place.read_state(), budget, runner, reporter, should_stop, number=place.next_number())
+        return Session(place, launcher, save).run()
+
+
+def _holds_proof(path: Path, profile: Profile) -> bool:
+    """Return whether a file holds a proven answer for the same target on the same machine and versions."""
+    try:
+        before = Profile.load(path)
+    except AutotuneError:
+        return False
+    same = (before.target, before.hardware.fingerprint, before.software.fingerprint) == (
+        profile.target,
+        profile.hardware.fingerprint,
+        profile.software.fingerprint,
+    )
+    return same and before.verdict == "improved"
+
+
+def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFolder:
+    state = SearchState(
+        target=target,
+        seed=options.seed,
+        max_drift=options.max_drift,
+        memory_limit_bytes=options.memory_limit_bytes,
+        measure_seconds=measure_seconds_for(options.budget_seconds),
+    )
+    if not options.resume:
+        place = create_search_folder(work, target.spec)
+        place.write_state(state)
+        return place
+    found = find_search_folder(work, target.spec)
+    if found is None:
+        raise UsageError(f"--resume: no search of {target.spec!r} was made in {work}", hint="leave --resume out")
+    _require_same_search(found, state)
+    return found
+
+
+def _require_same_search(found: SearchFolder, now: SearchState) -> None:
+    before = found.read_state()
+    for name in ("target", "seed", "max_drift", "memory_limit_bytes"):
+        if getattr(before, name) != getattr(now, name):
+            raise UsageError(
+                f"--resume: {name} was {getattr(before, name)} when the search began and is {getattr(now, name)} now",
+                hint="give the same as then, or leave --resume out",
+            )
+    probe = found.read_probe()
+    if probe is None:
+        return
+    file = Path(now.target.folder) / split_spec(now.target.spec)[0]
+    changed = file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest()[:12] != probe.target.fingerprint
+    hardware, software = read_hardware(), read_software()
+    if changed or hardware.fingerprint != probe.hardware.fingerprint or software != probe.software:
+        what = "the target" if changed else "the machine or its software"
+        raise UsageError(f"--resume: {what} has changed since the search began", hint="leave --resume out")

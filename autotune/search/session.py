@@ -1,0 +1,254 @@
+"""One search from start to answer. Trials are run by a callable that is handed in, so a recorded table can stand in.
+
+probe (trial 0) ── explore ── drift checks ── finals ── answer
+                   each stage stops when the next one needs its reserved time, or when the user asks
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from autotune.errors import NothingFeasibleError, UsageError
+from autotune.knobs import Facts
+from autotune.measure.confidence import pairs_needed
+from autotune.probe.run import probe_target
+from autotune.records.config import TrainConfig
+from autotune.records.profile import Profile
+from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
+from autotune.search.answer import Findings, build_profile
+from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
+from autotune.search.drift import LEAST_STEPS, SEEDS, DriftGate, DriftPlan, is_passed, plan_drift
+from autotune.search.explore import explore
+from autotune.search.finals import LEAST_ROUNDS, MOST_ROUNDS, run_finals
+from autotune.search.folder import SearchFolder
+from autotune.search.launcher import Launcher
+from autotune.search.objective import Judged, score_trial, simplest_of_best
+from autotune.search.study import Study
+from autotune.space import SearchSpace, build_space, inexact_changes
+from autotune.units import format_bytes, format_duration
+
+LEAST_GAIN = math.log(1.005)
+"""A candidate that was not even this much faster in the search is not taken to the finals."""
+
+MOST_FINALISTS = 2
+MOST_CHECKED = 3
+
+
+class Session:
+    """The stages of one search, in order.
+
+    Args:
+        folder: where it is kept.
+        launcher: starts its trials.
+        save: called with each new answer, first when the baseline is measured.
+    """
+
+    def __init__(self, folder: SearchFolder, launcher: Launcher, save: Callable[[Profile], None]) -> None:
+        self._folder, self._launcher, self._save = folder, launcher, save
+        self._known = folder.read_trials()
+        self._findings: Findings
+        self._space: SearchSpace
+
+    def run(self) -> Profile:
+        """Run every stage and return the answer.
+
+        Raises:
+            UsageError: the target cannot be found, or the budget is too small for it.
+            NothingFeasibleError: the user's own settings break the memory limit.
+            TargetError: the training fails with its own settings.
+        """
+        probed = self._probe()
+        self._answer()
+        self._explore(probed)
+        finalists = self._check_drift()
+        if finalists:
+            self._run_finals(finalists)
+        if self._launcher.should_stop():
+            self._findings.stop_reason = "interrupted"
+        return self._answer()
+
+    def _answer(self) -> Profile:
+        self._findings.elapsed_seconds = self._launcher.budget.elapsed_seconds
+        profile = build_profile(self._findings)
+        self._save(profile)
+        return profile
+
+    def _probe(self) -> TrialResult:
+        launcher = self._launcher
+        report = self._folder.read_probe()
+        probed = next((result for result in self._known if result.facts is not None), None)
+        if report is None or probed is None:
+            launcher.enter("probe", "the machine, the target, and its own settings measured")
+            launcher.reporter.trial_started(launcher.standing(), None)
+            seconds = PROBE_SHARE * launcher.budget.seconds
+            limits = TrialLimits(time_limit_seconds=seconds, measure_seconds=launcher.state.measure_seconds)
+            report, probed = probe_target(
+                launcher.state.target, launcher.run_trial, limits=limits, seed=launcher.state.seed
+            )
+            launcher.number = max(1, launcher.number)
+            self._folder.write_probe(report)
+        launcher.report = report
+        self._space = build_space(Facts(target=report.target, hardware=report.hardware))
+        self._findings = Findings(report, judged=launcher.judged)
+        launcher.reporter.probed(report)
+        self._require_memory()
+        self._require_time(probed)
+        return probed
+
+    def _require_memory(self) -> None:
+        peak, limits = self._findings.report.measurement.peak_memory, self._launcher.limits()
+        pairs = ((peak.device_bytes, limits.device_memory_bytes), (peak.host_bytes, limits.host_memory_bytes))
+        for used, limit in pairs:
+            if used is not None and limit is not None and used > limit:
+                raise NothingFeasibleError(
+                    f"your own settings use {format_bytes(used)}, more than the {format_bytes(limit)} allowed",
+                    hint="raise --memory-limit, or give the baseline a smaller micro batch and more accumulation",
+                )
+
+    def _require_time(self, probed: TrialResult) -> None:
+        launcher = self._launcher
+        launch = launcher.predict_seconds(self._space.baseline)
+        step = self._findings.report.measurement.seconds_per_step
+        needed = (2 * LEAST_ROUNDS + 2) * launch + 2 * SEEDS * LEAST_STEPS * step
+        if needed > launcher.budget.remaining_seconds:
+            least = 1.2 * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
+            asked = format_duration(launcher.budget.seconds)
+            raise UsageError(
+                f"--budget {asked} is too small for this target: one launch takes {launch:.1f} s",
+                hint=f"give at least {format_duration(least)}, and several times that to find much",
+            )
+
+    def _explore(self, probed: TrialResult) -> None:
+        launcher, curve = self._launcher, probed.curves[0]
+        for result in self._known:
+            if result.spec.purpose == "measure":
+                launcher.judged.append(Judged(result, score_trial(result, curve, launcher.limits())))
+        launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
+        study = Study(self._folder.database, self._space, seed=launcher.state.seed, known=tuple(launcher.judged))
+        self._findings.stop_reason = explore(launcher, study, self._space, curve)
+        self._answer()
+
+    def _check_drift(self) -> list[TrainConfig]:
+        """Return the candidates for the finals: faster in the search, and shown to learn as well."""
+        launcher, findings = self._launcher, self._findings
+        candidates = self._rank_candidates()
+        if not candidates or launcher.should_stop():
+            findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
+            return []
+        step = findings.report.measurement.seconds_per_step
+        plan = plan_drift(
+            launcher.budget.drift_remaining_seconds,
+            findings.report.target,
+            seconds_per_step=step,
+            candidates=min(MOST_FINALISTS, len(candidates)),
+        )
+        if plan is None:
+            findings.notes.append("there was no time for the drift checks, so nothing is claimed")
+            return []
+        if findings.report.target.metric_name is not None and not plan.evaluate:
+            findings.notes.append(
+                f"{findings.report.target.metric_name} was not compared: there was no time to evaluate"
+            )
+        launcher.enter("drift", f"{SEEDS} seeds of {plan.steps} steps for the baseline and each candidate")
+        gate = DriftGate(findings.report.target, launcher.state.max_drift, plan, self._learn)
+        passed = self._pass_gate(gate, candidates)
+        if not findings.checks:
+            findings.notes.append("the drift checks were not finished, so nothing is claimed")
+        elif not passed:
+            findings.notes.append("no faster candidate was shown to learn as well as your settings")
+        return passed
+
+    def _pass_gate(self, gate: DriftGate, candidates: list[TrainConfig]) -> list[TrainConfig]:
+        """Return those that pass, and note every check; what failed is not tried again with more on top."""
+        baseline = self._space.baseline
+        passed: list[TrainConfig] = []
+        failed: list[frozenset[str]] = []
+        for config in candidates:
+            changes = inexact_changes(config, baseline)
+            if any(one <= changes for one in failed):
+                continue
+            if len(passed) == gate.plan.candidates or len(passed) + len(failed) == MOST_CHECKED:
+                break
+            checks = gate.check(config)
+            if checks is None:
+                break
+            self._findings.checks.append((config, checks))
+            if is_passed(checks):
+                passed.append(config)
+            else:
+                failed.append(changes)
+        return passed
+
+    def _rank_candidates(self) -> list[TrainConfig]:
+        """Return the configs that beat the baseline in the search, the most promising first.
+
+        First the simplest of those the noise cannot tell from the fastest, then the fastest, so that the finals can
+        choose between simple and fast.
+        """
+        baseline, judged = self._space.baseline, self._launcher.judged
+        scores = [(one.score.value, one.config) for one in judged if one.score.feasible]
+        base = next((value for value, config in scores if config == baseline), None)
+        floor = LEAST_GAIN + (math.log(self._findings.report.measurement.samples_per_second) if base is None else base)
+        faster = [(value, config) for value, config in scores if value is not None and value > floor]
+        faster.sort(key=lambda pair: -pair[0])
+        ranked = [config for _, config in faster]
+        simplest = simplest_of_best(judged, baseline, noise=self._launcher.noise())
+        if simplest is not None and simplest.config in ranked:
+            ranked = [simplest.config, *(config for config in ranked if config != simplest.config)]
+        return ranked
+
+    def _learn(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
+        seconds = self._launcher.budget.drift_remaining_seconds
+        if seconds <= 0 or self._launcher.should_stop():
+            return None
+        again = self._find_learned(config, plan)
+        result = again or self._launcher.launch(config, "quality", seconds, plan=plan)
+        return None if result.status is TrialStatus.INTERRUPTED else result
+
+    def _find_learned(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
+        """Return an earlier session's training of the same config by the same plan; None when there is none."""
+        wanted = ("quality", config, plan.steps, plan.evaluate, SEEDS)
+        for result in self._known:
+            spec = result.spec
+            if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, len(spec.seeds)) == wanted:
+                return result
+        return None
+
+    def _run_finals(self, finalists: list[TrainConfig]) -> None:
+        launcher, baseline = self._launcher, self._space.baseline
+        rounds, finalists = self._plan_rounds(finalists)
+        if rounds < 2:
+            self._findings.notes.append("there was no time for the finals, so nothing is claimed")
+            return
+        launcher.enter("finals", f"{rounds} rounds of {1 + len(finalists)} fresh processes")
+        self._findings.finals = run_finals(
+            finalists, baseline, self._measure_final, rounds=rounds, seed=launcher.state.seed
+        )
+
+    def _plan_rounds(self, finalists: list[TrainConfig]) -> tuple[int, list[TrainConfig]]:
+        """Return the rounds to run, fixed from the noise and the gain the search saw, and who takes part."""
+        launcher = self._launcher
+        base = launcher.predict_seconds(self._space.baseline)
+        while True:
+            round_seconds = base + sum(launcher.predict_seconds(config) for config in finalists)
+            affordable = int(launcher.budget.remaining_seconds / round_seconds)
+            if affordable >= LEAST_ROUNDS or len(finalists) == 1:
+                break
+            finalists = finalists[:-1]
+        scores = {one.config.model_dump_json(): one.score.value for one in launcher.judged}
+        best, own = (scores.get(c.model_dump_json()) for c in (finalists[0], self._space.baseline))
+        gain = best - own if best is not None and own is not None else LEAST_GAIN
+        most = min(MOST_ROUNDS, affordable)
+        return (
+            pairs_needed(math.sqrt(2) * launcher.noise(), gain, most=most, fewest=min(6, most)) if most >= 2 else most
+        ), finalists
+
+    def _measure_final(self, config: TrainConfig) -> TrialResult | None:
+        expected = self._launcher.predict_seconds(config)
+        remaining = self._launcher.budget.remaining_seconds
+        if self._launcher.should_stop() or remaining < expected:
+            return None
+        full = 4 * expected + 10
+        result = self._launcher.launch(config, "final", min(remaining, full), ends_with_stage=remaining < full)
+        return None if result.status is TrialStatus.INTERRUPTED else result

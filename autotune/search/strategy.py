@@ -1,0 +1,73 @@
+"""What to try next: presets, then one knob at a time from the best so far, then whatever TPE proposes.
+
+One-knob moves come in the order of the probe's advice, so that a short search spends its time where the probe saw
+something to win; what needs a compilation comes last, and only when the time left can pay for it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autotune.knobs import KNOBS
+from autotune.presets import load_presets
+from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.probe import ProbeReport
+from autotune.space import SearchSpace, needs_compilation
+
+COMPILE_SECONDS = 45.0
+"""What a first compilation is taken to cost until one was seen."""
+
+_PAIRS = (
+    # bf16 makes matrix products faster and may make fused attention slower: together they can win where each loses.
+    {"precision": "bf16", "attention_backend": "math"},
+    {"precision": "bf16", "optimizer_implementation": "fused"},
+)
+
+
+def suggest(
+    space: SearchSpace,
+    report: ProbeReport,
+    *,
+    incumbent: TrainConfig,
+    tried: Sequence[TrainConfig],
+    seconds_left: float,
+) -> TrainConfig | None:
+    """Return the next config of the fixed plan that was not tried and can be paid for; None when it is used up.
+
+    Args:
+        space: what may be varied.
+        report: whose advice orders the knobs.
+        incumbent: the best config so far.
+        tried: configs that were run.
+        seconds_left: for the search.
+    """
+    for config in _plan(space, report, incumbent):
+        if config not in tried and (not needs_compilation(config) or seconds_left >= COMPILE_SECONDS):
+            return config
+    return None
+
+
+def _plan(space: SearchSpace, report: ProbeReport, incumbent: TrainConfig) -> Iterator[TrainConfig]:
+    presets = [space.keep(space.baseline.replace(**preset.settings)) for preset in load_presets()]
+    yield from (config for config in presets if not needs_compilation(config))
+    for pair in _PAIRS:
+        if all(value in space.choices.get(name, ()) for name, value in pair.items()):
+            yield space.complete({**pair})
+    moves = [_move(space, incumbent, name, value) for name in _order(space, report) for value in space.choices[name]]
+    # What adds a change comes first; taking one back can only make the winner simpler.
+    size = len(changed_fields(incumbent, space.baseline))
+    moves.sort(key=lambda config: len(changed_fields(config, space.baseline)) < size)
+    yield from (config for config in moves if not needs_compilation(config) or needs_compilation(incumbent))
+    yield from (config for config in [*moves, *presets] if needs_compilation(config))
+
+
+def _order(space: SearchSpace, report: ProbeReport) -> list[str]:
+    advised = [advice.knob for advice in report.advice if advice.knob in space.choices]
+    table = [knob.field for knob in KNOBS if knob.field in space.choices]
+    own = [name for name in space.choices if name.startswith("user_knobs.")]
+    return list(dict.fromkeys([*own, *advised, *table]))
+
+
+def _move(space: SearchSpace, config: TrainConfig, name: str, value: object) -> TrainConfig:
+    values = {field: get_knob(config, field) for field in space.choices}
+    return space.complete({**values, name: value})  # type: ignore[dict-item]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from simulated import Machine, run_simulated
+
+from autotune.errors import BusyError, FolderError, UsageError
+from autotune.search.folder import check_output, create_search_folder, find_search_folder, lock_searches
+
+
+def test_the_state_folder_is_private_and_hides_from_git(tmp_path):
+    folder = create_search_folder(tmp_path, "train.py:workload")
+    root = tmp_path / ".autotune"
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert (root / ".gitignore").read_text() == "*\n"
+    assert folder.path.name.startswith("train-py-workload-")
+
+
+def test_two_searches_of_one_second_get_two_folders(tmp_path):
+    paths = {create_search_folder(tmp_path, "a:b").path for _ in range(3)}
+    assert len(paths) == 3
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_others_can_write_is_refused(tmp_path, mode):
+    (tmp_path / ".autotune").mkdir()
+    (tmp_path / ".autotune").chmod(mode)
+    with pytest.raises(FolderError, match="writable by others"):
+        create_search_folder(tmp_path, "a:b")
+
+
+def test_a_link_in_its_place_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / ".autotune").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FolderError, match="is a link"):
+        create_search_folder(tmp_path, "a:b")
+
+
+def test_a_second_search_is_told_who_holds_the_folder(tmp_path):
+    code = f"""
+from pathlib import Path
+from autotune.search.folder import lock_searches
+from autotune.errors import BusyError
+try:
+    lock_searches(Path({str(tmp_path)!r}))
+except BusyError as error:
+    print(error.message)
+"""
+    with lock_searches(tmp_path):
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"process {os.getpid()}" in answer.stdout
+    with lock_searches(tmp_path):
+        pass
+
+
+def test_the_lock_is_free_after_its_holder_was_killed(tmp_path):
+    code = f"""
+import os, signal
+from pathlib import Path
+from autotune.search.folder import lock_searches
+lock = lock_searches(Path({str(tmp_path)!r}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    with lock_searches(tmp_path):
+        pass
+
+
+def test_the_newest_search_of_a_target_is_found(tmp_path):
+    assert find_search_folder(tmp_path) is None
+    run_simulated(Machine(stop_after=3), tmp_path)
+    latest = run_simulated(Machine(stop_after=3), tmp_path).folder
+    found = find_search_folder(tmp_path, "toy.py:workload")
+    assert found is not None
+    assert found.path == latest.path
+    assert find_search_folder(tmp_path, "other.py:workload") is None
+
+
+@pytest.mark.parametrize("content", ["", "no json", json.dumps({"target": {"label": "other.py:workload"}}), "[]"])
+def test_a_file_that_is_not_this_targets_profile_is_not_overwritten(tmp_path, content):
+    out = tmp_path / "best.json"
+    out.write_text(content)
+    with pytest.raises(UsageError, match=r"best.json exists and (is not a profile|belongs to 'other.py:workload')"):
+        check_output(out, "train.py:workload", force=False)
+    check_output(out, "train.py:workload", force=True)
+
+
+def test_this_targets_own_profile_may_be_replaced(tmp_path):
+    out = tmp_path / "best.json"
+    check_output(out, "toy.py:workload", force=False)
+    run_simulated(Machine(stop_after=3), tmp_path).profile.save(out)
+    check_output(out, "toy.py:workload", force=False)
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_output(tmp_path / "missing" / "best.json", "toy.py:workload", force=False)
+
+
+def test_an_already_held_lock_is_busy_in_the_same_process_too(tmp_path):
+    with lock_searches(tmp_path), pytest.raises(BusyError):
+        lock_searches(tmp_path)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from simulated import BASELINE, Machine
+
+from autotune.records import PeakMemory, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.search.objective import KEYS, Judged, Limits, Score, best_of, score_trial, simplest_of_best
+
+LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
+
+
+def run(config: TrainConfig = BASELINE, **planted: object) -> TrialResult:
+    spec = TrialSpec(
+        number=1,
+        purpose="measure",
+        target=Target(spec="toy.py:workload", folder="/"),
+        config=config,
+        limits=TrialLimits(time_limit_seconds=60),
+    )
+    return Machine(**planted)(spec)  # type: ignore[arg-type]
+
+
+BASE_CURVE = run().curves[0]
+
+
+def judged(config: TrainConfig, value: float | None, **constraints: float) -> Judged:
+    complete = {**dict.fromkeys(KEYS, 0.0), **constraints}
+    return Judged(run(config), Score(value=value, constraints=complete, status=TrialStatus.COMPLETED))
+
+
+def test_the_value_is_the_log_of_the_throughput():
+    result = run()
+    score = score_trial(result, BASE_CURVE, LIMITS)
+    assert result.measurement is not None
+    assert score.value == pytest.approx(math.log(result.measurement.samples_per_second))
+    assert score.feasible
+
+
+@pytest.mark.parametrize("status", [s for s in TrialStatus if s is not TrialStatus.COMPLETED])
+def test_every_failure_has_all_constraints_and_no_value(status):
+    result = run().replace(status=status, measurement=None, curves=())
+    score = score_trial(result, BASE_CURVE, LIMITS)
+    assert score.value is None
+    assert set(score.constraints) == set(KEYS)
+    assert not score.feasible
+    assert (score.constraints["memory"] > 0) == (status is TrialStatus.OUT_OF_MEMORY)
+
+
+def test_memory_above_the_limit_is_infeasible_by_the_share_it_is_over():
+    tight = Limits(host_memory_bytes=400 * 2**20, device_memory_bytes=None, max_drift=0.005)
+    score = score_trial(run(), BASE_CURVE, tight)
+    assert score.constraints["memory"] == pytest.approx(0.25)
+    assert not score.feasible
+
+
+def test_the_device_has_a_limit_of_its_own():
+    result = run()
+    assert result.measurement is not None
+    peak = PeakMemory(host_bytes=1, device_bytes=3 * 2**30)
+    on_device = result.replace(measurement=result.measurement.replace(peak_memory=peak))
+    limits = Limits(host_memory_bytes=2**30, device_memory_bytes=2 * 2**30, max_drift=0.005)
+    assert score_trial(on_device, BASE_CURVE, limits).constraints["memory"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.09, TrialStatus.COMPLETED), (1.12, TrialStatus.DRIFTED)])
+def test_a_run_that_learns_much_worse_is_screened_out(factor, status):
+    score = score_trial(run(BASELINE.replace(precision="bf16"), loss=lambda _c: factor), BASE_CURVE, LIMITS)
+    assert score.status is status
+    assert score.feasible == (status is TrialStatus.COMPLETED)
+
+
+def test_the_best_is_the_fastest_feasible_one():
+    trials = [judged(BASELINE, 1.0), judged(BASELINE, 3.0, memory=0.1), judged(BASELINE, 2.0), judged(BASELINE, None)]
+    assert best_of(trials) is trials[2]
+    assert best_of([judged(BASELINE, 1.0, failure=1.0)]) is None
+
+
+def test_the_simplest_is_chosen_only_among_those_the_noise_cannot_tell_apart():
+    simple = BASELINE.replace(precision="bf16")
+    rich = simple.replace(num_workers=2, prefetch_factor=4)
+    near = [judged(rich, 1.00), judged(simple, 0.98), judged(BASELINE, 0.5)]
+    assert simplest_of_best(near, BASELINE, noise=0.015) is near[1]
+    far = [judged(rich, 1.00), judged(simple, 0.90)]
+    assert simplest_of_best(far, BASELINE, noise=0.015) is far[0]
+    equally_simple = [judged(BASELINE.replace(num_workers=1), 0.98), judged(simple, 1.00)]
+    assert simplest_of_best(equally_simple, BASELINE, noise=0.1) is equally_simple[1]
+    assert simplest_of_best([], BASELINE, noise=0.015) is None

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+from simulated import BASELINE, Machine, all_equal, run_simulated
+
+from autotune.errors import NothingFeasibleError, TargetError, UsageError
+from autotune.records import TrainConfig, TrialStatus
+
+
+def test_a_planted_gain_is_found_proven_and_saved(tmp_path):
+    run = run_simulated(Machine(), tmp_path)
+    profile = run.profile
+    assert profile.verdict == "improved"
+    assert profile.config.precision == "bf16"
+    assert profile.baseline_config == BASELINE
+    assert profile.speedup.low > 1.01
+    assert profile.speedup.low < 1.5 < profile.speedup.high * 1.02
+    assert profile.evidence.pairs >= 4
+    assert all(check.verdict == "non-inferior" for check in profile.quality)
+    assert profile.quality
+
+
+def test_the_first_answer_is_the_baseline_and_comes_before_the_search(tmp_path):
+    run = run_simulated(Machine(), tmp_path)
+    assert run.saved[0].verdict == "keep"
+    assert run.saved[0].config == BASELINE
+    assert run.saved[0].evidence.stop_reason == "running"
+    assert run.saved[-1] == run.profile
+
+
+def test_the_simplest_of_equally_fast_settings_wins(tmp_path):
+    profile = run_simulated(Machine(), tmp_path, budget=600).profile
+    assert profile.verdict == "improved"
+    assert profile.config == BASELINE.replace(precision="bf16")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_settings_are_never_called_faster(tmp_path, seed):
+    machine = Machine(speed=all_equal, noise=0.03, seed=seed)
+    profile = run_simulated(machine, tmp_path, budget=150).profile
+    assert profile.verdict != "improved"
+    assert profile.config == BASELINE
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [(60.0, 1.0), (90.0, 3.0), (123.0, 3.0), (400.0, 9.0)])
+def test_the_budget_is_a_deadline(tmp_path, budget, seconds):
+    machine = Machine(seconds=seconds)
+    run_simulated(machine, tmp_path, budget=budget)
+    assert machine.now <= budget
+
+
+def test_a_fast_setting_that_learns_worse_is_refused_with_the_number(tmp_path):
+    def loss(config: TrainConfig) -> float:
+        return 1.015 if config.precision == "bf16" else 1.0
+
+    profile = run_simulated(Machine(loss=loss), tmp_path).profile
+    assert profile.verdict == "keep"
+    assert profile.config == BASELINE
+    assert profile.candidate_config is not None
+    assert profile.candidate_config.precision == "bf16"
+    check = profile.quality[0]
+    assert check.verdict == "inferior"
+    assert check.difference is not None
+    assert check.difference.estimate == pytest.approx(0.015, rel=0.01)
+
+
+def test_the_next_best_is_taken_when_the_best_learns_worse(tmp_path):
+    def speed(config: TrainConfig) -> float:
+        gain = 1.5 if config.precision == "bf16" else 1.0
+        return gain * (1.3 if config.optimizer_implementation == "fused" else 1.0)
+
+    def loss(config: TrainConfig) -> float:
+        return 1.2 if config.precision == "bf16" else 1.0
+
+    profile = run_simulated(Machine(speed=speed, loss=loss), tmp_path, budget=600).profile
+    assert profile.verdict == "improved"
+    assert profile.config == BASELINE.replace(optimizer_implementation="fused")
+
+
+@pytest.mark.parametrize("status", [TrialStatus.OUT_OF_MEMORY, TrialStatus.CRASHED, TrialStatus.UNSUPPORTED])
+def test_settings_that_fail_are_results_not_accidents(tmp_path, status):
+    def fate(config: TrainConfig) -> TrialStatus:
+        return status if config.precision == "bf16" else TrialStatus.COMPLETED
+
+    profile = run_simulated(Machine(speed=all_equal, fate=fate), tmp_path).profile
+    assert profile.config == BASELINE
+    assert profile.evidence.trials[status] >= 1
+
+
+def test_a_baseline_that_fails_is_the_targets_error(tmp_path):
+    with pytest.raises(TargetError, match=r"toy.py:workload fails with its own settings \(crashed\): planted"):
+        run_simulated(Machine(fate=lambda _config: TrialStatus.CRASHED), tmp_path)
+
+
+def test_a_budget_that_cannot_hold_the_finals_is_refused_with_the_need(tmp_path):
+    with pytest.raises(UsageError, match="too small for this target") as refused:
+        run_simulated(Machine(), tmp_path, budget=20)
+    assert "at least" in refused.value.hint
+
+
+def test_nothing_is_run_twice(tmp_path):
+    machine = Machine()
+    run_simulated(machine, tmp_path, budget=300)
+    measured = [spec.config for spec in machine.specs if spec.purpose == "measure"]
+    assert len(measured) > 20
+    assert all(config not in measured[:index] for index, config in enumerate(measured))
+
+
+def test_a_stopped_search_keeps_what_was_finished_and_says_so(tmp_path):
+    run = run_simulated(Machine(stop_after=6), tmp_path)
+    assert run.profile.verdict == "keep"
+    assert run.profile.config == BASELINE
+    assert run.profile.evidence.stop_reason == "interrupted"
+    finished = [result for result in run.folder.read_trials() if result.spec.purpose == "measure"]
+    assert len(finished) == 4  # six were started: the probe, four finished, and the one that was cut
+
+
+def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
+    first = run_simulated(Machine(stop_after=6), tmp_path)
+    before = [result.spec for result in first.folder.read_trials()]
+    machine = Machine(seed=first.machine.seed)
+    second = run_simulated(machine, tmp_path, folder=first.folder)
+    assert second.profile.verdict == "improved"
+    assert [spec.purpose for spec in machine.specs].count("probe") == 0
+    again = [spec.config for spec in machine.specs if spec.purpose == "measure"]
+    assert all(spec.config not in again for spec in before if spec.purpose == "measure")
+    assert min(spec.number for spec in machine.specs) > max(spec.number for spec in before)
+
+
+def test_a_resumed_search_survives_a_damaged_database_and_a_torn_result(tmp_path):
+    first = run_simulated(Machine(stop_after=8), tmp_path)
+    first.folder.database.write_text("this is no database")
+    torn = first.folder.trials / "0003" / "result.json"
+    torn.write_text(torn.read_text()[:200])
+    second = run_simulated(Machine(seed=first.machine.seed), tmp_path, folder=first.folder)
+    assert second.profile.verdict == "improved"
+
+
+def test_every_launch_of_a_search_measures_equally_long(tmp_path):
+    machine = Machine()
+    run_simulated(machine, tmp_path)
+    assert len({spec.limits.measure_seconds for spec in machine.specs}) == 1
+
+
+def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
+    with pytest.raises(NothingFeasibleError, match=r"your own settings use 500.0 MiB, more than the 100.0 MiB allowed"):
+        run_simulated(Machine(), tmp_path, memory_limit=100 * 2**20)
+
+
+def test_a_stop_in_the_finals_keeps_the_rounds_that_were_finished(tmp_path):
+    whole = run_simulated(Machine(), tmp_path).machine.specs
+    first_final = next(i for i, spec in enumerate(whole) if spec.purpose == "final")
+    run = run_simulated(Machine(stop_after=first_final + 9), tmp_path)
+    assert run.profile.evidence.stop_reason == "interrupted"
+    assert run.profile.evidence.pairs >= 2
+
+
+def test_what_failed_the_drift_check_is_not_tried_again_with_more_on_top(tmp_path):
+    def speed(config: TrainConfig) -> float:
+        return (1.5 if config.precision == "bf16" else 1.0) * (1.2 if config.num_workers else 1.0)
+
+    def loss(config: TrainConfig) -> float:
+        return 1.05 if config.precision == "bf16" else 1.0
+
+    run = run_simulated(Machine(speed=speed, loss=loss), tmp_path, budget=400)
+    checked = [spec.config for spec in run.machine.specs if spec.purpose == "quality"]
+    assert sum(config is not None and config.precision == "bf16" for config in checked) == 1
+    assert run.profile.verdict == "improved"
+    assert run.profile.config.precision == "fp32"
+    assert run.profile.config.num_workers > 0
+
+
+def test_a_setting_that_changes_the_training_needs_the_metric(tmp_path):
+    machine = Machine(
+        speed=lambda c: 2.0 if c.user_knobs.get("variant") == "b" else 1.0, noise=0, knobs={"variant": ("a", "b")}
+    )
+    profile = run_simulated(machine, tmp_path).profile
+    assert profile.verdict == "keep"
+    assert profile.candidate_config is not None
+    assert profile.candidate_config.user_knobs == {"variant": "b"}
+    assert [check.verdict for check in profile.quality] == ["non-inferior", "inconclusive"]
+
+
+def test_a_trial_cut_by_the_end_of_a_stage_is_run_again_on_resume(tmp_path):
+    first = run_simulated(Machine(seconds=5.0), tmp_path, budget=130)
+    assert not [r for r in first.folder.read_trials() if r.status is TrialStatus.TIMED_OUT]
