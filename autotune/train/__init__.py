@@ -1,0 +1,1 @@
+"""The final training with the winner: checkpointed and resumable."""

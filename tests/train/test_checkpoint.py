@@ -1,0 +1,446 @@
+"""A checkpoint is complete or not there, whatever happens while it is written; it is read as data only."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import pickle
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from noisy_workload import Noisy
+from torch import nn
+
+from autotune.engine.loop import Training
+from autotune.errors import CheckpointError
+from autotune.records.codec import read_record, write_record
+from autotune.records.config import TrainConfig
+from autotune.records.run import CheckpointManifest
+from autotune.targets.workload import check_workload
+from autotune.train import checkpoint
+from autotune.train.checkpoint import KEPT, Progress, load_checkpoint, save_checkpoint
+
+FINGERPRINT = "0123456789ab"
+
+
+def make_training(workload: Noisy | None = None) -> Training:
+    loaded = check_workload(workload or Noisy(), label="noisy", fingerprint=FINGERPRINT)
+    return Training(loaded, TrainConfig(micro_batch_size=8), device=torch.device("cpu"), seed=0)
+
+
+def save(folder: Path, step: int, training: Training | None = None) -> Path:
+    """Save a checkpoint whose first bias tells its step."""
+    training = training or make_training()
+    with torch.no_grad():
+        training.model[0].bias.fill_(float(step))  # type: ignore[index, union-attr]
+    return save_checkpoint(folder, training, Progress(step, 8 * step), fingerprint=FINGERPRINT)
+
+
+def load(folder: Path) -> tuple[int, list[str]]:
+    """Return the step of the checkpoint that is restored, and the problems met; checks that step and weights agree."""
+    training = make_training()
+    progress, problems = load_checkpoint(folder, training)
+    assert set(training.model[0].bias.tolist()) == {float(progress.step)}  # type: ignore[index, union-attr]
+    assert progress.samples == 8 * progress.step
+    return progress.step, problems
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def forge(path: Path, write: Callable[[Path], object]) -> None:
+    """Replace a checkpoint's state and make its manifest fit, as somebody else could."""
+    state = path / "state.pt"
+    write(state)
+    manifest = read_record(path / "manifest.json", CheckpointManifest)
+    checksum = hashlib.sha256(state.read_bytes()).hexdigest()
+    write_record(path / "manifest.json", manifest.replace(bytes=state.stat().st_size, sha256=checksum))
+
+
+def test_what_is_saved_is_restored(tmp_path: Path) -> None:
+    training = make_training()
+    for _ in range(8):
+        training.step()
+    saved = checkpoint._capture(training, Progress(8, 60))
+    path = save_checkpoint(tmp_path, training, Progress(8, 60), fingerprint=FINGERPRINT)
+    assert path.name == "step-00000008"
+    other = make_training()
+    assert load_checkpoint(tmp_path, other) == (Progress(8, 60), [])
+    restored = checkpoint._capture(other, Progress(8, 60))
+    assert pickle.dumps(restored["optimizer"]["param_groups"]) == pickle.dumps(saved["optimizer"]["param_groups"])
+    assert (restored["epoch"], restored["batches_done"]) == (1, 2)
+    assert torch.equal(restored["torch_rng"], saved["torch_rng"])
+    assert restored["python_rng"] == saved["python_rng"]
+    assert restored["scheduler"] == saved["scheduler"]
+    for name, value in saved["model"].items():
+        assert torch.equal(value, restored["model"][name])
+    for number, state in saved["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, restored["optimizer"]["state"][number][name])
+
+
+def test_the_newest_ones_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-left").mkdir()
+    (tmp_path / "step-00000001").mkdir()  # its removal was cut short
+    (tmp_path / "step-00000001" / "state.pt").touch()
+    for step in (2, 3, 10):
+        save(tmp_path, step)
+    assert KEPT == 2
+    assert names(tmp_path) == ["step-00000003", "step-00000010"]
+    assert load(tmp_path) == (10, [])
+
+
+def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    before = (path / "state.pt").stat()
+    assert save(tmp_path, 5) == path
+    after = (path / "state.pt").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_damaged_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    (path / "state.pt").write_bytes(b"torn")
+    save(tmp_path, 5)
+    assert load(tmp_path) == (5, [])
+
+
+# Damage
+
+
+def _truncate(path: Path) -> None:
+    state = path / "state.pt"
+    state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    state = path / "state.pt"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    state.write_bytes(content)
+
+
+def _remove_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def _remove_state(path: Path) -> None:
+    (path / "state.pt").unlink()
+
+
+def _tear_manifest(path: Path) -> None:
+    manifest = path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:20])
+
+
+def _become_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("not a folder")
+
+
+DAMAGE = [_truncate, _flip, _remove_manifest, _remove_state, _tear_manifest, _become_file]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_falls_back_to_the_one_before_and_says_so(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    save(tmp_path, 10)
+    damage(save(tmp_path, 20))
+    step, problems = load(tmp_path)
+    assert step == 10
+    assert len(problems) == 1
+    assert "step-00000020" in problems[0]
+
+
+def test_after_a_fall_back_two_good_ones_are_kept_again(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    _flip(save(tmp_path, 20))
+    assert load(tmp_path)[0] == 10
+    save(tmp_path, 15)
+    assert load(tmp_path) == (15, [])
+    _flip(tmp_path / "step-00000015")
+    assert load(tmp_path)[0] == 10
+
+
+def test_without_a_good_one_it_is_refused(tmp_path: Path) -> None:
+    for step in (10, 20):
+        _truncate(save(tmp_path, step))
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint .*step-00000020 is damaged"):
+        load_checkpoint(tmp_path, make_training())
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        load_checkpoint(tmp_path / "nothing", make_training())
+
+
+# Faults while saving
+
+
+class Fault:
+    """Counts the calls of some functions and does something at one of them.
+
+    Attributes:
+        calls: made so far.
+    """
+
+    def __init__(self, at: int, act: Callable[[], None], *, after: bool) -> None:
+        self.calls = 0
+        self._at, self._act, self._after = at, act, after
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            is_mine = self.calls == self._at
+            if is_mine and not self._after:
+                self._act()
+            value = function(*arguments, **named)
+            if is_mine and self._after:
+                self._act()
+            return value
+
+        return wrapped
+
+
+PATCHED: list[tuple[Any, str]] = [
+    (os, "fsync"),
+    (torch, "save"),
+    (Path, "open"),
+    (Path, "rename"),
+    (Path, "replace"),
+    (shutil, "rmtree"),
+    (checkpoint, "write_record"),
+    (checkpoint, "_checksum"),
+]
+
+
+@contextmanager
+def faulty(fault: Fault) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in PATCHED:
+            patch.setattr(owner, name, fault.wrap(getattr(owner, name)))
+        yield
+
+
+def _disk_full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _torch_fails_to_write() -> None:
+    try:
+        _disk_full()
+    except OSError:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662")  # noqa: B904
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _count_calls(folder: Path) -> int:
+    prepare(folder)
+    counter = Fault(0, _interrupt, after=False)
+    with faulty(counter):
+        save(folder, 30)
+    return counter.calls
+
+
+def prepare(folder: Path) -> None:
+    for step in (10, 20):
+        save(folder, step)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("act", [_disk_full, _interrupt])
+def test_a_failure_at_any_point_leaves_the_old_or_the_new(tmp_path: Path, act: Callable[[], None], after: bool) -> None:
+    count = _count_calls(tmp_path / "counted")
+    assert count >= 8
+    failed = 0
+    for at in range(1, count + 1):
+        folder = tmp_path / str(at)
+        prepare(folder)
+        try:
+            with faulty(Fault(at, act, after=after)):
+                save(folder, 30)
+            step = 30
+        except (OSError, KeyboardInterrupt):
+            failed += 1
+            step = None
+        assert [name for name in names(folder) if name.startswith(".")] == []
+        found, problems = load(folder)
+        assert problems == []
+        assert found == step or (step is None and found in (20, 30))
+        assert save(folder, 40).is_dir()
+        assert load(folder) == (40, [])
+    assert failed >= 4
+
+
+def test_torchs_report_of_a_failed_write_becomes_the_disks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", Fault(1, _torch_fails_to_write, after=False).wrap(torch.save))
+        with pytest.raises(OSError, match="No space left") as caught:
+            save(tmp_path, 30)
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+def _in_a_fork(work: Callable[[], object]) -> int:
+    """Run something in a child process and return how it ended: a status, or minus a signal."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_kill_at_any_point_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    count = _count_calls(tmp_path / "counted")
+    found = set()
+    for at in range(1, count + 1):
+        folder = tmp_path / str(at)
+        prepare(folder)
+
+        def be_killed(at: int = at, folder: Path = folder) -> None:
+            with faulty(Fault(at, lambda: os.kill(os.getpid(), signal.SIGKILL), after=False)):
+                save(folder, 30)
+
+        assert _in_a_fork(be_killed) == -signal.SIGKILL
+        step, problems = load(folder)
+        assert problems == []
+        found.add(step)
+        save(folder, 40)
+        assert [name for name in names(folder) if name.startswith(".")] == []
+        assert load(folder) == (40, [])
+    assert found == {20, 30}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_FSIZE as Linux has it")
+def test_a_quota_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    import resource
+
+    prepare(tmp_path)
+
+    def exceed() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+        try:
+            save(tmp_path, 30)
+        except OSError as error:
+            os._exit(error.errno or 1)
+
+    assert _in_a_fork(exceed) == errno.EFBIG
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
+    assert load(tmp_path) == (20, [])
+
+
+# What is not ours
+
+
+class Malicious:
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self._marker}",)
+
+
+@pytest.mark.parametrize("write", ["torch", "torch-legacy", "pickle"])
+def test_a_malicious_state_is_not_executed(tmp_path: Path, write: str) -> None:
+    marker = tmp_path / "executed"
+    folder = tmp_path / "checkpoints"
+    save(folder, 10)
+    evil: dict[str, Any] = {"model": Malicious(marker)}
+    writers: dict[str, Callable[[Path], object]] = {
+        "torch": lambda path: torch.save(evil, path),
+        "torch-legacy": lambda path: torch.save(evil, path, _use_new_zipfile_serialization=False),
+        "pickle": lambda path: path.write_bytes(pickle.dumps(evil)),
+    }
+    forge(save(folder, 20), writers[write])
+    step, problems = load(folder)
+    assert step == 10
+    assert "step-00000020 cannot be loaded" in problems[0]
+    assert not marker.exists()
+    shutil.rmtree(folder / "step-00000010")
+    (folder / "damaged-step-00000020").rename(folder / "step-00000020")
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        load_checkpoint(folder, make_training())
+    assert not marker.exists()
+
+
+class Wider(Noisy):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+
+
+class Deeper(Noisy):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(*super().build_model().children(), nn.Linear(1, 1))
+
+
+class Split(Noisy):
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        groups = [{"params": [parameter]} for parameter in model.parameters()]
+        return torch.optim.AdamW(groups, lr=1e-2)
+
+
+class Unscheduled(Noisy):
+    build_scheduler = None  # type: ignore[assignment]
+
+
+MISFITS = {
+    "wider": (Wider(), r"size mismatch for 0\.weight"),
+    "deeper": (Deeper(), r"4\.weight"),
+    "split": (Split(), "param"),
+    "unscheduled": (Unscheduled(), "scheduler"),
+}
+
+
+@pytest.mark.parametrize(("workload", "words"), MISFITS.values(), ids=MISFITS.keys())
+def test_another_model_is_refused_and_the_difference_named(tmp_path: Path, workload: Noisy, words: str) -> None:
+    path = save(tmp_path, 10)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_checkpoint(tmp_path, make_training(workload))
+    assert str(path) in caught.value.message
+    assert path.is_dir()
+
+
+def test_a_schedule_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
+    save(tmp_path, 10, make_training(Unscheduled()))
+    with pytest.raises(CheckpointError, match="lacks a scheduler"):
+        load_checkpoint(tmp_path, make_training())
+
+
+STATES: dict[str, Any] = {
+    "a list": [1, 2],
+    "empty": {},
+    "a number": 7,
+    "no position": {"model": None},
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
+def test_data_that_is_no_state_is_refused(tmp_path: Path, state: Any) -> None:
+    forge(save(tmp_path, 10), lambda path: torch.save(state, path))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_checkpoint(tmp_path, make_training())
+
+
+@pytest.mark.parametrize("missing", ["step", "epoch", "numpy_rng", "python_rng", "torch_rng", "cuda_rng", "scheduler"])
+def test_a_state_without_a_part_is_refused(tmp_path: Path, missing: str) -> None:
+    path = save(tmp_path, 10)
+    state = torch.load(path / "state.pt", weights_only=True)
+    del state[missing]
+    forge(path, lambda file: torch.save(state, file))
+    with pytest.raises(CheckpointError, match=missing):
+        load_checkpoint(tmp_path, make_training())
