@@ -1,0 +1,72 @@
+"""The report of a search: one HTML page that needs no script, no network and no other file.
+
+Records in, page out. What is shown is put into words and rows here in Python; the templates only lay it out.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from autotune.emit.report import charts, tables, wording
+from autotune.records import ProbeReport, Profile, TrialResult
+
+__all__ = ["render_report"]
+
+
+def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialResult]) -> str:
+    """Return a self-contained HTML page about a search.
+
+    Args:
+        profile: the answer.
+        probe: what was found before the search.
+        trials: every trial, in any order; they are shown by number.
+    """
+    ordered = sorted(trials, key=lambda trial: trial.spec.number)
+    baseline_rate = tables.find_baseline_rate(profile, probe, ordered)
+    context: dict[str, Any] = {
+        "label": wording.shorten(profile.target.label),
+        "verdict": wording.describe_verdict(profile),
+        "figures": tables.list_figures(profile, probe, baseline_rate=baseline_rate),
+        "settings": tables.list_settings(profile),
+        "candidate_shown": tables.is_candidate_apart(profile),
+        "limit": wording.describe_limit(probe),
+        "phases": charts.draw_phases(probe.target.phases),
+        "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
+        "finals_chart": charts.draw_finals(ordered, profile),
+        "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
+        "tally": tables.tally(ordered),
+        "quality": tables.list_quality(profile.quality),
+        "ruled_out": tables.list_ruled_out(probe.ruled_out),
+        "advice": tables.list_advice(probe.advice),
+        "notes": tables.list_notes(profile, probe),
+        "machine": tables.list_machine(profile, probe),
+        "versions": tables.list_versions(profile),
+    }
+    return _build_environment().get_template("report.html.j2").render(context)
+
+
+def _build_environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("autotune.emit.report", package_path="."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_make_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _make_harmless(value: Any) -> Any:
+    """Replace what a page cannot show: control characters, text-direction overrides, lone surrogates.
+
+    Labels, errors and knob values come from user code and are untrusted. Markup was made from harmless parts.
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}" for c in value
+    )

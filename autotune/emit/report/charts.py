@@ -1,0 +1,248 @@
+"""The report's charts as geometry: records in, positions in percent of the width and pixels of height out.
+
+Percentages keep the text at its own size on any screen; the templates turn the positions into static SVG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autotune.emit.report.tables import describe_difference
+from autotune.emit.report.wording import format_interval, format_ratio
+from autotune.records import Profile, StepPhases, TrainConfig, TrialResult, TrialStatus
+from autotune.units import format_duration
+
+_PHASES = (
+    ("data_wait_seconds", "waiting for data"),
+    ("copy_seconds", "copy to device"),
+    ("forward_seconds", "forward"),
+    ("backward_seconds", "backward"),
+    ("optimizer_seconds", "optimizer"),
+)
+_TRIALS_HEIGHT = 240
+_FAILED_BAND = 28
+_EDGE = 2.0
+_ROW_HEIGHT = 22
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One phase of a step; `x` and `width` in percent."""
+
+    name: str
+    time: str
+    share: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A grid line: its position (percent or pixels, by axis) and label."""
+
+    position: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A trial: `x` in percent, `y` in pixels, what it says, and whether it finished."""
+
+    x: float
+    y: float
+    title: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A straight piece of a line: x in percent, y in pixels."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+@dataclass(frozen=True)
+class TrialsChart:
+    """Throughput of the trials relative to the baseline, in order."""
+
+    height: int
+    ticks: tuple[Tick, ...]
+    baseline_y: float
+    dots: tuple[Dot, ...]
+    best: tuple[Line, ...]
+    failed_y: float | None
+    summary: str
+
+
+@dataclass(frozen=True)
+class FinalsChart:
+    """Ratio of each fresh-process pair, and the interval they give; x in percent."""
+
+    height: int
+    ticks: tuple[Tick, ...]
+    one_x: float
+    low_x: float
+    high_x: float
+    estimate_x: float
+    pairs: tuple[Dot, ...]
+    summary: str
+
+
+def draw_phases(phases: StepPhases) -> tuple[Segment, ...]:
+    """Return the phases of one step as parts of a bar; none when nothing was timed."""
+    seconds = [(label, max(0.0, getattr(phases, field))) for field, label in _PHASES]
+    total = sum(value for _, value in seconds)
+    if total <= 0:
+        return ()
+    segments, x = [], 0.0
+    for name, value in seconds:
+        width = 100 * value / total
+        segments.append(Segment(name, _format_milliseconds(value), f"{width:.0f} %", round(x, 3), round(width, 3)))
+        x += width
+    return tuple(segments)
+
+
+def draw_trials(trials: Sequence[TrialResult], baseline: TrainConfig, *, baseline_rate: float) -> TrialsChart | None:
+    """Return the chart of the search's timed trials; None when there were none."""
+    timed = [trial for trial in trials if trial.spec.purpose == "measure" and trial.spec.config is not None]
+    if not timed:
+        return None
+    ratios = [_ratio(trial, baseline_rate) for trial in timed]
+    known = [1.0, *(ratio for ratio in ratios if ratio is not None)]
+    ticks = choose_ticks(min(known), max(known))
+    has_failed = None in ratios
+    failed_y = _TRIALS_HEIGHT - _FAILED_BAND / 2
+    plot_height = _TRIALS_HEIGHT - (_FAILED_BAND if has_failed else 0)
+
+    def y_of(ratio: float) -> float:
+        return round(plot_height - 8 - (plot_height - 24) * (ratio - ticks[0]) / (ticks[-1] - ticks[0]), 1)
+
+    xs = [_spread(index, len(timed)) for index in range(len(timed))]
+    rivals = [None if trial.spec.config == baseline else ratio for trial, ratio in zip(timed, ratios, strict=True)]
+    return TrialsChart(
+        height=_TRIALS_HEIGHT,
+        ticks=tuple(Tick(y_of(tick), format_ratio(tick)) for tick in ticks),
+        baseline_y=y_of(1.0),
+        dots=tuple(
+            Dot(x, failed_y if ratio is None else y_of(ratio), _describe_trial(trial, baseline, ratio), kind)
+            for x, trial, ratio in zip(xs, timed, ratios, strict=True)
+            for kind in [_kind(trial, baseline, ratio)]
+        ),
+        best=tuple(_draw_best(xs, rivals, y_of)),
+        failed_y=failed_y if has_failed else None,
+        summary=_summarise(ratios, rivals),
+    )
+
+
+def draw_finals(trials: Sequence[TrialResult], profile: Profile) -> FinalsChart | None:
+    """Return the chart of the finals; None when no pair was completed."""
+    ratios = find_pair_ratios(trials, profile)
+    if not ratios:
+        return None
+    speedup = profile.speedup
+    ticks = choose_ticks(min(1.0, speedup.low, *ratios), max(1.0, speedup.high, *ratios), count=4)
+
+    def x_of(ratio: float) -> float:
+        return round(8 + 84 * (ratio - ticks[0]) / (ticks[-1] - ticks[0]), 2)
+
+    pairs = tuple(
+        Dot(x_of(ratio), _ROW_HEIGHT * (index + 0.5), f"pair {index + 1}: {format_ratio(ratio)}", "pair")
+        for index, ratio in enumerate(ratios)
+    )
+    return FinalsChart(
+        height=_ROW_HEIGHT * (len(ratios) + 1) + 8,
+        ticks=tuple(Tick(x_of(tick), format_ratio(tick)) for tick in ticks),
+        one_x=x_of(1.0),
+        low_x=x_of(speedup.low),
+        high_x=x_of(speedup.high),
+        estimate_x=x_of(speedup.estimate),
+        pairs=pairs,
+        summary=f"{len(ratios)} pairs of fresh processes; together {format_ratio(speedup.estimate)}, "
+        f"{format_interval(speedup)}.",
+    )
+
+
+def find_pair_ratios(trials: Sequence[TrialResult], profile: Profile) -> list[float]:
+    """Return candidate over baseline throughput of each pair of consecutive finals, in order.
+
+    A launch that failed takes its partner with it.
+    """
+    arms = (profile.baseline_config, profile.candidate_config or profile.config)
+    ratios: list[float] = []
+    waiting: TrialResult | None = None
+    for trial in trials:
+        if trial.spec.purpose != "final" or trial.spec.config not in arms:
+            continue
+        if waiting is None or trial.spec.config == waiting.spec.config:
+            waiting = trial
+            continue
+        plain, tuned = (waiting, trial) if waiting.spec.config == arms[0] else (trial, waiting)
+        rates = _completed_rate(tuned), _completed_rate(plain)
+        if rates[0] is not None and rates[1] is not None:
+            ratios.append(rates[0] / rates[1])
+        waiting = None
+    return ratios
+
+
+def choose_ticks(low: float, high: float, *, count: int = 5) -> list[float]:
+    """Return about `count` round values that enclose an interval; at least two, in ascending order."""
+    span = max(high - low, 0.05)
+    step = 10.0 ** math.floor(math.log10(span / count))
+    step = next(step * factor for factor in (1, 2, 5, 10) if step * factor * count >= span)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 10) for index in range(first, max(last, first + 1) + 1)]
+
+
+def _draw_best(xs: Sequence[float], ratios: Sequence[float | None], y_of: Callable[[float], float]) -> list[Line]:
+    """Return the best ratio so far as steps, from the baseline's own at the left edge to the right edge."""
+    lines, best, start = [], 1.0, 0.0
+    for x, ratio in zip(xs, ratios, strict=True):
+        if ratio is None or ratio <= best:
+            continue
+        lines += [Line(start, y_of(best), x, y_of(best)), Line(x, y_of(best), x, y_of(ratio))]
+        best, start = ratio, x
+    return [*lines, Line(start, y_of(best), 100.0, y_of(best))]
+
+
+def _kind(trial: TrialResult, baseline: TrainConfig, ratio: float | None) -> str:
+    if ratio is None:
+        return "failed"
+    return "baseline" if trial.spec.config == baseline else "tried"
+
+
+def _summarise(ratios: Sequence[float | None], rivals: Sequence[float | None]) -> str:
+    count, failed = len(ratios), sum(ratio is None for ratio in ratios)
+    start = f"{count} timed trial{'s' if count != 1 else ''}, {failed} of them failed"
+    best = max((ratio for ratio in rivals if ratio is not None), default=0.0)
+    if best <= 1.0:
+        return f"{start}; no single trial ran faster than your settings."
+    return f"{start}; the fastest single trial ran at {format_ratio(best)} the speed of your settings."
+
+
+def _ratio(trial: TrialResult, baseline_rate: float) -> float | None:
+    rate = _completed_rate(trial)
+    return None if rate is None else rate / baseline_rate
+
+
+def _completed_rate(trial: TrialResult) -> float | None:
+    if trial.status is not TrialStatus.COMPLETED or trial.measurement is None:
+        return None
+    return trial.measurement.samples_per_second
+
+
+def _describe_trial(trial: TrialResult, baseline: TrainConfig, ratio: float | None) -> str:
+    outcome = trial.status.replace("_", " ") if ratio is None else format_ratio(ratio)
+    return f"trial {trial.spec.number}, {outcome}: {describe_difference(trial.spec.config, baseline)}"
+
+
+def _spread(index: int, count: int) -> float:
+    return 50.0 if count == 1 else round(_EDGE + (100 - 2 * _EDGE) * index / (count - 1), 3)
+
+
+def _format_milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)

@@ -1,0 +1,258 @@
+"""The report's tables: records in, rows of text out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.emit.report.wording import format_ratio, shorten
+from autotune.records import (
+    Advice,
+    GpuInfo,
+    Interval,
+    ProbeReport,
+    Profile,
+    QualityCheck,
+    RuledOut,
+    TrainConfig,
+    TrialResult,
+    TrialStatus,
+    changed_fields,
+    get_knob,
+)
+from autotune.units import format_bytes, format_duration, format_percent, format_rate
+
+_DASH = "\N{EN DASH}"
+_MAX_VALUE_LENGTH = 60
+_QUALITY_VERDICTS = {"non-inferior": "not worse", "inferior": "worse", "inconclusive": "not proven"}
+_QUALITY_TESTS = {
+    "exact-losses": "losses bit for bit",
+    "paired-losses": "losses, paired seeds",
+    "metric": "metric, paired seeds",
+}
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One knob in the table of settings; `changed` against the baseline in the chosen or candidate column."""
+
+    knob: str
+    baseline: str
+    chosen: str
+    candidate: str
+    changed: bool
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial; `status` is also the name of its colour."""
+
+    number: int
+    purpose: str
+    status: str
+    difference: str
+    rate: str
+    ratio: str
+    memory: str
+    seconds: str
+    error: str
+
+
+@dataclass(frozen=True)
+class QualityRow:
+    """One check of what is learned; `kind` is also the name of its colour."""
+
+    test: str
+    metric: str
+    difference: str
+    margin: str
+    scope: str
+    verdict: str
+    kind: str
+    reason: str
+
+
+def find_baseline_rate(profile: Profile, probe: ProbeReport, trials: Sequence[TrialResult]) -> float:
+    """Return the baseline's samples per second: mean of its search trials, else what the probe measured."""
+    rates = [
+        trial.measurement.samples_per_second
+        for trial in trials
+        if trial.measurement is not None
+        and trial.spec.purpose == "measure"
+        and trial.spec.config == profile.baseline_config
+    ]
+    return sum(rates) / len(rates) if rates else probe.measurement.samples_per_second
+
+
+def list_figures(profile: Profile, probe: ProbeReport, *, baseline_rate: float) -> list[tuple[str, str]]:
+    """Return the figures beside the verdict: name and value."""
+    evidence = profile.evidence
+    figures = [("your settings", format_rate(evidence.baseline_samples_per_second or baseline_rate))]
+    if profile.verdict == "improved" and evidence.samples_per_second is not None:
+        figures.append(("chosen settings", format_rate(evidence.samples_per_second)))
+    memory = profile.memory or probe.measurement.peak_memory
+    if memory.device_bytes is not None:
+        figures.append(("peak device memory", format_bytes(memory.device_bytes)))
+    figures.append(("peak host memory", format_bytes(memory.host_bytes)))
+    if profile.verdict == "improved" and profile.one_off.compile_seconds > 0:
+        figures.append(("compiled once in", format_duration(profile.one_off.compile_seconds)))
+    if profile.one_off.search_seconds > 0:
+        figures.append(("search took", format_duration(profile.one_off.search_seconds)))
+    return figures
+
+
+def is_candidate_apart(profile: Profile) -> bool:
+    """Return whether a candidate was measured in the finals but not chosen."""
+    return profile.candidate_config is not None and profile.candidate_config != profile.config
+
+
+def list_settings(profile: Profile) -> list[SettingRow]:
+    """Return every knob's value, those that differ first."""
+    candidate = profile.candidate_config or profile.config
+    own = sorted({*profile.baseline_config.user_knobs, *profile.config.user_knobs, *candidate.user_knobs})
+    names = [name for name in TrainConfig.model_fields if name != "user_knobs"]
+    changed = {
+        *changed_fields(profile.config, profile.baseline_config),
+        *changed_fields(candidate, profile.baseline_config),
+    }
+    rows = [
+        SettingRow(
+            knob=shorten(name, _MAX_VALUE_LENGTH),
+            baseline=format_value(profile.baseline_config, name),
+            chosen=format_value(profile.config, name),
+            candidate=format_value(candidate, name),
+            changed=name in changed,
+        )
+        for name in [*names, *(f"user_knobs.{name}" for name in own)]
+    ]
+    return sorted(rows, key=lambda row: not row.changed)
+
+
+def format_value(config: TrainConfig, name: str) -> str:
+    """Return a knob's value for people."""
+    value = get_knob(config, name)
+    if value is None:
+        return "as it is"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return shorten(str(value), _MAX_VALUE_LENGTH)
+
+
+def describe_difference(config: TrainConfig | None, baseline: TrainConfig) -> str:
+    """Return how a config differs from the baseline, e.g. `precision bf16, num_workers 4`."""
+    if config is None:
+        return "your settings, being found"
+    parts = [
+        f"{name.removeprefix('user_knobs.')} {format_value(config, name)}" for name in changed_fields(config, baseline)
+    ]
+    return shorten(", ".join(parts)) if parts else "your settings"
+
+
+def list_trials(trials: Sequence[TrialResult], baseline: TrainConfig, *, baseline_rate: float) -> list[TrialRow]:
+    """Return a row for each trial."""
+    return [_trial_row(trial, baseline, baseline_rate) for trial in trials]
+
+
+def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) -> TrialRow:
+    measurement = trial.measurement
+    rate = None if measurement is None else measurement.samples_per_second
+    memory = None if measurement is None else measurement.peak_memory
+    error = ": ".join(part for part in (trial.cause, trial.error) if part)
+    return TrialRow(
+        number=trial.spec.number,
+        purpose=trial.spec.purpose,
+        status=trial.status.value,
+        difference=describe_difference(trial.spec.config, baseline),
+        rate=_DASH if rate is None else format_rate(rate, unit="").strip(),
+        ratio=_DASH if rate is None else format_ratio(rate / baseline_rate),
+        memory=_DASH if memory is None else format_bytes(memory.device_bytes or memory.host_bytes),
+        seconds=format_duration(trial.elapsed_seconds),
+        error="" if trial.status is TrialStatus.COMPLETED else shorten(error),
+    )
+
+
+def tally(trials: Sequence[TrialResult]) -> str:
+    """Return how many trials ended how, e.g. `20 completed, 2 out of memory`."""
+    counts = Counter(trial.status for trial in trials)
+    return ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
+
+
+def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
+    """Return a row for each check of what is learned."""
+    return [
+        QualityRow(
+            test=_QUALITY_TESTS[check.test],
+            metric=shorten(check.metric, _MAX_VALUE_LENGTH),
+            difference=_format_worsening(check.difference),
+            margin=format_percent(check.margin),
+            scope=f"{check.seeds} seed{'s' if check.seeds != 1 else ''}, {check.samples:,} samples each",
+            verdict=_QUALITY_VERDICTS[check.verdict],
+            kind=check.verdict,
+            reason=shorten(check.reason),
+        )
+        for check in checks
+    ]
+
+
+def _format_worsening(difference: Interval | None) -> str:
+    if difference is None:
+        return "not known"
+    low, high = format_percent(difference.low), format_percent(difference.high)
+    return f"{format_percent(difference.estimate)} ({low} to {high})"
+
+
+def list_ruled_out(ruled_out: Sequence[RuledOut]) -> list[tuple[str, str, str]]:
+    """Return knob, value and reason of what was not tried."""
+    return [
+        (
+            shorten(item.knob, _MAX_VALUE_LENGTH),
+            "all others" if item.value is None else shorten(str(item.value), _MAX_VALUE_LENGTH),
+            shorten(item.reason),
+        )
+        for item in ruled_out
+    ]
+
+
+def list_advice(advice: Sequence[Advice]) -> list[tuple[str, str]]:
+    """Return knob and reason of what was worth trying."""
+    return [(shorten(item.knob, _MAX_VALUE_LENGTH), shorten(item.reason)) for item in advice]
+
+
+def list_notes(profile: Profile, probe: ProbeReport) -> list[str]:
+    """Return what the user should know, each sentence once."""
+    notes = (*profile.evidence.notes, *probe.target.warnings, *profile.hardware.missing)
+    return [shorten(note) for note in dict.fromkeys(notes)]
+
+
+def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
+    """Return name and value of what the machine is and what it was measured to do."""
+    hardware, ceilings = profile.hardware, probe.target.ceilings
+    rows = [
+        ("processor", f"{shorten(hardware.cpu_name)}, {hardware.usable_cpu_count} usable CPUs"),
+        ("instructions", shorten(", ".join(hardware.cpu_features)) or "none that matter here"),
+        ("memory", f"{format_bytes(hardware.memory_limit_bytes)} usable"),
+        *(("GPU", _describe_gpu(gpu)) for gpu in hardware.gpus),
+        ("trained on", probe.target.device),
+        *((f"{rate.dtype} products", f"{rate.flops_per_second / 1e12:.3g} TFLOP/s") for rate in ceilings.matmul),
+    ]
+    if ceilings.memory_bytes_per_second is not None:
+        rows.append(("memory traffic", f"{ceilings.memory_bytes_per_second / 1e9:,.0f} GB/s"))
+    if ceilings.copy_to_device_bytes_per_second is not None:
+        rows.append(("copy to device", f"{ceilings.copy_to_device_bytes_per_second / 1e9:,.1f} GB/s"))
+    return rows
+
+
+def _describe_gpu(gpu: GpuInfo) -> str:
+    capability = "" if gpu.compute_capability is None else f", compute capability {gpu.compute_capability}"
+    power = "" if gpu.power_limit_watts is None else f", {gpu.power_limit_watts:.0f} W"
+    return f"{shorten(gpu.name)}, {format_bytes(gpu.memory_total_bytes)}{shorten(capability)}{power}"
+
+
+def list_versions(profile: Profile) -> list[tuple[str, str]]:
+    """Return name and version of the software."""
+    software = profile.software
+    rows = [("autotune", software.autotune), ("Python", software.python), ("PyTorch", software.torch)]
+    rows += [("CUDA", software.cuda)] if software.cuda else []
+    rows += [("NVIDIA driver", software.driver)] if software.driver else []
+    return [(name, shorten(value)) for name, value in [*rows, ("platform", software.platform)]]

@@ -1,0 +1,99 @@
+"""The report's sentences: the verdict, the limit, and numbers as people read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+from autotune.records import Interval, ProbeReport, Profile
+
+_MAX_LENGTH = 300
+
+
+@dataclass(frozen=True)
+class VerdictWords:
+    """What the top of the page says.
+
+    Attributes:
+        tone: `good` for a proven gain, `neutral` otherwise.
+        headline: the answer in a few words.
+        evidence: the numbers behind it.
+        advice: what to do with it.
+    """
+
+    tone: str
+    headline: str
+    evidence: str
+    advice: str
+
+
+def describe_verdict(profile: Profile) -> VerdictWords:
+    """Return the verdict in plain words; a claim is always the lower end of the interval."""
+    evidence = _describe_evidence(profile)
+    if profile.verdict == "improved":
+        checked = (
+            "what is learned was checked against your own settings" if profile.quality else "no quality check was run"
+        )
+        return VerdictWords(
+            tone="good",
+            headline=f"At least {format_ratio_down(profile.speedup.low)} faster",
+            evidence=evidence,
+            advice=f"Train with the chosen settings below: {checked}.",
+        )
+    if profile.verdict == "keep":
+        return VerdictWords(
+            tone="neutral",
+            headline="Keep your settings",
+            evidence=evidence,
+            advice="Nothing that was tried is proven faster and as good as what you run now.",
+        )
+    return VerdictWords(
+        tone="neutral",
+        headline="Keep your settings: no gain could be proven",
+        evidence=evidence,
+        advice="A difference may exist, but it is smaller than what this machine could resolve in the time given.",
+    )
+
+
+def _describe_evidence(profile: Profile) -> str:
+    if profile.evidence.pairs == 0:
+        return "No candidate was compared with your settings in fresh processes."
+    whose = "" if profile.verdict == "improved" else "fastest candidate: "
+    pairs = f"{profile.evidence.pairs} pair{'s' if profile.evidence.pairs != 1 else ''}"
+    return f"{whose}point {format_ratio(profile.speedup.estimate)}, {format_interval(profile.speedup)}, {pairs}"
+
+
+def describe_limit(probe: ProbeReport) -> str:
+    """Return the probe's verdict with the speed-up that cannot be passed, where it is known."""
+    ceiling = probe.verdict.speedup_ceiling
+    sentence = shorten(probe.verdict.sentence)
+    if ceiling is None:
+        return sentence
+    return f"{sentence}. No more than {format_ratio(ceiling)} is possible on this machine for this model."
+
+
+def format_interval(interval: Interval) -> str:
+    """Return an interval of ratios, rounded outwards, e.g. `98 % interval 1.31-1.46` with an en dash."""
+    level = f"{100 * interval.confidence_level:.4g}"
+    low, high = _quantize(interval.low, ROUND_FLOOR), _quantize(interval.high, ROUND_CEILING)
+    return f"{level} % interval {low}\N{EN DASH}{high}"
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a ratio to two places, e.g. `1.38` with a multiplication sign."""
+    return f"{_quantize(ratio, ROUND_HALF_EVEN)}\N{MULTIPLICATION SIGN}"
+
+
+def format_ratio_down(ratio: float) -> str:
+    """Return a ratio rounded down to two places, so that `at least` stays true."""
+    return f"{_quantize(ratio, ROUND_FLOOR)}\N{MULTIPLICATION SIGN}"
+
+
+def shorten(text: str, limit: int = _MAX_LENGTH) -> str:
+    """Return a text cut to a number of characters, with an ellipsis where it was cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _quantize(value: float, rounding: str) -> Decimal:
+    # repr first: 1.13 is stored a little below 1.13, and must not be rounded down to 1.12.
+    return Decimal(repr(value)).quantize(Decimal("0.01"), rounding=rounding)
