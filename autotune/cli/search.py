@@ -1,0 +1,124 @@
+"""`autotune search`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.probe import TARGET_HELP, announce_target
+from autotune.cli.terminal import print_json, reported_errors, result_console, say, stop_on_signals
+from autotune.errors import AutotuneError
+
+if TYPE_CHECKING:
+    from autotune.records.profile import Profile
+    from autotune.search.run import SearchOptions
+
+
+def search(
+    target: Annotated[str | None, typer.Argument(help=TARGET_HELP, show_default=False)] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Deadline of the whole search: 90s, 20m, 1h30m.", show_default="20m"),
+    ] = None,
+    max_drift: Annotated[
+        str | None,
+        typer.Option(help="Largest relative loss of quality, e.g. 0.5%.", show_default="0.5%"),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="Memory of the GPU (of the host without one): 16GiB.", show_default="what is there"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the answer goes.", show_default="best.json")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of proposals, weights and data order.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file whatever it is.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Search for faster settings that learn the same, and write them to best.json."""
+    from autotune.cli.live import make_reporter
+    from autotune.search.run import run_search
+
+    with reported_errors(as_json=json_output):
+        given = {
+            "budget": budget,
+            "max_drift": max_drift,
+            "memory_limit": memory_limit,
+            "out": str(out) if out else None,
+        }
+        options = read_options(given, seed=seed, resume=resume, force=force)
+        announce_target(target, Path.cwd())
+        with stop_on_signals() as stop, make_reporter(options) as reporter:
+            try:
+                profile = run_search(target, options, reporter=reporter, should_stop=stop)
+            except AutotuneError:
+                stop.exit_if_set()  # a stop before the baseline was measured leaves nothing to report
+                raise
+        if json_output:
+            print_json(profile.to_json())
+        else:
+            print_answer(profile, Path(options.out))
+        stop.exit_if_set()
+
+
+def read_options(given: dict[str, str | None], *, seed: int, resume: bool, force: bool) -> SearchOptions:
+    """Return the options: what was typed, else what [tool.autotune] says, else the defaults.
+
+    Raises:
+        UsageError: a value does not parse; it is named as it was given.
+    """
+    from autotune.search.run import DEFAULT_BUDGET_SECONDS, DEFAULT_MAX_DRIFT, SearchOptions
+    from autotune.targets.resolve import read_project_settings
+    from autotune.units import parse_bytes, parse_duration, parse_fraction
+
+    settings = read_project_settings(Path.cwd())
+    texts = {name: value if value is not None else getattr(settings, name) for name, value in given.items()}
+    budget, drift, memory = texts["budget"], texts["max_drift"], texts["memory_limit"]
+    return SearchOptions(
+        budget_seconds=DEFAULT_BUDGET_SECONDS if budget is None else parse_duration(budget, name="--budget"),
+        max_drift=DEFAULT_MAX_DRIFT if drift is None else parse_fraction(drift, name="--max-drift"),
+        memory_limit_bytes=None if memory is None else parse_bytes(memory, name="--memory-limit"),
+        out=texts["out"] or "best.json",
+        seed=seed,
+        resume=resume,
+        force=force,
+    )
+
+
+def print_answer(profile: Profile, out: Path) -> None:
+    """Print a search's answer on stdout and the next command on stderr."""
+    from rich.text import Text
+
+    from autotune.cli.words import describe_changes, describe_check, describe_speedup
+    from autotune.records.config import changed_fields, get_knob
+    from autotune.units import format_bytes, format_duration, format_rate
+
+    console = result_console()
+    style = {"improved": "bold green", "inconclusive": "bold yellow", "keep": "bold"}[profile.verdict]
+    console.print(Text(describe_speedup(profile), style=style))
+    for name in changed_fields(profile.config, profile.baseline_config):
+        before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
+        console.print(Text(f"  {name:<30}{before} -> {after}"))
+    if profile.verdict != "improved" and profile.candidate_config is not None:
+        changes = describe_changes(profile.candidate_config, profile.baseline_config)
+        console.print(Text(f"  candidate: {changes}"))
+    for check in profile.quality:
+        console.print(Text(f"  {describe_check(check)}"))
+    evidence = profile.evidence
+    if evidence.baseline_samples_per_second is not None:
+        now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
+        console.print(Text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
+    if profile.memory is not None:
+        console.print(Text(f"  peak memory {format_bytes(profile.memory.device_bytes or profile.memory.host_bytes)}"))
+    costs = profile.one_off
+    trials = ", ".join(f"{count} {status}" for status, count in sorted(evidence.trials.items()))
+    compiled = f", compilation {format_duration(costs.compile_seconds)} once" if costs.compile_seconds > 0.1 else ""
+    console.print(Text(f"  search {format_duration(costs.search_seconds)} ({trials}){compiled}"))
+    for note in evidence.notes:
+        console.print(Text(f"  {note}"))
+    sys.stdout.flush()
+    say(f"{out} written; next: autotune train --profile {out}")

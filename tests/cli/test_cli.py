@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.records import Profile
+
+COMMAND = [sys.executable, "-P", "-m", "autotune"]
+
+
+def run(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_without_a_command_the_help_is_shown(tmp_path):
+    shown = run(folder=tmp_path)
+    for name in ("probe", "search", "train", "export", "report"):
+        assert name in shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("command", ["probe", "search", "train", "export", "report"])
+def test_every_command_explains_itself_and_speaks_json(tmp_path, command):
+    shown = run(command, "--help", folder=tmp_path, COLUMNS="200")
+    assert shown.returncode == 0
+    assert "--json" in shown.stdout
+    assert "Usage:" in shown.stdout
+
+
+def test_the_version_names_what_matters(tmp_path):
+    shown = run("--version", folder=tmp_path)
+    assert shown.returncode == 0
+    assert "torch" in shown.stdout
+    assert "optuna 5" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["search", "--budget", "20"], "--budget '20' is not a duration with a unit", "20m or 20s?"),
+        (["search", "--budget", "5s"], "too short to start and measure anything", "give at least 15s"),
+        (["search", "--max-drift", "150%"], "--max-drift '150%' is out of range", "below 100%"),
+        (["search", "--memory-limit", "8"], "--memory-limit '8' is not a size with a unit", "16GiB"),
+        (["search", "train.py"], "target 'train.py' is not LOCATION:ATTRIBUTE", "write train.py:workload"),
+        (["search", "missing.py:workload", "--budget", "60s"], "there is no file 'missing.py'", ""),
+        (["search", "--resume"], "--resume: no search of", "leave --resume out"),
+        (["search", "--out", "no/such/best.json"], "there is no folder", "create it first"),
+        (["report"], "no search with an answer was made in this folder", "run autotune search first"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_what_to_do(tmp_path, arguments, message, hint):
+    shown = run(*arguments, folder=tmp_path)
+    assert shown.returncode == 2
+    assert message in shown.stderr
+    assert hint in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout == ""
+
+
+def test_errors_are_json_too(tmp_path):
+    shown = run("search", "--budget", "20", "--json", folder=tmp_path)
+    assert shown.returncode == 2
+    error = json.loads(shown.stdout)["error"]
+    assert error["code"] == 2
+    assert error["kind"] == "UsageError"
+    assert "20m or 20s?" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("{", "is not valid JSON"),
+        ('{"schema_version": 99}', "has schema_version 99; this autotune reads up to 1"),
+        ('{"verdict": "improved"}', "Field required"),
+    ],
+)
+def test_a_bad_profile_is_refused_by_name(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "best.json").write_text(content)
+    shown = run("train", "--profile", "best.json", folder=tmp_path)
+    assert shown.returncode == 7
+    assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_settings_with_an_unknown_key_name_the_nearest(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.autotune]\nbudgets = "20m"\n')
+    shown = run("search", folder=tmp_path)
+    assert shown.returncode == 2
+    assert "unknown key 'budgets'" in shown.stderr
+    assert "did you mean budget?" in shown.stderr
+
+
+WORKLOAD = '''
+import torch
+from torch import nn
+
+
+class Toy:
+    """A tiny regression."""
+
+    metric = ("error", "minimize")
+
+    def build_model(self):
+        return nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1))
+
+    def build_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def train_dataset(self):
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(4096, 64, generator=generator)
+        return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+    def compute_loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def evaluate(self, model, device):
+        inputs = torch.ones(8, 64)
+        return float(nn.functional.mse_loss(model(inputs.to(device)), inputs.sum(1, keepdim=True).to(device)))
+
+
+workload = Toy()
+'''
+
+
+def test_the_three_commands_in_order_in_one_folder(tmp_path):
+    """The main job as a user runs it: settings in pyproject.toml, no argument but the budget and the profile."""
+    (tmp_path / "toy.py").write_text(WORKLOAD)
+    (tmp_path / "pyproject.toml").write_text('[tool.autotune]\ntarget = "toy.py:workload"\nbudget = "50s"\n')
+
+    probed = run("probe", "--json", folder=tmp_path)
+    assert probed.returncode == 0, probed.stderr
+    assert json.loads(probed.stdout)["target"]["label"] == "toy.py:workload"
+
+    searched = run("search", folder=tmp_path)
+    assert searched.returncode == 0, searched.stderr
+    assert "\r" not in searched.stderr
+    assert "\x1b" not in searched.stderr + searched.stdout
+    assert "next: autotune train --profile best.json" in searched.stderr
+    profile = Profile.load(tmp_path / "best.json")
+    assert profile.one_off.search_seconds <= 52
+    assert profile.verdict in ("improved", "keep", "inconclusive")
+
+    trained = run("train", "--profile", "best.json", "--steps", "20", "--json", folder=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads(trained.stdout)
+    assert summary["steps"] == 20
+    assert summary["metric"] is not None
+    assert len((Path(summary["folder"]) / "metrics.jsonl").read_text().splitlines()) >= 3
+
+    exported = run("export", "--profile", "best.json", "--to", "torch", folder=tmp_path)
+    assert exported.returncode == 0
+    compile(exported.stdout, "exported.py", "exec")
+
+    reported = run("report", folder=tmp_path)
+    assert reported.returncode == 0
+    assert "toy.py:workload" in (tmp_path / "report.html").read_text()
+    assert run("report", folder=tmp_path).returncode == 2  # nothing is overwritten without --force
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    (tmp_path / "toy.py").write_text(WORKLOAD)
+    command = " ".join([*COMMAND, "probe", "toy.py:workload", "|", "head", "-1"])
+    shown = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert shown.stdout.startswith("machine")
+    assert "Traceback" not in shown.stderr
+    assert "BrokenPipe" not in shown.stderr

@@ -1,0 +1,381 @@
+"""The layers, the lazy import, a knob's four places and the size of things, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.emit.export import EXPORTERS
+from autotune.knobs import KNOBS
+from autotune.records import TrainConfig
+
+ROOT = Path(autotune.__file__).parent
+FIELDS = tuple(TrainConfig.model_fields)
+
+LAYERS = {
+    "autotune.errors": 0,
+    "autotune.units": 0,
+    "autotune.lifeline": 0,
+    "autotune.records": 1,
+    "autotune.targets": 2,
+    "autotune.knobs": 2,
+    "autotune.space": 2,
+    "autotune.presets": 2,
+    "autotune.engine": 3,
+    "autotune.measure": 4,
+    "autotune.probe": 5,
+    "autotune.trial": 5,
+    "autotune.search": 6,
+    "autotune.train": 7,
+    "autotune.emit": 7,
+    "autotune.cli": 8,
+    "autotune.__main__": 9,
+    "autotune": 9,
+}
+"""Row of a module by its longest prefix; a module imports from rows above its own, and from its own package."""
+
+SAME_ROW = {
+    ("autotune.units", "autotune.errors"): "a duration that does not parse is the user's error",
+    ("autotune.space", "autotune.knobs"): "the space is the table applied to one target",
+    ("autotune.probe", "autotune.trial"): "a probe runs in a trial's process",
+    ("autotune.trial", "autotune.probe"): "and that process finds the facts",
+}
+
+ONLY_IN = {
+    "pynvml": ("autotune.probe.hardware",),
+    "psutil": ("autotune.probe", "autotune.trial"),
+    "optuna": ("autotune.search",),
+    "sqlalchemy": (),
+    "pydantic": ("autotune.records",),
+    "typer": ("autotune.cli",),
+    "click": (),  # typer brings its own
+    "rich": ("autotune.cli",),
+    "jinja2": ("autotune.emit",),
+}
+"""Packages and the modules that may import them."""
+
+TORCH_FREE = (
+    "autotune.errors",
+    "autotune.units",
+    "autotune.lifeline",
+    "autotune.records",
+    "autotune.knobs",
+    "autotune.space",
+    "autotune.presets",
+    "autotune.search",
+    "autotune.cli",
+    "autotune.emit",
+    "autotune.targets.resolve",
+    "autotune.targets.workload",
+    "autotune.engine.allocator",
+    "autotune.measure.confidence",
+    "autotune.measure.quality",
+    "autotune.probe.hardware",
+    "autotune.probe.verdict",
+    "autotune.probe.run",
+    "autotune.trial.spawn",
+    "autotune.trial.process",
+)
+"""The parent's side: it must not pay for torch, and never initialise a device."""
+
+GLOBAL_SETTERS = {
+    "set_num_threads",
+    "set_num_interop_threads",
+    "set_float32_matmul_precision",
+    "set_default_dtype",
+    "set_default_device",
+    "use_deterministic_algorithms",
+    "enable_flash_sdp",
+    "enable_math_sdp",
+    "sdpa_kernel",
+}
+
+LONGEST_FUNCTION, LONGEST_FILE = 40, 300
+LONG_FUNCTIONS = {
+    "autotune.cli.search.search": "its parameters are the command's flags, each with its help",
+}
+LONG_FILES = {
+    "targets/workload.py": "a third of it is the protocol's documentation, which users read in one place",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's target.
+
+    Attributes:
+        target: module imported, e.g. `autotune.trial.child`.
+        for_types: it stands under TYPE_CHECKING.
+        lazy: it stands in a function.
+    """
+
+    target: str
+    for_types: bool
+    lazy: bool
+
+
+def name_of(path: Path) -> str:
+    parts = ("autotune", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+
+def is_below(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def home_of(module: str) -> str:
+    return max((prefix for prefix in LAYERS if is_below(module, prefix)), key=len)
+
+
+def read_imports(node: ast.AST, *, for_types: bool = False, lazy: bool = False) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, for_types, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"relative import of {child.module}"
+            assert child.module is not None
+            for alias in child.names:
+                submodule = f"{child.module}.{alias.name}"
+                is_module = submodule in SOURCES or child.module == "autotune"
+                yield Import(submodule if is_module else child.module, for_types, lazy)
+        else:
+            is_guard = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from read_imports(child, for_types=for_types or is_guard, lazy=lazy or is_function)
+
+
+IMPORTS = {name: tuple(read_imports(tree)) for name, tree in TREES.items()}
+each_module = pytest.mark.parametrize("module", SOURCES)
+
+
+def test_every_module_has_a_row_of_its_own() -> None:
+    top_level = {".".join(name.split(".")[:2]) for name in SOURCES}
+    assert top_level == LAYERS.keys()
+
+
+def test_imports_are_read_right() -> None:
+    program = (
+        "import a\nif TYPE_CHECKING:\n    from b import c\ndef f():\n    from autotune.trial import child, files\n"
+    )
+    assert list(read_imports(ast.parse(program))) == [
+        Import("a", for_types=False, lazy=False),
+        Import("b", for_types=True, lazy=False),
+        Import("autotune.trial.child", for_types=False, lazy=True),
+        Import("autotune.trial.files", for_types=False, lazy=True),
+    ]
+
+
+@each_module
+def test_a_module_imports_only_from_rows_above_its_own(module: str) -> None:
+    home = home_of(module)
+    for found in IMPORTS[module]:
+        if not is_below(found.target, "autotune") or found.target == "autotune.__version__":
+            continue
+        other = home_of(found.target)
+        allowed = other == home or LAYERS[other] < LAYERS[home] or (home, other) in SAME_ROW
+        assert allowed, f"{module} (row {LAYERS[home]}) imports {found.target} (row {LAYERS[other]})"
+
+
+def test_the_exceptions_are_all_in_use() -> None:
+    pairs = {(home_of(module), home_of(found.target)) for module in SOURCES for found in IMPORTS[module]
+             if is_below(found.target, "autotune")}  # fmt: skip
+    assert SAME_ROW.keys() <= pairs
+    assert {".".join(("autotune", *Path(file).with_suffix("").parts)) for file in LONG_FILES} <= SOURCES.keys()
+
+
+@each_module
+def test_a_package_is_imported_only_where_it_belongs(module: str) -> None:
+    for found in IMPORTS[module]:
+        places = ONLY_IN.get(found.target.partition(".")[0])
+        if places is not None and not found.for_types:
+            assert any(is_below(module, place) for place in places), f"{module} imports {found.target}"
+
+
+@pytest.mark.parametrize("prefix", TORCH_FREE)
+def test_the_parents_side_names_no_torch(prefix: str) -> None:
+    modules = [module for module in SOURCES if is_below(module, prefix)]
+    assert modules
+    for module in modules:
+        named = [found for found in IMPORTS[module] if is_below(found.target, "torch") and not found.for_types]
+        if is_below(module, "autotune.cli"):
+            named = [found for found in named if not found.lazy]
+        assert not named, f"{module} imports torch"
+
+
+def test_the_leaves_are_imported_by_the_command_line_only() -> None:
+    users = {
+        module
+        for module in SOURCES
+        for found in IMPORTS[module]
+        if is_below(found.target, "autotune.emit") and not is_below(module, "autotune.emit")
+    }
+    assert all(is_below(module, "autotune.cli") for module in users)
+
+
+def run_python(program: str) -> str:
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+HEAVY = "[name for name in ('torch', 'optuna', 'numpy', 'sqlalchemy') if name in sys.modules]"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert run_python(f"import sys, autotune; print({HEAVY})") == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["probe", "--help"], ["search", "--help"], ["train", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        f"import runpy, sys\nsys.argv = ['autotune', *{arguments!r}]\n"
+        "try:\n    runpy.run_module('autotune', run_name='__main__')\n"
+        f"except SystemExit as stop:\n    print('exit', stop.code, {HEAVY})\n"
+    )
+    printed = run_python(program)
+    assert "Usage: autotune" in printed
+    assert printed.endswith("exit 0 []\n")
+
+
+def test_the_parents_side_imports_no_torch_at_second_hand() -> None:
+    # The bar is imported when a training starts, which needs torch itself.
+    modules = sorted({m for m in SOURCES for prefix in TORCH_FREE if is_below(m, prefix)} - {"autotune.cli.bar"})
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules: sys.exit(name + ' brings torch')\n"
+    )
+    run_python(program)
+
+
+def test_every_public_name_is_there_and_loads_lazily() -> None:
+    assert autotune.__all__ == sorted(autotune.__all__)
+    assert {*autotune.__all__} == {*autotune._HOME, "__version__"}
+    names_for_types = {
+        alias.name
+        for node in ast.walk(TREES["autotune"])
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    } - {"TYPE_CHECKING", "Any"}
+    assert names_for_types == {*autotune._HOME}
+    for name, home in autotune._HOME.items():
+        assert getattr(autotune, name) is getattr(importlib.import_module(home), name)
+        assert f"autotune.{name}" not in SOURCES  # no function shares its name with a module
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        autotune.nothing  # noqa: B018
+
+
+def declared_names(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return None
+
+
+def kind_and_name(name: str) -> tuple[int, str]:
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+@each_module
+def test_all_is_sorted_and_complete(module: str) -> None:
+    tree = TREES[module]
+    names = declared_names(tree)
+    if names is None or module == "autotune":
+        return
+    assert names == sorted(names, key=kind_and_name)
+    loaded = importlib.import_module(module)
+    assert [name for name in names if not hasattr(loaded, name)] == []
+    if module == "autotune.records":  # the one package whose names are imported from it
+        imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+        assert {*names} == imported
+
+
+def test_global_state_of_torch_is_set_by_the_engine_only() -> None:
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            sets_backend = any(ast.unparse(target).startswith("torch.backends.") for target in targets)
+            if name in GLOBAL_SETTERS or sets_backend:
+                assert is_below(module, "autotune.engine"), f"{module}:{node.lineno} changes torch's global state"
+
+
+def test_every_knob_has_a_row_of_the_table() -> None:
+    rows = [knob.field for knob in KNOBS]
+    assert len(rows) == len(set(rows))
+    assert {*rows} == {*FIELDS} - {"user_knobs"}  # those have their values from the workload
+
+
+def read_from_config(tree: ast.AST) -> set[str]:
+    """Return the attributes read from something called `config`."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2].lstrip("_") == "config"
+    }
+
+
+def test_every_knob_has_its_place_in_the_engine() -> None:
+    read = {
+        name for module, tree in TREES.items() if is_below(module, "autotune.engine") for name in read_from_config(tree)
+    }
+    missing = {*FIELDS} - read
+    assert missing == {"user_knobs"}
+    # The workload sets its own knobs on itself; the engine has it do so.
+    assert "user_knobs" in read_from_config(TREES["autotune.targets.workload"])
+    assert "loaded.set_knobs(config)" in SOURCES["autotune.engine.loop"].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_every_knob_has_its_place_in_every_exporter(name: str) -> None:
+    export = EXPORTERS[name](TrainConfig())
+    assert sorted([*export.mapped, *export.unmapped]) == sorted(FIELDS)
+
+
+def length_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return its lines, signature included, docstring not: words for the reader are no reason to split code."""
+    assert function.end_lineno is not None
+    length = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        assert first.end_lineno is not None
+        length -= first.end_lineno - first.lineno + 1
+    return length
+
+
+@each_module
+def test_functions_are_short(module: str) -> None:
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and f"{module}.{node.name}" not in LONG_FUNCTIONS:
+            assert length_of(node) <= LONGEST_FUNCTION, f"{module}.{node.name} has {length_of(node)} lines"
+
+
+@each_module
+def test_files_are_short(module: str) -> None:
+    path = SOURCES[module]
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    if path.relative_to(ROOT).as_posix() not in LONG_FILES:
+        assert lines <= LONGEST_FILE, f"{path.name} has {lines} lines"
+
+
+@each_module
+def test_only_the_command_line_prints(module: str) -> None:
+    if is_below(module, "autotune.cli"):
+        return
+    calls = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.Call)]
+    assert [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"] == []
