@@ -83,8 +83,7 @@ class Workplace:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # A test run in the background of a shell ignores Ctrl-C, and hands that down.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=_hear_signals,
         )
 
     def run_command(self, *arguments: str) -> tuple[int, str, str]:
@@ -92,6 +91,12 @@ class Workplace:
         with self.start_command(*arguments) as process:
             printed, said = process.communicate(timeout=120)
         return process.returncode, printed, said
+
+
+def _hear_signals() -> None:
+    # A test run in the background of a shell, or under nohup, ignores these and hands that down.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def open_workplace(folder: Path, toy: str = "noisy") -> Workplace:
