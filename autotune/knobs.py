@@ -12,8 +12,8 @@ from typing import Literal
 from autotune.records.config import KnobValue
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import TargetFacts
+from autotune.records.script import Numerics
 
-Numerics = Literal["exact", "rounding", "semantic"]
 Cost = Literal["restart", "environment", "compile"]
 
 _MOST_MICRO_BATCH_SIZES = 6
@@ -90,7 +90,9 @@ def _precisions(facts: Facts) -> Choices:
     else:
         reasons["bf16"] = f"bf16 autocast does not run on this {target.device}"
     bf16, fp16 = rates.flops_per_second("bf16"), rates.flops_per_second("fp16")
-    if facts.on_gpu:
+    if not target.scales_loss:
+        reasons["fp16"] = "the script does not scale its loss, and fp16 gradients underflow without"
+    elif facts.on_gpu:
         allowed.append("fp16")
     elif fp16 is None or not {"avx512_fp16", "amx_fp16", "asimdhp"} & set(facts.hardware.cpu_features):
         reasons["fp16"] = "this CPU has no fp16 arithmetic"

@@ -6,11 +6,13 @@ every config to the one spelling of what it does, so that nothing is run twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.knobs import KNOBS, Facts, Numerics
+from autotune.knobs import KNOBS, Facts
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knob
 from autotune.records.probe import RuledOut
+from autotune.records.script import Numerics
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ def build_space(facts: Facts) -> SearchSpace:
     choices: dict[str, tuple[KnobValue, ...]] = {}
     ruled_out: list[RuledOut] = []
     for knob in KNOBS:
+        if knob.field in facts.target.fixed:
+            ruled_out.append(RuledOut(knob=knob.field, value=None, reason=facts.target.fixed[knob.field]))
+            continue
         allowed, reasons = knob.choices(facts)
         current = get_knob(baseline, knob.field)
         values = allowed if current is None or current in allowed else (current, *allowed)
@@ -86,18 +91,26 @@ def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
     return config
 
 
-def numerics_of(config: TrainConfig, baseline: TrainConfig) -> Numerics:
-    """Return the class of the strongest change a config makes to the baseline."""
+def numerics_of(config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None) -> Numerics:
+    """Return the class of the strongest change a config makes to the baseline.
+
+    Args:
+        config: the settings.
+        baseline: the user's own.
+        special: knobs whose class on this target is not the table's.
+    """
     rank: dict[Numerics, int] = {"exact": 0, "rounding": 1, "semantic": 2}
-    by_field = {knob.field: knob.numerics for knob in KNOBS}
+    by_field = {knob.field: knob.numerics for knob in KNOBS} | dict(special or {})
     found: list[Numerics] = [by_field.get(name, "semantic") for name in changed_fields(config, baseline)]
     return max(found, key=rank.__getitem__, default="exact")
 
 
-def inexact_changes(config: TrainConfig, baseline: TrainConfig) -> frozenset[str]:
-    """Return the changes to the baseline that are not exact, as `name=value`."""
-    exact = {knob.field for knob in KNOBS if knob.numerics == "exact"}
-    names = (name for name in changed_fields(config, baseline) if name not in exact)
+def inexact_changes(
+    config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None
+) -> frozenset[str]:
+    """Return the changes to the baseline that are not exact, as `name=value`; arguments as of `numerics_of`."""
+    by_field = {knob.field: knob.numerics for knob in KNOBS} | dict(special or {})
+    names = (name for name in changed_fields(config, baseline) if by_field.get(name) != "exact")
     return frozenset(f"{name}={get_knob(config, name)}" for name in names)
 
 

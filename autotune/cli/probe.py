@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli.target import Knobs, Target, announce_target, read_target, show_target
 from autotune.cli.terminal import print_json, reported_errors, result_console, say
 
 if TYPE_CHECKING:
@@ -14,43 +15,26 @@ if TYPE_CHECKING:
 
     from autotune.records.probe import ProbeReport
 
-TARGET_HELP = (
-    "The training: file.py:attr or package.module:attr. Without one: target of the tool.autotune table in "
-    "pyproject.toml, else the built-in demo."
-)
 _BAR_WIDTH = 40
 
 
 def probe(
-    target: Annotated[str | None, typer.Argument(help=TARGET_HELP, show_default=False)] = None,
+    target: Target = None,
+    knob: Knobs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
     """Show what this machine can do, where a step's time and memory go, and what the ceiling is (under a minute)."""
     from autotune.probe.run import run_probe
 
     with reported_errors(as_json=json_output):
-        announce_target(target, Path.cwd())
-        report = run_probe(target)
+        chosen = read_target(target, knobs=knob)
+        announce_target(chosen, Path.cwd())
+        report = run_probe(chosen)
         if json_output:
             print_json(report.to_json())
         else:
             print_report(report)
-            say("next: autotune search --budget 20m" + (f" {target}" if target else ""))
-
-
-def announce_target(target: str | None, folder: Path) -> None:
-    """Say which training is used when none was named.
-
-    Raises:
-        UsageError: the settings file is not valid.
-    """
-    from autotune.targets.resolve import resolve_target
-
-    resolved = resolve_target(target, folder=folder)
-    if resolved.origin == "demo":
-        say("no target given: using the built-in demo, a small GPT that learns Python's standard library")
-    elif resolved.origin == "settings":
-        say(f"target: {resolved.target.spec} (from [tool.autotune])")
+            say(f"next: autotune search --budget 20m{show_target(chosen)}")
 
 
 def print_report(report: ProbeReport) -> None:
@@ -111,9 +95,11 @@ def _phase_bars(report: ProbeReport) -> list[str]:
         "forward": phases.forward_seconds,
         "backward": phases.backward_seconds,
         "optimizer": phases.optimizer_seconds,
+        "other": phases.other_seconds,
     }
     total = sum(named.values()) or 1.0
     return [
         f"{name:<10}{1000 * seconds:8.1f} ms {100 * seconds / total:4.0f} % {'#' * round(_BAR_WIDTH * seconds / total)}"
         for name, seconds in named.items()
+        if name != "other" or seconds > 0
     ]

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.probe import TARGET_HELP, announce_target
+from autotune.cli.target import (
+    Direction,
+    Knobs,
+    MetricKey,
+    MetricRegex,
+    QualityEpochs,
+    QualitySteps,
+    Target,
+    announce_target,
+    read_target,
+)
 from autotune.cli.terminal import print_json, reported_errors, result_console, say, stop_on_signals
 from autotune.errors import AutotuneError
 
@@ -18,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def search(
-    target: Annotated[str | None, typer.Argument(help=TARGET_HELP, show_default=False)] = None,
+    target: Target = None,
     budget: Annotated[
         str | None,
         typer.Option(help="Deadline of the whole search: 90s, 20m, 1h30m.", show_default="20m"),
@@ -37,6 +47,12 @@ def search(
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file whatever it is.")] = False,
+    knob: Knobs = None,
+    metric_regex: MetricRegex = None,
+    metric_key: MetricKey = None,
+    direction: Direction = None,
+    quality_steps: QualitySteps = None,
+    quality_epochs: QualityEpochs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json."""
@@ -51,10 +67,19 @@ def search(
             "out": str(out) if out else None,
         }
         options = read_options(given, seed=seed, resume=resume, force=force)
-        announce_target(target, Path.cwd())
+        chosen = read_target(
+            target,
+            knobs=knob,
+            metric_regex=metric_regex,
+            metric_key=metric_key,
+            direction=direction,
+            quality_steps=quality_steps,
+            quality_epochs=quality_epochs,
+        )
+        announce_target(chosen, Path.cwd())
         with stop_on_signals() as stop, make_reporter(options) as reporter:
             try:
-                profile = run_search(target, options, reporter=reporter, should_stop=stop)
+                profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
             except AutotuneError:
                 stop.exit_if_set()  # a stop before the baseline was measured leaves nothing to report
                 raise

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from autotune.cli.probe import TARGET_HELP
+from autotune.cli.target import Target, read_target
 from autotune.cli.terminal import (
     print_json,
     reported_errors,
@@ -21,14 +22,14 @@ from autotune.cli.terminal import (
 
 if TYPE_CHECKING:
     from autotune.records.run import TrainingSummary
+    from autotune.records.trial import Target as TargetRecord
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"
-_TARGET_HELP = TARGET_HELP.replace("else the built-in", "else this folder's last search's, else the built-in")
 
 
 def train(
     profile: Annotated[Path, typer.Option("--profile", help="The settings to train with, e.g. best.json.")],
-    target: Annotated[str | None, typer.Argument(help=_TARGET_HELP, show_default=False)] = None,
+    target: Target = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps to take.", show_default=False)] = None,
     epochs: Annotated[
         int | None,
@@ -45,17 +46,49 @@ def train(
         from autotune.cli.bar import training_view
         from autotune.train.run import TrainingOptions, resolve_training_target, run_training
 
-        resolved = resolve_training_target(target, Path.cwd())
+        chosen = read_target(target)
+        resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.origin != "argument":
             say(f"target: {resolved.target.spec} (from the {resolved.origin})")
+        if resolved.target.script is not None:
+            given = {
+                "--steps": steps,
+                "--epochs": epochs,
+                "--out": out,
+                "--resume": resume,
+                "--seed": seed,
+            }
+            become_script(profile, resolved.target, given, as_json=json_output)
+        assert chosen is None or isinstance(chosen, str)
         options = TrainingOptions(profile=profile, steps=steps, epochs=epochs, out=out, resume=resume, seed=seed)
         with stop_on_signals(signal.SIGUSR1) as stop, training_view() as view:
-            summary = run_training(options, target, should_stop=stop, report=view.show, warn=view.warn)
+            summary = run_training(options, chosen, should_stop=stop, report=view.show, warn=view.warn)
         if json_output:
             print_json(summary.to_json())
         else:
             print_summary(summary)
         stop.exit_if_set()
+
+
+def become_script(profile: Path, target: TargetRecord, given: Mapping[str, object], *, as_json: bool) -> NoReturn:
+    """Run a script with a profile's settings in this process's place: signals and exit status are its own.
+
+    Raises:
+        UsageError: an option is given that only the script's own command can set.
+    """
+    from autotune.errors import UsageError
+    from autotune.records.profile import Profile
+    from autotune.train.script import execute, prepare_script_run
+
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{name} is for a workload, and the target is a script", hint=f"give {target.spec} its own flag for it"
+            )
+    run = prepare_script_run(Profile.load(profile), target, as_json=as_json, note=lambda text: say(f"note: {text}"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    execute(run, Path(target.folder))
 
 
 def relaunch_with_environment(profile: Path) -> None:

@@ -214,6 +214,11 @@ def find_random_sources(dataset: Dataset[Any], collate: Callable[[list[Any]], An
         (collate or default_collate)(samples)
     after = read_generators()
     restore_generators(before)
+    return moved_generators(before, after)
+
+
+def moved_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the global CPU generators whose states differ."""
     moved = {
         "torch": not torch.equal(before["torch"], after["torch"]),
         "numpy": before["numpy"][2] != after["numpy"][2] or not np.array_equal(before["numpy"][1], after["numpy"][1]),
@@ -241,7 +246,8 @@ def move_batch(batch: Any, place: Callable[[torch.Tensor], torch.Tensor], device
         if type(batch) is dict or not isinstance(batch, MutableMapping):
             return moved
         same_kind = copy.copy(batch)  # collators return dictionaries that also answer `batch.input_ids`
-        same_kind.update(moved)
+        for key, value in moved.items():
+            same_kind[key] = value  # one by one: a model's output class of transformers refuses `update`
         return same_kind
     if device is not None and callable(getattr(batch, "to", None)):
         return batch.to(device)

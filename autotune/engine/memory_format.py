@@ -9,9 +9,13 @@ from autotune.records.config import TrainConfig
 
 
 def apply_memory_format(model: nn.Module, config: TrainConfig) -> None:
-    """Lay the model's 4-d parameters out as the config says, in place."""
-    if config.memory_format == "channels_last":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    """Lay the model's 4-d parameters and buffers out as the config says, in place."""
+    if config.memory_format != "channels_last":
+        return
+    # Not `model.to(memory_format=...)`, which fails on a 5-d buffer.
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 def arrange_input(tensor: torch.Tensor, config: TrainConfig) -> torch.Tensor:

@@ -78,6 +78,52 @@ class CudaClock:
         return [early.elapsed_time(late) / 1000.0 for early, late in pairwise(events)]
 
 
+class AsideClock:
+    """A clock that stands still while a training does something else, such as validating.
+
+    Attributes:
+        aside_seconds: how long it has stood still.
+    """
+
+    def __init__(self, inner: Clock) -> None:
+        self.aside_seconds = 0.0
+        self._inner = inner
+        self._since: float | None = None
+        self._aside_at_marks: list[float] = []
+
+    def step_aside(self) -> None:
+        """Stand still; nothing when it does already."""
+        if self._since is None:
+            self._inner.synchronize()
+            self._since = self._inner.now()
+
+    def come_back(self) -> None:
+        """Go on; nothing when it does already."""
+        if self._since is not None:
+            self._inner.synchronize()
+            self.aside_seconds += self._inner.now() - self._since
+            self._since = None
+
+    def now(self) -> float:
+        """Return seconds without those spent aside."""
+        return (self._inner.now() if self._since is None else self._since) - self.aside_seconds
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._inner.synchronize()
+
+    def mark(self) -> None:
+        """Note the end of a step."""
+        self._inner.mark()
+        self._aside_at_marks.append(self.aside_seconds)
+
+    def take_intervals(self) -> list[float]:
+        """Return the seconds between the marks without those spent aside, and start anew."""
+        marks, self._aside_at_marks = self._aside_at_marks, []
+        pairs = zip(self._inner.take_intervals(), pairwise(marks), strict=True)
+        return [max(0.0, seconds - (late - early)) for seconds, (early, late) in pairs]
+
+
 def clock_for(device: torch.device) -> Clock:
     """Return the clock of a device."""
     return CudaClock() if device.type == "cuda" else HostClock()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import torch
@@ -47,12 +47,19 @@ class DivergedError(Exception):
         self.step = step
 
 
+class TrainingEndedError(Exception):
+    """Thrown into a measurement whose training takes no further step."""
+
+
+Steps = Generator[None, None, Measurement]
+"""A measurement that asks for one optimizer step at each yield."""
+
+
 @dataclass
 class Timing:
     """A measurement in progress.
 
     Attributes:
-        step: takes one optimizer step.
         clock: reads time.
         compiled_graphs: how many graphs have been compiled so far.
         losses: loss of each step not read yet, on the device.
@@ -60,7 +67,6 @@ class Timing:
         data_wait_seconds: time spent waiting for the loader.
     """
 
-    step: Callable[[Mark], StepOutcome]
     clock: Clock
     compiled_graphs: Callable[[], int]
     losses: list[Tensor] = field(default_factory=list)
@@ -68,18 +74,17 @@ class Timing:
     data_wait_seconds: float = 0.0
     _values: list[float] = field(default_factory=list)
 
-    def take_step(self) -> int:
-        """Take one step and return its samples."""
+    def take_step(self, step: Callable[[Mark], StepOutcome]) -> None:
+        """Take one step and note what it was."""
         began = self.clock.now()
 
         def note(phase: str) -> None:
             if phase == "data":
                 self.data_wait_seconds += self.clock.now() - began
 
-        outcome = self.step(note)
+        outcome = step(note)
         self.losses.append(outcome.loss)
         self.samples += outcome.samples
-        return outcome.samples
 
     def read_losses(self) -> tuple[float, ...]:
         """Return all losses as numbers.
@@ -113,18 +118,30 @@ def time_training(
     Raises:
         DivergedError: a loss is not finite.
     """
-    timing = Timing(step=training.step, clock=clock_for(device), compiled_graphs=compiled_graph_count)
-    measurement = measure_throughput(timing, config, limits, MemoryMeter(device))
+    timing = Timing(clock=clock_for(device), compiled_graphs=compiled_graph_count)
+    measurement = drive(measure_throughput(timing, config, limits, MemoryMeter(device)), timing, training.step)
     return measurement, LossCurve(seed=seed, losses=timing.read_losses(), samples=timing.samples)
 
 
-def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits, memory: MemoryMeter) -> Measurement:
-    """Warm up, then time blocks of whole optimizer steps.
+def drive(steps: Steps, timing: Timing, step: Callable[[Mark], StepOutcome]) -> Measurement:
+    """Take every step that a measurement asks for and return it."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            measurement: Measurement = end.value
+            return measurement
+        timing.take_step(step)
+
+
+def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits, memory: MemoryMeter) -> Steps:
+    """Warm up, then time blocks of whole optimizer steps; whoever iterates takes the steps.
 
     Raises:
         DivergedError: a loss is not finite.
+        TrainingEndedError: it was thrown in, and not one step had been timed.
     """
-    warm_up = _warm_up(timing, backlog_steps(config), limits)
+    warm_up = yield from _warm_up(timing, backlog_steps(config), limits)
     memory.reset_device()
     memory.sample()
     timing.data_wait_seconds = 0.0
@@ -133,12 +150,16 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     step_seconds: list[float] = []
     clock = timing.clock
     began = clock.now()
-    while not _enough(blocks, clock.now() - began, limits.measure_seconds):
-        block, intervals = _time_block(timing, steps_per_block)
-        blocks.append(block)
-        step_seconds += intervals
+    ended = False
+    while not ended and not _enough(blocks, clock.now() - began, limits.measure_seconds):
+        block, intervals, ended = yield from _time_block(timing, steps_per_block)
+        if block is not None:
+            blocks.append(block)
+            step_seconds += intervals
         memory.sample()
         timing.read_losses()
+    if not blocks:
+        raise TrainingEndedError
     return Measurement(
         blocks=tuple(blocks),
         step_seconds=tuple(step_seconds),
@@ -158,7 +179,7 @@ def backlog_steps(config: TrainConfig) -> int:
     return math.ceil((config.num_workers * config.prefetch_factor + 2) / config.gradient_accumulation_steps)
 
 
-def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> _WarmUp:
+def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> Generator[None, None, _WarmUp]:
     clock = timing.clock
     began = clock.now()
     durations: list[float] = []
@@ -167,7 +188,7 @@ def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> _WarmUp:
     quiet_steps = 0
     while True:
         before = clock.now()
-        timing.take_step()
+        yield
         clock.synchronize()
         durations.append(clock.now() - before)
         quiet_steps += 1
@@ -202,19 +223,31 @@ def _settled(durations: list[float]) -> bool:
     return abs(statistics.median(early) - middle) <= max(STEADY_TOLERANCE * middle, 3 * scatter)
 
 
-def _time_block(timing: Timing, steps: int) -> tuple[Block, list[float]]:
+def _time_block(timing: Timing, steps: int) -> Generator[None, None, tuple[Block | None, list[float], bool]]:
+    """Return the block and the seconds of its steps, and whether the training ended in it; None for an empty one."""
     clock = timing.clock
     clock.synchronize()
     clock.take_intervals()
+    taken, samples, ended = 0, timing.samples, False
     began = clock.now()
     clock.mark()
-    samples = 0
-    for _ in range(steps):
-        samples += timing.take_step()
-        clock.mark()
+    while taken < steps and not ended:
+        try:
+            yield
+        except TrainingEndedError:
+            ended = True
+        else:
+            taken += 1
+            clock.mark()
     clock.synchronize()
     seconds = clock.now() - began
-    return Block(optimizer_steps=steps, samples=samples, seconds=seconds), clock.take_intervals()
+    if taken == 0:
+        return None, [], ended
+    return (
+        Block(optimizer_steps=taken, samples=timing.samples - samples, seconds=seconds),
+        clock.take_intervals(),
+        ended,
+    )
 
 
 def _enough(blocks: list[Block], elapsed: float, limit: float) -> bool:

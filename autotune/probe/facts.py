@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.flop_counter import FlopCounterMode
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import Training, backend_settings, evaluate
 from autotune.engine.memory_format import has_4d_convolution
+from autotune.engine.operations import watched_operations
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
 from autotune.engine.windows import ResidentWindows
@@ -89,8 +88,8 @@ def _look_at_training(
         metric_name=None if loaded.metric is None else loaded.metric.name,
         metric_direction="minimize" if loaded.metric is None else loaded.metric.direction,
         evaluate_seconds=evaluate_seconds,
-        supports_bf16=_supports_bf16(device),
-        warnings=(*troubles, *_find_troubles()),
+        supports_bf16=supports_bf16(device),
+        warnings=(*troubles, *find_troubles()),
     )
 
 
@@ -136,9 +135,9 @@ def _time_samples(dataset: Any, batch: int, collate: Callable[[list[Any]], Any],
 def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:
     model = training.model
     trainable = [p for p in model.parameters() if p.requires_grad]
-    with _AttentionWatch() as watch, FlopCounterMode(display=False) as counter:
+    with watched_operations() as seen:
         outcome = training.step()
-    counted = counter.get_total_flops() if baseline.compile_mode == "off" else 0
+    counted = seen.flops if baseline.compile_mode == "off" else 0
     own_switch = callable(getattr(model, "gradient_checkpointing_enable", None))
     blocks = len(find_repeated_blocks(model))
     return ModelFacts(
@@ -146,22 +145,10 @@ def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:
         parameter_bytes=sum(p.numel() * p.element_size() for p in trainable),
         has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
         has_4d_convolution=has_4d_convolution(model),
-        calls_attention=watch.seen,
+        calls_attention=seen.attention,
         checkpointable_blocks=blocks or int(own_switch),
         flops_per_sample=counted / outcome.samples if counted else None,
     )
-
-
-class _AttentionWatch(TorchFunctionMode):
-    """Notes whether scaled_dot_product_attention is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or function is nn.functional.scaled_dot_product_attention
-        return function(*args, **(kwargs or {}))
 
 
 def _time_phases(training: Training, clock: Clock) -> tuple[StepPhases, float]:
@@ -242,7 +229,8 @@ def _time_evaluation(
         signal.signal(signal.SIGALRM, before)
 
 
-def _supports_bf16(device: torch.device) -> bool:
+def supports_bf16(device: torch.device) -> bool:
+    """Return whether bf16 autocast runs on a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     try:
@@ -254,7 +242,8 @@ def _supports_bf16(device: torch.device) -> bool:
     return True
 
 
-def _find_troubles() -> tuple[str, ...]:
+def find_troubles() -> tuple[str, ...]:
+    """Return what makes every training of this process slow, one sentence each."""
     found = []
     if torch.is_anomaly_enabled():
         found.append("autograd's anomaly detection is on: it checks every operation and slows training a lot")

@@ -116,6 +116,7 @@ def _share(seconds: float, phases: StepPhases) -> float:
         + phases.forward_seconds
         + phases.backward_seconds
         + phases.optimizer_seconds
+        + phases.other_seconds
     )
     return seconds / total if total > 0 else 0.0
 

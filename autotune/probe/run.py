@@ -15,8 +15,10 @@ from autotune.knobs import Facts
 from autotune.probe.hardware import read_hardware, read_software
 from autotune.probe.verdict import judge
 from autotune.records.probe import ProbeReport
+from autotune.records.script import Script
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.space import build_space
+from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
 
@@ -26,11 +28,11 @@ PROBE_SECONDS = 300.0
 _MEASURE_SECONDS = 4.0
 
 
-def run_probe(target: str | None = None, *, folder: str | Path | None = None) -> ProbeReport:
+def run_probe(target: str | Script | None = None, *, folder: str | Path | None = None) -> ProbeReport:
     """Probe a target with its own settings.
 
     Args:
-        target: `file.py:attr` or `package.module:attr`; None takes [tool.autotune]'s, else the built-in demo.
+        target: `file.py:attr`, `package.module:attr` or a script; None takes [tool.autotune]'s, else the built-in demo.
         folder: working folder; None for the current one.
 
     Raises:
@@ -60,22 +62,43 @@ def probe_target(
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
     spec = TrialSpec(number=0, purpose="probe", target=target, config=None, seeds=(seed,), limits=limits)
+    fingerprint = None if target.script is None else fingerprint_target(target)
     result = run_trial(spec)
-    if result.facts is None or result.measurement is None:
+    facts, measurement = result.facts, result.measurement
+    if facts is None or measurement is None:
         raise explain_failed_baseline(result)
-    verdict, advice = judge(result.facts, result.measurement, hardware)
-    space = build_space(Facts(target=result.facts, hardware=hardware))
+    if fingerprint is not None:
+        facts = facts.replace(fingerprint=fingerprint, warnings=(*facts.warnings, *describe_written(result)))
+        result = result.replace(facts=facts)
+    verdict, advice = judge(facts, measurement, hardware)
+    space = build_space(Facts(target=facts, hardware=hardware))
     report = ProbeReport(
         hardware=hardware,
         software=software,
-        target=result.facts,
-        measurement=result.measurement,
+        target=facts,
+        measurement=measurement,
         verdict=verdict,
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
         elapsed_seconds=time.monotonic() - began,
     )
     return report, result
+
+
+def describe_written(result: TrialResult) -> list[str]:
+    """Return what became of the files that a script wrote in its trial, for the user."""
+    sentences = []
+    if result.written:
+        sentences.append(f"what the script writes in its trials is thrown away: {_list_some(result.written)}")
+    if result.written_elsewhere:
+        some = _list_some(result.written_elsewhere)
+        sentences.append(f"the script writes by absolute path, and its trials do so too: {some}")
+    return sentences
+
+
+def _list_some(paths: tuple[str, ...], most: int = 5) -> str:
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more
 
 
 def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:

@@ -10,6 +10,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Measurement
+from autotune.records.script import Numerics
 
 Limit = Literal["input", "launch", "bandwidth", "compute", "unknown"]
 
@@ -50,7 +51,9 @@ class StepPhases(Record):
     backward_seconds: float
     """Backward pass."""
     optimizer_seconds: float
-    """Clipping, optimizer, scheduler, zeroing gradients."""
+    """Clipping, optimizer, scheduler, zeroing gradients; for a script the optimizer alone."""
+    other_seconds: float = 0.0
+    """Whatever else a script does in a step: the loss, clipping, copies, logging."""
 
 
 class ModelFacts(Record):
@@ -125,6 +128,16 @@ class TargetFacts(Record):
     """Which way the metric is better."""
     evaluate_seconds: float | None = None
     """One call of `evaluate`; None without one, or when it takes too long for a drift check."""
+    fixed: dict[str, str] = {}
+    """Knobs that cannot be varied on this target, by name, each with the reason in one sentence."""
+    numerics: dict[str, Numerics] = {}
+    """Knobs whose class on this target is not the table's; own knobs by their `user_knobs.NAME`."""
+    scales_loss: bool = True
+    """The loss is scaled for fp16: by the engine for a workload, by a script only if it does so itself."""
+    training_loaders: tuple[str, ...] = ()
+    """Which of a script's loaders it trains from."""
+    aside_fraction: float = 0.0
+    """Share of the time a script spends on validation and the like, which no knob of a step makes shorter."""
     supports_bf16: bool = True
     """bf16 autocast runs on the device."""
     ceilings: Ceilings = Ceilings()

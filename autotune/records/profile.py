@@ -25,6 +25,8 @@ class ProfileTarget(Record):
     """The target as the user named it."""
     fingerprint: str
     """Twelve hex digits over the target's source file."""
+    training_loaders: tuple[str, ...] = ()
+    """Which of a script's loaders its loader settings are for, by description."""
 
 
 class OneOffCosts(Record):

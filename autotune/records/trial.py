@@ -11,6 +11,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Measurement
 from autotune.records.probe import TargetFacts
+from autotune.records.script import Script
 
 
 class TrialStatus(StrEnum):
@@ -30,9 +31,11 @@ class Target(Record):
     """What is tuned."""
 
     spec: str
-    """`file.py:attr` or `package.module:attr`, as the user typed it."""
+    """`file.py:attr` or `package.module:attr` as the user typed it; for a script its command line."""
     folder: str
     """Working folder the spec is resolved in."""
+    script: Script | None = None
+    """The script; None for a workload."""
 
 
 class TrialLimits(Record):
@@ -74,7 +77,11 @@ class TrialSpec(Record):
     evaluate: bool = False
     """Let a quality trial also call the target's `evaluate`."""
     random_sources: tuple[str, ...] = ()
-    """Generators the dataset draws from, as the probe found them: seeded for each sample."""
+    """Generators the dataset draws from, as the probe found them: seeded for each sample of a workload."""
+    baseline: TrainConfig | None = None
+    """What a script does by itself, as the probe found it: only what differs is applied; None for a workload."""
+    training_loaders: tuple[str, ...] = ()
+    """Which of a script's loaders it trains from, as the probe found them."""
     limits: TrialLimits
     """Time and memory."""
 
@@ -115,3 +122,7 @@ class TrialResult(Record):
     """Losses: one curve per seed."""
     facts: TargetFacts | None = None
     """What a probe found."""
+    written: tuple[str, ...] = ()
+    """Files a script made, changed or deleted in its disposable view, relative to the working folder."""
+    written_elsewhere: tuple[str, ...] = ()
+    """Files outside of it that the script opened for writing by an absolute path: these are real."""

@@ -68,7 +68,7 @@ class DriftGate:
         candidate = self.train(config, self.plan)
         if candidate is None:
             return None
-        numerics = numerics_of(config, self.facts.baseline)
+        numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
         checks = [check_losses(candidate.curves, self._baseline, margin=self.max_drift, exact=numerics == "exact")]
         if self.plan.evaluate and self.facts.metric_name is not None:
             checks.append(
@@ -103,7 +103,15 @@ def is_passed(checks: tuple[QualityCheck, ...]) -> bool:
     return bool(checks) and all(check.verdict == "non-inferior" for check in checks)
 
 
-def plan_drift(seconds: float, facts: TargetFacts, *, seconds_per_step: float, candidates: int) -> DriftPlan | None:
+def plan_drift(
+    seconds: float,
+    facts: TargetFacts,
+    *,
+    seconds_per_step: float,
+    candidates: int,
+    start_seconds: float = _START_SECONDS,
+    asked_steps: int | None = None,
+) -> DriftPlan | None:
     """Return what fits the time: the metric before more candidates; None when not even the least number of steps does.
 
     Args:
@@ -111,16 +119,21 @@ def plan_drift(seconds: float, facts: TargetFacts, *, seconds_per_step: float, c
         facts: what the probe found.
         seconds_per_step: of the baseline.
         candidates: how many could be checked.
+        start_seconds: what one arm spends before and between its seeds.
+        asked_steps: steps per seed that the user asked for; None to choose by the time.
     """
     with_metric = [(count, wanted, True) for wanted in (GOOD_STEPS, LEAST_STEPS) for count in range(candidates, 0, -1)]
+    if asked_steps is not None:
+        with_metric = [(count, asked_steps, True) for count in range(candidates, 0, -1)]
     losses_only = [(count, wanted, False) for count, wanted, _ in with_metric]
     for count, wanted, evaluate in [*with_metric, *losses_only]:
         if evaluate and facts.evaluate_seconds is None and facts.metric_name is not None:
             continue
         evaluation = (facts.evaluate_seconds or 0.0) if evaluate else 0.0
-        arm_seconds = _USABLE_SHARE * seconds / (1 + count) - _START_SECONDS
+        arm_seconds = _USABLE_SHARE * seconds / (1 + count) - start_seconds
         steps = int((arm_seconds / SEEDS - evaluation) / max(seconds_per_step, 1e-6))
         if steps >= wanted:
             has_metric = evaluate and facts.metric_name is not None
-            return DriftPlan(steps=min(MOST_STEPS, steps), evaluate=has_metric, candidates=count)
+            most = asked_steps or min(MOST_STEPS, steps)
+            return DriftPlan(steps=most, evaluate=has_metric, candidates=count)
     return None

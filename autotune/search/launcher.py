@@ -13,7 +13,7 @@ from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
 from autotune.search.budget import Budget
-from autotune.search.drift import SEEDS, DriftPlan
+from autotune.search.drift import DriftPlan
 from autotune.search.objective import Judged, Limits, best_of
 from autotune.search.progress import SearchReporter, Standing
 from autotune.search.strategy import COMPILE_SECONDS
@@ -69,6 +69,7 @@ class Launcher:
         seconds: float,
         *,
         plan: DriftPlan | None = None,
+        seeds: tuple[int, ...] | None = None,
         ends_with_stage: bool = True,
     ) -> TrialResult:
         """Run one config for at most some seconds and return its result.
@@ -78,6 +79,7 @@ class Launcher:
             purpose: time it, or train it for its losses with every seed.
             seconds: until it is killed, the kill included.
             plan: of a quality trial.
+            seeds: to train with; None for the search's own.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
         """
         assert self.report is not None
@@ -88,10 +90,12 @@ class Launcher:
             target=self.state.target,
             config=config,
             device=self.report.target.device,
-            seeds=tuple(self.state.seed + i for i in range(SEEDS if purpose == "quality" else 1)),
+            seeds=seeds or (self.state.seed,),
             quality_steps=plan.steps if plan else 1,
             evaluate=plan is not None and plan.evaluate,
             random_sources=self.report.target.data.random_sources,
+            baseline=None if self.state.target.script is None else self.report.target.baseline,
+            training_loaders=self.report.target.training_loaders,
             limits=TrialLimits(
                 time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
                 warmup_cap_seconds=max(2.0, 2 * self.state.measure_seconds),

@@ -5,7 +5,6 @@ Record in: a target and options. Record out: a Profile, in best.json from the mo
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.probe.hardware import read_hardware, read_software
 from autotune.records.profile import Profile
+from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
@@ -21,7 +21,7 @@ from autotune.search.folder import SearchFolder, check_output, create_search_fol
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
 from autotune.search.session import Session
-from autotune.targets.load import split_spec
+from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
 
@@ -54,7 +54,7 @@ class SearchOptions:
 
 
 def run_search(
-    target: str | None = None,
+    target: str | Script | None = None,
     options: SearchOptions | None = None,
     *,
     folder: str | Path | None = None,
@@ -64,7 +64,7 @@ def run_search(
     """Search for faster settings of a target.
 
     Args:
-        target: `file.py:attr` or `package.module:attr`; None takes [tool.autotune]'s, else the built-in demo.
+        target: `file.py:attr`, `package.module:attr` or a script; None takes [tool.autotune]'s, else the built-in demo.
         options: budget, limits and paths.
         folder: working folder; None for the current one.
         reporter: hears what happens.
@@ -108,6 +108,7 @@ def _search(
             if is_answer or not _holds_proof(path, profile):
                 profile.save(path)
 
+    state = place.read_state()
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.path / "inductor")}
     with TrialRunner(
         place.trials,
@@ -115,8 +116,9 @@ def _search(
         environment=environment,
         should_stop=should_stop,
         on_poll=reporter.polled,
+        warm=state.target.script is None,
     ) as runner:
-        launcher = Launcher(place.read_state(), budget, runner, reporter, should_stop, number=place.next_number())
+        launcher = Launcher(state, budget, runner, reporter, should_stop, number=place.next_number())
         return Session(place, launcher, save).run()
 
 
@@ -164,8 +166,7 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     probe = found.read_probe()
     if probe is None:
         return
-    file = Path(now.target.folder) / split_spec(now.target.spec)[0]
-    changed = file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest()[:12] != probe.target.fingerprint
+    changed = fingerprint_target(now.target) not in (None, probe.target.fingerprint)
     hardware, software = read_hardware(), read_software()
     if changed or hardware.fingerprint != probe.hardware.fingerprint or software != probe.software:
         what = "the target" if changed else "the machine or its software"

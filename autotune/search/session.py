@@ -34,6 +34,8 @@ LEAST_GAIN = math.log(1.005)
 MOST_FINALISTS = 2
 MOST_CHECKED = 3
 
+_PROCESS_SECONDS = 1.0
+
 
 class Session:
     """The stages of one search, in order.
@@ -48,6 +50,7 @@ class Session:
         self._folder, self._launcher, self._save = folder, launcher, save
         self._known = folder.read_trials()
         self._findings: Findings
+        self._startup_seconds = 0.0
         self._space: SearchSpace
 
     def run(self) -> Profile:
@@ -59,6 +62,7 @@ class Session:
             TargetError: the training fails with its own settings.
         """
         probed = self._probe()
+        self._startup_seconds = probed.startup_seconds
         self._answer()
         self._explore(probed)
         finalists = self._check_drift()
@@ -111,6 +115,8 @@ class Session:
         launch = launcher.predict_seconds(self._space.baseline)
         step = self._findings.report.measurement.seconds_per_step
         needed = (2 * LEAST_ROUNDS + 2) * launch + 2 * SEEDS * LEAST_STEPS * step
+        if launcher.state.target.script is not None:
+            needed += 2 * SEEDS * (probed.startup_seconds + _PROCESS_SECONDS)
         if needed > launcher.budget.remaining_seconds:
             least = 1.2 * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
             asked = format_duration(launcher.budget.seconds)
@@ -137,12 +143,7 @@ class Session:
             findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
             return []
         step = findings.report.measurement.seconds_per_step
-        plan = plan_drift(
-            launcher.budget.drift_remaining_seconds,
-            findings.report.target,
-            seconds_per_step=step,
-            candidates=min(MOST_FINALISTS, len(candidates)),
-        )
+        plan = self._plan_drift(step, min(MOST_FINALISTS, len(candidates)))
         if plan is None:
             findings.notes.append("there was no time for the drift checks, so nothing is claimed")
             return []
@@ -159,13 +160,31 @@ class Session:
             findings.notes.append("no faster candidate was shown to learn as well as your settings")
         return passed
 
+    def _plan_drift(self, seconds_per_step: float, candidates: int) -> DriftPlan | None:
+        launcher, facts = self._launcher, self._findings.report.target
+        script, seconds = launcher.state.target.script, launcher.budget.drift_remaining_seconds
+        if script is None:
+            return plan_drift(seconds, facts, seconds_per_step=seconds_per_step, candidates=candidates)
+        asked = script.quality_steps
+        if script.quality_epochs is not None and facts.data.sample_count is not None:
+            asked = script.quality_epochs * math.ceil(facts.data.sample_count / facts.baseline.effective_batch_size)
+        return plan_drift(
+            seconds,
+            facts,
+            seconds_per_step=seconds_per_step,
+            candidates=candidates,
+            # Each seed is a process of its own: a script cannot be started twice in one.
+            start_seconds=SEEDS * (self._startup_seconds + _PROCESS_SECONDS),
+            asked_steps=asked,
+        )
+
     def _pass_gate(self, gate: DriftGate, candidates: list[TrainConfig]) -> list[TrainConfig]:
         """Return those that pass, and note every check; what failed is not tried again with more on top."""
         baseline = self._space.baseline
         passed: list[TrainConfig] = []
         failed: list[frozenset[str]] = []
         for config in candidates:
-            changes = inexact_changes(config, baseline)
+            changes = inexact_changes(config, baseline, self._findings.report.target.numerics)
             if any(one <= changes for one in failed):
                 continue
             if len(passed) == gate.plan.candidates or len(passed) + len(failed) == MOST_CHECKED:
@@ -202,16 +221,26 @@ class Session:
         seconds = self._launcher.budget.drift_remaining_seconds
         if seconds <= 0 or self._launcher.should_stop():
             return None
-        again = self._find_learned(config, plan)
-        result = again or self._launcher.launch(config, "quality", seconds, plan=plan)
-        return None if result.status is TrialStatus.INTERRUPTED else result
+        state = self._launcher.state
+        seeds = tuple(state.seed + i for i in range(SEEDS))
+        results = []
+        for some in [seeds] if state.target.script is None else [(seed,) for seed in seeds]:
+            seconds = self._launcher.budget.drift_remaining_seconds
+            again = self._find_learned(config, plan, some)
+            result = again or self._launcher.launch(config, "quality", max(0.0, seconds), plan=plan, seeds=some)
+            if result.status is TrialStatus.INTERRUPTED:
+                return None
+            results.append(result)
+            if not result.curves:
+                break
+        return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
 
-    def _find_learned(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
+    def _find_learned(self, config: TrainConfig, plan: DriftPlan, seeds: tuple[int, ...]) -> TrialResult | None:
         """Return an earlier session's training of the same config by the same plan; None when there is none."""
-        wanted = ("quality", config, plan.steps, plan.evaluate, SEEDS)
+        wanted = ("quality", config, plan.steps, plan.evaluate, seeds)
         for result in self._known:
             spec = result.spec
-            if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, len(spec.seeds)) == wanted:
+            if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, spec.seeds) == wanted:
                 return result
         return None
 

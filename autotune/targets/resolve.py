@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
+from autotune.records.script import Script
 from autotune.records.trial import Target
+from autotune.targets.script import script_label
 
 DEMO_TARGET = "autotune.targets.demo:workload"
 CONFIG_FILES = ("autotune.toml", "pyproject.toml")
@@ -47,21 +49,26 @@ class ResolvedTarget:
     origin: str
 
 
-def resolve_target(argument: str | None, *, folder: Path, remembered: str | None = None) -> ResolvedTarget:
+def resolve_target(argument: str | Script | None, *, folder: Path, remembered: Target | None = None) -> ResolvedTarget:
     """Return the target: the argument, else the settings', else what the folder's search remembers, else the demo.
 
     Args:
-        argument: as typed; None when it was left out.
+        argument: as typed, or a script; None when it was left out.
         folder: the working folder.
         remembered: target of the search that was run in this folder; only the final training passes it.
 
     Raises:
         UsageError: the settings file is not valid.
     """
+    if isinstance(argument, Script):
+        target = Target(spec=script_label(argument.command), folder=str(folder), script=argument)
+        return ResolvedTarget(target, "argument")
     settings = read_project_settings(folder)
-    for spec, origin in ((argument, "argument"), (settings.target, "settings"), (remembered, "search")):
+    for spec, origin in ((argument, "argument"), (settings.target, "settings")):
         if spec is not None:
             return ResolvedTarget(Target(spec=spec, folder=str(folder)), origin)
+    if remembered is not None:
+        return ResolvedTarget(remembered, "search")
     return ResolvedTarget(Target(spec=DEMO_TARGET, folder=str(folder)), "demo")
 
 

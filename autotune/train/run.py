@@ -25,6 +25,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, TrainingSummary
+from autotune.records.script import Script
 from autotune.search.folder import find_search_folder
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget, resolve_target
@@ -111,7 +112,7 @@ def run_training(
     return summary
 
 
-def resolve_training_target(target: str | None, folder: Path) -> ResolvedTarget:
+def resolve_training_target(target: str | Script | None, folder: Path) -> ResolvedTarget:
     """Return the target: the argument, [tool.autotune]'s, the one this folder's newest search had, or the demo.
 
     Raises:
@@ -121,7 +122,7 @@ def resolve_training_target(target: str | None, folder: Path) -> ResolvedTarget:
     remembered = None
     if found is not None:
         try:
-            remembered = found.read_state().target.spec
+            remembered = found.read_state().target
         except AutotuneError:
             remembered = None
     return resolve_target(target, folder=folder, remembered=remembered)
@@ -140,6 +141,11 @@ def check_profile(profile: Profile, loaded: LoadedWorkload, note: Callable[[str]
                 hint="name the target it belongs to, or search again for this one",
             )
         note(f"{loaded.label} has changed since the search: the speed-up and the drift check may no longer hold")
+    check_machine(profile, note)
+
+
+def check_machine(profile: Profile, note: Callable[[str], None]) -> None:
+    """Tell what is other about this machine than about the one a profile was measured on."""
     if profile.hardware.fingerprint != read_hardware().fingerprint:
         machine = _shown(_machine(profile.hardware))
         note(f"the profile was measured on other hardware ({machine}): search again here to be sure")

@@ -5,10 +5,6 @@ folder/spec.json ── load workload ── build training ── measure │ l
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import signal
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -27,8 +23,7 @@ from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 from autotune.trial.causes import explain_exception
 from autotune.trial.files import RESULT_FILE, SPEC_FILE
-
-_OOM_SCORE = "700"
+from autotune.trial.prepare import exit_at_once, prepare_process
 
 
 def main(folder: Path, *, started: float) -> None:
@@ -38,7 +33,7 @@ def main(folder: Path, *, started: float) -> None:
         folder: the trial's own folder.
         started: `time.monotonic()` when the process was started.
     """
-    _prepare_process()
+    prepare_process()
     spec = read_record(folder / SPEC_FILE, TrialSpec)
     result = run_spec(spec, started=started)
     write_record(folder / RESULT_FILE, result)
@@ -58,12 +53,7 @@ def run_and_exit(folder: Path, *, started: float) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (AttributeError, OSError, ValueError):
-                continue  # the user's code closed or replaced it
-        os._exit(status)
+        exit_at_once(status)
 
 
 def run_spec(spec: TrialSpec, *, started: float) -> TrialResult:
@@ -136,16 +126,3 @@ def _finite(value: float) -> float | None:
 def _failed(spec: TrialSpec, status: TrialStatus, cause: str, error: str, *, started: float) -> TrialResult:
     elapsed = time.monotonic() - started
     return TrialResult(spec=spec, status=status, cause=cause, error=error, elapsed_seconds=elapsed)
-
-
-def _prepare_process() -> None:
-    os.umask(0o077)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("WANDB_MODE", "disabled")  # a trial is no run of the user's
-    try:
-        # If memory runs out the kernel should take the trial, not the search.
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    except OSError:
-        pass

@@ -17,9 +17,17 @@ def main(folder: Path, *, started: float, supervisor: int) -> None:
         supervisor: process that started this one.
     """
     die_with_parent(supervisor)
-    from autotune.trial.child import run_and_exit
+    from autotune.records.codec import read_record
+    from autotune.records.trial import TrialSpec
+    from autotune.trial.files import SPEC_FILE
 
-    run_and_exit(folder, started=started)
+    if read_record(folder / SPEC_FILE, TrialSpec).target.script is None:
+        from autotune.trial.child import run_and_exit
+
+        run_and_exit(folder, started=started)
+    from autotune.trial.rank import start_script
+
+    start_script(folder, started=started)
 
 
 if __name__ == "__main__":

@@ -5,3 +5,4 @@ from __future__ import annotations
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 LOG_FILE = "log.txt"
+VIEW_FILE = "view.json"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,10 +38,28 @@ class TrialProcess(Protocol):
 class ColdProcess:
     """A trial started by exec: its environment may differ from ours."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], log: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        log: int,
+        *,
+        python: Sequence[str] = (sys.executable,),
+        cwd: str | None = None,
+    ) -> None:
+        """Start the trial.
+
+        Args:
+            folder: the trial's own folder.
+            environment: added to ours.
+            log: where it prints.
+            python: the interpreter and its options.
+            cwd: working folder; None for ours.
+        """
         arguments = [str(folder), str(time.monotonic()), str(os.getpid())]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "autotune.trial.cold", *arguments],
+            [*python, "-P", "-m", "autotune.trial.cold", *arguments],
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

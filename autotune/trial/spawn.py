@@ -26,6 +26,7 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.causes import Outcome, explain_exit
 from autotune.trial.files import LOG_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.process import MARKER, CappedLog, ColdProcess, ForkServer, TrialProcess
+from autotune.trial.scripts import ScriptStarter
 
 KILL_SECONDS = 1.2
 """Longest time the kill ladder takes, from the stack dump to the last reaped process."""
@@ -68,6 +69,7 @@ class TrialRunner:
         self._environment = {**(environment or {}), MARKER: self._marker}
         self._children_before = {child.pid for child in psutil.Process().children()}
         self._server = ForkServer(self._environment) if warm else None
+        self._scripts = ScriptStarter()
         self._adopted_before = False
 
     def __enter__(self) -> Self:
@@ -79,6 +81,7 @@ class TrialRunner:
             self._server.close()
             self._server = None
         self._sweep()
+        self._scripts.discard()
         adopt_orphans(self._adopted_before)
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
@@ -98,18 +101,20 @@ class TrialRunner:
         finally:
             log.release()
         try:
-            status, verdict = self._supervise(process, spec, began)
+            status, verdict = self._supervise(process, spec, folder, began)
         finally:
             self._end_group(process.pid)
             self._sweep()
         tail = log.finish()
-        result = self._read_result(folder, spec, status, verdict, tail)
+        result = self._scripts.finish(self._read_result(folder, spec, status, verdict, tail))
         result = result.replace(elapsed_seconds=time.monotonic() - began)
         write_record(folder / RESULT_FILE, result)
         return result
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         environment = launch_environment(spec.config, self._host_allocators) if spec.config else {}
+        if spec.target.script is not None:
+            return self._scripts.start(spec, folder, {**environment, **self._environment}, log)
         if self._server is not None and not environment:
             try:
                 return self._server.start(folder, log, should_stop=self._should_stop)
@@ -118,13 +123,17 @@ class TrialRunner:
                 self._server = None
         return ColdProcess(folder, {**environment, **self._environment}, log)
 
-    def _supervise(self, process: TrialProcess, spec: TrialSpec, began: float) -> tuple[int, Outcome | None]:
+    def _supervise(
+        self, process: TrialProcess, spec: TrialSpec, folder: Path, began: float
+    ) -> tuple[int, Outcome | None]:
         limits = spec.limits
         next_memory_poll = began + _MEMORY_POLL_SECONDS
         while True:
             status = process.wait(_POLL_SECONDS)
             if status is not None:
                 return status, None
+            if spec.target.script is not None and (folder / RESULT_FILE).exists():
+                return 0, None  # the leading process is done; the others of its launcher would wait for it
             self._on_poll()
             now = time.monotonic()
             if self._should_stop():

@@ -12,7 +12,7 @@ import torch
 
 from autotune.engine.loop import Mark, StepOutcome
 from autotune.measure.clock import Clock, CudaClock, HostClock, clock_for
-from autotune.measure.throughput import DivergedError, Timing, backlog_steps, measure_throughput
+from autotune.measure.throughput import DivergedError, Timing, backlog_steps, drive, measure_throughput
 from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits
 
 PLAIN = TrainConfig(micro_batch_size=10)
@@ -74,7 +74,7 @@ class Scripted:
         self._wait = wait
         self._compiled = compiled
         self._loss = loss
-        self.timing = Timing(step=self.step, clock=self.clock, compiled_graphs=lambda: self.graphs)
+        self.timing = Timing(clock=self.clock, compiled_graphs=lambda: self.graphs)
         self.graphs = 0
 
     def step(self, mark: Mark) -> StepOutcome:
@@ -91,7 +91,8 @@ class Scripted:
         return StepOutcome(samples=10, loss=loss, ends_epoch=False)
 
     def measure(self, config: TrainConfig = PLAIN, limits: TrialLimits = LIMITS) -> Measurement:
-        return measure_throughput(self.timing, config, limits, self.meter)  # type: ignore[arg-type]
+        steps = measure_throughput(self.timing, config, limits, self.meter)  # type: ignore[arg-type]
+        return drive(steps, self.timing, self.step)
 
 
 def test_even_steps_are_timed_exactly() -> None:

@@ -1,0 +1,203 @@
+"""Hooks on DataLoader: which loaders a script trains from, what they cost, and the loader knobs set on those alone."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from autotune.engine.dataloader import count_samples, moved_generators, read_generators
+from autotune.engine.hooks.steps import PhaseTimer, StepWatch
+from autotune.records.config import TrainConfig
+
+LOADER_KNOBS = frozenset({"num_workers", "prefetch_factor", "persistent_workers", "pin_memory"})
+
+_WATCHED_DRAWS = 16
+
+
+def describe_loader(loader: DataLoader[Any]) -> str:
+    """Return what tells a script's loaders apart and stays the same from run to run, whatever the batch size."""
+    dataset = loader.dataset
+    try:
+        length = str(len(dataset))  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        length = "?"
+    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.batch_sampler or loader.sampler
+    return f"{type(dataset).__qualname__}[{length}] by {type(sampler).__qualname__}"
+
+
+def apply_loader_knobs(loader: DataLoader[Any], config: TrainConfig, changed: frozenset[str]) -> None:
+    """Set the changed loader knobs on a loader before it starts to iterate; its order and random numbers stay."""
+    if not changed & LOADER_KNOBS or isinstance(loader.dataset, IterableDataset):
+        return
+    workers = config.num_workers if "num_workers" in changed else loader.num_workers
+    prefetch = config.prefetch_factor if changed & {"num_workers", "prefetch_factor"} else loader.prefetch_factor
+    persistent = config.persistent_workers if "persistent_workers" in changed else loader.persistent_workers
+    if "pin_memory" in changed:
+        loader.pin_memory = config.pin_memory
+    # DataLoader refuses some of these once it is built, because it would not check them again.
+    for name, value in (
+        ("num_workers", workers),
+        ("prefetch_factor", prefetch if workers else None),
+        ("persistent_workers", persistent and workers > 0),
+    ):
+        object.__setattr__(loader, name, value)
+
+
+class LoaderHooks:
+    """Follows every loader of a script.
+
+    Attributes:
+        epochs: how often a training loader was used up.
+        random_sources: generators of the training process that moved while a batch was fetched.
+    """
+
+    def __init__(
+        self,
+        watch: StepWatch,
+        timer: PhaseTimer,
+        prepare: Callable[[DataLoader[Any]], None],
+        turn: Callable[[bool], None],
+        *,
+        baseline_keeps: bool | None,
+        inspects: bool = False,
+    ) -> None:
+        """Follow loaders.
+
+        Args:
+            watch: told what they yield.
+            timer: told when they are waited for.
+            prepare: sets a training loader's knobs before it iterates.
+            turn: called with True when a training loader starts an epoch, with False when another one does.
+            inspects: keep loaders alive, to look at them when the script has ended.
+            baseline_keeps: the script itself keeps its workers from epoch to epoch; None leaves every draw as it is.
+        """
+        self.epochs = 0
+        self.random_sources: set[str] = set()
+        self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
+        self._keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._loaders: dict[str, weakref.ref[DataLoader[Any]]] = {}
+        self._inspected: dict[str, DataLoader[Any]] | None = {} if inspects else None
+        self._batch_sizes: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+        self._started: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._counts: dict[str, bool] = {}
+        self._iterated: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._left_to_watch = _WATCHED_DRAWS
+        self._baseline_keeps = baseline_keeps
+
+    @property
+    def training_loader(self) -> DataLoader[Any] | None:
+        """The loader that the script trains from, the first by name of several; None without one."""
+        for key in sorted(self._watch.training_loaders & self._loaders.keys()):
+            return self._loaders[key]()
+        return None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hook every loader of the process."""
+        plain_iter, plain_next = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+        hooks = self
+
+        def hooked_iter(loader: DataLoader[Any]) -> Any:
+            return hooks._start(loader, plain_iter)
+
+        def hooked_next(iterator: Any) -> Any:
+            return hooks._fetch(iterator, plain_next)
+
+        DataLoader.__iter__ = hooked_iter  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = hooked_next  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
+            _BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
+
+    def _start(self, loader: DataLoader[Any], plain_iter: Callable[[DataLoader[Any]], Any]) -> Any:
+        key = describe_loader(loader)
+        known = self._watch.training_loaders
+        if key in known:
+            self._prepare(loader)
+            self._turn(True)
+        elif known:
+            self._turn(False)
+        self._timer.enter("data")
+        try:
+            with self._same_random_stream(loader):
+                iterator = plain_iter(loader)
+        finally:
+            self._timer.leave()
+        self._keys[iterator] = key
+        self._batch_sizes[iterator] = loader.batch_size
+        self._started.pop(iterator, None)
+        self._loaders[key] = weakref.ref(loader)
+        if self._inspected is not None:
+            self._inspected[key] = loader
+        return iterator
+
+    @contextmanager
+    def _same_random_stream(self, loader: DataLoader[Any]) -> Iterator[None]:
+        """Have an iterator take from the random stream what it takes at the baseline.
+
+        A new iterator draws one number, its workers' seed; one kept from the last epoch draws none. Everything drawn
+        later depends on it, the order of the epoch first.
+        """
+        is_first = loader not in self._iterated
+        self._iterated.add(loader)
+        if self._baseline_keeps is None or describe_loader(loader) not in self._watch.training_loaders:
+            yield
+            return
+        draws = is_first or not (loader.persistent_workers and loader.num_workers > 0)
+        drew = is_first or not self._baseline_keeps
+        if draws == drew:
+            yield
+        elif drew:
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            yield
+        else:
+            own, loader.generator = loader.generator, torch.Generator()
+            try:
+                yield
+            finally:
+                loader.generator = own
+
+    def _fetch(self, iterator: Any, plain_next: Callable[[Any], Any]) -> Any:
+        key = self._keys.get(iterator)
+        if key is None:
+            return plain_next(iterator)
+        # The first batch may draw the order of the epoch; what draws after it is the samples or their order.
+        before = read_generators() if self._left_to_watch > 0 and iterator in self._started else None
+        self._timer.enter("data")
+        try:
+            batch = plain_next(iterator)
+        except StopIteration:
+            self.epochs += key in self._watch.training_loaders
+            raise
+        finally:
+            self._timer.leave()
+        self._started[iterator] = True
+        if before is not None and key in self._watch.training_loaders:
+            self._left_to_watch -= 1
+            self.random_sources.update(moved_generators(before, read_generators()))
+        self._watch.loader_yielded(key, self._count_samples(key, batch, self._batch_sizes.get(iterator)))
+        return batch
+
+    def _count_samples(self, key: str, batch: Any, batch_size: int | None) -> int:
+        """Return the first dimension of a batch, or the loader's batch size if its first batch has another one."""
+        counted = _count(batch)
+        if batch_size is None:
+            return counted or 1
+        if self._counts.setdefault(key, counted == batch_size) and counted is not None:
+            return counted
+        return batch_size
+
+
+def _count(batch: Any) -> int | None:
+    try:
+        return count_samples(batch)
+    except ValueError:
+        return None

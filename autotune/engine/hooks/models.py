@@ -1,0 +1,163 @@
+"""Hooks on the models of a script: found at their first training call, where the model knobs are applied.
+
+The root is the outermost module that is called in training mode with gradients on and has something to train: not
+the one that owns most parameters (tied weights hide it) and not a loss module. `Module._compiled_call_impl` is where
+`Module.compile` hangs its own work: outside of everything compiled, and left out of copies and pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.engine.dataloader import count_samples
+from autotune.engine.hooks.steps import PhaseTimer, StepWatch
+from autotune.engine.operations import Operations, watched_operations
+
+Call = Callable[..., Any]
+Prepare = Callable[[nn.Module], Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]]
+"""Applies the model knobs to a root at its first training call and returns how to run such a call."""
+
+
+class ModelHooks:
+    """Follows the outermost model calls of a script.
+
+    Attributes:
+        roots: models found so far, in the order of their first training call.
+        error: what a training call raised last, also when the script caught it.
+        compiles_itself: the script compiles a model.
+        seen: operations of the first training call of every root together, if they were asked for.
+    """
+
+    def __init__(
+        self,
+        watch: StepWatch,
+        timer: PhaseTimer,
+        prepare: Prepare,
+        turn: Callable[[bool], None],
+        *,
+        inspects: bool = False,
+    ) -> None:
+        self.roots: list[nn.Module] = []
+        self.error: Exception | None = None
+        self.compiles_itself = False
+        self.seen = Operations()
+        self._inspects = inspects
+        self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
+        self._depth = 0
+        self._finding = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Look for roots; those found stay hooked until the end."""
+        self._finding = True
+        self._look()
+        try:
+            yield
+        finally:
+            self.stop_finding()
+            for root in self.roots:
+                root.__dict__.pop("_compiled_call_impl", None)
+
+    def stop_finding(self) -> None:
+        """Look for no further root: calls of other modules cost nothing from here on."""
+        self._finding = False
+        nn.Module._compiled_call_impl = None
+
+    def _look(self) -> None:
+        hooks = self
+
+        def discover(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return hooks._discover(module, args, kwargs)
+
+        nn.Module._compiled_call_impl = discover
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Take module calls inside for parts of something larger: a root's own, or those of a backward pass."""
+        self._depth += 1
+        # A compiler that traces inner calls must not see that roots are looked for.
+        nn.Module._compiled_call_impl = None
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._finding and not self._depth:
+                self._look()
+
+    def _discover(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        has_something_to_train = any(p.requires_grad for p in module.parameters())
+        if has_something_to_train and module.training and torch.is_grad_enabled():
+            self._adopt(module)
+            return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
+        with self.unseen():
+            if has_something_to_train and not module.training:
+                self._leave_training(module)
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _adopt(self, root: nn.Module) -> None:
+        own = root.__dict__.get("_compiled_call_impl")
+        compiled = _is_compiled(root)
+        self.compiles_itself = self.compiles_itself or compiled
+        to_inspect = [root] if self._inspects and not compiled else []
+        run = self._prepare(root)
+        inner: Call = root.__dict__.get("_compiled_call_impl") or own or root._call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._depth or torch.compiler.is_compiling():
+                return inner(*args, **kwargs)
+            with self.unseen():
+                if root.training and torch.is_grad_enabled():
+                    if to_inspect:
+                        to_inspect.clear()
+                        return self._inspect(root, run, inner, args, kwargs)
+                    return self._train(root, run, inner, args, kwargs)
+                if not root.training:
+                    self._leave_training(root)
+                return inner(*args, **kwargs)  # a generator that makes samples for its critic still trains
+
+        # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
+        root.__dict__["_compiled_call_impl"] = call
+        self.roots.append(root)
+
+    def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with watched_operations() as seen:
+            returned = self._train(root, run, inner, args, kwargs)
+        self.seen.flops += seen.flops
+        self.seen.attention |= seen.attention
+        return returned
+
+    def _train(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._turn(True)
+        self._watch.model_called(id(root), _count(args, kwargs), training=True)
+        self._timer.enter("forward")
+        try:
+            return run(inner, args, kwargs)
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self._timer.leave()
+
+    def _leave_training(self, module: nn.Module) -> None:
+        self._turn(False)
+        self._watch.model_called(id(module), 0, training=False)
+
+
+def _is_compiled(root: nn.Module) -> bool:
+    """Return whether the script has torch.compile at work in a module, by a call or in place."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
+        for module in root.modules()
+    )
+
+
+def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    try:
+        return count_samples([*args, *kwargs.values()])
+    except ValueError:
+        return 1

@@ -1,0 +1,119 @@
+"""Hooks on optimizers and backward passes: the ends of steps, their losses, and the optimizer knob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from autotune.engine.hooks.steps import PhaseTimer, StepWatch
+
+_UNSCALED = "_autotune_unscaled"
+
+
+class OptimizerHooks:
+    """Follows every optimizer and backward pass of a script.
+
+    Attributes:
+        optimizers: those that have stepped, in the order of their first step.
+        scales_loss: a loss scaler is at work.
+    """
+
+    def __init__(
+        self,
+        watch: StepWatch,
+        timer: PhaseTimer,
+        prepare: Callable[[Optimizer], None],
+        unseen: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.optimizers: list[Optimizer] = []
+        self.scales_loss = False
+        self._watch, self._timer, self._prepare, self._unseen = watch, timer, prepare, unseen
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hook every optimizer of the process, and what runs gradients backward."""
+        handles = (register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after))
+        with ExitStack() as stack:
+            for handle in handles:
+                stack.callback(handle.remove)
+            for owner, name, hooked in (
+                (Optimizer, "__init__", self._count_built),
+                (torch.autograd, "backward", self._watch_backward),
+                (torch.autograd, "grad", self._watch_grad),
+                (torch.amp.GradScaler, "scale", self._watch_scale),
+            ):
+                plain = getattr(owner, name)
+                setattr(owner, name, hooked(plain))
+                stack.callback(setattr, owner, name, plain)
+            yield
+
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not any(optimizer is one for one in self.optimizers):
+            self.optimizers.append(optimizer)
+            self._prepare(optimizer)
+        self._timer.enter("optimizer")
+        self._watch.optimizer_began()
+
+    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._timer.leave()
+        self._watch.optimizer_ended(id(optimizer))
+
+    def _count_built(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def build(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            plain(optimizer, *args, **kwargs)
+            self._watch.optimizer_built()
+
+        return build
+
+    def _watch_backward(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._timer.enter("backward")
+            try:
+                with self._unseen():  # recomputed activations are no new calls
+                    plain(tensors, *args, **kwargs)
+            finally:
+                self._timer.leave()
+            self._watch.went_backward(_scalar(tensors))
+
+        return backward
+
+    def _watch_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._timer.enter("backward")
+            try:
+                with self._unseen():
+                    gradients = plain(outputs, *args, **kwargs)
+            finally:
+                self._timer.leave()
+            # A gradient that is itself differentiated is a part of some loss, not a step.
+            if not kwargs.get("create_graph"):
+                self._watch.went_backward(_scalar(outputs))
+            return gradients
+
+        return grad
+
+    def _watch_scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            scaled = plain(scaler, outputs)
+            if scaled is not outputs:
+                self.scales_loss = True
+                if isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
+                    setattr(scaled, _UNSCALED, outputs.detach())
+            return scaled
+
+        return scale
+
+
+def _scalar(tensors: Any) -> Tensor | None:
+    """Return the loss that is run backward, as it was before a scaler scaled it; None when it is not one scalar."""
+    loss = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        return None
+    unscaled: Tensor = getattr(loss, _UNSCALED, loss)
+    return unscaled.detach()

@@ -1,0 +1,256 @@
+"""All hooks of one script together: what a config changes is applied, the rest is left as the script has it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from autotune.engine.activation_checkpointing import apply_activation_checkpointing
+from autotune.engine.compilation import apply_compilation
+from autotune.engine.dataloader import move_batch
+from autotune.engine.hooks.loaders import LoaderHooks, apply_loader_knobs
+from autotune.engine.hooks.models import Call, ModelHooks
+from autotune.engine.hooks.optimizers import OptimizerHooks
+from autotune.engine.hooks.steps import PhaseTimer, ScriptStep, StepWatch
+from autotune.engine.kernels import attention_backend, cudnn_benchmark
+from autotune.engine.memory_format import apply_memory_format, arrange_input
+from autotune.engine.optimizer import apply_optimizer_implementation
+from autotune.engine.precision import autocast, tf32
+from autotune.engine.threads import intra_op_threads
+from autotune.records.config import TrainConfig
+
+_FINDING_STEPS = 3
+"""Steps after which every model has been called; no more are looked for."""
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """What is to be changed about a script.
+
+    Attributes:
+        config: the settings wanted.
+        changed: knobs in which they differ from what the script does; all others are left alone.
+        training_loaders: keys of the loaders it trains from; empty while they are not known.
+        baseline_keeps_workers: the script itself keeps its loader's workers; None while that is not known.
+    """
+
+    config: TrainConfig
+    changed: frozenset[str] = frozenset()
+    training_loaders: tuple[str, ...] = ()
+    baseline_keeps_workers: bool | None = None
+
+
+class ScriptHooks:
+    """The hooks on one script's process.
+
+    Attributes:
+        watch: where its steps end.
+        timer: where its time goes.
+        loaders: its loaders.
+        models: its models.
+        optimizers: its optimizers.
+        autocast_dtypes: what it casts to by itself.
+        steps: taken so far.
+    """
+
+    def __init__(
+        self,
+        settings: ScriptSettings,
+        *,
+        on_step: Callable[[ScriptStep], None],
+        turn: Callable[[bool], None],
+        now: Callable[[], float],
+        inspects: bool = False,
+    ) -> None:
+        """Prepare the hooks.
+
+        Args:
+            settings: what is to be changed.
+            on_step: called after each step.
+            turn: called with True whenever the script trains, with False when it turns to something else.
+            now: reads the clock, in seconds.
+            inspects: count the operations of each model's first training call.
+        """
+        self.steps = 0
+        self.autocast_dtypes: set[torch.dtype] = set()
+        self._settings, self._on_step = settings, on_step
+        self._stack = ExitStack()
+        self._device: torch.device | None = None
+        self._our_autocast = False
+        self.watch = StepWatch(self._end_step, settings.training_loaders)
+        self.timer = PhaseTimer(now)
+        self.loaders = LoaderHooks(
+            self.watch,
+            self.timer,
+            self._prepare_loader,
+            turn,
+            baseline_keeps=settings.baseline_keeps_workers,
+            inspects=inspects,
+        )
+        self.models = ModelHooks(self.watch, self.timer, self._prepare_model, turn, inspects=inspects)
+        self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models.unseen)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the script's first model is; the CPU before one was called."""
+        return self._device or torch.device("cpu")
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hook the process."""
+        with self._stack as stack:
+            for hooks in (self.loaders, self.models, self.optimizers):
+                stack.enter_context(hooks.installed())
+            stack.enter_context(self._watch_autocast())
+            if "non_blocking" in self._settings.changed:
+                stack.enter_context(asynchronous_copies())
+            yield
+
+    def _end_step(self, step: ScriptStep) -> None:
+        self.steps += 1
+        if self.steps == _FINDING_STEPS:
+            self.models.stop_finding()
+        self._on_step(step)
+
+    def _prepare_loader(self, loader: DataLoader[Any]) -> None:
+        apply_loader_knobs(loader, self._settings.config, self._settings.changed)
+
+    def _prepare_optimizer(self, optimizer: Optimizer) -> None:
+        # A state made by one implementation need not fit another: only a fresh optimizer is switched.
+        if "optimizer_implementation" in self._settings.changed and not optimizer.state:
+            apply_optimizer_implementation(optimizer, self._settings.config)
+
+    def _prepare_model(self, root: nn.Module) -> Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]:
+        config, changed = self._settings.config, self._settings.changed
+        if self._device is None:
+            self._device = next(root.parameters()).device
+            self._enter_process_settings(self._device)
+        device = self._device
+        if "memory_format" in changed:
+            apply_memory_format(root, config)
+        if "activation_checkpointing" in changed:
+            apply_activation_checkpointing(root, config)
+        if "compile_mode" in changed:
+            apply_compilation(root, config)
+
+        def arrange(tensor: torch.Tensor) -> torch.Tensor:
+            return arrange_input(tensor, config)
+
+        def run(inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if "memory_format" in changed:
+                args, kwargs = move_batch((args, kwargs), arrange)
+            if "precision" not in changed:
+                return inner(*args, **kwargs)
+            self._our_autocast = True
+            try:
+                with autocast(config, device):
+                    returned = inner(*args, **kwargs)
+            finally:
+                self._our_autocast = False
+            # What follows the call, the loss first of all, was written for full precision.
+            return move_batch(returned, _widen)
+
+        return run
+
+    def _enter_process_settings(self, device: torch.device) -> None:
+        # At the first training call: whatever the script itself sets at its start has been set by now.
+        config = self._settings.config
+        contexts = {
+            "num_threads": lambda: intra_op_threads(config),
+            "allow_tf32": lambda: tf32(config, device),
+            "cudnn_benchmark": lambda: cudnn_benchmark(config),
+            "attention_backend": lambda: attention_backend(config),
+        }
+        for name in self._settings.changed & contexts.keys():
+            self._stack.enter_context(contexts[name]())
+
+    @contextmanager
+    def _watch_autocast(self) -> Iterator[None]:
+        plain = torch.autocast.__enter__
+
+        def enter(context: torch.autocast) -> Any:
+            entered = plain(context)  # type: ignore[no-untyped-call]
+            if not self._our_autocast and torch.is_autocast_enabled(context.device):
+                self.autocast_dtypes.add(torch.get_autocast_dtype(context.device))
+            return entered
+
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__ = plain  # type: ignore[method-assign]
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+@contextmanager
+def asynchronous_copies() -> Iterator[None]:
+    """Let a script's own copies from pinned memory to a GPU return before they are done."""
+    plain_to, plain_cuda = torch.Tensor.to, torch.Tensor.cuda
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type == "cpu" and "non_blocking" not in kwargs and tensor.is_pinned():
+            kwargs["non_blocking"] = True
+        return plain_to(tensor, *args, **kwargs)
+
+    def cuda(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if "non_blocking" not in kwargs and len(args) < 2 and tensor.is_pinned():
+            kwargs["non_blocking"] = True
+        return plain_cuda(tensor, *args, **kwargs)
+
+    torch.Tensor.to, torch.Tensor.cuda = to, cuda  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.to, torch.Tensor.cuda = plain_to, plain_cuda  # type: ignore[method-assign]
+
+
+@contextmanager
+def shifted_seeds(offset: int, on_seed: Callable[[], None]) -> Iterator[None]:
+    """Add a number to every seed that a script sets, and hear when it sets one.
+
+    Args:
+        offset: added to integer seeds; 0 leaves them as they are.
+        on_seed: called at each.
+    """
+    owners: Mapping[tuple[Any, str], Callable[..., Any]] = {
+        (owner, name): getattr(owner, name)
+        for owner, name in (
+            (torch, "manual_seed"),
+            (torch.random, "manual_seed"),
+            (torch.cuda, "manual_seed"),
+            (torch.cuda, "manual_seed_all"),
+            (random, "seed"),
+            (np.random, "seed"),
+        )
+    }
+
+    def shift(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            on_seed()
+            return plain(*(_add(value, offset) for value in args), **{k: _add(v, offset) for k, v in kwargs.items()})
+
+        return seed
+
+    for (owner, name), plain in owners.items():
+        setattr(owner, name, shift(plain))
+    try:
+        yield
+    finally:
+        for (owner, name), plain in owners.items():
+            setattr(owner, name, plain)
+
+
+def _add(value: Any, offset: int) -> Any:
+    return value + offset if isinstance(value, int) and not isinstance(value, bool) else value

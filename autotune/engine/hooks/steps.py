@@ -1,0 +1,146 @@
+"""Where a script's steps begin and end, learned from the events of its training. Pure bookkeeping.
+
+A step ends when every optimizer that takes part has stepped (two of them: the cycle of both). Without any optimizer
+it ends with each backward pass. Its samples are those that the training's loaders yielded; without a loader, those
+that the model was called with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+_FORGET_AFTER = 64
+"""An optimizer that sits out so many steps of the others takes no part any more."""
+
+
+@dataclass(frozen=True)
+class ScriptStep:
+    """One optimizer step of a script.
+
+    Attributes:
+        samples: trained on.
+        losses: what backward was called on, scalars on the device, in order.
+        micro_batches: that the loader gave; without a loader, training calls of the first model.
+    """
+
+    samples: int
+    losses: tuple[Tensor, ...]
+    micro_batches: int
+
+
+class StepWatch:
+    """Turns events into steps.
+
+    Attributes:
+        training_loaders: keys of the loaders whose batches were trained on.
+    """
+
+    def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
+        self.training_loaders: set[str] = set(training_loaders)
+        self._on_step = on_step
+        self._fresh: set[str] = set()
+        self._pending: set[str] = set()
+        self._yielded: dict[str, list[int]] = {}
+        self._called: dict[int, list[int]] = {}
+        self._losses: list[Tensor] = []
+        self._depth = 0
+        self._missed: dict[int, int] = {}
+        self._stepped: set[int] = set()
+        self._optimizers_built = 0
+        self._backwards_alone = 0
+
+    def optimizer_built(self) -> None:
+        """An optimizer was constructed."""
+        self._optimizers_built += 1
+
+    def loader_yielded(self, key: str, samples: int) -> None:
+        """A loader gave a batch."""
+        self._fresh.add(key)
+        self._yielded.setdefault(key, []).append(samples)
+
+    def model_called(self, model: int, samples: int, *, training: bool) -> None:
+        """An outermost model call begins."""
+        if not training:
+            self._fresh.clear()
+            self._pending.clear()
+            return
+        if self._fresh:
+            self._pending, self._fresh = self._fresh, set()
+        calls = self._called.setdefault(model, [])
+        if not (self._depth and calls):  # an optimizer that evaluates its loss again and again does so on one batch
+            calls.append(samples)
+
+    def went_backward(self, loss: Tensor | None) -> None:
+        """A backward pass has ended."""
+        self.training_loaders |= self._pending
+        if loss is not None:
+            self._losses.append(loss)
+        if self._depth:
+            return
+        self._backwards_alone += 1
+        if not self._missed and (self._optimizers_built == 0 or self._backwards_alone > _FORGET_AFTER):
+            self._end_step()
+
+    def optimizer_began(self) -> None:
+        """A step of an optimizer begins, maybe inside another one's."""
+        self._depth += 1
+
+    def optimizer_ended(self, optimizer: int) -> None:
+        """A step of an optimizer has ended."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
+        is_new = optimizer not in self._missed
+        self._missed = {one: count + 1 for one, count in self._missed.items() if count < _FORGET_AFTER}
+        self._missed[optimizer] = 0
+        self._stepped.add(optimizer)
+        # The first step of an optimizer that joins the cycle ends it, so that cycles end where the loop's body does.
+        if is_new or self._stepped >= self._missed.keys():
+            self._end_step()
+
+    def _end_step(self) -> None:
+        yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
+        batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
+        samples = sum(map(sum, yielded)) or sum(batches)
+        step = ScriptStep(samples=samples, losses=tuple(self._losses), micro_batches=len(batches))
+        self._yielded.clear()
+        self._called.clear()
+        self._losses.clear()
+        self._stepped.clear()
+        self._backwards_alone = 0
+        self._on_step(step)
+
+
+class PhaseTimer:
+    """Splits time among phases that may be nested: the inner one's time is not the outer one's.
+
+    Attributes:
+        seconds: by phase.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.seconds: Counter[str] = Counter()
+        self._now = now
+        self._open: list[str] = []
+        self._since = 0.0
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        self._turn()
+        self._open.append(phase)
+
+    def leave(self) -> None:
+        """End the phase that was begun last."""
+        self._turn()
+        if self._open:
+            self._open.pop()
+
+    def _turn(self) -> None:
+        now = self._now()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since  # type: ignore[assignment]
+        self._since = now

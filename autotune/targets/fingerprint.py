@@ -1,0 +1,130 @@
+"""Say in twelve digits what a script is: the words of its command and the code beside it.
+
+A change of a `.py` file in the script's folder, or of a settings file next to it, is another fingerprint. What the
+tool itself writes is left out, and so is a folder too large to be code: then the script stands for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from autotune.records.trial import Target
+from autotune.targets.launch import Launch, find_launch
+from autotune.targets.script import own_values, render_command
+
+_SKIPPED_FOLDERS = frozenset({"venv", "__pycache__", "site-packages", "node_modules", "build", "dist"})
+_SETTINGS_SUFFIXES = frozenset({".json", ".toml", ".yaml", ".yml", ".cfg", ".ini"})
+_OWN_FILES = frozenset({"best.json", "autotune.toml"})
+_OWN_KEYS = frozenset({"schema_version", "verdict"})
+_MOST_SETTINGS_BYTES = 1024**2
+_MOST_FILES = 2_000
+_MOST_BYTES = 64 * 1024**2
+_MOST_ENTRIES = 200_000  # of folders looked through: a data set beside the script is not waited for
+
+
+def fingerprint_script(launch: Launch, command: Sequence[str], *, folder: Path) -> str:
+    """Return twelve hexadecimal digits of a SHA-256 over the command as typed and the script's code and settings.
+
+    Args:
+        launch: how the script is started.
+        command: words as typed, placeholders and all.
+        folder: the working folder.
+    """
+    digest = hashlib.sha256()
+    for word in command:
+        digest.update(os.fsencode(word) + b"\0")
+    script, root = _find_code(launch, folder=folder.absolute())
+    for file in _list_files(script, root) if root else ():
+        content = _read_bytes(file)
+        if content is not None and not _is_own(file, content):
+            digest.update(b"\0" + os.fsencode(os.path.relpath(file, root)) + b"\0")
+            digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:12]
+
+
+def _find_code(launch: Launch, *, folder: Path) -> tuple[Path | None, Path | None]:
+    """Return the script's file and the folder of its code; None for what is not there."""
+    if launch.kind == "file":
+        script = folder / launch.name
+        return script, script.parent
+    package, *parts = launch.name.split(".")
+    root = folder / package
+    if root.is_dir():
+        candidates = (root.joinpath(*parts, "__main__.py"), root.joinpath(*parts).with_suffix(".py"))
+        return next((file for file in candidates if file.is_file()), None), root
+    single = folder / f"{package}.py"
+    return (single, folder) if single.is_file() else (None, None)
+
+
+def _list_files(script: Path | None, root: Path) -> list[Path]:
+    """Return the files that count, by relative path; the script alone when they are too many or too large."""
+    alone = [script] if script else []
+    files: set[Path] = set(alone)
+    entries = 0
+    for place, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
+        entries += len(folders) + len(names)
+        files.update(Path(place, name) for name in names if name.endswith(".py"))
+        if len(files) > _MOST_FILES or entries > _MOST_ENTRIES:
+            return alone
+    files.update(_list_settings(script.parent if script else root))
+    if len(files) > _MOST_FILES or sum(_size(file) for file in files) > _MOST_BYTES:
+        return alone
+    return sorted(files, key=lambda file: file.relative_to(root).parts)
+
+
+def _list_settings(folder: Path) -> Iterator[Path]:
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        file = folder / name
+        is_settings = file.suffix in _SETTINGS_SUFFIXES and not name.startswith(".") and name not in _OWN_FILES
+        if is_settings and _size(file) <= _MOST_SETTINGS_BYTES:
+            yield file
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_bytes(file: Path) -> bytes | None:
+    """Return a regular file's content; None for one that cannot be read, or that is a pipe or a device."""
+    try:
+        return file.read_bytes() if stat.S_ISREG(file.stat().st_mode) else None
+    except OSError:
+        return None
+
+
+def _is_own(file: Path, content: bytes) -> bool:
+    """Whether this tool wrote the file, e.g. a profile under another name."""
+    if file.suffix != ".json":
+        return False
+    try:
+        written = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(written, dict) and written.keys() >= _OWN_KEYS
+
+
+def fingerprint_target(target: Target) -> str | None:
+    """Return twelve hexadecimal digits for a target as it is on disk now; None for what has no file of its own.
+
+    Raises:
+        UsageError: a script's command cannot be started any more.
+    """
+    folder = Path(target.folder)
+    if target.script is not None:
+        words = render_command(target.script, own_values(target.script))
+        return fingerprint_script(find_launch(words, folder=folder), target.script.command, folder=folder)
+    content = _read_bytes(folder / target.spec.rpartition(":")[0])
+    return None if content is None else hashlib.sha256(content).hexdigest()[:12]

@@ -1,0 +1,114 @@
+"""Start of a script's trial: into its view of the working folder, then the script itself, or torchrun with it.
+
+torchrun starts `python -m autotune.trial.rank FOLDER STARTED` for each process of the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from autotune.records.codec import read_record
+from autotune.records.trial import TrialSpec
+from autotune.targets.launch import Launch
+from autotune.trial.files import SPEC_FILE, VIEW_FILE
+from autotune.trial.prepare import exit_at_once, prepare_process
+from autotune.trial.scripted import LineWatch, call_after_import, run_script
+from autotune.trial.scripts import find_script
+from autotune.trial.view import View, enter_view
+from autotune.trial.writes import watch_writes
+
+if TYPE_CHECKING:
+    from autotune.trial.script import ScriptTrial
+
+
+def start_script(folder: Path, *, started: float) -> NoReturn:
+    """Run the trial of a script whose spec is in a folder.
+
+    Args:
+        folder: the trial's own folder.
+        started: `time.monotonic()` when the process was started.
+    """
+    prepare_process()
+    sys.dont_write_bytecode = True
+    spec = read_record(folder / SPEC_FILE, TrialSpec)
+    view = _read_view(folder)
+    enter_view(view)
+    launch = find_script(spec)
+    if launch.launcher_options is None:
+        watch_writes(view, own=folder)
+        run_rank(spec, launch, folder, started=started)
+    os.environ["PYTHONSAFEPATH"] = "1"
+    from torch.distributed.run import main as run_launcher
+
+    run_launcher([*launch.launcher_options, "-m", "autotune.trial.rank", str(folder), str(started)])
+    exit_at_once(1)  # every process ended before the leading one had a result
+
+
+def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -> NoReturn:
+    """Run one process of the training in this one.
+
+    Args:
+        spec: of the trial.
+        launch: how its script is started.
+        folder: the trial's own.
+        started: `time.monotonic()` when the trial was started.
+    """
+    hung: list[ScriptTrial] = []
+
+    def hang_up() -> None:
+        from autotune.trial.script import ScriptTrial
+
+        trial = ScriptTrial(spec, folder, started=started)
+        hung.append(trial)
+        trial.install()
+        sys.stdout, sys.stderr = LineWatch(sys.stdout, trial.heard), LineWatch(sys.stderr, trial.heard)
+
+    inject_seed(spec.seeds[0])
+    error: BaseException | None = None
+    status = 0
+    try:
+        status = run_script(launch, on_torch=hang_up)
+    except BaseException as raised:
+        traceback.print_exc()
+        error = raised
+    if not hung:
+        hang_up()
+    hung[0].ended(error, status)
+
+
+def inject_seed(seed: int) -> None:
+    """Seed every global generator as soon as there is one, for a script that sets no seed itself."""
+    random.seed(seed)
+
+    def seed_numpy() -> None:
+        import numpy as np
+
+        np.random.seed(seed)
+
+    def seed_torch() -> None:
+        import torch
+
+        torch.manual_seed(seed)
+
+    call_after_import("numpy", seed_numpy)
+    call_after_import("torch", seed_torch)
+
+
+def _read_view(folder: Path) -> View:
+    return View.from_arguments(json.loads((folder / VIEW_FILE).read_text()))
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONSAFEPATH", None)
+    prepare_process()
+    sys.dont_write_bytecode = True
+    found = read_record(Path(sys.argv[1]) / SPEC_FILE, TrialSpec)
+    own = Path(sys.argv[1])
+    watch_writes(_read_view(own), own=own)
+    run_rank(found, find_script(found), own, started=float(sys.argv[2]))

@@ -1,0 +1,122 @@
+"""Run a script in this process as its interpreter would; torch is imported by the script itself, not before.
+
+A script may set thread counts or visible devices in the environment ahead of its own `import torch`, so the hooks,
+which need torch, are hung up right after that import.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import re
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.records.config import KnobValue, TrainConfig, get_knob
+from autotune.records.script import Script
+from autotune.targets.launch import Launch
+from autotune.targets.script import own_values, placeholder_names
+
+_NO_SCRIPT_FOLDER = ("-P", "-I")
+
+
+def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
+    """Run a script as `__main__` in the current folder and return its exit status; its exceptions pass.
+
+    Args:
+        launch: what to run.
+        on_torch: called once, when the script has imported torch.
+    """
+    sys.argv = [launch.name, *launch.arguments]
+    is_file = launch.kind == "file"
+    if not any(option.startswith(_NO_SCRIPT_FOLDER) for option in launch.interpreter_options):
+        sys.path.insert(0, str(Path(launch.name).resolve().parent) if is_file else os.getcwd())
+    call_after_import("torch", on_torch)
+    try:
+        if is_file:
+            runpy.run_path(launch.name, run_name="__main__")
+        else:
+            runpy.run_module(launch.name, run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def script_values(script: Script, config: TrainConfig | None) -> dict[str, KnobValue]:
+    """Return what a script's placeholders stand for under a config; None for the script's own values."""
+    if config is None:
+        return own_values(script)
+    values = {}
+    for name in placeholder_names(script):
+        value = get_knob(config, name if name in TrainConfig.model_fields else f"user_knobs.{name}")
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def call_after_import(name: str, function: Callable[[], None]) -> None:
+    """Call a function once, right after a module has been imported; at once if it is there already."""
+    if name in sys.modules:
+        function()
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, function))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self._name, self._function = name, function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingLoader(spec.loader, self._function)
+        return spec
+
+
+class _CallingLoader(importlib.abc.Loader):
+    def __init__(self, plain: Any, function: Callable[[], None]) -> None:
+        self._plain, self._function = plain, function
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._plain.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._plain
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._plain
+        self._plain.exec_module(module)
+        self._function()
+
+
+class LineWatch:
+    """A text stream that also hands every line to a function."""
+
+    def __init__(self, stream: Any, on_line: Callable[[str], None]) -> None:
+        self._stream, self._on_line = stream, on_line
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Write to the stream; a carriage return ends a line too, as progress bars have it."""
+        written: int = self._stream.write(text)
+        *lines, self._rest = re.split(r"[\r\n]", self._rest + text)
+        for line in lines:
+            self._on_line(line)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
