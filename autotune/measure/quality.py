@@ -116,6 +116,28 @@ def check_metric(
     return _judge(comparison, _drift_interval(drifts))
 
 
+def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
+    """Return whether training losses fell by more than a margin, so that a drift of that size could show in them.
+
+    The fall of a seed is the mean of the first quarter of its losses minus the mean of their last half, over the
+    former's size; a one-sided 95 % Student t bound over the seeds must lie beyond the margin. Labels that are noise, a
+    loss that is always the same and a training that has converged long ago all fail: nothing they show is evidence.
+
+    Args:
+        curves: one per seed.
+        margin: largest relative worsening allowed.
+    """
+    falls = []
+    for curve in curves:
+        losses = [loss for loss in curve.losses if loss is not None]
+        if len(losses) < 2:
+            return False
+        early = statistics.fmean(losses[: max(1, len(losses) // 4)])
+        late = statistics.fmean(losses[len(losses) // 2 :])
+        falls.append(_cut((early - late) / abs(early)) if early else 0.0)
+    return len(falls) >= 2 and _drift_interval(falls).low > margin
+
+
 def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:
     """Return the relative worsening of one seed over the tail of its losses, a first look without any proof.
 

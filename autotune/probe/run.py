@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from autotune.errors import TargetError, UsageError
@@ -68,7 +68,10 @@ def probe_target(
     if facts is None or measurement is None:
         raise explain_failed_baseline(result)
     if fingerprint is not None:
-        facts = facts.replace(fingerprint=fingerprint, warnings=(*facts.warnings, *describe_written(result)))
+        facts = facts.replace(
+            fingerprint=fingerprint,
+            warnings=(*facts.warnings, *describe_written(result.written, result.written_elsewhere)),
+        )
         result = result.replace(facts=facts)
     verdict, advice = judge(facts, measurement, hardware)
     space = build_space(Facts(target=facts, hardware=hardware))
@@ -85,20 +88,25 @@ def probe_target(
     return report, result
 
 
-def describe_written(result: TrialResult) -> list[str]:
-    """Return what became of the files that a script wrote in its trial, for the user."""
+def describe_written(written: Iterable[str], elsewhere: Iterable[str]) -> list[str]:
+    """Return what became of the files that a script wrote in its trials, for the user.
+
+    Args:
+        written: in its view of the working folder.
+        elsewhere: outside of it.
+    """
     sentences = []
-    if result.written:
-        sentences.append(f"what the script writes in its trials is thrown away: {_list_some(result.written)}")
-    if result.written_elsewhere:
-        some = _list_some(result.written_elsewhere)
-        sentences.append(f"the script writes by absolute path, and its trials do so too: {some}")
+    if inside := _list_some(written):
+        sentences.append(f"what the script wrote in its trials was thrown away: {inside}")
+    if outside := _list_some(elsewhere):
+        sentences.append(f"the script writes by absolute path, and so did its trials: {outside}")
     return sentences
 
 
-def _list_some(paths: tuple[str, ...], most: int = 5) -> str:
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
-    return ", ".join(paths[:most]) + more
+def _list_some(paths: Iterable[str], most: int = 5) -> str:
+    found = sorted(set(paths))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:

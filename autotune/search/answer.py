@@ -25,6 +25,9 @@ from autotune.search.finals import CLAIM_RISK, THRESHOLD, Finalist, FinalsOutcom
 from autotune.search.objective import Judged, best_of
 
 
+_TELLING_ASIDE = 0.05
+
+
 @dataclass
 class Findings:
     """Everything a search knows so far.
@@ -68,7 +71,11 @@ def build_profile(findings: Findings) -> Profile:
         candidate_config=candidate,
         memory=_peak_memory(winner, report),
         one_off=_one_off_costs(winner, findings.elapsed_seconds),
-        target=ProfileTarget(label=report.target.label, fingerprint=report.target.fingerprint),
+        target=ProfileTarget(
+            label=report.target.label,
+            fingerprint=report.target.fingerprint,
+            training_loaders=report.target.training_loaders,
+        ),
         hardware=report.hardware,
         software=report.software,
         evidence=_evidence(findings, shown),
@@ -113,6 +120,13 @@ def _evidence(findings: Findings, shown: Finalist | None) -> Evidence:
     if shown is not None and not shown.is_faster and noise is not None:
         smallest = minimum_detectable_speedup(noise, len(rates)) * THRESHOLD
         notes.append(f"{len(rates)} pairs with this noise could have shown a gain of {smallest:.2f}x or more")
+    aside = findings.report.target.aside_fraction
+    if shown is not None and shown.is_faster and shown.ratio is not None and aside > _TELLING_ASIDE:
+        whole = 1 / (aside + (1 - aside) / shown.ratio.low)
+        notes.append(
+            f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
+            f"at least {whole:.2f}x faster"
+        )
     best = best_of(findings.judged)
     if finals is None and best is not None and best.config != findings.report.target.baseline and not findings.checks:
         notes.append(f"unconfirmed: the search's best ran at {_relative(best, findings.report):.2f}x the baseline")

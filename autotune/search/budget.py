@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 FINALS_SHARE = 0.33
 DRIFT_SHARE = 0.20
+MOST_DRIFT_SHARE = 0.45
 PROBE_SHARE = 0.50
 """Most of the budget a probe may take; a healthy one takes far less."""
 
@@ -27,11 +28,13 @@ class Budget:
         seconds: the whole budget.
         started: when the command started, on `now`'s clock.
         now: a clock that never goes back.
+        drift_share: part kept for the drift checks.
     """
 
     seconds: float
     started: float
     now: Callable[[], float] = time.monotonic
+    drift_share: float = DRIFT_SHARE
 
     @property
     def elapsed_seconds(self) -> float:
@@ -46,7 +49,7 @@ class Budget:
     @property
     def search_remaining_seconds(self) -> float:
         """Time until the search must give way to drift checks and finals; never negative."""
-        return max(0.0, self.remaining_seconds - (FINALS_SHARE + DRIFT_SHARE) * self.seconds)
+        return max(0.0, self.remaining_seconds - (FINALS_SHARE + self.drift_share) * self.seconds)
 
     @property
     def drift_remaining_seconds(self) -> float:

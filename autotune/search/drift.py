@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.measure.quality import check_losses, check_metric
+from autotune.measure.quality import check_losses, check_metric, has_learned
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import QualityCheck
 from autotune.records.probe import TargetFacts
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.space import numerics_of
+from autotune.units import format_percent
 
 SEEDS = 4
 LEAST_STEPS = 8
@@ -18,7 +19,7 @@ GOOD_STEPS = 60
 """Fewer steps than these are run only when there is no time for more."""
 MOST_STEPS = 300
 
-_USABLE_SHARE = 0.85
+USABLE_SHARE = 0.85
 _START_SECONDS = 1.0
 
 
@@ -70,6 +71,8 @@ class DriftGate:
             return None
         numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
         checks = [check_losses(candidate.curves, self._baseline, margin=self.max_drift, exact=numerics == "exact")]
+        if checks[0].test != "exact-losses" and not has_learned(self._baseline, margin=self.max_drift):
+            checks[0] = _blind(checks[0])
         if self.plan.evaluate and self.facts.metric_name is not None:
             checks.append(
                 check_metric(
@@ -83,6 +86,14 @@ class DriftGate:
         elif numerics == "semantic":
             checks.append(_unjudged(self.facts.metric_name, self.max_drift))
         return tuple(checks)
+
+
+def _blind(check: QualityCheck) -> QualityCheck:
+    reason = (
+        f"the baseline's own training loss does not fall by more than {format_percent(check.margin)} in these steps: "
+        "nothing is learned that could be lost, so nothing can be judged"
+    )
+    return check.replace(verdict="inconclusive", difference=None, reason=reason)
 
 
 def _unjudged(metric: str | None, margin: float) -> QualityCheck:
@@ -130,7 +141,7 @@ def plan_drift(
         if evaluate and facts.evaluate_seconds is None and facts.metric_name is not None:
             continue
         evaluation = (facts.evaluate_seconds or 0.0) if evaluate else 0.0
-        arm_seconds = _USABLE_SHARE * seconds / (1 + count) - start_seconds
+        arm_seconds = USABLE_SHARE * seconds / (1 + count) - start_seconds
         steps = int((arm_seconds / SEEDS - evaluation) / max(seconds_per_step, 1e-6))
         if steps >= wanted:
             has_metric = evaluate and facts.metric_name is not None

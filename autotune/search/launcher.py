@@ -44,6 +44,8 @@ class Launcher:
         should_stop: True once the user asked to stop.
         number: of the next trial.
         judged: the search's trials so far, shared with the stages.
+        written: files that a script made in its trials, all thrown away.
+        written_elsewhere: files that it wrote outside of its view, which are real.
         stage: the stage at work.
     """
 
@@ -54,6 +56,8 @@ class Launcher:
     should_stop: Callable[[], bool]
     number: int
     judged: list[Judged] = field(default_factory=list)
+    written: set[str] = field(default_factory=set)
+    written_elsewhere: set[str] = field(default_factory=set)
     stage: str = "probe"
     report: ProbeReport | None = None
 
@@ -108,8 +112,14 @@ class Launcher:
         self.number += 1
         self.reporter.trial_started(self.standing(), config)
         result = self.run_trial(spec)
+        self.note_written(result)
         self.reporter.trial_finished(self.standing(), result)
         return result
+
+    def note_written(self, result: TrialResult) -> None:
+        """Remember what a script wrote in a trial."""
+        self.written.update(result.written)
+        self.written_elsewhere.update(result.written_elsewhere)
 
     def limits(self) -> Limits:
         """Return what a trial may use: the user's limit on the device's memory, or on the host's without one."""

@@ -12,17 +12,23 @@ from collections.abc import Callable
 from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
 from autotune.measure.confidence import pairs_needed
-from autotune.probe.run import probe_target
+from autotune.probe.run import describe_written, probe_target
 from autotune.records.config import TrainConfig
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer import Findings, build_profile
 from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
-from autotune.search.drift import LEAST_STEPS, SEEDS, DriftGate, DriftPlan, is_passed, plan_drift
+from autotune.search.drift import (
+    LEAST_STEPS,
+    SEEDS,
+    DriftGate,
+    is_passed,
+)
 from autotune.search.explore import explore
 from autotune.search.finals import LEAST_ROUNDS, MOST_ROUNDS, run_finals
 from autotune.search.folder import SearchFolder
 from autotune.search.launcher import Launcher
+from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial, simplest_of_best
 from autotune.search.study import Study
 from autotune.space import SearchSpace, build_space, inexact_changes
@@ -33,8 +39,6 @@ LEAST_GAIN = math.log(1.005)
 
 MOST_FINALISTS = 2
 MOST_CHECKED = 3
-
-_PROCESS_SECONDS = 1.0
 
 
 class Session:
@@ -50,7 +54,7 @@ class Session:
         self._folder, self._launcher, self._save = folder, launcher, save
         self._known = folder.read_trials()
         self._findings: Findings
-        self._startup_seconds = 0.0
+        self._learner: Learner
         self._space: SearchSpace
 
     def run(self) -> Profile:
@@ -62,7 +66,6 @@ class Session:
             TargetError: the training fails with its own settings.
         """
         probed = self._probe()
-        self._startup_seconds = probed.startup_seconds
         self._answer()
         self._explore(probed)
         finalists = self._check_drift()
@@ -70,6 +73,7 @@ class Session:
             self._run_finals(finalists)
         if self._launcher.should_stop():
             self._findings.stop_reason = "interrupted"
+        self._findings.notes += describe_written(self._launcher.written, self._launcher.written_elsewhere)
         return self._answer()
 
     def _answer(self) -> Profile:
@@ -96,8 +100,11 @@ class Session:
         self._space = build_space(Facts(target=report.target, hardware=report.hardware))
         self._findings = Findings(report, judged=launcher.judged)
         launcher.reporter.probed(report)
+        launcher.note_written(probed)
         self._require_memory()
         self._require_time(probed)
+        self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
+        self._learner.reserve_time()
         return probed
 
     def _require_memory(self) -> None:
@@ -116,7 +123,7 @@ class Session:
         step = self._findings.report.measurement.seconds_per_step
         needed = (2 * LEAST_ROUNDS + 2) * launch + 2 * SEEDS * LEAST_STEPS * step
         if launcher.state.target.script is not None:
-            needed += 2 * SEEDS * (probed.startup_seconds + _PROCESS_SECONDS)
+            needed += 2 * SEEDS * (probed.startup_seconds + PROCESS_SECONDS)
         if needed > launcher.budget.remaining_seconds:
             least = 1.2 * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
             asked = format_duration(launcher.budget.seconds)
@@ -142,8 +149,7 @@ class Session:
         if not candidates or launcher.should_stop():
             findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
             return []
-        step = findings.report.measurement.seconds_per_step
-        plan = self._plan_drift(step, min(MOST_FINALISTS, len(candidates)))
+        plan = self._learner.plan(min(MOST_FINALISTS, len(candidates)))
         if plan is None:
             findings.notes.append("there was no time for the drift checks, so nothing is claimed")
             return []
@@ -152,31 +158,13 @@ class Session:
                 f"{findings.report.target.metric_name} was not compared: there was no time to evaluate"
             )
         launcher.enter("drift", f"{SEEDS} seeds of {plan.steps} steps for the baseline and each candidate")
-        gate = DriftGate(findings.report.target, launcher.state.max_drift, plan, self._learn)
+        gate = DriftGate(findings.report.target, launcher.state.max_drift, plan, self._learner.learn)
         passed = self._pass_gate(gate, candidates)
         if not findings.checks:
             findings.notes.append("the drift checks were not finished, so nothing is claimed")
         elif not passed:
             findings.notes.append("no faster candidate was shown to learn as well as your settings")
         return passed
-
-    def _plan_drift(self, seconds_per_step: float, candidates: int) -> DriftPlan | None:
-        launcher, facts = self._launcher, self._findings.report.target
-        script, seconds = launcher.state.target.script, launcher.budget.drift_remaining_seconds
-        if script is None:
-            return plan_drift(seconds, facts, seconds_per_step=seconds_per_step, candidates=candidates)
-        asked = script.quality_steps
-        if script.quality_epochs is not None and facts.data.sample_count is not None:
-            asked = script.quality_epochs * math.ceil(facts.data.sample_count / facts.baseline.effective_batch_size)
-        return plan_drift(
-            seconds,
-            facts,
-            seconds_per_step=seconds_per_step,
-            candidates=candidates,
-            # Each seed is a process of its own: a script cannot be started twice in one.
-            start_seconds=SEEDS * (self._startup_seconds + _PROCESS_SECONDS),
-            asked_steps=asked,
-        )
 
     def _pass_gate(self, gate: DriftGate, candidates: list[TrainConfig]) -> list[TrainConfig]:
         """Return those that pass, and note every check; what failed is not tried again with more on top."""
@@ -216,33 +204,6 @@ class Session:
         if simplest is not None and simplest.config in ranked:
             ranked = [simplest.config, *(config for config in ranked if config != simplest.config)]
         return ranked
-
-    def _learn(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
-        seconds = self._launcher.budget.drift_remaining_seconds
-        if seconds <= 0 or self._launcher.should_stop():
-            return None
-        state = self._launcher.state
-        seeds = tuple(state.seed + i for i in range(SEEDS))
-        results = []
-        for some in [seeds] if state.target.script is None else [(seed,) for seed in seeds]:
-            seconds = self._launcher.budget.drift_remaining_seconds
-            again = self._find_learned(config, plan, some)
-            result = again or self._launcher.launch(config, "quality", max(0.0, seconds), plan=plan, seeds=some)
-            if result.status is TrialStatus.INTERRUPTED:
-                return None
-            results.append(result)
-            if not result.curves:
-                break
-        return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
-
-    def _find_learned(self, config: TrainConfig, plan: DriftPlan, seeds: tuple[int, ...]) -> TrialResult | None:
-        """Return an earlier session's training of the same config by the same plan; None when there is none."""
-        wanted = ("quality", config, plan.steps, plan.evaluate, seeds)
-        for result in self._known:
-            spec = result.spec
-            if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, spec.seeds) == wanted:
-                return result
-        return None
 
     def _run_finals(self, finalists: list[TrainConfig]) -> None:
         launcher, baseline = self._launcher, self._space.baseline

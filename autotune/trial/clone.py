@@ -28,7 +28,7 @@ _CHECKPOINTS = (".ckpt", ".pt", ".pth", ".pth.tar", ".safetensors")
 in Python could keep it from following a link to the original."""
 
 State = list[int]
-"""Type of the inode, size, modification time in ns; of a folder the type alone."""
+"""Type, size, modification time in ns and number of the inode; of a folder the type alone, of what is closed nothing."""
 
 
 def clone_folder(folder: Path, scratch: Path, *, kept: Sequence[Path]) -> None:
@@ -70,18 +70,17 @@ def list_changed(folder: Path, scratch: Path) -> Iterator[str]:
     before = json.loads((scratch / "clone.json").read_text(encoding="ascii"))
     tree = find_tree(scratch)
     states: dict[str, State] = before["states"]
-    found = set()
+    found = {"": [stat.S_IFDIR]}
     for path in _walk(str(tree)):
-        found.add(path)
-        state = _read_state(os.path.join(tree, path))
+        found[path] = state = _read_state(os.path.join(tree, path))
         is_new_folder = path not in states and len(state) == 1
         if state != states.get(path) and not is_new_folder:
             yield "/" + path
         elif path in before["originals"] and _read_original(path, tree, folder) != before["originals"][path]:
             yield "/" + path  # nothing should have been able to write to it
     for path in states:
-        is_first = os.path.dirname(path) in found or not os.path.dirname(path)
-        if path not in found and is_first:
+        # Of a folder that is gone, or no folder any more, it says enough.
+        if path not in found and found.get(os.path.dirname(path)) == [stat.S_IFDIR]:
             yield "/" + path
 
 
@@ -179,9 +178,12 @@ def _walk(tree: str) -> Iterator[str]:
 
 
 def _read_state(path: str | Path) -> State:
-    status = os.lstat(path)
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return []  # in a folder that the script has closed
     kind = stat.S_IFMT(status.st_mode)
-    return [kind] if stat.S_ISDIR(kind) else [kind, status.st_size, status.st_mtime_ns]
+    return [kind] if stat.S_ISDIR(kind) else [kind, status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _read_original(path: str, tree: Path, folder: Path) -> State:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import filecmp
 import json
 import os
 import re
@@ -100,7 +101,7 @@ def list_upper(upper: str, root: str) -> Iterator[str]:
             elif os.path.lexists(path) and not _is_real_folder(path):
                 yield path  # in place of a file
             yield from list_upper(entry.path, path)
-        elif not _is_same(entry.stat(follow_symlinks=False), path):
+        elif not _is_same(entry.path, path):
             yield path
 
 
@@ -205,15 +206,16 @@ def _is_real_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
 
-def _is_same(status: os.stat_result, path: str) -> bool:
+def _is_same(upper: str, path: str) -> bool:
     """Return whether a file of the upper layer is the lower one, copied up but never changed."""
     try:
-        below = os.lstat(path)
+        above, below = os.lstat(upper), os.lstat(path)
+        fields = ("st_mode", "st_size", "st_mtime_ns", "st_rdev")
+        if any(getattr(above, field) != getattr(below, field) for field in fields):
+            return False
+        return not stat.S_ISREG(above.st_mode) or filecmp.cmp(upper, path, shallow=False)
     except OSError:
         return False
-    return all(
-        getattr(status, field) == getattr(below, field) for field in ("st_mode", "st_size", "st_mtime_ns", "st_rdev")
-    )
 
 
 def _read_attribute(path: str, name: str) -> bytes:

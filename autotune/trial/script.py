@@ -7,9 +7,7 @@ Nothing of the script runs after that: no `finally`, no exit handler, no last ch
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import threading
 import time
 from contextlib import ExitStack
@@ -18,23 +16,20 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.measure.clock import AsideClock, clock_for
-from autotune.measure.memory import MemoryMeter
-from autotune.measure.throughput import DivergedError, Timing, TrainingEndedError, measure_throughput
-from autotune.probe.script import SYNCHRONIZED_STEPS, ScriptProbe
+from autotune.measure.throughput import DivergedError
+from autotune.probe.script import SYNCHRONIZED_STEPS
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.measurement import Measurement
-from autotune.records.script import PrintedMetric
-from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import placeholder_names
 from autotune.trial.causes import Outcome, explain_exception
 from autotune.trial.files import RESULT_FILE
+from autotune.trial.learning_run import LearningRun
 from autotune.trial.prepare import exit_at_once
+from autotune.trial.timing_run import TimingRun
 
 COMPILE_SECONDS = 150.0
 """A first step that compiles and has not ended by then is given up."""
@@ -195,142 +190,6 @@ class ScriptTrial:
         return ""
 
 
-class TimingRun:
-    """Times the steps of a script, as those of a workload are timed."""
-
-    def __init__(self, spec: TrialSpec) -> None:
-        self._spec = spec
-        self._probe: ScriptProbe | None = None
-        self._clock: AsideClock
-        self._timing: Timing | None = None
-        self._measurement: Measurement | None = None
-        self._waited_seconds = 0.0
-        self._began = 0.0
-
-    def begin(self, hooks: ScriptHooks) -> None:
-        """Start the measurement."""
-        self._hooks, device = hooks, hooks.device
-        self._probe = ScriptProbe(hooks) if self._spec.purpose == "probe" else None
-        self._began = time.perf_counter()
-        self._clock = AsideClock(clock_for(device))
-        self._timing = Timing(clock=self._clock, compiled_graphs=compiled_graph_count)
-        config = self._spec.config or TrainConfig()
-        self._steps = measure_throughput(self._timing, config, self._spec.limits, MemoryMeter(device))
-        next(self._steps)
-
-    def turn(self, is_training: bool) -> None:
-        """Stop the clock while the script validates."""
-        if is_training:
-            self._clock.come_back()
-        else:
-            self._clock.step_aside()
-
-    def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
-        """Note a step; True when enough is measured."""
-        assert self._timing is not None
-        self._clock.come_back()
-        self._timing.losses.append(loss)
-        self._timing.samples += max(1, step.samples)
-        waited = self._hooks.timer.seconds["data"]
-        self._timing.data_wait_seconds += waited - self._waited_seconds
-        self._waited_seconds = waited
-        if self._probe is not None:
-            self._probe.take(step)
-        try:
-            next(self._steps)
-        except StopIteration as end:
-            self._measurement = end.value
-        return self._measurement is not None
-
-    def result(self, trial: ScriptTrial) -> TrialResult:
-        """Return the timing, and in a probe the facts."""
-        if self._measurement is None:
-            self._measurement = self._cut_short()
-        if self._measurement is None or self._timing is None:
-            return _describe_too_short(trial)
-        losses = self._timing.read_losses()
-        curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._timing.samples)
-        result = TrialResult(
-            spec=trial.spec,
-            status=TrialStatus.COMPLETED,
-            elapsed_seconds=trial.elapsed_seconds,
-            startup_seconds=trial.startup_seconds,
-            measurement=self._measurement,
-            curves=(curve,),
-        )
-        if self._probe is None:
-            return result
-        trial.unhook()
-        aside = self._clock.aside_seconds / max(1e-9, time.perf_counter() - self._began)
-        facts = self._probe.find_facts(trial.spec, self._measurement, is_seeded=trial.is_seeded, aside_fraction=aside)
-        return result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
-
-    def _cut_short(self) -> Measurement | None:
-        if self._timing is None:
-            return None
-        try:
-            self._steps.throw(TrainingEndedError())
-        except StopIteration as end:
-            measurement: Measurement = end.value
-            return measurement
-        except TrainingEndedError:
-            return None
-        return None
-
-
-class LearningRun:
-    """Lets a script train for its losses, and until it prints its metric."""
-
-    def __init__(self, spec: TrialSpec) -> None:
-        assert spec.target.script is not None
-        self._spec, self._script = spec, spec.target.script
-        self._losses: list[torch.Tensor] = []
-        self._samples = 0
-        self._learned = False
-        self._metric: float | None = None
-
-    def begin(self, hooks: ScriptHooks) -> None:
-        """Nothing to prepare."""
-
-    def turn(self, is_training: bool) -> None:
-        """Time does not matter."""
-
-    def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
-        """Note a step; True when there were enough and no metric is waited for."""
-        if not self._learned:
-            self._losses.append(loss)
-            self._samples += max(1, step.samples)
-            self._learned = len(self._losses) >= self._spec.quality_steps
-        return self._learned and not self._waits_for_metric
-
-    @property
-    def _waits_for_metric(self) -> bool:
-        return self._spec.evaluate and self._script.metric is not None
-
-    def heard(self, line: str) -> bool:
-        """Look for the metric in a printed line; True when this was the one waited for."""
-        if not self._waits_for_metric or self._script.metric is None:
-            return False
-        found = read_metric(line, self._script.metric)
-        self._metric = self._metric if found is None else found
-        return found is not None and self._learned
-
-    def result(self, trial: ScriptTrial) -> TrialResult:
-        """Return the curve; shorter than asked for when the script ended earlier."""
-        if not self._losses:
-            return _describe_too_short(trial)
-        losses = tuple(_finite(float(loss)) for loss in self._losses)
-        metric = None if self._metric is None else _finite(self._metric)
-        curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._samples, metric=metric)
-        return TrialResult(
-            spec=trial.spec,
-            status=TrialStatus.COMPLETED,
-            elapsed_seconds=trial.elapsed_seconds,
-            startup_seconds=trial.startup_seconds,
-            curves=(curve,),
-        )
-
-
 def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings:
     """Return what is to be changed about a script: what its own flags do not change already."""
     baseline = spec.baseline
@@ -342,34 +201,7 @@ def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings
     return ScriptSettings(config, changed, spec.training_loaders, baseline_keeps_workers=keeps)
 
 
-def read_metric(line: str, metric: PrintedMetric) -> float | None:
-    """Return the figure that a printed line holds; None when it holds none."""
-    try:
-        if metric.pattern is not None:
-            found = re.search(metric.pattern, line)
-            return None if found is None else float(found.group(1))
-        record = json.loads(line) if line.lstrip().startswith("{") else None
-        value = record.get(metric.key) if isinstance(record, dict) else None
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _describe_too_short(trial: ScriptTrial) -> TrialResult:
-    steps = trial.hooks.steps if hasattr(trial, "hooks") else 0
-    if steps:
-        text = f"the script took {steps} optimizer steps and ended, too few to time one; let it train longer"
-    else:
-        text = "the script ended without an optimizer step or a backward pass in this process"
-    elapsed = trial.elapsed_seconds
-    return TrialResult(spec=trial.spec, status=TrialStatus.CRASHED, cause="target", error=text, elapsed_seconds=elapsed)
-
-
 def _add_losses(step: ScriptStep) -> torch.Tensor:
     """Return the loss of a step: the sum over its backward passes, which scripts that accumulate have divided."""
     losses = [loss.reshape(()).float() for loss in step.losses]
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum() if losses else torch.zeros(())
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

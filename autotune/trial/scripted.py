@@ -46,7 +46,7 @@ def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
-        print(stop.code, file=sys.stderr)
+        sys.stderr.write(f"{stop.code}\n")
         return 1
     return 0
 

@@ -256,7 +256,7 @@ def test_losses_come_back_in_order_and_are_read_once() -> None:
     script.measure()
     assert script.timing.read_losses() == tuple(float(step) for step in range(20))
     assert script.timing.losses == []
-    script.timing.take_step()
+    script.timing.take_step(script.step)
     assert script.timing.read_losses() == tuple(float(step) for step in range(21))
 
 

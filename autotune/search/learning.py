@@ -1,0 +1,92 @@
+"""The training runs of the drift checks: how long they may be, and running them with every seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from autotune.records.config import TrainConfig
+from autotune.records.probe import ProbeReport
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.budget import DRIFT_SHARE, MOST_DRIFT_SHARE
+from autotune.search.drift import GOOD_STEPS, SEEDS, USABLE_SHARE, DriftPlan, plan_drift
+from autotune.search.launcher import Launcher
+
+PROCESS_SECONDS = 1.0
+"""What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
+
+
+class Learner:
+    """Trains configs for the drift checks.
+
+    Args:
+        launcher: starts the trials.
+        report: of the target.
+        startup_seconds: until the first step of a process.
+        known: trials of earlier sessions of this search.
+    """
+
+    def __init__(
+        self, launcher: Launcher, report: ProbeReport, startup_seconds: float, known: list[TrialResult]
+    ) -> None:
+        self._launcher, self._report, self._known = launcher, report, known
+        # Each seed of a script is a process of its own: it cannot be started twice in one.
+        self._script = launcher.state.target.script
+        self._start_seconds = SEEDS * (startup_seconds + PROCESS_SECONDS)
+
+    def reserve_time(self) -> None:
+        """Keep enough of the budget to check one candidate of a script."""
+        if self._script is None:
+            return
+        launcher = self._launcher
+        steps_seconds = SEEDS * GOOD_STEPS * self._report.measurement.seconds_per_step
+        arm_seconds = (self._start_seconds + steps_seconds) / USABLE_SHARE
+        share = min(MOST_DRIFT_SHARE, max(DRIFT_SHARE, 2.1 * arm_seconds / launcher.budget.seconds))
+        launcher.budget = dataclasses.replace(launcher.budget, drift_share=share)
+
+    def plan(self, candidates: int) -> DriftPlan | None:
+        """Return what the time left allows for some candidates; None when it allows nothing."""
+        facts, seconds = self._report.target, self._launcher.budget.drift_remaining_seconds
+        step = self._report.measurement.seconds_per_step
+        if self._script is None:
+            return plan_drift(seconds, facts, seconds_per_step=step, candidates=candidates)
+        asked = self._script.quality_steps
+        if self._script.quality_epochs is not None and facts.data.sample_count is not None:
+            asked = self._script.quality_epochs * math.ceil(
+                facts.data.sample_count / facts.baseline.effective_batch_size
+            )
+        return plan_drift(
+            seconds,
+            facts,
+            seconds_per_step=step,
+            candidates=candidates,
+            start_seconds=self._start_seconds,
+            asked_steps=asked,
+        )
+
+    def learn(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
+        """Train a config with every seed as planned; None when the time is up or the user stopped."""
+        launcher = self._launcher
+        seeds = tuple(launcher.state.seed + i for i in range(SEEDS))
+        results: list[TrialResult] = []
+        for some in [seeds] if self._script is None else [(seed,) for seed in seeds]:
+            seconds = launcher.budget.drift_remaining_seconds
+            if seconds <= 0 or launcher.should_stop():
+                return None
+            again = self._find_learned(config, plan, some)
+            result = again or launcher.launch(config, "quality", seconds, plan=plan, seeds=some)
+            if result.status is TrialStatus.INTERRUPTED:
+                return None
+            results.append(result)
+            if not result.curves:
+                break
+        return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
+
+    def _find_learned(self, config: TrainConfig, plan: DriftPlan, seeds: tuple[int, ...]) -> TrialResult | None:
+        """Return an earlier session's training of the same config by the same plan; None when there is none."""
+        wanted = ("quality", config, plan.steps, plan.evaluate, seeds)
+        for result in self._known:
+            spec = result.spec
+            if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, spec.seeds) == wanted:
+                return result
+        return None

@@ -1,0 +1,88 @@
+"""Let a script train for its losses, and until it prints its metric."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from autotune.engine.hooks.script import ScriptHooks
+from autotune.engine.hooks.steps import ScriptStep
+from autotune.records.script import PrintedMetric
+from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
+from autotune.trial.timing_run import describe_too_short
+
+if TYPE_CHECKING:
+    from autotune.trial.script import ScriptTrial
+
+
+class LearningRun:
+    """Lets a script train for its losses, and until it prints its metric."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        assert spec.target.script is not None
+        self._spec, self._script = spec, spec.target.script
+        self._losses: list[torch.Tensor] = []
+        self._samples = 0
+        self._learned = False
+        self._metric: float | None = None
+
+    def begin(self, hooks: ScriptHooks) -> None:
+        """Nothing to prepare."""
+
+    def turn(self, is_training: bool) -> None:
+        """Time does not matter."""
+
+    def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
+        """Note a step; True when there were enough and no metric is waited for."""
+        if not self._learned:
+            self._losses.append(loss)
+            self._samples += max(1, step.samples)
+            self._learned = len(self._losses) >= self._spec.quality_steps
+        return self._learned and not self._waits_for_metric
+
+    @property
+    def _waits_for_metric(self) -> bool:
+        return self._spec.evaluate and self._script.metric is not None
+
+    def heard(self, line: str) -> bool:
+        """Look for the metric in a printed line; True when this was the one waited for."""
+        if not self._waits_for_metric or self._script.metric is None:
+            return False
+        found = read_metric(line, self._script.metric)
+        self._metric = self._metric if found is None else found
+        return found is not None and self._learned
+
+    def result(self, trial: ScriptTrial) -> TrialResult:
+        """Return the curve; shorter than asked for when the script ended earlier."""
+        if not self._losses:
+            return describe_too_short(trial)
+        losses = tuple(_finite(float(loss)) for loss in self._losses)
+        metric = None if self._metric is None else _finite(self._metric)
+        curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._samples, metric=metric)
+        return TrialResult(
+            spec=trial.spec,
+            status=TrialStatus.COMPLETED,
+            elapsed_seconds=trial.elapsed_seconds,
+            startup_seconds=trial.startup_seconds,
+            curves=(curve,),
+        )
+
+
+def read_metric(line: str, metric: PrintedMetric) -> float | None:
+    """Return the figure that a printed line holds; None when it holds none."""
+    try:
+        if metric.pattern is not None:
+            found = re.search(metric.pattern, line)
+            return None if found is None else float(found.group(1))
+        record = json.loads(line) if line.lstrip().startswith("{") else None
+        value = record.get(metric.key) if isinstance(record, dict) else None
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

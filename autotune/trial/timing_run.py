@@ -1,0 +1,116 @@
+"""Time a script's steps as a workload's are timed; in a probe, look at everything else as well."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.hooks.script import ScriptHooks
+from autotune.engine.hooks.steps import ScriptStep
+from autotune.measure.clock import AsideClock, clock_for
+from autotune.measure.memory import MemoryMeter
+from autotune.measure.throughput import Timing, TrainingEndedError, measure_throughput
+from autotune.probe.script import ScriptProbe
+from autotune.records.config import TrainConfig
+from autotune.records.measurement import Measurement
+from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
+
+if TYPE_CHECKING:
+    from autotune.trial.script import ScriptTrial
+
+
+class TimingRun:
+    """Times the steps of a script, as those of a workload are timed."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self._spec = spec
+        self._probe: ScriptProbe | None = None
+        self._clock: AsideClock
+        self._timing: Timing | None = None
+        self._measurement: Measurement | None = None
+        self._waited_seconds = 0.0
+        self._began = 0.0
+
+    def begin(self, hooks: ScriptHooks) -> None:
+        """Start the measurement."""
+        self._hooks, device = hooks, hooks.device
+        self._probe = ScriptProbe(hooks) if self._spec.purpose == "probe" else None
+        self._began = time.perf_counter()
+        self._clock = AsideClock(clock_for(device))
+        self._timing = Timing(clock=self._clock, compiled_graphs=compiled_graph_count)
+        config = self._spec.config or TrainConfig()
+        self._steps = measure_throughput(self._timing, config, self._spec.limits, MemoryMeter(device))
+        next(self._steps)
+
+    def turn(self, is_training: bool) -> None:
+        """Stop the clock while the script validates."""
+        if is_training:
+            self._clock.come_back()
+        else:
+            self._clock.step_aside()
+
+    def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
+        """Note a step; True when enough is measured."""
+        assert self._timing is not None
+        self._clock.come_back()
+        self._timing.losses.append(loss)
+        self._timing.samples += max(1, step.samples)
+        waited = self._hooks.timer.seconds["data"]
+        self._timing.data_wait_seconds += waited - self._waited_seconds
+        self._waited_seconds = waited
+        if self._probe is not None:
+            self._probe.take(step)
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self._measurement = end.value
+        return self._measurement is not None
+
+    def result(self, trial: ScriptTrial) -> TrialResult:
+        """Return the timing, and in a probe the facts."""
+        if self._measurement is None:
+            self._measurement = self._cut_short()
+        if self._measurement is None or self._timing is None:
+            return describe_too_short(trial)
+        losses = self._timing.read_losses()
+        curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._timing.samples)
+        result = TrialResult(
+            spec=trial.spec,
+            status=TrialStatus.COMPLETED,
+            elapsed_seconds=trial.elapsed_seconds,
+            startup_seconds=trial.startup_seconds,
+            measurement=self._measurement,
+            curves=(curve,),
+        )
+        if self._probe is None:
+            return result
+        trial.unhook()
+        aside = self._clock.aside_seconds / max(1e-9, time.perf_counter() - self._began)
+        facts = self._probe.find_facts(trial.spec, self._measurement, is_seeded=trial.is_seeded, aside_fraction=aside)
+        return result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
+
+    def _cut_short(self) -> Measurement | None:
+        if self._timing is None:
+            return None
+        try:
+            self._steps.throw(TrainingEndedError())
+        except StopIteration as end:
+            measurement: Measurement = end.value
+            return measurement
+        except TrainingEndedError:
+            return None
+        return None
+
+
+def describe_too_short(trial: ScriptTrial) -> TrialResult:
+    """Return the result of a script that ended before anything could be found out."""
+    steps = trial.hooks.steps if hasattr(trial, "hooks") else 0
+    if steps:
+        text = f"the script took {steps} optimizer steps and ended, too few to time one; let it train longer"
+    else:
+        text = "the script ended without an optimizer step or a backward pass in this process"
+    elapsed = trial.elapsed_seconds
+    return TrialResult(spec=trial.spec, status=TrialStatus.CRASHED, cause="target", error=text, elapsed_seconds=elapsed)
