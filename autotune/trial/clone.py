@@ -28,7 +28,7 @@ _CHECKPOINTS = (".ckpt", ".pt", ".pth", ".pth.tar", ".safetensors")
 in Python could keep it from following a link to the original."""
 
 State = list[int]
-"""Type, size, modification time in ns and number of the inode; of a folder the type alone, of what is closed nothing."""
+"""Type, size, modification time in ns and number of the inode; of a folder the type alone, else nothing if closed."""
 
 
 def clone_folder(folder: Path, scratch: Path, *, kept: Sequence[Path]) -> None:
@@ -172,9 +172,19 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 def _walk(tree: str) -> Iterator[str]:
     """Yield the paths below a folder, relative to it; links are not followed."""
-    for parent, folders, files in os.walk(tree):
-        for name in sorted(folders) + sorted(files):
-            yield os.path.join(parent, name)[len(tree) + 1 :]
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(os.path.join(tree, folder)) as entries:
+                kinds = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        except OSError:
+            continue  # closed by the script, or too deep to name
+        for name, is_folder in kinds.items():
+            path = os.path.join(folder, name)
+            yield path
+            if is_folder:
+                waiting.append(path)
 
 
 def _read_state(path: str | Path) -> State:

@@ -82,27 +82,30 @@ def list_upper(upper: str, root: str) -> Iterator[str]:
     """Yield what a layer adds to, changes in or takes away from the folder below it.
 
     Args:
-        upper: a folder of the upper layer.
+        upper: the upper layer.
         root: the folder that it lies over, absolute; paths are yielded below it.
     """
-    try:
-        entries = sorted(os.scandir(upper), key=lambda entry: entry.name)
-    except OSError:
-        yield root  # made unreadable by the script
-        return
-    if _read_attribute(upper, "opaque") == b"y" and os.path.isdir(root):
-        names = {entry.name for entry in entries}
-        yield from (os.path.join(root, name) for name in sorted(os.listdir(root)) if name not in names)
-    for entry in entries:
-        path = os.path.join(root, entry.name)
-        if entry.is_dir(follow_symlinks=False):
-            if _read_attribute(entry.path, "redirect"):
-                yield path  # a folder that was moved: its layer holds differences only
-            elif os.path.lexists(path) and not _is_real_folder(path):
-                yield path  # in place of a file
-            yield from list_upper(entry.path, path)
-        elif not _is_same(entry.path, path):
-            yield path
+    waiting = [(upper, root)]
+    while waiting:
+        above, below = waiting.pop()
+        try:
+            with os.scandir(above) as entries:
+                kinds = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        except OSError:
+            yield below  # closed by the script
+            continue
+        if _read_attribute(above, "opaque") == b"y" and os.path.isdir(below):
+            yield from (os.path.join(below, name) for name in os.listdir(below) if name not in kinds)
+        for name, is_folder in kinds.items():
+            upper, path = os.path.join(above, name), os.path.join(below, name)
+            if not is_folder:
+                if not _is_same(upper, path):
+                    yield path
+                continue
+            # A folder that was moved, whose layer holds differences only, or one in place of a file.
+            if _read_attribute(upper, "redirect") or (os.path.lexists(path) and not _is_real_folder(path)):
+                yield path
+            waiting.append((upper, path))
 
 
 def _unshare() -> bool:

@@ -1,6 +1,6 @@
 """Start of a script's trial: into its view of the working folder, then the script itself, or torchrun with it.
 
-torchrun starts `python -m autotune.trial.rank FOLDER STARTED` for each process of the training.
+torchrun starts `python -m autotune.trial.rank FOLDER STARTED LAUNCHER` for each process of the training.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from autotune.lifeline import die_with_parent
 from autotune.records.codec import read_record
 from autotune.records.trial import TrialSpec
 from autotune.targets.launch import Launch
@@ -46,7 +47,7 @@ def start_script(folder: Path, *, started: float) -> NoReturn:
     os.environ["PYTHONSAFEPATH"] = "1"
     from torch.distributed.run import main as run_launcher
 
-    run_launcher([*launch.launcher_options, "-m", "autotune.trial.rank", str(folder), str(started)])
+    run_launcher([*launch.launcher_options, "-m", "autotune.trial.rank", str(folder), str(started), str(os.getpid())])
     exit_at_once(1)  # every process ended before the leading one had a result
 
 
@@ -105,6 +106,7 @@ def _read_view(folder: Path) -> View:
 
 
 if __name__ == "__main__":
+    die_with_parent(int(sys.argv[3]))
     os.environ.pop("PYTHONSAFEPATH", None)
     prepare_process()
     sys.dont_write_bytecode = True

@@ -176,21 +176,32 @@ def list_written(view: View) -> tuple[str, ...]:
 
 
 def remove_view(view: View) -> None:
-    """Remove the scratch folder whatever its permissions; links are not followed.
+    """Remove the scratch folder whatever its permissions and depth; links are not followed.
+
+    Each folder is moved to the top before it is emptied: below scratch, a path can be too long to name.
 
     Raises:
         OSError: something in it cannot be removed.
     """
-    top = str(view.scratch)
-    _make_writable(top)
-    for parent, folders, _ in os.walk(top):
-        for name in folders:
-            _make_writable(os.path.join(parent, name))
-    for parent, folders, files in os.walk(top, topdown=False):
-        for name in folders + files:
-            path = os.path.join(parent, name)
-            _remove(path)
-    _remove(top)
+    waiting = [view.scratch]
+    number = 0
+    while waiting:
+        folder = waiting.pop()
+        for entry in _open_folder(folder):
+            number += 1
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    doomed = view.scratch / f"doomed-{number}"
+                    os.chmod(entry.path, 0o700)  # a folder that is moved is written to
+                    os.rename(entry.path, doomed)
+                    waiting.append(doomed)
+                else:
+                    os.unlink(entry.path)
+            except FileNotFoundError:
+                continue
+        if folder != view.scratch:
+            _remove_folder(folder)
+    _remove_folder(view.scratch)
 
 
 def find_caches(view: View, *, settings: bool = True) -> tuple[str, ...]:
@@ -231,19 +242,17 @@ def _find_written(view: View) -> Iterator[str]:
             yield os.path.join(view.folder, name, os.path.relpath(path, root)) if name else path
 
 
-def _make_writable(path: str) -> None:
+def _open_folder(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        if not os.path.islink(path):
-            os.chmod(path, 0o700)
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            return list(entries)
     except FileNotFoundError:
-        pass
+        return []
 
 
-def _remove(path: str) -> None:
+def _remove_folder(folder: Path) -> None:
     try:
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.rmdir(path)
-        else:
-            os.unlink(path)
+        os.rmdir(folder)
     except FileNotFoundError:
         pass

@@ -186,6 +186,8 @@ def _read_path(operand: _Operand, arguments: tuple[Any, ...]) -> tuple[str, str]
     if given is None or isinstance(given, int):
         return "", ""
     given = os.fsdecode(given)
+    if os.path.isabs(given):
+        return given, given  # the current folder may be gone
     folder = -1 if operand.folder is None else arguments[operand.folder]
     base = os.getcwd() if folder < 0 else os.readlink(f"/proc/self/fd/{folder}")
     return given, os.path.join(base, given)

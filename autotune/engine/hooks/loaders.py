@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.engine.dataloader import count_samples, moved_generators, read_generators
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
+from autotune.lifeline import die_with_parent
 from autotune.records.config import TrainConfig
 
 LOADER_KNOBS = frozenset({"num_workers", "prefetch_factor", "persistent_workers", "pin_memory"})
@@ -25,7 +28,7 @@ def describe_loader(loader: DataLoader[Any]) -> str:
     dataset = loader.dataset
     try:
         length = str(len(dataset))  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
+    except Exception:  # a length that cannot be told is no reason to end somebody's training
         length = "?"
     sampler = getattr(loader.batch_sampler, "sampler", None) or loader.batch_sampler or loader.sampler
     return f"{type(dataset).__qualname__}[{length}] by {type(sampler).__qualname__}"
@@ -119,6 +122,7 @@ class LoaderHooks:
 
     def _start(self, loader: DataLoader[Any], plain_iter: Callable[[DataLoader[Any]], Any]) -> Any:
         key = describe_loader(loader)
+        _tie_workers(loader)
         known = self._watch.training_loaders
         if key in known:
             self._prepare(loader)
@@ -194,6 +198,25 @@ class LoaderHooks:
         if self._counts.setdefault(key, counted == batch_size) and counted is not None:
             return counted
         return batch_size
+
+
+class _WorkerStart:
+    """What a worker does first: it ties its life to the training's, then does what the script wants."""
+
+    def __init__(self, training: int, own: Callable[[int], None] | None) -> None:
+        self._training, self._own = training, own
+
+    def __call__(self, worker: int) -> None:
+        die_with_parent(self._training)
+        if self._own is not None:
+            self._own(worker)
+
+
+def _tie_workers(loader: DataLoader[Any]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return  # the kernel ties a process to the thread that started it, and this one may end before its workers do
+    if not isinstance(loader.worker_init_fn, _WorkerStart):
+        object.__setattr__(loader, "worker_init_fn", _WorkerStart(os.getpid(), loader.worker_init_fn))
 
 
 def _count(batch: Any) -> int | None:
