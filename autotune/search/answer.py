@@ -24,7 +24,6 @@ from autotune.records.trial import TrialResult
 from autotune.search.finals import CLAIM_RISK, THRESHOLD, Finalist, FinalsOutcome, launch_noise
 from autotune.search.objective import Judged, best_of
 
-
 _TELLING_ASIDE = 0.05
 
 

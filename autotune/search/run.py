@@ -158,9 +158,11 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
     for name in ("target", "seed", "max_drift", "memory_limit_bytes"):
-        if getattr(before, name) != getattr(now, name):
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            shown = (old.spec, new.spec) if isinstance(old, Target) else (old, new)
             raise UsageError(
-                f"--resume: {name} was {getattr(before, name)} when the search began and is {getattr(now, name)} now",
+                f"--resume: {name} was {shown[0]} when the search began and is {shown[1]} now",
                 hint="give the same as then, or leave --resume out",
             )
     probe = found.read_probe()
