@@ -20,6 +20,7 @@ _PHASES = (
     ("forward_seconds", "forward"),
     ("backward_seconds", "backward"),
     ("optimizer_seconds", "optimizer"),
+    ("other_seconds", "everything else"),
 )
 _TRIALS_HEIGHT = 240
 _FAILED_BAND = 28
@@ -99,6 +100,8 @@ def draw_phases(phases: StepPhases) -> tuple[Segment, ...]:
     total = sum(value for _, value in seconds)
     if total <= 0:
         return ()
+    if phases.other_seconds <= 0:
+        seconds.pop()
     segments, x = [], 0.0
     for name, value in seconds:
         width = 100 * value / total
