@@ -50,6 +50,11 @@ def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> Non
         _wrap_forward(block, selective=config.activation_checkpointing == "selective")
 
 
+def can_checkpoint(model: nn.Module) -> bool:
+    """Return whether the model has repeated blocks, or a switch of its own."""
+    return callable(getattr(model, "gradient_checkpointing_enable", None)) or bool(find_repeated_blocks(model))
+
+
 def find_repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks to checkpoint: outermost runs of two or more same-class, parametrised children of a list.
 

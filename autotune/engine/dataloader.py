@@ -256,8 +256,15 @@ def move_batch(batch: Any, place: Callable[[torch.Tensor], torch.Tensor], device
     if isinstance(batch, list | tuple):
         return type(batch)(map(move, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return dataclasses.replace(batch, **{f.name: move(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+        return _move_fields(batch, move)
     return batch
+
+
+def _move_fields(batch: Any, move: Callable[[Any], Any]) -> Any:
+    moved = copy.copy(batch)
+    for field in dataclasses.fields(batch):  # set past `frozen`; `replace` would call the class's own start again
+        object.__setattr__(moved, field.name, move(getattr(batch, field.name)))
+    return moved
 
 
 def count_samples(batch: Any) -> int:

@@ -62,8 +62,6 @@ def prepare_script_run(profile: Profile, target: Target, *, as_json: bool, note:
         "config": profile.config.model_dump(mode="json"),
         "changed": sorted(set(changed_fields(profile.config, profile.baseline_config)) - names),
         "training_loaders": list(profile.target.training_loaders),
-        "baseline_keeps_workers": profile.baseline_config.persistent_workers
-        and profile.baseline_config.num_workers > 0,
         "promised": profile.evidence.samples_per_second,
         "json": as_json,
         "kind": launch.kind,

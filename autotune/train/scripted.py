@@ -40,7 +40,6 @@ class ScriptTraining:
             TrainConfig(**self._plan["config"]),
             frozenset(self._plan["changed"]),
             tuple(self._plan["training_loaders"]),
-            baseline_keeps_workers=self._plan["baseline_keeps_workers"],
         )
         hooks = ScriptHooks(settings, on_step=self._take, turn=self._turn, now=time.perf_counter)
         self._stack.enter_context(hooks.installed())

@@ -19,7 +19,7 @@ from autotune.records.trial import TrialSpec
 from autotune.targets.launch import Launch
 from autotune.trial.files import SPEC_FILE, VIEW_FILE
 from autotune.trial.prepare import exit_at_once, prepare_process
-from autotune.trial.scripted import LineWatch, call_after_import, run_script
+from autotune.trial.scripted import LineWatch, call_after_import, forget_imports, run_script
 from autotune.trial.scripts import find_script
 from autotune.trial.view import View, enter_view
 from autotune.trial.writes import watch_writes
@@ -61,15 +61,21 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
         started: `time.monotonic()` when the trial was started.
     """
     hung: list[ScriptTrial] = []
+    heard = [""]
 
     def hang_up() -> None:
         from autotune.trial.script import ScriptTrial
 
-        trial = ScriptTrial(spec, folder, started=started)
-        hung.append(trial)
-        trial.install()
-        sys.stdout, sys.stderr = LineWatch(sys.stdout, trial.heard), LineWatch(sys.stderr, trial.heard)
+        hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0]))
+        hung[0].install()
 
+    def hear(line: str) -> None:
+        if hung:
+            hung[0].heard(line)
+        else:
+            heard[0] = line.strip() or heard[0]
+
+    sys.stdout, sys.stderr = LineWatch(sys.stdout, hear), LineWatch(sys.stderr, hear)
     inject_seed(spec.seeds[0])
     error: BaseException | None = None
     status = 0
@@ -79,6 +85,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
         traceback.print_exc()
         error = raised
     if not hung:
+        forget_imports()
         hang_up()
     hung[0].ended(error, status)
 

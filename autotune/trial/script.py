@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -62,7 +63,7 @@ class ScriptTrial:
         is_seeded: the script set a seed before its first step.
     """
 
-    def __init__(self, spec: TrialSpec, folder: Path, *, started: float) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, *, started: float, last_line: str = "") -> None:
         self.spec = spec
         self.is_seeded = False
         self.hooks: ScriptHooks
@@ -73,14 +74,21 @@ class ScriptTrial:
         self._stack = ExitStack()
         self._run: _Run = LearningRun(spec) if spec.purpose == "quality" else TimingRun(spec)
         self._watchdog: threading.Timer | None = None
-        self._last_line = ""
+        self._last_line = last_line
 
     def install(self) -> None:
         """Hang up the hooks; called when the script has imported torch."""
         spec = self.spec
         settings = make_settings(spec.config, spec)
         inspects = spec.purpose == "probe"
-        self.hooks = ScriptHooks(settings, on_step=self._take, turn=self._turn, now=self._now, inspects=inspects)
+        self.hooks = ScriptHooks(
+            settings,
+            on_step=self._take,
+            turn=self._turn,
+            now=self._now,
+            on_error=self._fail_step,
+            inspects=inspects,
+        )
         self._stack.enter_context(shifted_seeds(spec.seeds[0], self._note_seed))
         self._stack.enter_context(self.hooks.installed())
 
@@ -92,7 +100,7 @@ class ScriptTrial:
         """The script printed a line."""
         self._last_line = line.strip() or self._last_line
         if isinstance(self._run, LearningRun) and self._run.heard(line):
-            self.finish(self._run.result(self))
+            self._conclude()
 
     def ended(self, error: BaseException | None, status: int) -> NoReturn:
         """The script ended by itself: with an exception, or an exit status that need not mean anything."""
@@ -101,11 +109,13 @@ class ScriptTrial:
         if status != 0 and self.hooks.steps == 0:
             text = f"the script ended with exit status {status} before its first step; it printed: {self._last_line}"
             self.fail((TrialStatus.CRASHED, "target", text[:400]))
-        self.finish(self._run.result(self))
+        self._conclude()
 
     def fail(self, outcome: Outcome) -> NoReturn:
         """Write a failure and end the process."""
         status, cause, error = outcome
+        if not self._leads:
+            exit_at_once(1)  # the launcher then ends the leading process as well
         self.finish(
             TrialResult(spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds)
         )
@@ -165,15 +175,26 @@ class ScriptTrial:
         except DivergedError as error:
             self.fail(explain_exception(error))
         if done:
-            self.finish(self._run.result(self))
+            self._conclude()
+
+    def _conclude(self) -> NoReturn:
+        try:
+            result = self._run.result(self)
+        except DivergedError as error:
+            self.fail(explain_exception(error))
+        self.finish(result)
+
+    def _fail_step(self, error: Exception) -> None:
+        # A script may catch what our settings break, leave the step out and go on: that is no training to measure.
+        if self.spec.config is not None and self.spec.config != self.spec.baseline:
+            traceback.print_exception(error)
+            self.fail(explain_exception(error))
 
     def _check_step(self, step: ScriptStep) -> None:
         """Fail a trial in which the script does not do what its settings say, even if it goes on as if it did."""
         spec = self.spec
         if spec.config is None or spec.config == spec.baseline:
             return
-        if self.hooks.models.error is not None:
-            self.fail(explain_exception(self.hooks.models.error))
         if self.hooks.steps == _FLAG_STEPS:
             assert spec.target.script is not None
             ignored = self._find_ignored_flag(step, placeholder_names(spec.target.script), spec.config)
@@ -197,8 +218,7 @@ def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings
         return ScriptSettings(TrainConfig())
     assert spec.target.script is not None
     changed = frozenset(changed_fields(config, baseline)) - placeholder_names(spec.target.script)
-    keeps = baseline.persistent_workers and baseline.num_workers > 0
-    return ScriptSettings(config, changed, spec.training_loaders, baseline_keeps_workers=keeps)
+    return ScriptSettings(config, changed, spec.training_loaders)
 
 
 def _add_losses(step: ScriptStep) -> torch.Tensor:

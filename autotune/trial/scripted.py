@@ -6,6 +6,7 @@ which need torch, are hung up right after that import.
 
 from __future__ import annotations
 
+import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -13,7 +14,7 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,15 +41,29 @@ def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
     call_after_import("torch", on_torch)
     try:
         if is_file:
-            runpy.run_path(launch.name, run_name="__main__")
+            _run_file(launch.name)
         else:
             runpy.run_module(launch.name, run_name="__main__", alter_sys=True)
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
-            return stop.code or 0
+            return int(stop.code or 0)
         sys.stderr.write(f"{stop.code}\n")
         return 1
     return 0
+
+
+def _run_file(name: str) -> None:
+    """Run a file as python does: `__file__` is absolute, `sys.argv[0]` stays as typed."""
+    path = os.path.abspath(name)
+    if not os.path.isfile(path):  # a folder or an archive with a __main__.py
+        runpy.run_path(name, run_name="__main__")
+        return
+    module = ModuleType("__main__")
+    module.__file__ = path
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
 
 
 def script_values(script: Script, config: TrainConfig | None) -> dict[str, KnobValue]:
@@ -63,6 +78,11 @@ def script_values(script: Script, config: TrainConfig | None) -> dict[str, KnobV
     return values
 
 
+def forget_imports() -> None:
+    """Take back every call that still waits for an import."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AfterImport)]
+
+
 def call_after_import(name: str, function: Callable[[], None]) -> None:
     """Call a function once, right after a module has been imported; at once if it is there already."""
     if name in sys.modules:
@@ -74,17 +94,26 @@ def call_after_import(name: str, function: Callable[[], None]) -> None:
 class _AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self._name, self._function = name, function
+        self._is_asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._function)
+            spec.loader = _CallingLoader(spec.loader, self._call)
         return spec
+
+    def _call(self) -> None:
+        if self in sys.meta_path:  # many only ask whether a module could be imported; this is the import itself
+            sys.meta_path.remove(self)
+            self._function()
 
 
 class _CallingLoader(importlib.abc.Loader):
@@ -102,6 +131,9 @@ class _CallingLoader(importlib.abc.Loader):
         self._plain.exec_module(module)
         self._function()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
 
 class LineWatch:
     """A text stream that also hands every line to a function."""
@@ -117,6 +149,11 @@ class LineWatch:
         for line in lines:
             self._on_line(line)
         return written
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts, one after another."""
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -49,7 +49,7 @@ class ScriptStarter:
         scratch = Path(tempfile.gettempdir())
         if work not in self._overlays:
             self._overlays[work] = permits_overlay(work, scratch)
-        self._view = prepare_view(work, scratch, kind="overlay" if self._overlays[work] else "copy")
+        self._view = prepare_view(work, scratch, kind="overlay" if self._overlays[work] else "copy", kept=(folder,))
         (folder / VIEW_FILE).write_text(json.dumps(self._view.as_arguments()))
         return ColdProcess(
             folder,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.engine.dataloader import count_samples, moved_generators, read_generators
+from autotune.engine.hooks.iteration import OwnSettings, PlainIter, start_changed
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 from autotune.lifeline import die_with_parent
 from autotune.records.config import TrainConfig
@@ -67,7 +67,6 @@ class LoaderHooks:
         prepare: Callable[[DataLoader[Any]], None],
         turn: Callable[[bool], None],
         *,
-        baseline_keeps: bool | None,
         inspects: bool = False,
     ) -> None:
         """Follow loaders.
@@ -78,7 +77,6 @@ class LoaderHooks:
             prepare: sets a training loader's knobs before it iterates.
             turn: called with True when a training loader starts an epoch, with False when another one does.
             inspects: keep loaders alive, to look at them when the script has ended.
-            baseline_keeps: the script itself keeps its workers from epoch to epoch; None leaves every draw as it is.
         """
         self.epochs = 0
         self.random_sources: set[str] = set()
@@ -89,9 +87,8 @@ class LoaderHooks:
         self._batch_sizes: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         self._started: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._counts: dict[str, bool] = {}
-        self._iterated: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self._own: weakref.WeakKeyDictionary[DataLoader[Any], OwnSettings] = weakref.WeakKeyDictionary()
         self._left_to_watch = _WATCHED_DRAWS
-        self._baseline_keeps = baseline_keeps
 
     @property
     def training_loader(self) -> DataLoader[Any] | None:
@@ -120,54 +117,36 @@ class LoaderHooks:
             DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
             _BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
 
-    def _start(self, loader: DataLoader[Any], plain_iter: Callable[[DataLoader[Any]], Any]) -> Any:
+    def _start(self, loader: DataLoader[Any], plain_iter: PlainIter) -> Any:
         key = describe_loader(loader)
-        _tie_workers(loader)
+        own = self._own.setdefault(loader, OwnSettings(loader.num_workers, loader.persistent_workers))
         known = self._watch.training_loaders
         if key in known:
             self._prepare(loader)
             self._turn(True)
         elif known:
             self._turn(False)
+        _tie_workers(loader)
+        self._loaders[key] = weakref.ref(loader)
+        if self._inspected is not None:
+            self._inspected[key] = loader
+
+        def follow(loader: DataLoader[Any]) -> Any:
+            return self._follow(loader, key, plain_iter)
+
+        is_changed = (own.num_workers, own.persistent_workers) != (loader.num_workers, loader.persistent_workers)
+        return start_changed(loader, own, follow) if is_changed else follow(loader)
+
+    def _follow(self, loader: DataLoader[Any], key: str, plain_iter: PlainIter) -> Any:
         self._timer.enter("data")
         try:
-            with self._same_random_stream(loader):
-                iterator = plain_iter(loader)
+            iterator = plain_iter(loader)
         finally:
             self._timer.leave()
         self._keys[iterator] = key
         self._batch_sizes[iterator] = loader.batch_size
         self._started.pop(iterator, None)
-        self._loaders[key] = weakref.ref(loader)
-        if self._inspected is not None:
-            self._inspected[key] = loader
         return iterator
-
-    @contextmanager
-    def _same_random_stream(self, loader: DataLoader[Any]) -> Iterator[None]:
-        """Have an iterator take from the random stream what it takes at the baseline.
-
-        A new iterator draws one number, its workers' seed; one kept from the last epoch draws none. Everything drawn
-        later depends on it, the order of the epoch first.
-        """
-        is_first = loader not in self._iterated
-        self._iterated.add(loader)
-        if self._baseline_keeps is None or describe_loader(loader) not in self._watch.training_loaders:
-            yield
-            return
-        draws = is_first or not (loader.persistent_workers and loader.num_workers > 0)
-        drew = is_first or not self._baseline_keeps
-        if draws == drew:
-            yield
-        elif drew:
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            yield
-        else:
-            own, loader.generator = loader.generator, torch.Generator()
-            try:
-                yield
-            finally:
-                loader.generator = own
 
     def _fetch(self, iterator: Any, plain_next: Callable[[Any], Any]) -> Any:
         key = self._keys.get(iterator)

@@ -28,7 +28,6 @@ class ModelHooks:
 
     Attributes:
         roots: models found so far, in the order of their first training call.
-        error: what a training call raised last, also when the script caught it.
         compiles_itself: the script compiles a model.
         seen: operations of the first training call of every root together, if they were asked for.
     """
@@ -40,13 +39,13 @@ class ModelHooks:
         prepare: Prepare,
         turn: Callable[[bool], None],
         *,
+        on_error: Callable[[Exception], None],
         inspects: bool = False,
     ) -> None:
         self.roots: list[nn.Module] = []
-        self.error: Exception | None = None
         self.compiles_itself = False
         self.seen = Operations()
-        self._inspects = inspects
+        self._on_error, self._inspects = on_error, inspects
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
         self._finding = False
@@ -121,7 +120,7 @@ class ModelHooks:
                 return inner(*args, **kwargs)  # a generator that makes samples for its critic still trains
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
-        root.__dict__["_compiled_call_impl"] = call
+        root.__dict__["_compiled_call_impl"] = _RootCall(call)
         self.roots.append(root)
 
     def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -138,7 +137,7 @@ class ModelHooks:
         try:
             return run(inner, args, kwargs)
         except Exception as error:
-            self.error = error
+            self._on_error(error)
             raise
         finally:
             self._timer.leave()
@@ -146,6 +145,22 @@ class ModelHooks:
     def _leave_training(self, module: nn.Module) -> None:
         self._turn(False)
         self._watch.model_called(id(module), 0, training=False)
+
+
+class _RootCall:
+    """The hook on a root, which no copy and no pickle of the root takes along."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 def _is_compiled(root: nn.Module) -> bool:

@@ -30,10 +30,12 @@ class OptimizerHooks:
         timer: PhaseTimer,
         prepare: Callable[[Optimizer], None],
         unseen: Callable[[], AbstractContextManager[None]],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self.optimizers: list[Optimizer] = []
         self.scales_loss = False
-        self._watch, self._timer, self._prepare, self._unseen = watch, timer, prepare, unseen
+        self._watch, self._timer, self._prepare = watch, timer, prepare
+        self._unseen, self._on_error = unseen, on_error
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -77,6 +79,9 @@ class OptimizerHooks:
             try:
                 with self._unseen():  # recomputed activations are no new calls
                     plain(tensors, *args, **kwargs)
+            except Exception as error:
+                self._on_error(error)
+                raise
             finally:
                 self._timer.leave()
             self._watch.went_backward(_scalar(tensors))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from autotune.engine.activation_checkpointing import apply_activation_checkpointing
+from autotune.engine.activation_checkpointing import apply_activation_checkpointing, can_checkpoint
 from autotune.engine.compilation import apply_compilation
 from autotune.engine.dataloader import move_batch
 from autotune.engine.hooks.loaders import LoaderHooks, apply_loader_knobs
@@ -40,13 +41,11 @@ class ScriptSettings:
         config: the settings wanted.
         changed: knobs in which they differ from what the script does; all others are left alone.
         training_loaders: keys of the loaders it trains from; empty while they are not known.
-        baseline_keeps_workers: the script itself keeps its loader's workers; None while that is not known.
     """
 
     config: TrainConfig
     changed: frozenset[str] = frozenset()
     training_loaders: tuple[str, ...] = ()
-    baseline_keeps_workers: bool | None = None
 
 
 class ScriptHooks:
@@ -69,6 +68,7 @@ class ScriptHooks:
         on_step: Callable[[ScriptStep], None],
         turn: Callable[[bool], None],
         now: Callable[[], float],
+        on_error: Callable[[Exception], None] = lambda _error: None,
         inspects: bool = False,
     ) -> None:
         """Prepare the hooks.
@@ -78,6 +78,7 @@ class ScriptHooks:
             on_step: called after each step.
             turn: called with True whenever the script trains, with False when it turns to something else.
             now: reads the clock, in seconds.
+            on_error: called when a training call or a backward pass raises, before the script can catch it.
             inspects: count the operations of each model's first training call.
         """
         self.steps = 0
@@ -88,16 +89,11 @@ class ScriptHooks:
         self._our_autocast = False
         self.watch = StepWatch(self._end_step, settings.training_loaders)
         self.timer = PhaseTimer(now)
-        self.loaders = LoaderHooks(
-            self.watch,
-            self.timer,
-            self._prepare_loader,
-            turn,
-            baseline_keeps=settings.baseline_keeps_workers,
-            inspects=inspects,
+        self.loaders = LoaderHooks(self.watch, self.timer, self._prepare_loader, turn, inspects=inspects)
+        self.models = ModelHooks(
+            self.watch, self.timer, self._prepare_model, turn, on_error=on_error, inspects=inspects
         )
-        self.models = ModelHooks(self.watch, self.timer, self._prepare_model, turn, inspects=inspects)
-        self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models.unseen)
+        self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models.unseen, on_error)
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +133,7 @@ class ScriptHooks:
         device = self._device
         if "memory_format" in changed:
             apply_memory_format(root, config)
-        if "activation_checkpointing" in changed:
+        if "activation_checkpointing" in changed and can_checkpoint(root):  # of several models some may have no blocks
             apply_activation_checkpointing(root, config)
         if "compile_mode" in changed:
             apply_compilation(root, config)
@@ -224,33 +220,42 @@ def shifted_seeds(offset: int, on_seed: Callable[[], None]) -> Iterator[None]:
         offset: added to integer seeds; 0 leaves them as they are.
         on_seed: called at each.
     """
-    owners: Mapping[tuple[Any, str], Callable[..., Any]] = {
-        (owner, name): getattr(owner, name)
-        for owner, name in (
-            (torch, "manual_seed"),
-            (torch.random, "manual_seed"),
-            (torch.cuda, "manual_seed"),
-            (torch.cuda, "manual_seed_all"),
-            (random, "seed"),
-            (np.random, "seed"),
-        )
-    }
+    owners = (
+        (torch, "manual_seed", 2**64),
+        (torch.random, "manual_seed", 2**64),
+        (torch.cuda, "manual_seed", 2**64),
+        (torch.cuda, "manual_seed_all", 2**64),
+        (random, "seed", 2**64),
+        (np.random, "seed", 2**32),
+    )
+    depth = 0
 
-    def shift(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def shift(plain: Callable[..., Any], modulus: int) -> Callable[..., Any]:
         def seed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
             on_seed()
-            return plain(*(_add(value, offset) for value in args), **{k: _add(v, offset) for k, v in kwargs.items()})
+            added = 0 if depth else offset  # torch's own seeds the GPUs by the same public function
+            depth += 1
+            try:
+                shifted = {name: _add(value, added, modulus) for name, value in kwargs.items()}
+                return plain(*(_add(value, added, modulus) for value in args), **shifted)
+            finally:
+                depth -= 1
 
         return seed
 
-    for (owner, name), plain in owners.items():
-        setattr(owner, name, shift(plain))
+    plains = [getattr(owner, name) for owner, name, _ in owners]
+    for (owner, name, modulus), plain in zip(owners, plains, strict=True):
+        setattr(owner, name, shift(plain, modulus))
     try:
         yield
     finally:
-        for (owner, name), plain in owners.items():
+        for (owner, name, _), plain in zip(owners, plains, strict=True):
             setattr(owner, name, plain)
 
 
-def _add(value: Any, offset: int) -> Any:
-    return value + offset if isinstance(value, int) and not isinstance(value, bool) else value
+def _add(value: Any, offset: int, modulus: int) -> Any:
+    if offset == 0 or not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        return value
+    shifted = int(value) + offset
+    return shifted % modulus if shifted >= modulus else shifted

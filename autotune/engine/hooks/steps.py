@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+_MOST_ACCUMULATED = 1024
+"""After so many backward passes without a step, an optimizer that was built is taken for one that is never used."""
+
 _FORGET_AFTER = 64
 """An optimizer that sits out so many steps of the others takes no part any more."""
 
@@ -42,7 +45,7 @@ class StepWatch:
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
         self.training_loaders: set[str] = set(training_loaders)
         self._on_step = on_step
-        self._fresh: set[str] = set()
+        self._fresh: dict[str, list[int]] = {}
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -51,7 +54,7 @@ class StepWatch:
         self._missed: dict[int, int] = {}
         self._stepped: set[int] = set()
         self._optimizers_built = 0
-        self._backwards_alone = 0
+        self._backwards = 0
 
     def optimizer_built(self) -> None:
         """An optimizer was constructed."""
@@ -59,8 +62,7 @@ class StepWatch:
 
     def loader_yielded(self, key: str, samples: int) -> None:
         """A loader gave a batch."""
-        self._fresh.add(key)
-        self._yielded.setdefault(key, []).append(samples)
+        self._fresh.setdefault(key, []).append(samples)
 
     def model_called(self, model: int, samples: int, *, training: bool) -> None:
         """An outermost model call begins."""
@@ -69,7 +71,8 @@ class StepWatch:
             self._pending.clear()
             return
         if self._fresh:
-            self._pending, self._fresh = self._fresh, set()
+            self._pending = set(self._fresh)
+            self._commit()
         calls = self._called.setdefault(model, [])
         if not (self._depth and calls):  # an optimizer that evaluates its loss again and again does so on one batch
             calls.append(samples)
@@ -77,12 +80,13 @@ class StepWatch:
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
         self.training_loaders |= self._pending
+        self._commit()
         if loss is not None:
             self._losses.append(loss)
+        self._backwards += 1
         if self._depth:
             return
-        self._backwards_alone += 1
-        if not self._missed and (self._optimizers_built == 0 or self._backwards_alone > _FORGET_AFTER):
+        if not self._missed and (self._optimizers_built == 0 or self._backwards > _MOST_ACCUMULATED):
             self._end_step()
 
     def optimizer_began(self) -> None:
@@ -98,11 +102,21 @@ class StepWatch:
         self._missed = {one: count + 1 for one, count in self._missed.items() if count < _FORGET_AFTER}
         self._missed[optimizer] = 0
         self._stepped.add(optimizer)
+        if is_new and self._backwards == 0 and len(self._missed) > 1:
+            self._stepped.clear()  # it steps on the gradients of the step that the one before it has just ended
+            return
         # The first step of an optimizer that joins the cycle ends it, so that cycles end where the loop's body does.
         if is_new or self._stepped >= self._missed.keys():
             self._end_step()
 
+    def _commit(self) -> None:
+        """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
+        for key, counts in self._fresh.items():
+            self._yielded.setdefault(key, []).extend(counts)
+        self._fresh.clear()
+
     def _end_step(self) -> None:
+        self._commit()
         yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
         batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
         samples = sum(map(sum, yielded)) or sum(batches)
@@ -111,7 +125,7 @@ class StepWatch:
         self._called.clear()
         self._losses.clear()
         self._stepped.clear()
-        self._backwards_alone = 0
+        self._backwards = 0
         self._on_step(step)
 
 

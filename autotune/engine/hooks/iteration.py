@@ -1,0 +1,128 @@
+"""Start a loader whose settings were changed, and draw what it would have drawn without the change, in the same order.
+
+                    iter(loader)                              first next()
+    no workers      sampler begins, one number for the loader  sampler draws the order
+    workers         sampler begins, one number, the order      -
+    kept workers    sampler begins, the order                  -
+
+Whatever a script draws between the two, and everything it draws later, depends on it: the order of the next epoch, of
+another loader beside this one, dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+PlainIter = Callable[[DataLoader[Any]], Any]
+
+
+@dataclass
+class OwnSettings:
+    """How a script itself set a loader up.
+
+    Attributes:
+        num_workers: its workers.
+        persistent_workers: it keeps them from epoch to epoch.
+        epochs: how often it was iterated.
+    """
+
+    num_workers: int
+    persistent_workers: bool
+    epochs: int = 0
+
+
+def start_changed(loader: DataLoader[Any], own: OwnSettings, plain_iter: PlainIter) -> Any:
+    """Return an iterator over a loader that draws from every generator what it would with the script's settings.
+
+    Args:
+        loader: with its settings changed.
+        own: what they were.
+        plain_iter: PyTorch's `DataLoader.__iter__`.
+    """
+    own.epochs += 1
+    sampler = iter(loader._index_sampler)
+    number = own.epochs
+    if own.epochs == 1 or not (own.persistent_workers and own.num_workers > 0):
+        number = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+
+    def begin() -> Any:
+        with _given(loader, sampler, number):
+            iterator = plain_iter(loader)
+        iterator._index_sampler = loader._index_sampler
+        return iterator
+
+    if own.num_workers == 0:
+        return LateIterator(loader, begin) if loader.num_workers > 0 else begin()
+    iterator = begin()
+    if loader.num_workers == 0:
+        iterator._sampler_iter = chain(list(_first(iterator._sampler_iter)), iterator._sampler_iter)
+    return iterator
+
+
+class LateIterator:
+    """An iterator whose workers start at the first batch."""
+
+    def __init__(self, loader: DataLoader[Any], begin: Callable[[], Any]) -> None:
+        self._loader, self._begin = loader, begin
+        self._iterator: Any = None
+
+    def __iter__(self) -> LateIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._started())
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._started(), name)
+
+    def _started(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._begin()
+        return self._iterator
+
+
+class _Given:
+    """A sampler whose iteration has begun already."""
+
+    def __init__(self, iterator: Iterator[Any], own: Any) -> None:
+        self._iterator, self._own = iterator, own
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+@contextmanager
+def _given(loader: DataLoader[Any], sampler: Iterator[Any], number: int) -> Iterator[None]:
+    """Let an iterator take up a sampler's iteration, and draw its own number from a generator of no importance."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    own_sampler, own_generator = getattr(loader, name), loader.generator
+    given = _Given(sampler, own_sampler)
+    kept = getattr(loader, "_iterator", None)
+    object.__setattr__(loader, name, given)
+    loader.generator = torch.Generator().manual_seed(number)
+    if kept is not None:
+        kept._index_sampler = given
+    try:
+        yield
+    finally:
+        object.__setattr__(loader, name, own_sampler)
+        loader.generator = own_generator
+
+
+def _first(iterator: Iterator[Any]) -> Iterator[Any]:
+    for item in iterator:
+        yield item
+        return

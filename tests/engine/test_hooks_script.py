@@ -1,0 +1,1073 @@
+"""The hooks on scripts, hung up in this process: what they see, what they change, and that they leave no trace."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as optimizer_module
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.hooks.loaders import describe_loader
+from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, asynchronous_copies, shifted_seeds
+from autotune.engine.hooks.steps import ScriptStep
+from autotune.probe.toolchain import has_cpp_compiler
+from autotune.records import TrainConfig
+
+BASELINE = TrainConfig(micro_batch_size=8, num_threads=1, optimizer_implementation="for-loop")
+ROWS = 44
+"""In batches of 8: an epoch of five full batches and a short one."""
+
+
+class Hung:
+    """Hooks that are hung up, and what they told.
+
+    Attributes:
+        hooks: under test.
+        steps: found so far.
+        turns: True for each turn to training, False for each to something else.
+        errors: what training calls and backward passes raised.
+    """
+
+    def __init__(self, changes: dict[str, Any], **options: Any) -> None:
+        self.steps: list[ScriptStep] = []
+        self.turns: list[bool] = []
+        self.errors: list[str] = []
+        inspects = options.pop("inspects", False)
+        settings = ScriptSettings(BASELINE.replace(**changes), frozenset(changes), **options)
+        self.hooks = ScriptHooks(
+            settings,
+            on_step=self.steps.append,
+            turn=self.turns.append,
+            now=lambda: 0.0,
+            on_error=lambda error: self.errors.append(str(error)),
+            inspects=inspects,
+        )
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        return self.hooks.models.roots
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(sum(step.losses)) for step in self.steps]
+
+
+@contextmanager
+def hang(changes: dict[str, Any] | None = None, **options: Any) -> Iterator[Hung]:
+    """Hang up hooks that change some knobs of the baseline."""
+    hung = Hung(changes or {}, **options)
+    with hung.hooks.installed():
+        yield hung
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_no_draw() -> Iterator[None]:
+    threads, generators = torch.get_num_threads(), read_generators()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    restore_generators(generators)
+
+
+def hooked_places() -> dict[str, Any]:
+    """Everything that hooks are hung on."""
+    places = {
+        "loader": DataLoader.__iter__,
+        "iterator": _BaseDataLoaderIter.__next__,
+        "module": nn.Module._compiled_call_impl,
+        "optimizer": torch.optim.Optimizer.__init__,
+        "backward": torch.autograd.backward,
+        "grad": torch.autograd.grad,
+        "scaler": torch.amp.GradScaler.scale,
+        "autocast": torch.autocast.__enter__,
+        "to": torch.Tensor.to,
+        "cuda": torch.Tensor.cuda,
+        "seeds": (torch.manual_seed, torch.random.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all),
+        "other seeds": (random.seed, np.random.seed),
+        "before steps": len(optimizer_module._global_optimizer_pre_hooks),
+        "after steps": len(optimizer_module._global_optimizer_post_hooks),
+    }
+    return places | {"threads": torch.get_num_threads(), "attention": torch.backends.cuda.flash_sdp_enabled()}
+
+
+def make_model(dropout: float = 0.0) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 3))
+
+
+def make_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(ROWS, 6, generator=generator)
+    return TensorDataset(x, x[:, :3].argmax(1))
+
+
+def fit(model: nn.Module, loader: DataLoader[Any], *, epochs: int = 1, lr: float = 0.1) -> list[float]:
+    """Train as scripts do and return the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    losses = []
+    for _ in range(epochs):
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def take_step(model: nn.Module, *inputs: Tensor) -> None:
+    """Train one step on whatever the model returns."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(*inputs).float().sum().backward()
+    optimizer.step()
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_as_it_was_afterwards(fails: bool) -> None:
+    before = hooked_places()
+    model = make_model()
+    changes = {"num_threads": 2, "attention_backend": "math", "precision": "bf16", "non_blocking": True}
+    try:
+        with shifted_seeds(3, lambda: None), hang(changes, inspects=True):
+            fit(model, DataLoader(make_data(), batch_size=8))
+            inside = hooked_places()
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert fails
+    assert hooked_places() == before
+    # The module hook is gone by then: no root is looked for after the first steps.
+    assert [name for name in before if inside[name] == before[name]] == ["module"]
+    assert not any("_compiled_call_impl" in module.__dict__ for module in model.modules())
+
+
+def test_hooks_that_saw_nothing_leave_nothing() -> None:
+    before = hooked_places()
+    with hang():
+        assert nn.Module._compiled_call_impl is not None
+    assert hooked_places() == before
+
+
+def test_roots_are_looked_for_during_the_first_steps_only() -> None:
+    model, late = make_model(), make_model()
+    with hang() as hung:
+        fit(model, DataLoader(make_data(), batch_size=8))
+        assert len(hung.steps) == 6
+        take_step(late, torch.ones(1, 6))
+    assert hung.roots == [model]
+
+
+def pass_on(model: nn.Module) -> Any:
+    """Return a model as another process would get it."""
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pass_on], ids=["copied", "pickled"])
+def test_a_copy_of_a_hooked_model_is_its_own(duplicate: Callable[[nn.Module], nn.Module]) -> None:
+    model, x = make_model(), torch.ones(2, 6)
+    with hang({"precision": "bf16"}) as hung:
+        fit(model, DataLoader(make_data(), batch_size=8))
+        average = duplicate(model).eval()
+        assert "_compiled_call_impl" not in average.__dict__
+        calls = len(hung.turns)
+        with torch.no_grad():
+            for parameter in average.parameters():
+                parameter.zero_()
+            assert torch.equal(average(x), torch.zeros(2, 3))
+            assert not torch.equal(model(x), torch.zeros(2, 3))
+        assert hung.roots == [model]
+        assert len(hung.turns) == calls  # evaluation of a copy is none of ours once the roots are known
+
+
+def test_a_copy_of_a_hooked_model_that_the_script_compiled_is_its_own() -> None:
+    model, x = torch.compile(make_model(), backend="eager"), torch.ones(2, 6)
+    with hang():
+        take_step(model, x)  # type: ignore[arg-type]
+        average = copy.deepcopy(model).eval()
+        with torch.no_grad():
+            for parameter in average.parameters():
+                parameter.zero_()
+            assert torch.equal(average(x), torch.zeros(2, 3))
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+    torch._dynamo.reset()
+
+
+class Averaged(nn.Module):
+    """Says itself what a copy of it is made of, as some libraries' modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pass_on], ids=["copied", "pickled"])
+def test_a_copy_of_a_hooked_model_with_a_state_of_its_own_is_its_own(duplicate: Callable[[Any], Any]) -> None:
+    model, x = Averaged(), torch.ones(2, 6)
+    with hang():
+        take_step(model, x)
+        average = duplicate(model)
+        with torch.no_grad():
+            for parameter in average.parameters():
+                parameter.zero_()
+            assert torch.equal(average(x), torch.zeros(2, 3))
+
+
+def test_a_hooked_models_state_and_names_are_the_models() -> None:
+    torch.manual_seed(1)
+    model = make_model()
+    names = [name for name, _ in model.named_modules()]
+    keys, attributes = list(model.state_dict()), set(vars(model))
+    with hang({"memory_format": "channels_last", "precision": "bf16"}):
+        fit(model, DataLoader(make_data(), batch_size=8))
+        assert list(model.state_dict()) == keys
+        assert [name for name, _ in model.named_modules()] == names
+        file = io.BytesIO()
+        torch.save(model, file)
+    assert set(vars(model)) == attributes
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    assert set(vars(loaded)) == attributes
+    assert all(torch.equal(one, loaded.state_dict()[name]) for name, one in model.state_dict().items())
+
+
+# What is found
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel and its like: the model is a part of what is called."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
+
+
+class Tied(nn.Module):
+    """A language model whose embedding owns the weight of its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.body(self.embedding(tokens)))
+
+
+def test_the_outermost_call_is_the_root() -> None:
+    inner = make_model()
+    outer = Wrapper(Wrapper(inner))
+    with hang() as hung:
+        take_step(outer, torch.ones(4, 6))
+    assert hung.roots == [outer]
+
+
+def test_a_model_with_tied_weights_is_one_root() -> None:
+    model = Tied()
+    with hang() as hung:
+        for _ in range(2):
+            take_step(model, torch.zeros(4, 5, dtype=torch.long))
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [4, 4]
+
+
+def test_a_loss_and_a_frozen_teacher_are_no_roots() -> None:
+    model, teacher, x = make_model(), make_model().requires_grad_(False), torch.ones(4, 6)
+    criterion = nn.KLDivLoss(reduction="batchmean")
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            target = teacher(x).softmax(1)  # in training mode, gradients on
+            criterion(model(x).log_softmax(1), target).backward()
+            optimizer.step()
+    assert hung.roots == [model]
+    assert len(hung.steps) == 2
+
+
+def test_an_evaluation_makes_no_root_and_is_told_apart() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    with hang() as hung:
+        model.eval()
+        with torch.no_grad():
+            model(x)  # a sanity check ahead of the training
+        assert (hung.roots, hung.turns) == ([], [False])
+        model.train()
+        with torch.no_grad():
+            model(x)  # statistics of the first batch
+        assert (hung.roots, hung.turns) == ([], [False])
+        take_step(model, x)
+        assert (hung.roots, hung.turns) == ([model], [False, True])
+        model.eval()
+        model(x)
+        assert hung.turns == [False, True, False]
+        model.train()
+        with torch.no_grad():
+            model(x)  # samples for somebody else to learn from are a part of the training
+        assert hung.turns == [False, True, False]
+
+
+def test_parts_that_are_called_one_by_one_are_all_roots() -> None:
+    encoder, head, other = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 3)
+    parameters = [p for part in (encoder, head, other) for p in part.parameters()]
+    with hang() as hung:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(2):
+            hidden = encoder(torch.ones(4, 6))
+            head(hidden).sum().backward(retain_graph=True)
+            other(hidden).sum().backward()
+            optimizer.step()
+    assert hung.roots == [encoder, head, other]
+    assert [(step.samples, step.micro_batches, len(step.losses)) for step in hung.steps] == [(4, 1, 2)] * 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_computed_again_are_no_new_calls(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(checkpoint(self.first, x, use_reentrant=reentrant))
+
+    model, x = Checkpointed(), torch.ones(4, 6, requires_grad=True)
+    with hang() as hung:
+        for _ in range(2):
+            take_step(model, x)
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [4, 4]
+    assert [len(step.losses) for step in hung.steps] == [1, 1]
+
+
+def test_a_part_that_the_script_checkpoints_is_found_once() -> None:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    with hang() as hung:
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+        for _ in range(2):
+            hidden = checkpoint(first, torch.ones(4, 6), use_reentrant=False)
+            second(hidden).sum().backward()
+            optimizer.step()
+    assert hung.roots == [first, second]
+    assert [step.samples for step in hung.steps] == [4, 4]
+
+
+def test_a_model_of_the_scripts_own_compiling_is_one_root() -> None:
+    model = torch.compile(make_model(), backend="eager")
+    with hang() as hung:
+        take_step(model, torch.ones(4, 6))  # type: ignore[arg-type]
+    torch._dynamo.reset()
+    assert hung.roots == [model]
+    assert hung.hooks.models.compiles_itself
+
+
+def test_what_the_script_does_itself_is_noted() -> None:
+    model = make_model()
+    with hang() as hung:
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(torch.ones(4, 6)), torch.zeros(4, dtype=torch.long))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert hung.hooks.autocast_dtypes == {torch.bfloat16}
+    assert hung.hooks.optimizers.scales_loss
+    assert hung.hooks.optimizers.optimizers == [optimizer]
+    assert 0.0 < hung.losses[0] < 10.0  # as it was before it was scaled by 65,536
+
+
+def test_what_the_hooks_do_is_not_taken_for_the_scripts() -> None:
+    model = make_model()
+    with hang({"precision": "bf16"}) as hung:
+        fit(model, DataLoader(make_data(), batch_size=8))
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        assert scaler.scale(torch.ones(1)) == 1.0
+    assert hung.hooks.autocast_dtypes == set()
+    assert not hung.hooks.optimizers.scales_loss
+
+
+def test_losses_samples_and_epochs_are_the_scripts() -> None:
+    loader = DataLoader(make_data(), batch_size=8, shuffle=True)
+    torch.manual_seed(2)
+    with hang(training_loaders=(describe_loader(loader),)) as hung:
+        losses = fit(make_model(), loader, epochs=2)
+    assert hung.losses == losses
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 2
+    assert hung.hooks.loaders.epochs == 2
+
+
+def test_a_gradient_penalty_is_a_part_of_the_loss_and_no_step() -> None:
+    critic, x = make_model(), torch.ones(4, 6, requires_grad=True)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+        for _ in range(2):
+            score = critic(x)
+            (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+            (score.mean() + slope.square().sum()).backward()
+            optimizer.step()
+    assert [len(step.losses) for step in hung.steps] == [1, 1]
+
+
+def test_gradients_taken_by_hand_are_steps() -> None:
+    model = make_model()
+    with hang() as hung:
+        for _ in range(3):
+            loss = model(torch.ones(4, 6)).sum()
+            for p, slope in zip(model.parameters(), torch.autograd.grad(loss, tuple(model.parameters())), strict=True):
+                p.data -= 0.1 * slope
+    assert [(step.samples, len(step.losses)) for step in hung.steps] == [(4, 1)] * 3
+
+
+def test_a_batch_of_batches_counts_what_is_in_it() -> None:
+    class Whole(Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.ones(16, 6)
+
+    for size, samples in ((None, 16), (1, 1)):
+        loader = DataLoader(Whole(), batch_size=size)
+        with hang() as hung:
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for x in loader:
+                model(x.reshape(-1, 6)).sum().backward()
+                optimizer.step()
+        assert [step.samples for step in hung.steps] == [samples] * 3
+
+
+def test_an_error_that_the_script_catches_is_noted() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_autocast_enabled("cpu"):
+                raise RuntimeError("full precision only")
+            return self.linear(x)
+
+    model = Picky()
+    for changes, found in ({}, []), ({"precision": "bf16"}, ["full precision only"] * 2):
+        with hang(changes) as hung:
+            for _ in range(2):
+                try:
+                    take_step(model, torch.ones(4, 6))
+                except RuntimeError:
+                    continue
+        assert hung.errors == found
+
+
+# No random number, no other order
+
+
+class Noisy(Dataset[Any]):
+    """Samples that every global generator has a hand in."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(6) + float(np.random.rand()) + random.random(), index % 3
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@pytest.mark.parametrize("inspects", [False, True])
+def test_hooks_draw_no_random_number(inspects: bool) -> None:
+    def train() -> tuple[list[float], Any]:
+        seed_all(3)
+        losses = fit(make_model(0.3), DataLoader(Noisy(), batch_size=8, shuffle=True), epochs=3)
+        states = read_generators()
+        return losses, (states["torch"].tolist(), states["numpy"][1].tolist(), states["numpy"][2], states["random"])
+
+    expected = train()
+    key = describe_loader(DataLoader(Noisy(), batch_size=8, shuffle=True))
+    with hang(inspects=inspects) as hung:
+        assert train() == expected
+    assert hung.losses == expected[0]
+    assert hung.hooks.loaders.random_sources == {"torch", "numpy", "random"}
+    with hang(training_loaders=(key,), inspects=inspects):
+        assert train() == expected
+
+
+def test_samples_that_draw_nothing_have_no_random_source() -> None:
+    with hang() as hung:
+        fit(make_model(0.3), DataLoader(make_data(), batch_size=8, shuffle=True), epochs=2)
+    assert hung.hooks.loaders.random_sources == set()
+
+
+def learn(
+    changes: dict[str, Any] | None, *, keeps: bool = False, epochs: int = 3, **loader_options: Any
+) -> tuple[list[float], list[float], list[Any]]:
+    """Train a model with dropout, validating between the epochs.
+
+    Args:
+        changes: knobs; None to train without hooks.
+        keeps: the script keeps its workers by itself.
+        epochs: of the training.
+        loader_options: of its loader.
+
+    Returns:
+        The losses, the next random numbers of the process, and how the two loaders are set.
+    """
+    seed_all(4)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, **loader_options}
+    loader, validation = DataLoader(make_data(), **options), DataLoader(make_data(), batch_size=22)
+    model = make_model(0.3)
+    losses: list[float] = []
+
+    def train() -> None:
+        for _ in range(epochs):
+            losses.extend(fit(model, loader))
+            model.eval()
+            with torch.no_grad():
+                for x, _ in validation:
+                    model(x)
+
+    if changes is None:
+        train()
+    else:
+        keys = (describe_loader(loader),)
+        with hang(changes, training_loaders=keys):
+            train()
+    drawn = [torch.rand(1).item(), float(np.random.rand()), random.random()]
+    found = [(one.num_workers, one.prefetch_factor, one.persistent_workers) for one in (loader, validation)]
+    loader._iterator = None  # ends workers that were kept
+    return losses, drawn, found
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[list[float], list[float], list[Any]]:
+    return learn(None)
+
+
+LOADER_CHANGES = {
+    "workers": ({"num_workers": 2}, (2, 2, False)),
+    "kept workers": ({"num_workers": 2, "persistent_workers": True}, (2, 2, True)),
+    "one kept worker that runs ahead": (
+        {"num_workers": 1, "prefetch_factor": 8, "persistent_workers": True},
+        (1, 8, True),
+    ),
+    "kept without workers": ({"persistent_workers": True}, (0, None, False)),
+    "prefetching without workers": ({"prefetch_factor": 4}, (0, None, False)),
+    "nothing": ({}, (0, None, False)),
+}
+
+
+@pytest.mark.parametrize("name", LOADER_CHANGES)
+def test_loader_knobs_change_no_bit_of_what_is_learned(name: str, plain: Any) -> None:
+    changes, found = LOADER_CHANGES[name]
+    losses, drawn, (training, validation) = learn(changes)
+    assert losses == plain[0]
+    assert drawn == plain[1]
+    assert training == found
+    assert validation == (0, None, False)
+
+
+def test_the_dropout_and_the_order_of_later_epochs_depend_on_the_seed_of_the_workers(plain: Any) -> None:
+    # What the hooks make up for: a kept iterator draws one number less an epoch, and all that follows is another.
+    kept, _, _ = learn(None, num_workers=1, persistent_workers=True)
+    assert kept[:6] == plain[0][:6]
+    assert kept[6:] != plain[0][6:]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_workers": 0},
+        {"persistent_workers": False},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": False},
+        {"prefetch_factor": 4},
+        {},
+    ],
+    ids=str,
+)
+def test_a_script_that_keeps_its_workers_learns_the_same_without(changes: dict[str, Any]) -> None:
+    own = {"num_workers": 1, "persistent_workers": True}
+    expected, drawn, _ = learn(None, **own)
+    assert learn(changes, keeps=True, **own)[:2] == (expected, drawn)
+
+
+def test_a_loader_built_anew_for_each_epoch_learns_the_same_with_kept_workers() -> None:
+    def train() -> list[float]:
+        seed_all(6)
+        model = make_model(0.3)
+        losses: list[float] = []
+        for _ in range(3):
+            losses += fit(model, DataLoader(make_data(), batch_size=8, shuffle=True))
+        return losses
+
+    expected = train()
+    key = describe_loader(DataLoader(make_data(), batch_size=8, shuffle=True))
+    changes = {"num_workers": 1, "persistent_workers": True}
+    with hang(changes, training_loaders=(key,)):
+        assert train() == expected
+
+
+def test_an_epoch_cut_short_learns_the_same_with_kept_workers() -> None:
+    def train() -> list[float]:
+        seed_all(7)
+        model, loader = make_model(0.3), DataLoader(make_data(), batch_size=8, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses: list[float] = []
+        for _ in range(3):
+            for number, (x, y) in enumerate(loader):
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                if number == 2:
+                    break
+        loader._iterator = None
+        return losses
+
+    expected = train()
+    key = describe_loader(DataLoader(make_data(), batch_size=8, shuffle=True))
+    changes = {"num_workers": 2, "persistent_workers": True}
+    with hang(changes, training_loaders=(key,)):
+        assert train() == expected
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_sampler_that_draws_as_it_goes_learns_the_same_with_workers(replacement: bool) -> None:
+    weights = torch.arange(1.0, ROWS + 1)
+
+    def options() -> dict[str, Any]:
+        return {"shuffle": False, "sampler": WeightedRandomSampler(weights, 24, replacement=replacement)}
+
+    expected, drawn, _ = learn(None, **options())
+    assert learn({"num_workers": 2, "persistent_workers": True}, **options())[:2] == (expected, drawn)
+
+
+def test_a_loader_with_a_generator_of_its_own_learns_the_same_with_workers() -> None:
+    def options() -> dict[str, Any]:
+        return {"generator": torch.Generator().manual_seed(9)}
+
+    expected, drawn, _ = learn(None, **options())
+    assert learn({"num_workers": 2, "persistent_workers": True}, **options())[:2] == (expected, drawn)
+
+
+@pytest.mark.parametrize("changes", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_two_loaders_side_by_side_learn_the_same_with_workers(changes: dict[str, Any]) -> None:
+    def make_loaders() -> list[DataLoader[Any]]:
+        x = make_data().tensors[0]
+        return [DataLoader(TensorDataset(part), batch_size=8, shuffle=True) for part in (x, x[:40].flip(0))]
+
+    def train() -> list[float]:
+        seed_all(8)
+        loaders, model, losses = make_loaders(), make_model(0.3), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for (x,), (other,) in zip(*loaders, strict=False):
+                loss = (model(x).mean() - model(other).square().mean()).square()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        for loader in loaders:
+            loader._iterator = None
+        return losses
+
+    expected = train()
+    keys = tuple(map(describe_loader, make_loaders()))
+    with hang(changes, training_loaders=keys):
+        assert train() == expected
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for row in range(ROWS):
+            yield torch.full((6,), float(row)), row % 3
+
+
+def test_a_stream_is_left_alone() -> None:
+    loader = DataLoader(Stream(), batch_size=8)
+    changes = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": True}
+    with hang(changes, training_loaders=(describe_loader(loader),)) as hung:
+        fit(make_model(), loader, lr=0.001)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)
+    assert loader.pin_memory is False
+    assert sum(step.samples for step in hung.steps) == ROWS
+
+
+def test_a_loader_is_touched_only_once_something_was_trained_on_it() -> None:
+    loader, validation = DataLoader(make_data(), batch_size=8), DataLoader(Noisy(), batch_size=8)
+    model = make_model()
+    with hang({"num_workers": 2}):
+        for epoch in range(2):
+            fit(model, loader)
+            assert loader.num_workers == (2 if epoch else 0)
+            model.eval()
+            for x, _ in validation:
+                model(x)
+            assert validation.num_workers == 0
+
+
+def test_loaders_are_told_apart_by_what_does_not_change_from_run_to_run() -> None:
+    data = make_data()
+    shuffled = DataLoader(data, batch_size=8, shuffle=True)
+    assert describe_loader(shuffled) == describe_loader(DataLoader(data, batch_size=4, shuffle=True, num_workers=2))
+    others = [DataLoader(data, batch_size=8), DataLoader(Noisy(), shuffle=True), DataLoader(Stream(), batch_size=8)]
+    keys = {describe_loader(loader) for loader in (shuffled, *others)}
+    assert keys == {
+        "TensorDataset[44] by RandomSampler",
+        "TensorDataset[44] by SequentialSampler",
+        "Noisy[44] by RandomSampler",
+        "Stream[?] by _InfiniteConstantSampler",
+    }
+
+
+# Knobs of the model and the optimizer
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Tensor
+    states: list[Tensor]
+    number: int = 3
+
+
+class Speaker(nn.Module):
+    """Says what precision it was called in, and answers in various forms."""
+
+    def __init__(self, answer: Callable[[Tensor], Any] = lambda hidden: hidden) -> None:
+        super().__init__()
+        self.linear, self.answer = nn.Linear(6, 3), answer
+        self.casts: list[bool] = []
+
+    def forward(self, x: Tensor) -> Any:
+        self.casts.append(torch.is_autocast_enabled("cpu"))
+        hidden = self.linear(x)
+        assert hidden.dtype == (torch.bfloat16 if self.casts[-1] else torch.float32)
+        return self.answer(hidden)
+
+
+def test_only_training_calls_are_cast() -> None:
+    model, x = Speaker(), torch.ones(4, 6)
+    with hang({"precision": "bf16"}):
+        model.eval()
+        model(x)
+        model.train()
+        take_step(model, x)
+        with torch.no_grad():
+            model(x)
+        model.eval()
+        returned = model(x)
+        assert not torch.is_autocast_enabled("cpu")
+    assert model.casts == [False, True, False, False]
+    assert torch.equal(returned, model.linear(x))
+
+
+ANSWERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], list[Tensor]]]] = {
+    "tensor": (lambda h: h, lambda r: [r]),
+    "tuple": (lambda h: (h, h * 2, "text", None), lambda r: list(r[:2])),
+    "dictionary": (lambda h: {"logits": h, "more": [h]}, lambda r: [r["logits"], *r["more"]]),
+    "dataclass": (lambda h: Answer(h, [h, h]), lambda r: [r.logits, *r.states]),
+}
+
+
+@pytest.mark.parametrize("form", ANSWERS)
+def test_what_a_cast_call_returns_is_float32_again(form: str) -> None:
+    answer, find_tensors = ANSWERS[form]
+    model, x = Speaker(answer), torch.ones(4, 6)
+    expected = type(model(x))
+    with hang({"precision": "bf16"}):
+        returned = model(x)
+    assert type(returned) is expected
+    tensors = find_tensors(returned)
+    assert all(tensor.dtype == torch.float32 and tensor.grad_fn is not None for tensor in tensors)
+    assert not torch.equal(tensors[0], model.linear(x))  # it was cast
+    tensors[0].sum().backward()
+    assert model.linear.weight.grad is not None
+    assert model.linear.weight.grad.dtype == torch.float32
+
+
+def test_a_dataclass_with_a_field_of_its_own_making_comes_back() -> None:
+    @dataclasses.dataclass
+    class Counted:
+        logits: Tensor
+        count: int = dataclasses.field(init=False, default=0)
+
+        def __post_init__(self) -> None:
+            self.count = len(self.logits)
+
+    model = Speaker(Counted)
+    with hang({"precision": "bf16"}):
+        returned = model(torch.ones(4, 6))
+    assert (returned.count, returned.logits.dtype) == (4, torch.float32)
+
+
+def test_whole_numbers_and_half_precision_of_the_scripts_own_are_left_in_peace() -> None:
+    model = Speaker(lambda hidden: (hidden.argmax(1), hidden.double()))
+    with hang({"precision": "bf16"}):
+        labels, wide = model(torch.ones(4, 6))
+    assert (labels.dtype, wide.dtype) == (torch.int64, torch.float64)
+
+
+class Pictures(nn.Module):
+    """Has weights and buffers of every rank, and notes how its inputs lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        self.register_buffer("relative", torch.zeros(2, 3, 4, 5, 6))
+        self.register_buffer("mean", torch.zeros(2, 3, 4, 5))
+        self.inputs: list[bool] = []
+
+    def forward(self, images: Tensor, *, scale: Tensor) -> Tensor:
+        self.inputs.append(images.is_contiguous(memory_format=torch.channels_last))
+        return self.linear(self.convolution(images).mean((2, 3))) * scale
+
+
+def test_channels_last_reaches_weights_and_training_inputs() -> None:
+    torch.manual_seed(0)
+    model = Pictures()
+    plain = copy.deepcopy(model)
+    x, scale = torch.randn(2, 3, 8, 8), torch.ones(1)
+    with hang({"memory_format": "channels_last"}):
+        loss = model(x, scale=scale).sum()
+        loss.backward()
+        model.eval()
+        model(x, scale=scale)
+    assert model.inputs == [True, False]
+    assert model.convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    assert model.mean.is_contiguous(memory_format=torch.channels_last)
+    assert model.relative.is_contiguous()
+    expected = plain(x, scale=scale).sum()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(model.convolution.weight.grad, plain.convolution.weight.grad, rtol=1e-4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.2), nn.ReLU())
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.body(x)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("off", 6), ("full", 12), ("selective", 12)])
+def test_activation_checkpointing_computes_again_and_learns_the_same(kind: str, calls: int) -> None:
+    loader = DataLoader(make_data(), batch_size=8, shuffle=True)
+    seed_all(1)
+    expected = fit(Stack(), loader)
+    seed_all(1)
+    model = Stack()
+    with hang({} if kind == "off" else {"activation_checkpointing": kind}) as hung:
+        losses = fit(model, loader)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert [block.calls for block in model.blocks] == [calls, calls]
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4]
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_a_part_without_blocks_does_not_keep_another_from_checkpointing(kind: str) -> None:
+    encoder, head = Stack(), nn.Linear(3, 2)
+    with hang({"activation_checkpointing": kind}) as hung:
+        head(encoder(torch.ones(4, 6))).sum().backward()
+    assert hung.roots == [encoder, head]
+    assert [block.calls for block in encoder.blocks] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_cpp_compiler(), reason="torch.compile on a CPU needs a C++ compiler on PATH")
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
+@pytest.mark.parametrize("more", [{}, {"precision": "bf16"}, {"activation_checkpointing": "full"}], ids=str)
+def test_a_compiled_model_learns_the_same_and_is_evaluated_as_before(more: dict[str, Any]) -> None:
+    class Plain(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.body[0](x)
+
+    def build() -> Stack:
+        seed_all(1)
+        model = Stack()
+        model.blocks = nn.ModuleList(Plain() for _ in range(2))
+        return model
+
+    loader = DataLoader(make_data(), batch_size=8, shuffle=True, drop_last=True)
+    expected = fit(build(), loader)
+    before = compiled_graph_count()
+    try:
+        model = build()
+        with hang({"compile_mode": "default", **more}) as hung:
+            losses = fit(model, loader)
+            graphs = compiled_graph_count()
+            model.eval()
+            with torch.no_grad():
+                assert model(torch.ones(4, 6)).dtype == torch.float32
+    finally:
+        torch._dynamo.reset()
+    assert graphs > before
+    assert hung.roots == [model]
+    assert losses == pytest.approx(expected, rel=2e-2 if "precision" in more else 1e-5)
+
+
+@pytest.mark.parametrize("wanted", ["fused", "foreach", "for-loop"])
+def test_a_fresh_optimizer_is_switched(wanted: str) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with hang({"optimizer_implementation": wanted}):
+        for _ in range(2):
+            model(torch.ones(4, 6)).sum().backward()
+            optimizer.step()
+    group = optimizer.param_groups[0]
+    assert (group["fused"], group["foreach"]) == (wanted == "fused", wanted == "foreach")
+
+
+def test_an_optimizer_with_a_state_is_left_as_it_is() -> None:
+    model = make_model()
+    first = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 6)).sum().backward()
+    first.step()
+    resumed = torch.optim.AdamW(model.parameters())
+    resumed.load_state_dict(first.state_dict())
+    before = (resumed.param_groups[0]["fused"], resumed.param_groups[0]["foreach"])
+    with hang({"optimizer_implementation": "fused"}) as hung:
+        model(torch.ones(4, 6)).sum().backward()
+        resumed.step()
+    assert (resumed.param_groups[0]["fused"], resumed.param_groups[0]["foreach"]) == before
+    assert hung.hooks.optimizers.optimizers == [resumed]
+
+
+@pytest.mark.parametrize("optimizer_implementation", ["fused", "foreach"])
+def test_switched_optimizers_learn_the_same(optimizer_implementation: str) -> None:
+    def train() -> list[float]:
+        seed_all(2)
+        return fit(make_model(0.2), DataLoader(make_data(), batch_size=8, shuffle=True), epochs=2)
+
+    expected = train()
+    with hang({"optimizer_implementation": optimizer_implementation}):
+        assert train() == pytest.approx(expected, rel=1e-5)
+
+
+def test_settings_of_the_process_wait_for_the_first_training_call() -> None:
+    model = make_model()
+    with hang({"num_threads": 2, "attention_backend": "math"}):
+        torch.set_num_threads(1)  # the script's own, at its start
+        model.eval()
+        model(torch.ones(4, 6))
+        assert torch.get_num_threads() == 1
+        take_step(model.train(), torch.ones(4, 6))
+        assert torch.get_num_threads() == 2
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.get_num_threads() == 1
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_copies_that_are_not_from_pinned_memory_are_as_before() -> None:
+    x = torch.ones(3)
+    with asynchronous_copies():
+        assert torch.Tensor.to is not None
+        assert x.to(torch.float64).dtype == torch.float64
+        assert x.to("cpu") is x
+        assert torch.equal(x.to(device="cpu", dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+
+
+# Seeds
+
+
+def test_seeds_are_shifted_and_heard_of() -> None:
+    heard: list[bool] = []
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+    seed_all(11 + 5)
+    expected = draw()
+    with shifted_seeds(5, lambda: heard.append(True)):
+        seed_all(11)
+        assert draw() == expected
+        torch.random.manual_seed(seed=11)
+        assert torch.rand(1).item() == expected[0]
+        random.seed("a word")
+        assert {*heard} == {True}
+    assert len(heard) >= 5
+    random.seed("a word")
+    word = random.random()
+    with shifted_seeds(5, lambda: None):
+        random.seed("a word")
+        assert random.random() == word
+    seed_all(11)
+    assert draw() != expected
+
+
+def test_a_shift_by_nothing_changes_nothing() -> None:
+    seed_all(11)
+    expected = torch.rand(1).item(), float(np.random.rand()), random.random()
+    with shifted_seeds(0, lambda: None):
+        seed_all(11)
+    assert (torch.rand(1).item(), float(np.random.rand()), random.random()) == expected
+
+
+def test_a_seeded_generator_is_returned_as_before() -> None:
+    with shifted_seeds(1, lambda: None):
+        assert isinstance(torch.manual_seed(3), torch.Generator)
+        assert torch.initial_seed() == 4
+
+
+def test_a_seed_that_is_a_number_of_numpys_is_shifted_too() -> None:
+    with shifted_seeds(5, lambda: None):
+        torch.manual_seed(np.int64(3))  # type: ignore[arg-type]
+        assert torch.initial_seed() == 8
+
+
+def test_the_largest_seed_of_numpy_can_be_shifted() -> None:
+    with shifted_seeds(5, lambda: None):
+        np.random.seed(2**32 - 1)
+
+
+def test_a_seed_reaches_a_gpu_shifted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    with shifted_seeds(5, lambda: None):
+        torch.manual_seed(11)
+    assert seeds == [16]

@@ -1,0 +1,3 @@
+"""Digit classification with a small transformer."""
+
+__version__ = "0.3.0"
