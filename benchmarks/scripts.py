@@ -1,6 +1,6 @@
 """Tune every script of tests/scripts as a user would, and print a table of what came of it.
 
-    python benchmarks/scripts.py [--budget 90s] [NAME ...]
+    python benchmarks/scripts.py [--budget 2m | --no-search] [NAME ...]
 
 For each script: a search with the given budget, its answer, whether exact knobs gave the losses of the script's own
 settings bit for bit, and what was left behind in its folder. Takes about the budget and half a minute per script; let
@@ -20,7 +20,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.records import ProbeReport, Profile, Target, TrainConfig, TrialLimits, TrialSpec, read_record
+from autotune.records import (
+    ProbeReport,
+    Profile,
+    Target,
+    TrainConfig,
+    TrialLimits,
+    TrialSpec,
+    parse_record,
+    read_record,
+)
 from autotune.targets.script import read_script, script_label
 from autotune.trial.spawn import TrialRunner
 
@@ -78,35 +87,38 @@ CASES = (
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--budget", default="90s", help="of each search")
+    parser.add_argument("--budget", default="2m", help="of each search")
+    parser.add_argument("--no-search", action="store_true", help="probe and compare losses only")
     parser.add_argument("names", nargs="*", help="scripts; all without any")
     options = parser.parse_args()
     chosen = [case for case in CASES if case.name in options.names or not options.names]
     print("| script | loop | varied | ruled out | own samples/s | answer | same losses | left behind |", flush=True)
     print("| --- | --- | --- | --- | ---: | --- | --- | --- |", flush=True)
     for case in chosen:
-        print(tune(case, budget=options.budget), flush=True)
+        print(tune(case, budget=None if options.no_search else options.budget), flush=True)
 
 
-def tune(case: Case, *, budget: str) -> str:
-    """Return a script's row of the table."""
+def tune(case: Case, *, budget: str | None) -> str:
+    """Return a script's row of the table; without a budget it is probed only."""
     with tempfile.TemporaryDirectory(prefix="scripts-") as scratch:
         folder = Path(scratch) / "work"
         shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__", "README.md"))
         before = snapshot(Path(scratch))
         words = shlex.split(case.command.format(file=f"{case.name}.py"))
-        command = [sys.executable, "-P", "-m", "autotune", "search", "--budget", budget, "--json", "--max-drift", "2%"]
-        done = subprocess.run(
-            [*command, *case.options, "--", *words], cwd=folder, capture_output=True, text=True, check=False
-        )
+        stage = ["search", "--budget", budget, "--max-drift", "2%", *case.options] if budget else ["probe"]
+        command = [sys.executable, "-P", "-m", "autotune", *stage, "--json", "--", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         after = snapshot(Path(scratch))
         changed = (path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
         left = sorted(path for path in changed if path != "work/best.json")
         if done.returncode != 0:
             error = json.loads(done.stdout or "{}").get("error", {}).get("message", done.stderr[-200:])
             return f"| {case.name} | {case.style} | | | | {error} | | {', '.join(left) or 'none'} |"
-        profile = Profile.load(folder / "best.json")
-        report = read_record(next((folder / ".autotune").glob("*/probe.json")), ProbeReport)
+        if budget:
+            report = read_record(next((folder / ".autotune").glob("*/probe.json")), ProbeReport)
+            answer = describe_answer(Profile.load(folder / "best.json"))
+        else:
+            report, answer = parse_record(done.stdout, ProbeReport, name="the probe's answer"), "not searched"
         same = compare_exact(folder, words, report)
         return " | ".join(
             (
@@ -114,8 +126,8 @@ def tune(case: Case, *, budget: str) -> str:
                 case.style,
                 describe_varied(report),
                 describe_ruled_out(report),
-                f"{profile.evidence.baseline_samples_per_second or 0:,.0f}",
-                describe_answer(profile),
+                f"{report.measurement.samples_per_second:,.0f}",
+                answer,
                 same,
                 f"{', '.join(left) or 'none'} |",
             )
