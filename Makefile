@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUDGET ?= 2m
 
+# Tests of processes, deadlines and signals have the machine to themselves; the others share it.
+PROCESS_TESTS := tests/cli tests/train tests/trial
+
 .PHONY: demo test check slow clean
 
 demo: .venv/.installed
@@ -18,7 +21,8 @@ demo: .venv/.installed
 	    print(f'  {p.verdict}: speed-up {p.speedup.low:.3f} to {p.speedup.high:.3f}, point {p.speedup.estimate:.3f}')"
 
 test: .venv/.tested check
-	$(BIN)/pytest -q -m "not slow and not gpu"
+	$(BIN)/pytest -q -n 2 -m "not slow and not gpu" $(addprefix --ignore=,$(PROCESS_TESTS))
+	$(BIN)/pytest -q -m "not slow and not gpu" $(PROCESS_TESTS)
 
 check: .venv/.tested
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from autotune.measure.quality import check_losses, check_metric, screen_losses
+from autotune.measure.quality import check_losses, check_metric, has_learned, screen_losses
 from autotune.records import LossCurve, QualityCheck
 
 MARGIN = 0.005
@@ -318,3 +318,26 @@ def test_five_seeds_pass_a_harmless_change_and_never_a_harmful_one() -> None:
     assert verdicts[0.005].count("non-inferior") / 400 < 0.08  # nominal 5 % on the margin itself
     assert verdicts[0.01].count("non-inferior") == 0
     assert verdicts[0.01].count("inferior") / 400 > 0.99
+
+
+@pytest.mark.parametrize(
+    ("losses", "learned"),
+    [
+        ([2.0 / (1 + 0.1 * step) for step in range(40)], True),
+        ([2.0] * 40, False),
+        ([0.0] * 40, False),
+        ([2.0 - 0.0001 * step for step in range(40)], False),  # a fall of 0.1 % hides a drift of 0.5 %
+        ([2.0 + 0.1 * step for step in range(40)], False),
+        ([-1.0 - 0.1 * step for step in range(40)], True),  # a log likelihood
+        ([2.0], False),
+        ([], False),
+    ],
+)
+def test_a_drift_could_show_only_where_something_is_learned(losses: list[float], learned: bool) -> None:
+    curves = [_curve([loss * (1 + 1e-4 * seed) for loss in losses], seed=seed) for seed in range(4)]
+    assert has_learned(curves, margin=0.005) is learned
+
+
+def test_a_fall_that_only_some_seeds_show_is_no_learning() -> None:
+    curves = [_curve([2.0] * 20 + [2.0 + shift] * 20, seed=seed) for seed, shift in enumerate((-0.5, 0.4, -0.4, 0.5))]
+    assert not has_learned(curves, margin=0.005)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autotune.records import (
     Block,
@@ -27,6 +28,7 @@ from autotune.records import (
     TrialStatus,
 )
 from autotune.records.config import KnobValue
+from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.search.budget import Budget
 from autotune.search.folder import SearchFolder, create_search_folder
@@ -57,6 +59,9 @@ class Machine:
         fate: status of a config's trials.
         noise: standard deviation of a launch's log throughput.
         seconds: how long a launch takes.
+        learns: its losses fall.
+        facts: what the probe finds beside the usual.
+        written: files that each trial makes.
     """
 
     speed: Callable[[TrainConfig], float] = bf16_wins
@@ -69,6 +74,9 @@ class Machine:
     specs: list[TrialSpec] = field(default_factory=list)
     stop_after: int | None = None
     knobs: dict[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    learns: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -94,6 +102,7 @@ class Machine:
         if status is not TrialStatus.COMPLETED:
             return TrialResult(spec=spec, status=status, cause="planted", error="planted", elapsed_seconds=took)
         result = TrialResult(spec=spec, status=status, elapsed_seconds=took, curves=self._curves(spec, config))
+        result = result.replace(written=self.written)
         if spec.purpose != "quality":
             result = result.replace(measurement=self._measure(config))
         return result.replace(facts=self._facts()) if spec.purpose == "probe" else result
@@ -118,13 +127,16 @@ class Machine:
         for seed in spec.seeds:
             # Rounding moves a loss a little, the same in every run of the same config and seed.
             jitter = random.Random(f"{config.to_json()}{seed}")
-            plain = [2.0 / (1 + 0.1 * step) for step in range(steps)]
+            plain = [2.0 / (1 + 0.1 * step * self.learns) for step in range(steps)]
             same = config.replace(user_knobs={}) == BASELINE
             losses = tuple(x * self.loss(config) * (1.0 if same else 1 + jitter.gauss(0, 1e-5)) for x in plain)
             curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps))
         return tuple(curves)
 
     def _facts(self) -> TargetFacts:
+        return self._usual_facts().replace(**self.facts)
+
+    def _usual_facts(self) -> TargetFacts:
         return TargetFacts(
             label="toy.py:workload",
             fingerprint="0123456789ab",
@@ -183,9 +195,10 @@ def run_simulated(
     budget: float = 240.0,
     folder: SearchFolder | None = None,
     memory_limit: int | None = None,
+    script: Script | None = None,
 ) -> Run:
     """Run a whole search on a simulated machine, in a new folder or going on in an old one."""
-    target = Target(spec="toy.py:workload", folder=str(work))
+    target = Target(spec="toy.py:workload", folder=str(work), script=script)
     if folder is None:
         folder = create_search_folder(work, target.spec)
         folder.write_state(
