@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUDGET ?= 2m
 
-# Tests of processes, deadlines and signals have the machine to themselves; the others share it.
-PROCESS_TESTS := tests/cli tests/train tests/trial
+# Tests of deadlines and signals have the machine to themselves; the others share it.
+PROCESS_TESTS := tests/train tests/cli/test_cli.py tests/trial/test_spawn.py tests/trial/test_supervisor_death.py
 
 .PHONY: demo test check slow clean
 

@@ -66,7 +66,8 @@ def run(folder: Path, *arguments: str, seconds: float = 200) -> subprocess.Compl
     return subprocess.run(
         [sys.executable, "-P", "-m", "autotune", *arguments],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # `python` is found on PATH, and has to be the one that runs the tests.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -85,7 +86,7 @@ def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def save_profile(folder: Path, words: list[str], baseline: TrainConfig, **changes: object) -> None:
-    launch = find_launch([word for word in words if "{" not in word], folder=folder)
+    launch = find_launch([sys.executable, *(word for word in words[1:] if "{" not in word)], folder=folder)
     Profile(
         verdict="improved",
         config=baseline.replace(**changes),
