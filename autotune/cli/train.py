@@ -85,10 +85,10 @@ def become_script(profile: Path, target: TargetRecord, given: Mapping[str, objec
             raise UsageError(
                 f"{name} is for a workload, and the target is a script", hint=f"give {target.spec} its own flag for it"
             )
-    run = prepare_script_run(Profile.load(profile), target, as_json=as_json, note=lambda text: say(f"note: {text}"))
+    words = prepare_script_run(Profile.load(profile), target, as_json=as_json, note=lambda text: say(f"note: {text}"))
     sys.stdout.flush()
     sys.stderr.flush()
-    execute(run, Path(target.folder))
+    execute(words, Path(target.folder))
 
 
 def relaunch_with_environment(profile: Path) -> None:

@@ -172,6 +172,11 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     )
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return a number as a record holds it: None for what is not finite."""
+    return value if math.isfinite(value) else None
+
+
 def backlog_steps(config: TrainConfig) -> int:
     """Return how many optimizer steps use up what the loader had ready before the first one."""
     if config.num_workers == 0:

@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,19 +27,10 @@ from autotune.trial.scripts import check_interpreter
 ENTRY = "autotune.train.scripted"
 
 
-@dataclass(frozen=True)
-class ScriptRun:
-    """A training ready to be executed.
-
-    Attributes:
-        words: interpreter, its options and ours, then the script's command.
-    """
-
-    words: tuple[str, ...]
-
-
-def prepare_script_run(profile: Profile, target: Target, *, as_json: bool, note: Callable[[str], None]) -> ScriptRun:
-    """Check a profile against a script and return what to execute in the target's folder.
+def prepare_script_run(
+    profile: Profile, target: Target, *, as_json: bool, note: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Check a profile against a script and return the words to execute in the target's folder.
 
     Raises:
         ProfileError: it was measured on another script, or sets what the command has no placeholder for.
@@ -70,7 +60,7 @@ def prepare_script_run(profile: Profile, target: Target, *, as_json: bool, note:
     }
     start = (launch.interpreter, *launch.interpreter_options, "-P", "-m")
     launcher = () if launch.launcher_options is None else ("torch.distributed.run", *launch.launcher_options, "-m")
-    return ScriptRun((*start, *launcher, ENTRY, json.dumps(plan), *launch.arguments))
+    return (*start, *launcher, ENTRY, json.dumps(plan), *launch.arguments)
 
 
 def _check_target(profile: Profile, target: Target, launch: Launch, note: Callable[[str], None]) -> None:
@@ -104,7 +94,7 @@ def _check_placeholders(config: TrainConfig, baseline: TrainConfig, names: froze
         )
 
 
-def execute(run: ScriptRun, folder: Path) -> NoReturn:
+def execute(words: tuple[str, ...], folder: Path) -> NoReturn:
     """Become the script's process.
 
     Raises:
@@ -112,6 +102,6 @@ def execute(run: ScriptRun, folder: Path) -> NoReturn:
     """
     os.chdir(folder)
     try:
-        os.execv(run.words[0], run.words)
+        os.execv(words[0], words)
     except OSError as error:
-        raise UsageError(f"{run.words[0]} cannot be started: {error.strerror}", hint="check the command") from None
+        raise UsageError(f"{words[0]} cannot be started: {error.strerror}", hint="check the command") from None

@@ -15,7 +15,7 @@ import torch
 from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import Training, backend_settings, evaluate
 from autotune.errors import AutotuneError, TargetError, UsageError
-from autotune.measure.throughput import time_training
+from autotune.measure.throughput import finite_or_none, time_training
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
@@ -114,13 +114,9 @@ def _learn_seed(
 ) -> LossCurve:
     training = Training(loaded, config, device=device, seed=seed, random_sources=spec.random_sources)
     outcomes = [training.step() for _ in range(spec.quality_steps)]
-    losses = tuple(_finite(float(outcome.loss)) for outcome in outcomes)
-    metric = _finite(evaluate(loaded, training.model, config, device)) if spec.evaluate else None
+    losses = tuple(finite_or_none(float(outcome.loss)) for outcome in outcomes)
+    metric = finite_or_none(evaluate(loaded, training.model, config, device)) if spec.evaluate else None
     return LossCurve(seed=seed, losses=losses, samples=sum(outcome.samples for outcome in outcomes), metric=metric)
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
 
 
 def _failed(spec: TrialSpec, status: TrialStatus, cause: str, error: str, *, started: float) -> TrialResult:

@@ -10,6 +10,7 @@ import torch
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.measure.throughput import finite_or_none
 from autotune.records.script import PrintedMetric
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
 from autotune.trial.timing_run import describe_too_short
@@ -59,8 +60,8 @@ class LearningRun:
         """Return the curve; shorter than asked for when the script ended earlier."""
         if not self._losses:
             return describe_too_short(trial)
-        losses = tuple(_finite(float(loss)) for loss in self._losses)
-        metric = None if self._metric is None else _finite(self._metric)
+        losses = tuple(finite_or_none(float(loss)) for loss in self._losses)
+        metric = None if self._metric is None else finite_or_none(self._metric)
         curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._samples, metric=metric)
         return TrialResult(
             spec=trial.spec,
@@ -82,7 +83,3 @@ def read_metric(line: str, metric: PrintedMetric) -> float | None:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except (ValueError, RecursionError):
         return None
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

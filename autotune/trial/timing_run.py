@@ -107,7 +107,7 @@ class TimingRun:
 
 def describe_too_short(trial: ScriptTrial) -> TrialResult:
     """Return the result of a script that ended before anything could be found out."""
-    steps = trial.hooks.steps if hasattr(trial, "hooks") else 0
+    steps = trial.hooks.steps
     if steps:
         text = f"the script took {steps} optimizer steps and ended, too few to time one; let it train longer"
     else:

@@ -56,7 +56,6 @@ class LoaderHooks:
     """Follows every loader of a script.
 
     Attributes:
-        epochs: how often a training loader was used up.
         random_sources: generators of the training process that moved while a batch was fetched.
     """
 
@@ -78,7 +77,6 @@ class LoaderHooks:
             turn: called with True when a training loader starts an epoch, with False when another one does.
             inspects: keep loaders alive, to look at them when the script has ended.
         """
-        self.epochs = 0
         self.random_sources: set[str] = set()
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -157,9 +155,6 @@ class LoaderHooks:
         self._timer.enter("data")
         try:
             batch = plain_next(iterator)
-        except StopIteration:
-            self.epochs += key in self._watch.training_loaders
-            raise
         finally:
             self._timer.leave()
         self._started[iterator] = True

@@ -99,12 +99,11 @@ class ModelHooks:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _adopt(self, root: nn.Module) -> None:
-        own = root.__dict__.get("_compiled_call_impl")
         compiled = _is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
         to_inspect = [root] if self._inspects and not compiled else []
         run = self._prepare(root)
-        inner: Call = root.__dict__.get("_compiled_call_impl") or own or root._call_impl
+        inner: Call = root.__dict__.get("_compiled_call_impl") or root._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
