@@ -1,71 +1,46 @@
-"""Intervals and sample sizes: numbers in, numbers out, no torch and no clock.
+"""Intervals, racing and sample sizes: numbers in, numbers out, no torch and no clock.
 
     r_k = log(candidate_k / baseline_k), one fresh pair of processes each
     speed-up = exp(mean(r) ± t(K-1) · sd(r) / sqrt(K)), claimed when the lower end passes the threshold
+    d_k = log(seconds per sample of block k / rival's); stopped when sum(d) - k · margin leaves what luck reaches
 
-Steps of one process share that process's luck, so an interval over steps is far too narrow: only pairs count here.
+Steps of one process share that process's luck, so an interval over steps is far too narrow: only pairs count there.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
 
 _CLAIM_CONFIDENCE = 0.99
 _POWER = 0.80
 _CLAIM_THRESHOLD = math.log(1.01)
 _LARGEST_LOG = 700.0  # exp of it is still finite, and so fits a record
-_SMALLEST_TAIL = 1e-100  # beyond it t² can overflow
-_TINY = 1e-300
-_MAX_ITERATIONS = 1000
-
-
-def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """Return t with P(T <= t) = probability for Student's t.
-
-    The upper tail is P(T > t) = I_x(n/2, 1/2) / 2 at x = n / (n + t²), with n degrees of freedom and I the regularised
-    incomplete beta function (Abramowitz & Stegun 26.5.27 and 26.7.1). It is inverted by Newton steps kept inside a
-    bracket; the error is below 1e-8 up to 200 degrees of freedom and grows slowly beyond.
-
-    Raises:
-        ValueError: the probability is not inside [1e-100, 1), or there is less than one degree of freedom.
-    """
-    if not _SMALLEST_TAIL <= probability < 1.0:
-        raise ValueError(f"probability is {probability}: it must be at least {_SMALLEST_TAIL} and below 1")
-    if not 1.0 <= degrees_of_freedom < math.inf:
-        raise ValueError(f"degrees_of_freedom is {degrees_of_freedom}: it must be at least 1 and finite")
-    if probability < 0.5:
-        return -_invert_upper_tail(probability, degrees_of_freedom)
-    return _invert_upper_tail(1.0 - probability, degrees_of_freedom)
+_NORMAL = statistics.NormalDist()
+_CLEAR_LOG_RATIO = math.log(1.5)  # two blocks this much slower need no statistics
 
 
 def mean_interval(values: Sequence[float], *, confidence_level: float, method: str) -> Interval:
-    """Return the two-sided Student t interval of a mean: mean ± t · sd / sqrt(n).
+    """Return the two-sided Student t interval of the mean of independent values: mean ± t · sd / sqrt(n).
 
-    Args:
-        values: independent values, at least two.
-        confidence_level: two-sided; at 0.98 each end alone holds with 0.99.
-        method: what the record says about how it was computed.
+    At a confidence level of 0.98 each end alone holds with 0.99. The method is what the record says of it.
 
     Raises:
         ValueError: fewer than two values, or a value is not finite.
     """
-    if len(values) < 2:
-        raise ValueError(f"an interval needs at least 2 values, got {len(values)}")
-    if not all(math.isfinite(value) for value in values):
-        raise ValueError("an interval needs finite values")
+    _refuse_non_finite("an interval", values, fewest=2)
     mean = statistics.fmean(values)
     t = student_t_quantile((1.0 + confidence_level) / 2.0, len(values) - 1)
     half_width = t * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(
-        estimate=mean,
-        low=mean - half_width,
-        high=mean + half_width,
-        confidence_level=confidence_level,
-        method=method,
+        estimate=mean, low=mean - half_width, high=mean + half_width, confidence_level=confidence_level, method=method
     )
 
 
@@ -73,12 +48,8 @@ def paired_ratio(candidate: Sequence[float], baseline: Sequence[float], *, confi
     """Return how many times the baseline the candidate is, from values measured in pairs.
 
     The Student t interval of the mean log ratio, exponentiated: the estimate is the geometric mean of the ratios.
-    Pairing removes what both arms of a pair share, e.g. the machine's slow drift.
-
-    Args:
-        candidate: positive values, e.g. samples per second, one per pair.
-        baseline: the same pairs' values at the baseline.
-        confidence_level: two-sided; 0.98 lets the lower end be claimed at one-sided 0.99.
+    Pairing removes what both arms of a pair share, e.g. the machine's slow drift. The values are positive rates, one
+    per pair; a two-sided 0.98 lets the lower end be claimed at one-sided 0.99.
 
     Raises:
         ValueError: fewer than two pairs, lengths that differ, or a value that is not positive and finite.
@@ -87,9 +58,7 @@ def paired_ratio(candidate: Sequence[float], baseline: Sequence[float], *, confi
         raise ValueError(f"{len(candidate)} candidate values cannot be paired with {len(baseline)} baseline values")
     if len(candidate) < 2:
         raise ValueError(f"a paired ratio needs at least 2 pairs, got {len(candidate)}")
-    for value in (*candidate, *baseline):
-        if not (math.isfinite(value) and value > 0.0):
-            raise ValueError(f"a ratio needs positive finite values, got {value}")
+    _refuse_non_positive("a ratio", (*candidate, *baseline))
     log_ratios = [math.log(ours) - math.log(theirs) for ours, theirs in zip(candidate, baseline, strict=True)]
     method = f"Student t on {len(log_ratios)} paired log ratios"
     logs = mean_interval(log_ratios, confidence_level=confidence_level, method=method)
@@ -102,13 +71,7 @@ def minimum_detectable_speedup(
     """Return the smallest speed-up that this many pairs would show, as a ratio over the threshold it must beat.
 
     exp((t_confidence + t_power) · sd / sqrt(pairs)), both quantiles at pairs - 1 degrees of freedom: a true speed-up
-    of threshold x this value is claimed with the given power.
-
-    Args:
-        sd_log_ratio: standard deviation of the log ratio of one pair.
-        pairs: fresh-process pairs, at least two.
-        confidence: one-sided confidence of a claim.
-        power: probability that the claim is made.
+    of threshold x this value is claimed, one-sided, with the given power. sd is that of the log ratio of one pair.
 
     Raises:
         ValueError: fewer than two pairs, or a negative standard deviation.
@@ -119,100 +82,222 @@ def minimum_detectable_speedup(
 
 
 def pairs_needed(
-    sd_log_ratio: float, log_effect: float, *, most: int, fewest: int = 6, threshold: float = _CLAIM_THRESHOLD
+    sd_log_ratio: float,
+    log_effect: float,
+    *,
+    most: int,
+    fewest: int = 6,
+    threshold: float = _CLAIM_THRESHOLD,
+    confidence: float = _CLAIM_CONFIDENCE,
 ) -> int:
-    """Return how many pairs prove an effect: claimed one-sided at 99 %, found with a power of 80 %.
+    """Return how many pairs prove an effect: claimed one-sided at a confidence, found with a power of 80 %.
 
-    The smallest K with K >= ((t_.99 + t_.80) · sd / (effect - threshold))² at K - 1 degrees of freedom, which stand on
-    both sides, so K is searched upwards and kept within `fewest` and `most`.
-
-    Args:
-        sd_log_ratio: standard deviation of the log ratio of one pair, from data other than the pairs to come.
-        log_effect: log of the speed-up expected.
-        most: what the budget allows; it wins over `fewest`.
-        fewest: pairs run in any case, at least two.
-        threshold: log ratio that a claim must exceed.
+    The smallest K with K >= ((t_conf + t_.80) · sd / (effect - threshold))² at K - 1 degrees of freedom, which stand on
+    both sides; what K pairs detect only shrinks with K, so K is bisected between `fewest` and `most`, which wins. sd is
+    that of one pair's log ratio, from data other than the pairs to come; effect and threshold are log ratios.
 
     Raises:
-        ValueError: `fewest` or `most` is below 2, or the standard deviation is negative.
+        ValueError: `fewest` or `most` is below 2, the standard deviation is negative, or a number is not finite.
     """
     if min(fewest, most) < 2:
         raise ValueError(f"fewest is {fewest} and most is {most}: both must be at least 2")
-    for pairs in range(fewest, most):
-        detectable = _detectable_log_effect(sd_log_ratio, pairs, confidence=_CLAIM_CONFIDENCE, power=_POWER)
-        if detectable <= log_effect - threshold:
-            return pairs
-    return most
+    _refuse_negative(sd_log_ratio=sd_log_ratio)
+    _refuse_non_finite("an effect", (log_effect, threshold))
+    first = min(fewest, most)
+    detect = functools.partial(_detectable_log_effect, sd_log_ratio, confidence=confidence, power=_POWER)
+    return first + bisect.bisect_left(range(first, most), threshold - log_effect, key=lambda pairs: -detect(pairs))
 
 
-def _invert_upper_tail(tail: float, degrees_of_freedom: float) -> float:
-    if tail == 0.5:
+def conditional_power(
+    log_ratios: Sequence[float], rounds: int, *, sd: float, threshold: float, confidence: float
+) -> float:
+    """Return the probability that `rounds` pairs in all end in a claim, if the mean seen so far is the truth.
+
+    The mean of the pairs to come is normal around the mean seen with sd / sqrt(remaining); the claim is made when the
+    mean of all exceeds threshold + t · sd / sqrt(rounds), t one-sided at `confidence` (Lan & Wittes, Biometrics 1988,
+    under the current trend). sd is that of one pair. Stopping when the power is small raises no rate of false claims.
+
+    Raises:
+        ValueError: no pair, fewer rounds than pairs or than two, a negative sd, or a number that is not finite.
+    """
+    seen = len(log_ratios)
+    if not 1 <= seen <= rounds or rounds < 2:
+        raise ValueError(f"{seen} log ratios in {rounds} rounds: give at least 1, and at least 2 rounds and as many")
+    _refuse_non_finite("conditional power", (*log_ratios, threshold))
+    _refuse_negative(sd=sd)
+    mean, remaining = statistics.fmean(log_ratios), rounds - seen
+    critical = threshold + student_t_quantile(confidence, rounds - 1) * sd / math.sqrt(rounds)
+    if remaining == 0 or sd == 0.0:
+        return 1.0 if mean > critical else 0.0
+    return _NORMAL.cdf((mean - critical) * rounds / (sd * math.sqrt(remaining)))
+
+
+def effective_count(values: Sequence[float]) -> float:
+    """Return how many independent values say as much about the mean: n (1 - r) / (1 + r), within [1, n].
+
+    r is the lag-1 autocorrelation; the formula is that of an AR(1) series (Bayley & Hammersley, JRSS Supplement 1946).
+    A negative r counts as 0, and so does that of a constant series.
+
+    Raises:
+        ValueError: no value, or one that is not finite.
+    """
+    _refuse_non_finite("an effective count", values, fewest=1)
+    count, mean = len(values), statistics.fmean(values)
+    deviations = [value - mean for value in values]
+    squares = math.fsum(deviation * deviation for deviation in deviations)
+    if squares == 0.0 or min(values) == max(values):  # equal values can miss their own mean by a rounding
+        return float(count)
+    r = max(0.0, math.fsum(now * then for now, then in itertools.pairwise(deviations)) / squares)
+    return max(1.0, count * (1.0 - r) / (1.0 + r))
+
+
+def relative_half_width(values: Sequence[float]) -> float:
+    """Return the precision that a trial's blocks reached: 1.96 sd / sqrt(effective_count) / mean.
+
+    It says how well this process's own mean is known, and nothing of the next launch. Infinite below two values.
+
+    Raises:
+        ValueError: a value is not positive and finite.
+    """
+    _refuse_non_positive("a relative width", values)
+    if len(values) < 2:
+        return math.inf
+    return 1.96 * statistics.stdev(values) / math.sqrt(effective_count(values)) / statistics.fmean(values)
+
+
+def racing_boundary(looks: int, sd: float, *, risk: float = 0.05, rho: float = 8.0) -> float:
+    """Return what a sum of independent zero-mean terms stays below at every look with probability 1 - risk.
+
+    sqrt(sd² (k + rho) ln((k + rho) / (4 risk² rho) + 1)): the one-sided normal mixture boundary for sub-Gaussian terms
+    (Howard et al., Annals of Statistics 2021, with ln(x² + 1) for their wider ln((x + 1)²): that costs at most 2 % of
+    the risk). k is how many terms are summed so far, sd that of one, and rho sets where the boundary is tightest.
+
+    Raises:
+        ValueError: no look, a negative sd, a risk outside (0, 1), or a rho that is not positive.
+    """
+    if looks < 1:
+        raise ValueError(f"looks is {looks}: it must be at least 1")
+    if not 0.0 < risk < 1.0:
+        raise ValueError(f"risk is {risk}: it must be between 0 and 1")
+    if not 0.0 < rho < math.inf:
+        raise ValueError(f"rho is {rho}: it must be positive and finite")
+    _refuse_negative(sd=sd)
+    return sd * math.sqrt((looks + rho) * math.log((looks + rho) / rho / (2.0 * risk) ** 2 + 1.0))
+
+
+def is_clearly_slower(log_ratios: Sequence[float], *, block_sd: float, margin: float) -> bool:
+    """Return whether a trial's blocks so far prove it slower than its rival, valid when asked after every block.
+
+    A log ratio is log(seconds per sample of a block / the rival's), positive where slower; no block proves nothing.
+    sum - k · margin > racing_boundary(k, max(block_sd, own sd) · sqrt(2)), for the rival's blocks have noise too; or,
+    from two blocks on, every block is slower by more than log(1.5) + margin. block_sd is that of one block's log in
+    other trials; the margin forgives what is the same in every block: the luck of two launches, the error of a rival's
+    mean. Without it, a rival known from 8 blocks lets luck alone stop 7 % within 48 blocks.
+
+    Raises:
+        ValueError: a negative block_sd or margin, or a number that is not finite.
+    """
+    _refuse_non_finite("racing", log_ratios)
+    _refuse_negative(block_sd=block_sd, margin=margin)
+    looks, sd = len(log_ratios), block_sd
+    if looks == 0:
+        return False
+    if looks >= 2:
+        if min(log_ratios) > _CLEAR_LOG_RATIO + margin:
+            return True
+        sd = max(sd, statistics.stdev(log_ratios))
+    return math.fsum(log_ratios) - looks * margin > racing_boundary(looks, sd * math.sqrt(2.0))
+
+
+def hodges_lehmann(values: Sequence[float]) -> float:
+    """Return the median of the Walsh averages (x_i + x_j) / 2, i <= j: a centre that a lone outlier hardly moves.
+
+    Source: Hodges & Lehmann, Annals of Mathematical Statistics 1963.
+
+    Raises:
+        ValueError: no value, or one that is not finite.
+    """
+    _refuse_non_finite("a centre", values, fewest=1)
+    return statistics.median(0.5 * one + 0.5 * other for at, one in enumerate(values) for other in values[at:])
+
+
+def pooled_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: float) -> tuple[float, float]:
+    """Return the standard deviation within groups, with a prior, and its degrees of freedom (the prior's included).
+
+    sqrt((prior_degrees · prior_sd² + sum of squared deviations from the group means) / all degrees): the prior counts
+    as that many degrees already seen. Groups of fewer than two values add nothing.
+
+    Raises:
+        ValueError: a negative prior, a value that is not finite, or neither prior nor group has a degree of freedom.
+    """
+    _refuse_negative(prior_sd=prior_sd, prior_degrees=prior_degrees)
+    squares, degrees = prior_degrees * prior_sd * prior_sd, prior_degrees
+    for group in groups:
+        _refuse_non_finite("a pooled sd", group)
+        if len(group) >= 2:
+            squares += statistics.variance(group) * (len(group) - 1)
+            degrees += len(group) - 1
+    if degrees == 0.0:
+        raise ValueError("a pooled sd needs a prior or a group of at least 2 values")
+    return math.sqrt(squares / degrees), degrees
+
+
+def spread_variance(values: Sequence[float], noise_variances: Sequence[float]) -> float:
+    """Return the variance of the true values behind noisy ones: max(0, var(values) - mean(noise_variances)).
+
+    The method of moments; 0 with fewer than two values.
+
+    Raises:
+        ValueError: lengths that differ, a negative noise variance, or a number that is not finite.
+    """
+    if len(values) != len(noise_variances):
+        raise ValueError(f"{len(values)} values cannot go with {len(noise_variances)} noise variances")
+    _refuse_non_finite("a spread", values)
+    for noise_variance in noise_variances:
+        _refuse_negative(noise_variance=noise_variance)
+    if len(values) < 2:
         return 0.0
-    low, high = 0.0, 1.0
-    while _upper_tail(high, degrees_of_freedom) > tail:
-        low, high = high, 2.0 * high
-    t = 0.5 * (low + high)
-    for _ in range(_MAX_ITERATIONS):
-        excess = _upper_tail(t, degrees_of_freedom) - tail
-        low, high = (t, high) if excess > 0.0 else (low, t)
-        proposal = t + excess / _density(t, degrees_of_freedom)
-        if not low < proposal < high:
-            proposal = 0.5 * (low + high)
-        if abs(proposal - t) <= 1e-15 * abs(proposal):
-            return proposal
-        t = proposal
-    return t
+    return max(0.0, statistics.variance(values) - statistics.fmean(noise_variances))
 
 
-def _upper_tail(t: float, degrees_of_freedom: float) -> float:
-    square = t * t
-    x = degrees_of_freedom / (degrees_of_freedom + square)
-    complement = square / (degrees_of_freedom + square)
-    return 0.5 * _regularised_beta(x, complement, 0.5 * degrees_of_freedom, 0.5)
+def shrink(value: float, *, towards: float, noise_variance: float, spread_variance: float) -> float:
+    """Return the empirical-Bayes estimate: towards + B (value - towards), B = spread / (spread + noise).
 
+    It takes the winner's curse off the best of many noisy values. Without noise the value itself is returned.
 
-def _density(t: float, degrees_of_freedom: float) -> float:
-    half = 0.5 * degrees_of_freedom
-    log_scale = math.lgamma(half + 0.5) - math.lgamma(half) - 0.5 * math.log(degrees_of_freedom * math.pi)
-    return math.exp(log_scale - (half + 0.5) * math.log1p(t * t / degrees_of_freedom))
-
-
-def _regularised_beta(x: float, complement: float, a: float, b: float) -> float:
-    """I_x(a, b), with 1 - x handed in so that it keeps its digits near x = 1."""
-    if x <= 0.0 or complement <= 0.0:
-        return 0.0 if x <= 0.0 else 1.0
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(complement)
-    front = math.exp(log_front)
-    if x < (a + 1.0) / (a + b + 2.0):  # where the fraction converges fast (Numerical Recipes, 3rd ed., 6.4)
-        return front * _beta_fraction(x, a, b) / a
-    return 1.0 - front * _beta_fraction(complement, b, a) / b
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of Abramowitz & Stegun 26.5.8 by the modified Lentz method."""
-    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
-    value = d
-    for m in range(1, _MAX_ITERATIONS):
-        even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
-        for coefficient in (even, odd):
-            d = 1.0 / _away_from_zero(1.0 + coefficient * d)
-            c = _away_from_zero(1.0 + coefficient / c)
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-16:
-            break
-    return value
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
+    Raises:
+        ValueError: a negative variance, or a number that is not finite.
+    """
+    _refuse_non_finite("shrinking", (value, towards))
+    _refuse_negative(noise_variance=noise_variance, spread_variance=spread_variance)
+    if noise_variance == 0.0:
+        return value
+    return towards + spread_variance / (spread_variance + noise_variance) * (value - towards)
 
 
 def _detectable_log_effect(sd_log_ratio: float, pairs: int, *, confidence: float, power: float) -> float:
-    if sd_log_ratio < 0.0:
-        raise ValueError(f"sd_log_ratio is {sd_log_ratio}: it must not be negative")
+    _refuse_negative(sd_log_ratio=sd_log_ratio)
     quantiles = student_t_quantile(confidence, pairs - 1) + student_t_quantile(power, pairs - 1)
     return quantiles * sd_log_ratio / math.sqrt(pairs)
+
+
+def _refuse_non_finite(who: str, values: Sequence[float], *, fewest: int = 0) -> None:
+    if len(values) < fewest:
+        raise ValueError(f"{who} needs at least {fewest} values, got {len(values)}")
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"{who} needs finite values")
+
+
+def _refuse_non_positive(who: str, values: Sequence[float]) -> None:
+    for value in values:
+        if not 0.0 < value < math.inf:
+            raise ValueError(f"{who} needs positive finite values, got {value}")
+
+
+def _refuse_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} is {value}: it must be finite and must not be negative")
 
 
 def _finite_exp(value: float) -> float:

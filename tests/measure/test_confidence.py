@@ -4,72 +4,27 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import special, stats
+from numpy.typing import NDArray
+from scipy import stats
 
 from autotune.measure.confidence import (
+    conditional_power,
+    effective_count,
+    hodges_lehmann,
     mean_interval,
     minimum_detectable_speedup,
     paired_ratio,
     pairs_needed,
-    student_t_quantile,
+    pooled_sd,
+    relative_half_width,
+    shrink,
+    spread_variance,
 )
-
-PROBABILITIES = (0.5, 0.501, 0.55, 0.6, 0.75, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999, 0.9999)
-
-
-@pytest.mark.parametrize("probability", PROBABILITIES)
-def test_quantile_agrees_with_scipy(probability: float) -> None:
-    degrees = range(1, 201)
-    ours = [student_t_quantile(probability, df) for df in degrees]
-    assert ours == pytest.approx(list(special.stdtrit(degrees, probability)), rel=0, abs=1e-8)
-    assert ours == pytest.approx(list(stats.t.ppf(probability, degrees)), rel=0, abs=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("probability", "degrees", "printed"),
-    [  # Student's t table, NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
-        (0.90, 1, 3.078),
-        (0.95, 1, 6.314),
-        (0.975, 1, 12.706),
-        (0.99, 1, 31.821),
-        (0.999, 1, 318.313),
-        (0.95, 4, 2.132),
-        (0.99, 5, 3.365),
-        (0.975, 10, 2.228),
-        (0.99, 20, 2.528),
-        (0.999, 30, 3.385),
-        (0.95, 60, 1.671),
-        (0.99, 100, 2.364),
-    ],
-)
-def test_quantile_agrees_with_the_printed_table(probability: float, degrees: int, printed: float) -> None:
-    # The table's own t.999,1 is rounded from 318.3088; every other entry is good to its last digit.
-    assert student_t_quantile(probability, degrees) == pytest.approx(printed, abs=0.005 if degrees == 1 else 5.01e-4)
-
-
-def test_quantile_of_one_and_two_degrees_is_the_closed_form() -> None:
-    for probability in PROBABILITIES[1:]:
-        assert student_t_quantile(probability, 1) == pytest.approx(math.tan(math.pi * (probability - 0.5)), rel=1e-12)
-        q = 2 * probability - 1
-        assert student_t_quantile(probability, 2) == pytest.approx(q * math.sqrt(2 / (1 - q * q)), rel=1e-12)
-
-
-@given(st.floats(1e-9, 1 - 1e-9), st.integers(1, 500))
-def test_quantile_inverts_the_distribution_and_is_odd(probability: float, degrees: int) -> None:
-    t = student_t_quantile(probability, degrees)
-    assert special.stdtr(degrees, t) == pytest.approx(probability, rel=1e-9, abs=1e-13)
-    assert student_t_quantile(1 - probability, degrees) == pytest.approx(-t, rel=1e-6, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("probability", "degrees"), [(0, 3), (1, 3), (1e-300, 3), (-0.1, 3), (0.9, 0), (0.9, math.inf)]
-)
-def test_quantile_refuses_what_has_none(probability: float, degrees: float) -> None:
-    with pytest.raises(ValueError, match="is"):
-        student_t_quantile(probability, degrees)
+from autotune.measure.student_t import student_t_quantile
 
 
 def test_mean_interval_is_the_textbook_one() -> None:
@@ -215,3 +170,200 @@ def test_pairs_needed_follows_noise_and_effect() -> None:
     for fewest, most in ((1, 9), (6, 1)):
         with pytest.raises(ValueError, match="at least 2"):
             pairs_needed(0.03, 0.1, fewest=fewest, most=most)
+
+
+@pytest.mark.parametrize(("log_effect", "sd"), [(math.nan, 0.03), (math.inf, 0.03), (0.1, -0.03), (0.1, math.nan)])
+def test_pairs_needed_refuses_what_is_no_number(log_effect: float, sd: float) -> None:
+    with pytest.raises(ValueError, match=r"finite|negative"):
+        pairs_needed(sd, log_effect, most=6)
+
+
+def _intervals(values: NDArray[np.float64], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`mean_interval` of each row of `values`, and the check that it is."""
+    count = values.shape[1]
+    half = student_t_quantile((1 + level) / 2, count - 1) * values.std(axis=1, ddof=1) / math.sqrt(count)
+    low, high = values.mean(axis=1) - half, values.mean(axis=1) + half
+    for row in range(20):
+        interval = mean_interval(values[row].tolist(), confidence_level=level, method="")
+        assert (interval.low, interval.high) == pytest.approx((low[row], high[row]), rel=1e-9, abs=1e-12)
+    return low, high
+
+
+@pytest.mark.parametrize("count", [4, 6, 8, 12])
+def test_95_percent_intervals_of_normal_values_cover_95_percent(count: int) -> None:
+    low, high = _intervals(np.random.default_rng(count).normal(3.0, 0.2, (20_000, count)), 0.95)
+    covered = ((low <= 3.0) & (high >= 3.0)).mean()
+    print(f"{count} normal values: {covered:.2%} covered")
+    assert covered == pytest.approx(0.95, abs=0.01)
+
+
+@pytest.mark.parametrize("count", [4, 6, 8, 12])
+def test_95_percent_intervals_of_pairs_with_launch_noise_and_spikes_cover_93_percent(count: int) -> None:
+    rng, shape = np.random.default_rng(count), (20_000, count)
+    arms = [rng.normal(0.0, 0.014, shape) + (rng.random(shape) < 0.03) * rng.exponential(0.2, shape) for _ in "AB"]
+    low, high = _intervals(0.05 + arms[0] - arms[1], 0.95)
+    covered = ((low <= 0.05) & (high >= 0.05)).mean()
+    print(f"{count} pairs with 3 % spikes: {covered:.2%} covered")
+    assert covered >= 0.93
+
+
+@pytest.mark.parametrize("sd", [0.01, 0.05, 0.20])
+@pytest.mark.parametrize("pairs", [4, 6, 12])
+def test_a_config_against_itself_is_claimed_at_most_once_in_100(sd: float, pairs: int) -> None:
+    low, _ = _intervals(np.random.default_rng(pairs).normal(0.0, sd * math.sqrt(2), (20_000, pairs)), 0.98)
+    claimed = (low > math.log(1.01)).mean()
+    print(f"A/A, launch sd {sd:.0%}, {pairs} pairs: {claimed:.3%} claimed")
+    assert claimed <= 0.01
+
+
+def test_conditional_power_worked_by_hand() -> None:
+    # critical = 0.01 + t(0.99, 5) 0.1 / sqrt(6); the 3 pairs to come need 2 critical - 0.2, of sd 0.1 / sqrt(3)
+    critical = 0.01 + stats.t.ppf(0.99, 5) * 0.1 / math.sqrt(6)
+    expected = stats.norm.sf(2 * critical - 0.2, loc=0.2, scale=0.1 / math.sqrt(3))
+    power = conditional_power([0.1, 0.2, 0.3], 6, sd=0.1, threshold=0.01, confidence=0.99)
+    assert power == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("seen", [[0.02, 0.05, 0.03], [0.05], [0.0, 0.01, -0.02, 0.03], [0.09, 0.08, 0.1, 0.07, 0.09]])
+def test_conditional_power_agrees_with_simulation(seen: list[float]) -> None:
+    sd, rounds = 0.04, 8
+    to_come = np.random.default_rng(9).normal(statistics.fmean(seen), sd, (50_000, rounds - len(seen)))
+    means = (sum(seen) + to_come.sum(axis=1)) / rounds
+    claimed = (means > 0.01 + student_t_quantile(0.99, rounds - 1) * sd / math.sqrt(rounds)).mean()
+    power = conditional_power(seen, rounds, sd=sd, threshold=0.01, confidence=0.99)
+    assert power == pytest.approx(claimed, abs=0.01)
+
+
+def test_conditional_power_is_sure_when_nothing_is_left_to_chance() -> None:
+    for pairs, rounds, sd in (([0.5, 0.5], 2, 0.01), ([0.5], 6, 0.0)):
+        assert conditional_power(pairs, rounds, sd=sd, threshold=0.01, confidence=0.99) == 1.0
+        assert conditional_power(pairs, rounds, sd=sd, threshold=0.60, confidence=0.99) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seen", "rounds", "sd"), [([], 4, 0.1), ([0.1] * 5, 4, 0.1), ([0.1], 1, 0.1), ([0.1], 4, -1), ([math.nan], 4, 0.1)]
+)
+def test_conditional_power_refuses(seen: list[float], rounds: int, sd: float) -> None:
+    with pytest.raises(ValueError, match=r"rounds|negative|finite"):
+        conditional_power(seen, rounds, sd=sd, threshold=0.0, confidence=0.99)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], 2.4),  # deviations -1.5 -.5 .5 1.5: r = 1.25 / 5
+        ([1.0, 1.0, 1.0, 5.0, 5.0, 5.0], 2.0),  # deviations -2 -2 -2 2 2 2: r = (4 + 4 - 4 + 4 + 4) / 24
+        ([1.0, -1.0, 1.0, -1.0], 4.0),  # negative: counts as 0
+        ([0.1] * 7, 7.0),
+        ([3.0], 1.0),
+        ([3.0, 4.0], 2.0),
+    ],
+)
+def test_effective_count_worked_by_hand(values: list[float], expected: float) -> None:
+    assert effective_count(values) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6, 0.8])
+def test_effective_count_of_an_ar1_series_is_the_theoretical_one(phi: float) -> None:
+    rng, count = np.random.default_rng(11), 600
+    series = rng.normal(0.0, 1.0, (100, count))
+    for at in range(1, count):
+        series[:, at] = phi * series[:, at - 1] + math.sqrt(1 - phi * phi) * series[:, at]
+    found = statistics.fmean(effective_count(one.tolist()) for one in series)
+    assert found == pytest.approx(count * (1 - phi) / (1 + phi), rel=0.06)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_effective_count_lies_between_one_and_the_count(values: list[float]) -> None:
+    assert 1.0 <= effective_count(values) <= len(values)
+
+
+def test_relative_half_width_uses_the_effective_count() -> None:
+    values = [10.0, 11.0, 9.0, 10.0]  # deviations 0 1 -1 0: r = -1/2 counts as 0
+    assert relative_half_width(values) == pytest.approx(1.96 * np.std(values, ddof=1) / 2 / 10)
+    rising = [1.0, 2.0, 3.0, 4.0]
+    assert relative_half_width(rising) == pytest.approx(1.96 * np.std(rising, ddof=1) / math.sqrt(2.4) / 2.5)
+    assert relative_half_width([2.0, 2.0]) == 0.0
+    assert relative_half_width([]) == relative_half_width([3.0]) == math.inf
+
+
+def test_hodges_lehmann_of_the_published_example() -> None:
+    # Hollander & Wolfe, Nonparametric Statistical Methods: depression scores of nine patients, before and after
+    before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
+    after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
+    assert hodges_lehmann([b - a for a, b in zip(before, after, strict=True)]) == pytest.approx(-0.46, abs=1e-9)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=25))
+def test_hodges_lehmann_is_the_median_of_all_walsh_averages(values: list[float]) -> None:
+    array = np.array(values)
+    averages = ((array[:, None] + array[None, :]) / 2)[np.triu_indices(len(values))]
+    assert hodges_lehmann(values) == pytest.approx(np.median(averages), abs=1e-9)
+
+
+def test_pooled_sd_is_the_formula_and_nearly_the_truth() -> None:
+    groups = [[1.0, 2.0, 4.0], [10.0, 11.0], [5.0], []]
+    squares = sum(np.var(group) * len(group) for group in groups[:2])
+    sd, degrees = pooled_sd(groups, prior_sd=0.5, prior_degrees=4.0)
+    assert (sd, degrees) == pytest.approx((math.sqrt((4 * 0.25 + squares) / 7), 7.0))
+    assert pooled_sd(groups, prior_sd=9.0, prior_degrees=0.0) == pytest.approx((math.sqrt(squares / 3), 3.0))
+    assert pooled_sd([], prior_sd=0.05, prior_degrees=3.0) == pytest.approx((0.05, 3.0))
+    rng = np.random.default_rng(12)
+    drawn = [rng.normal(rng.normal(0, 5), 0.03, int(rng.integers(1, 6))).tolist() for _ in range(2000)]
+    assert pooled_sd(iter(drawn), prior_sd=1.0, prior_degrees=0.0)[0] == pytest.approx(0.03, rel=0.04)
+
+
+def test_spread_variance_takes_the_noise_off() -> None:
+    values, noise = [0.1, 0.3, 0.2, 0.6], [0.01, 0.02, 0.0, 0.03]
+    assert spread_variance(values, noise) == pytest.approx(np.var(values, ddof=1) - 0.015)
+    assert spread_variance(values, [1.0] * 4) == 0.0
+    assert spread_variance([], []) == spread_variance([0.4], [0.1]) == 0.0
+    rng = np.random.default_rng(13)
+    sds = rng.uniform(0.01, 0.05, 20_000)
+    noisy = rng.normal(0.0, 0.03, 20_000) + rng.normal(0.0, sds)
+    assert spread_variance(noisy.tolist(), (sds**2).tolist()) == pytest.approx(0.03**2, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("noise", "spread", "expected"), [(1.0, 3.0, 2.5), (1.0, 0.0, 1.0), (0.0, 2.0, 3.0), (0.0, 0.0, 3.0)]
+)
+def test_shrink_moves_the_noisy_share_of_the_way(noise: float, spread: float, expected: float) -> None:
+    assert shrink(3.0, towards=1.0, noise_variance=noise, spread_variance=spread) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("true_sd", "curse"), [(0.0, 0.055), (0.01, 0.05), (0.03, 0.035), (0.06, 0.02)])
+def test_shrink_takes_off_the_winners_curse_of_40_configs(true_sd: float, curse: float) -> None:
+    rng, noise_sd, raw, shrunk = np.random.default_rng(14), 0.03, [], []
+    for _ in range(1000):
+        truth = rng.normal(0.1, true_sd, 40)
+        seen = truth + rng.normal(0.0, noise_sd, 40)
+        best, spread = int(seen.argmax()), spread_variance(seen.tolist(), [noise_sd**2] * 40)
+        towards = float(seen.mean())
+        estimate = shrink(float(seen[best]), towards=towards, noise_variance=noise_sd**2, spread_variance=spread)
+        raw.append(seen[best] - truth[best])
+        shrunk.append(estimate - truth[best])
+    print(f"true sd {true_sd:.0%}: winner's curse {np.mean(raw):+.2%}, shrunk {np.mean(shrunk):+.2%}")
+    assert np.mean(raw) > curse
+    assert abs(np.mean(shrunk)) < 0.007
+
+
+def test_estimators_refuse_impossible_input() -> None:
+    for call in (
+        lambda: effective_count([]),
+        lambda: effective_count([1.0, math.nan]),
+        lambda: relative_half_width([1.0, 0.0]),
+        lambda: relative_half_width([math.inf]),
+        lambda: hodges_lehmann([]),
+        lambda: hodges_lehmann([math.inf]),
+        lambda: pooled_sd([], prior_sd=0.1, prior_degrees=0.0),
+        lambda: pooled_sd([[1.0, math.nan]], prior_sd=0.1, prior_degrees=1.0),
+        lambda: pooled_sd([], prior_sd=-0.1, prior_degrees=1.0),
+        lambda: spread_variance([1.0], []),
+        lambda: spread_variance([1.0], [-1.0]),
+        lambda: spread_variance([math.nan], [1.0]),
+        lambda: shrink(math.nan, towards=0.0, noise_variance=1.0, spread_variance=1.0),
+        lambda: shrink(1.0, towards=0.0, noise_variance=-1.0, spread_variance=1.0),
+        lambda: shrink(1.0, towards=0.0, noise_variance=1.0, spread_variance=math.inf),
+    ):
+        with pytest.raises(ValueError, match=r"needs|is|cannot"):
+            call()
