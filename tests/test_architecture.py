@@ -50,7 +50,7 @@ SAME_ROW = {
 }
 
 ONLY_IN = {
-    "pynvml": ("autotune.probe.hardware",),
+    "pynvml": ("autotune.probe.nvml",),
     "psutil": ("autotune.probe", "autotune.trial"),
     "optuna": ("autotune.search",),
     "sqlalchemy": (),
@@ -78,7 +78,9 @@ TORCH_FREE = (
     "autotune.engine.allocator",
     "autotune.measure.confidence",
     "autotune.measure.quality",
+    "autotune.probe.gpu_state",
     "autotune.probe.hardware",
+    "autotune.probe.interference",
     "autotune.probe.verdict",
     "autotune.probe.run",
     "autotune.trial.spawn",

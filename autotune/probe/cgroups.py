@@ -10,8 +10,9 @@ hybrid host has both, and either may bind.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number; no machine has an exbibyte.
@@ -73,6 +74,32 @@ def read_memory_headroom(root: Path) -> int | None:
     return min(headrooms, default=None)
 
 
+def find_throttle_readers(root: Path) -> tuple[Callable[[], float | None], ...]:
+    """Return one cheap reader for each group that counts how long its CPU quota has held it.
+
+    A reader returns the seconds since the group was made, None when they cannot be read any more. The kernel adds up
+    every CPU on which the group's tasks were held, so seconds can pass faster than on the clock.
+
+    Source: Linux `Documentation/admin-guide/cgroup-v2.rst` (`cpu.stat`), `scheduler/sched-bwc.rst` (version 1) and
+    `kernel/sched/fair.c` (the sum over CPUs).
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    readers = []
+    for version, folder in _walk_groups(root, "cpu"):
+        key, per_second = ("throttled_usec", 1e6) if version == 2 else ("throttled_time", 1e9)
+        read = partial(_read_throttled_seconds, folder / "cpu.stat", key, per_second)
+        if read() is not None:
+            readers.append(read)
+    return tuple(readers)
+
+
+def _read_throttled_seconds(file: Path, key: str, per_second: float) -> float | None:
+    count = _to_count(_read_pairs(file).get(key, ""))
+    return None if count is None else count / per_second
+
+
 def _limited_groups(root: Path) -> Iterator[tuple[int, int, Path]]:
     for version, folder in _walk_groups(root, "memory"):
         limit = _read_count(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
@@ -82,9 +109,7 @@ def _limited_groups(root: Path) -> Iterator[tuple[int, int, Path]]:
 
 def _read_inactive_file_bytes(folder: Path, version: int) -> int:
     key = "inactive_file" if version == 2 else "total_inactive_file"
-    words = _read_words(folder / "memory.stat")
-    values = dict(zip(words[::2], words[1::2], strict=False))
-    return _to_count(values.get(key, "")) or 0
+    return _to_count(_read_pairs(folder / "memory.stat").get(key, "")) or 0
 
 
 def _walk_groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
@@ -138,6 +163,11 @@ def _read_lines(path: Path) -> list[str]:
 
 def _read_words(path: Path) -> list[str]:
     return " ".join(_read_lines(path)).split()
+
+
+def _read_pairs(path: Path) -> dict[str, str]:
+    words = _read_words(path)
+    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _read_count(path: Path) -> int | None:

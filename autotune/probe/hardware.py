@@ -4,8 +4,8 @@
     psutil (memory) ────────┼──▶ HardwareInfo          NVML (driver), torch/version.py (text) ──▶ SoftwareInfo
     NVML (GPUs) ────────────┘
 
-The only user of psutil and NVML. Neither torch nor CUDA is started: a fact that cannot be read becomes a default and
-a sentence in `missing`, never an exception.
+Neither torch nor CUDA is started: a fact that cannot be read becomes a default and a sentence in `missing`, never an
+exception.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from autotune import __version__
 from autotune.probe.cgroups import read_cpu_quota, read_memory_headroom, read_memory_limit
+from autotune.probe.nvml import (
+    NvmlDevice,
+    NvmlFailure,
+    explain,
+    list_devices,
+    open_nvml,
+    read_optional,
+    read_visible_devices,
+    to_text,
+    walk_visible,
+)
 from autotune.probe.toolchain import find_host_allocators, has_cpp_compiler, read_torch_build
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 
@@ -36,28 +43,6 @@ _CPU_FEATURES = frozenset(
         *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16", "sme"),
     )
 )
-# Codes of nvml.h by number, because old bindings lack the names.
-_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED, _VERSION_MISMATCH = 12, 9, 18
-_GPU_IS_LOST, _RESET_REQUIRED = 15, 16
-_EXPLANATIONS = {
-    _LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not installed (a container needs the NVIDIA runtime for it)",
-    _DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
-    _VERSION_MISMATCH: "the loaded NVIDIA driver and its library differ in version (restart after a driver update)",
-}
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Device:
-    handle: Any = None
-    name: str = ""
-    uuid: str = ""
-    error: Exception | None = None
-
-
-class _NvmlFailure(Exception):
-    """NVML as a whole cannot be used; the text says why."""
 
 
 def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
@@ -93,9 +78,9 @@ def read_software() -> SoftwareInfo:
     """
     torch_version, cuda_version = read_torch_build()
     try:
-        with _open_nvml() as nvml:
-            driver = _to_text(nvml.nvmlSystemGetDriverVersion())
-    except _NvmlFailure:
+        with open_nvml() as nvml:
+            driver = to_text(nvml.nvmlSystemGetDriverVersion())
+    except NvmlFailure:
         driver = None
     return SoftwareInfo(
         autotune=__version__,
@@ -141,69 +126,28 @@ def _read_free_bytes(folder: Path) -> int:
 
 def _read_gpus() -> tuple[tuple[GpuInfo, ...], tuple[str, ...]]:
     """Return the GPUs CUDA will show, in its order, and what could not be read."""
-    visible = _parse_visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = read_visible_devices()
     if visible == ():
         return (), ()
     try:
-        with _open_nvml() as nvml:
+        with open_nvml() as nvml:
             return _list_gpus(nvml, visible)
-    except _NvmlFailure as reason:
+    except NvmlFailure as reason:
         return (), (f"GPUs could not be read: {reason}",)
 
 
-@contextmanager
-def _open_nvml() -> Iterator[Any]:
-    """Yield the NVML bindings, initialised; every way in which they fail becomes one exception.
-
-    Raises:
-        _NvmlFailure: the bindings, the library or the driver is missing, mismatched or broken.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        raise _NvmlFailure("the Python package nvidia-ml-py is not installed") from None
-    try:
-        pynvml.nvmlInit()
-        yield pynvml
-    except (pynvml.NVMLError, AttributeError) as reason:
-        # A binding older than this package lacks functions: an AttributeError.
-        raise _NvmlFailure(_explain(reason)) from None
-    finally:
-        try:
-            pynvml.nvmlShutdown()
-        except (pynvml.NVMLError, AttributeError):
-            pass  # What was read stays true when a driver fails to let go.
-
-
-def _parse_visible_devices(value: str | None) -> tuple[str, ...] | None:
-    """Return what CUDA_VISIBLE_DEVICES lets through: ordinals or UUIDs in order; None for all.
-
-    As CUDA reads it: the list ends at the first entry that is none (`-1`), and an entry that repeats hides everything.
-    Source: `torch.cuda._parse_visible_devices`.
-    """
-    if value is None:
-        return None
-    entries: list[str] = []
-    for entry in (part.strip() for part in value.split(",")):
-        if not (entry.isascii() and entry.isdigit()) and not entry.startswith(("GPU-", "MIG-")):
-            break
-        entries.append(str(int(entry)) if entry.isdigit() else entry)
-    return tuple(entries) if len(set(entries)) == len(entries) else ()
-
-
 def _list_gpus(nvml: Any, visible: tuple[str, ...] | None) -> tuple[tuple[GpuInfo, ...], tuple[str, ...]]:
-    devices = [_identify(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, i)) for i in range(nvml.nvmlDeviceGetCount())]
+    devices = list_devices(nvml)
     gpus: list[GpuInfo] = []
     missing: list[str] = []
-    for entry in visible if visible is not None else map(str, range(len(devices))):
-        device = _find_device(nvml, entry, devices)
+    for entry, device in walk_visible(nvml, devices, visible):
         if device is None:
             missing.append(f"CUDA_VISIBLE_DEVICES names GPU {entry}, which is not there: it hides what follows")
             break
         try:
             gpu, gaps = _read_gpu(nvml, device)
         except nvml.NVMLError as reason:
-            missing.append(f"GPU {entry} could not be read: {_explain(reason)}")
+            missing.append(f"GPU {entry} could not be read: {explain(reason)}")
             continue
         gpus.append(gpu)
         missing += [f"{gap} of GPU {entry} ({gpu.name}) could not be read" for gap in gaps]
@@ -214,27 +158,7 @@ def _list_gpus(nvml: Any, visible: tuple[str, ...] | None) -> tuple[tuple[GpuInf
     return tuple(gpus), tuple(missing)
 
 
-def _identify(nvml: Any, find_handle: Callable[[], Any]) -> _Device:
-    """Return a device by its handle; one that fails keeps its place, so that the numbers of the others hold."""
-    try:
-        handle = find_handle()
-        uuid = _read_optional(nvml, lambda: nvml.nvmlDeviceGetUUID(handle))
-        return _Device(handle, _to_text(nvml.nvmlDeviceGetName(handle)), _to_text(uuid or ""))
-    except nvml.NVMLError as reason:
-        return _Device(error=reason)
-
-
-def _find_device(nvml: Any, entry: str, devices: list[_Device]) -> _Device | None:
-    """Return the device of a number, of a UUID or of its unique beginning; None when there is no such device."""
-    if entry.isdigit():
-        return devices[int(entry)] if int(entry) < len(devices) else None
-    if entry.startswith("MIG-"):
-        return _identify(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(entry))
-    matches = [device for device in devices if device.uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
-
-
-def _read_gpu(nvml: Any, device: _Device) -> tuple[GpuInfo, list[str]]:
+def _read_gpu(nvml: Any, device: NvmlDevice) -> tuple[GpuInfo, list[str]]:
     """Return one GPU and what it does not tell.
 
     Raises:
@@ -243,11 +167,11 @@ def _read_gpu(nvml: Any, device: _Device) -> tuple[GpuInfo, list[str]]:
     if device.error is not None:
         raise device.error
     handle = device.handle
-    memory = _read_optional(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    capability = _read_optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    power_milliwatts = _read_optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    compute = _read_optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    graphics = _read_optional(nvml, lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
+    memory = read_optional(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    capability = read_optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    power_milliwatts = read_optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    compute = read_optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    graphics = read_optional(nvml, lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
     others = {process.pid for process in (*(compute or ()), *(graphics or ()))} - {os.getpid()}
     gpu = GpuInfo(
         name=device.name,
@@ -259,21 +183,3 @@ def _read_gpu(nvml: Any, device: _Device) -> tuple[GpuInfo, list[str]]:
     )
     facts = {"the memory (0 stands for unknown)": memory, "the other processes": compute}
     return gpu, [fact for fact, value in facts.items() if value is None]
-
-
-def _read_optional(nvml: Any, read: Callable[[], T]) -> T | None:
-    """Return a fact, None when this GPU or this binding does not offer it; a lost GPU is no missing fact."""
-    try:
-        return read()
-    except (nvml.NVMLError, AttributeError) as reason:
-        if getattr(reason, "value", None) in (_GPU_IS_LOST, _RESET_REQUIRED):
-            raise
-        return None
-
-
-def _explain(reason: Exception) -> str:
-    return _EXPLANATIONS.get(getattr(reason, "value", -1), str(reason))
-
-
-def _to_text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -9,6 +9,10 @@ from pydantic import Field
 from autotune.records.codec import Record
 
 NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+MUCH_STEAL = 0.05
+"""Share of CPU time taken by the hypervisor above which a block is marked as disturbed."""
 
 
 class Interval(Record):
@@ -26,6 +30,40 @@ class Interval(Record):
     """How it was computed, in a few words."""
 
 
+class GpuState(Record):
+    """What the driver says of a GPU at one moment."""
+
+    sm_clock_mhz: Annotated[int, Field(ge=0)] | None = None
+    """Clock of the multiprocessors."""
+    power_watts: NonNegative | None = None
+    """Power drawn."""
+    temperature_celsius: int | None = None
+    """Of the chip."""
+    slowdowns: tuple[str, ...] = ()
+    """Why the clock is held down, e.g. `power-cap`, `thermal`, `hardware`; empty when it is not."""
+
+
+class Interference(Record):
+    """What else went on while something was timed; None for what this machine does not tell."""
+
+    foreign_cpu_fraction: Fraction | None = None
+    """Share of all CPU time that other processes used."""
+    steal_fraction: Fraction | None = None
+    """Share of all CPU time that the hypervisor gave to somebody else."""
+    throttled_fraction: Fraction | None = None
+    """Share of the wall time for which the control group was held by its CPU quota."""
+    cpu_pressure_fraction: Fraction | None = None
+    """Share of the wall time in which some task of the machine waited for a CPU."""
+    io_pressure_fraction: Fraction | None = None
+    """The same for the disk."""
+    memory_pressure_fraction: Fraction | None = None
+    """The same for memory."""
+    major_faults: Annotated[int, Field(ge=0)] | None = None
+    """Pages of this process that had to come from the disk."""
+    gpu: GpuState | None = None
+    """At its end; None without a GPU."""
+
+
 class Block(Record):
     """Consecutive whole optimizer steps timed as one; the device is synchronised at both ends."""
 
@@ -35,6 +73,28 @@ class Block(Record):
     """True samples trained on."""
     seconds: Annotated[float, Field(gt=0)]
     """Wall time, loader, copies and optimizer included."""
+    interference: Interference | None = None
+    """What else went on; None when it was not watched."""
+    recompiled: bool = False
+    """A graph was compiled inside the block, so it is no measure of the steady state."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Its time says more about the machine than about the config; marked, and counted all the same."""
+        seen = self.interference
+        if self.recompiled or seen is None:
+            return self.recompiled
+        gpu_held = seen.gpu is not None and bool({"thermal", "hardware"} & set(seen.gpu.slowdowns))
+        return gpu_held or (seen.steal_fraction or 0.0) > MUCH_STEAL or (seen.throttled_fraction or 0.0) > MUCH_STEAL
+
+
+class Canary(Record):
+    """The same small piece of work, timed before and after a training: how fast the machine itself was."""
+
+    before_seconds: Annotated[float, Field(gt=0)]
+    """Before the warm-up."""
+    after_seconds: Annotated[float, Field(gt=0)]
+    """After the last block."""
 
 
 class PeakMemory(Record):
@@ -56,7 +116,9 @@ class Measurement(Record):
     data_wait_seconds: NonNegative
     """Time inside the blocks spent waiting for the loader."""
     steady: bool
-    """Warm-up ended because step times had settled, not because its time was up."""
+    """Warm-up ended because everything had settled, not because its time was up."""
+    unsettled: str = ""
+    """What had not settled when the warm-up's time was up; empty when steady."""
     warmup_steps: Annotated[int, Field(ge=0)]
     """Optimizer steps before the first block."""
     warmup_seconds: NonNegative
@@ -65,6 +127,10 @@ class Measurement(Record):
     """Part of the warm-up beyond steady step time when the model is compiled; 0 otherwise."""
     peak_memory: PeakMemory
     """Over the whole trial."""
+    canary: Canary | None = None
+    """Speed of the machine around it; None when it was not measured."""
+    ended_by: Literal["precision", "time", "samples", "racing", "training"] = "time"
+    """Why no further block was timed: precise enough, time or samples used up, clearly slower, the training ended."""
 
     @property
     def samples(self) -> int:

@@ -42,6 +42,11 @@ class Gpu(SimpleNamespace):
             "power": 700_000,
             "compute": [],
             "graphics": [],
+            "clock": 1_980,
+            "drawn": 452_250,
+            "temperature": 61,
+            "reasons": 0,
+            "old_reasons": 0,
             "handle_error": None,
         }
         super().__init__(name=name, uuid=uuid, **{**defaults, **facts})
@@ -108,6 +113,23 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: Gpu) -> Any:
         return self._call([SimpleNamespace(pid=pid) for pid in gpu.graphics])
+
+    def nvmlDeviceGetClockInfo(self, gpu: Gpu, clock: int) -> Any:
+        assert clock == pynvml.NVML_CLOCK_SM
+        return self._call(gpu.clock)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: Gpu) -> Any:
+        return self._call(gpu.drawn)
+
+    def nvmlDeviceGetTemperature(self, gpu: Gpu, sensor: int) -> Any:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return self._call(gpu.temperature)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: Gpu) -> Any:
+        return self._call(gpu.reasons)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: Gpu) -> Any:
+        return self._call(gpu.old_reasons)
 
 
 def two_unlike_gpus() -> list[Gpu]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from fake_machine import GIB, V1, V2, mount, write
 
-from autotune.probe.cgroups import read_cpu_quota, read_memory_headroom, read_memory_limit
+from autotune.probe.cgroups import find_throttle_readers, read_cpu_quota, read_memory_headroom, read_memory_limit
 
 NO_LIMIT_V1 = "9223372036854771712"
 
@@ -188,3 +188,60 @@ def test_cpu_quota(tmp_path: Path, files: dict[str, str], quota: float | None) -
 def test_memory_limit(tmp_path: Path, files: dict[str, str], limit: int | None, headroom: int | None) -> None:
     write(tmp_path, files)
     assert (read_memory_limit(tmp_path), read_memory_headroom(tmp_path)) == (limit, headroom)
+
+
+@pytest.mark.parametrize(
+    ("files", "seconds"),
+    [
+        pytest.param({}, [], id="no /proc"),
+        pytest.param({"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": V2}, [], id="v2 without files"),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/pod/job\n",
+                "proc/self/mountinfo": V2,
+                "sys/fs/cgroup/pod/job/cpu.stat": "usage_usec 9\nnr_throttled 7\nthrottled_usec 2500000\n",
+                "sys/fs/cgroup/pod/cpu.stat": "usage_usec 9\nthrottled_usec 750000\nnr_bursts 0\n",
+                "sys/fs/cgroup/cpu.stat": "usage_usec 9\nuser_usec 5\n",
+                "sys/fs/cgroup/pod/other/cpu.stat": "throttled_usec 1\n",
+            },
+            [2.5, 0.75],
+            id="v2: the group and the one above it; the root counts nothing",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n",
+                "proc/self/mountinfo": V1,
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.stat": "nr_periods 4\nnr_throttled 2\nthrottled_time 1500000000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
+                "sys/fs/cgroup/memory/job/cpu.stat": "throttled_time 1\n",
+            },
+            [1.5, 0.0],
+            id="v1 counts nanoseconds",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/pod/job\n",
+                "proc/self/mountinfo": V2,
+                "sys/fs/cgroup/pod/job/cpu.stat": "throttled_usec many\n",
+                "sys/fs/cgroup/pod/cpu.stat": "throttled_usec\n",
+                "sys/fs/cgroup/cpu.stat": "throttled_usec 4000000\n",
+            },
+            [4.0],
+            id="v2 garbage is passed over",
+        ),
+    ],
+)
+def test_throttled_time(tmp_path: Path, files: dict[str, str], seconds: list[float]) -> None:
+    write(tmp_path, files)
+    assert [read() for read in find_throttle_readers(tmp_path)] == seconds
+
+
+def test_a_throttle_reader_follows_its_file(tmp_path: Path) -> None:
+    stat = "sys/fs/cgroup/job/cpu.stat"
+    group = {"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": V2}
+    write(tmp_path, {**group, stat: "throttled_usec 1000000\n"})
+    (read,) = find_throttle_readers(tmp_path)
+    write(tmp_path, {stat: "throttled_usec 3000000\n"})
+    assert read() == 3.0
+    (tmp_path / stat).unlink()
+    assert read() is None
