@@ -6,9 +6,10 @@ every config to the one spelling of what it does, so that nothing is run twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.errors import UsageError
 from autotune.knobs import KNOBS, Facts
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knob
 from autotune.records.probe import RuledOut
@@ -55,6 +56,19 @@ class SearchSpace:
             if value in values:
                 allowed[name] = value
         return self.complete(allowed)
+
+    def restrict(self, names: Sequence[str]) -> SearchSpace:
+        """Return the space in which only some knobs vary.
+
+        Raises:
+            UsageError: a name is none of the knobs that may vary here.
+        """
+        unknown = [name for name in names if name not in self.choices]
+        if unknown:
+            raise UsageError(f"{unknown[0]!r} cannot be varied here", hint=f"what can: {', '.join(self.choices)}")
+        others = [name for name in self.choices if name not in names]
+        ruled_out = (RuledOut(knob=name, value=None, reason="left out of this search") for name in others)
+        return SearchSpace(self.baseline, {name: self.choices[name] for name in names}, (*self.ruled_out, *ruled_out))
 
 
 def build_space(facts: Facts) -> SearchSpace:

@@ -22,3 +22,14 @@ def intra_op_threads(config: TrainConfig) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute on the calling thread alone, without starting a pool of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,50 +1,41 @@
 """Time one config: samples per second over whole optimizer steps, loader, copies and optimizer included.
 
-    start ── warm-up until steady ──┬── block ──┬── block ──┬── ... ── precise, or time is up
-             (compilation apart)    sync        sync        sync
+    canary ── warm-up until settled ──┬── block ──┬── block ──┬── ... ── enough ── canary
+              (compilation apart)     sync        sync        sync
 
-Steady means: enough steps; no new compiled graph; the loader's backlog of `num_workers x prefetch_factor` batches,
-filled while nothing trained, is used up; and the last steps take as long as the ones before them.
+Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.loop import Mark, StepOutcome, Training
-from autotune.measure.clock import Clock, clock_for
+from autotune.measure.clock import Clock
+from autotune.measure.confidence import is_clearly_slower, relative_half_width
 from autotune.measure.memory import MemoryMeter
+from autotune.measure.timing import InterferenceReader, Timing, make_timing
+from autotune.measure.warmup import WarmUp
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Block, Measurement
-from autotune.records.trial import LossCurve, TrialLimits
+from autotune.records.measurement import Block, Canary, Measurement
+from autotune.records.trial import LossCurve, Rival, TrialLimits
 
-LEAST_WARMUP_STEPS = 4
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
 PRECISE_BLOCKS = 8
 PRECISION = 0.02
-STEADY_TOLERANCE = 0.05
 
-_WINDOW = 4
+_CLOCK_COSTS = 50
+"""A block is at least this many times as long as reading the clock at its ends."""
+_SAMPLES_PATIENCE = 4.0
+"""Where the samples are fixed, the time may be this much longer than asked for."""
 
-
-class DivergedError(Exception):
-    """A loss was not finite.
-
-    Attributes:
-        step: the optimizer step, counted from 0.
-    """
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"the loss is not finite at optimizer step {step}")
-        self.step = step
+Ending = Literal["precision", "time", "samples", "racing", "training"]
 
 
 class TrainingEndedError(Exception):
@@ -55,70 +46,23 @@ Steps = Generator[None, None, Measurement]
 """A measurement that asks for one optimizer step at each yield."""
 
 
-@dataclass
-class Timing:
-    """A measurement in progress.
-
-    Attributes:
-        clock: reads time.
-        compiled_graphs: how many graphs have been compiled so far.
-        losses: loss of each step not read yet, on the device.
-        samples: samples trained on.
-        data_wait_seconds: time spent waiting for the loader.
-    """
-
-    clock: Clock
-    compiled_graphs: Callable[[], int]
-    losses: list[Tensor] = field(default_factory=list)
-    samples: int = 0
-    data_wait_seconds: float = 0.0
-    _values: list[float] = field(default_factory=list)
-
-    def take_step(self, step: Callable[[Mark], StepOutcome]) -> None:
-        """Take one step and note what it was."""
-        began = self.clock.now()
-
-        def note(phase: str) -> None:
-            if phase == "data":
-                self.data_wait_seconds += self.clock.now() - began
-
-        outcome = step(note)
-        self.losses.append(outcome.loss)
-        self.samples += outcome.samples
-
-    def read_losses(self) -> tuple[float, ...]:
-        """Return all losses as numbers.
-
-        Raises:
-            DivergedError: one is not finite.
-        """
-        # Each loss is read once: a pause between blocks that grows would let the loader's workers get ahead.
-        self._values += [float(loss) for loss in self.losses]
-        self.losses.clear()
-        for step, value in enumerate(self._values):
-            if not math.isfinite(value):
-                raise DivergedError(step)
-        return tuple(self._values)
-
-
-@dataclass(frozen=True)
-class _WarmUp:
-    steps: int
-    seconds: float
-    compile_seconds: float
-    step_seconds: float
-    steady: bool
-
-
 def time_training(
-    training: Training, config: TrainConfig, limits: TrialLimits, device: torch.device, *, seed: int
+    training: Training,
+    config: TrainConfig,
+    limits: TrialLimits,
+    device: torch.device,
+    *,
+    seed: int,
+    interference: InterferenceReader | None = None,
 ) -> tuple[Measurement, LossCurve]:
     """Return the timing of a training and the losses it had on the way.
 
     Raises:
         DivergedError: a loss is not finite.
     """
-    timing = Timing(clock=clock_for(device), compiled_graphs=compiled_graph_count)
+    scaler = training.scaler
+    read_scale = (lambda: None) if scaler is None else scaler.get_scale
+    timing = make_timing(device, read_scale=read_scale, interference=interference)
     measurement = drive(measure_throughput(timing, config, limits, MemoryMeter(device)), timing, training.step)
     return measurement, LossCurve(seed=seed, losses=timing.read_losses(), samples=timing.samples)
 
@@ -141,34 +85,35 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         DivergedError: a loss is not finite.
         TrainingEndedError: it was thrown in, and not one step had been timed.
     """
-    warm_up = yield from _warm_up(timing, backlog_steps(config), limits)
+    canary_before = timing.canary() if timing.canary else None
+    began = timing.clock.now()
+    warm_up, unsettled = yield from _warm_up(timing, backlog_steps(config), limits)
+    warmup_seconds = timing.clock.now() - began
     memory.reset_device()
     memory.sample()
     timing.data_wait_seconds = 0.0
-    steps_per_block = max(1, math.ceil(LEAST_BLOCK_SECONDS / max(warm_up.step_seconds, 1e-9)))
-    blocks: list[Block] = []
-    step_seconds: list[float] = []
-    clock = timing.clock
-    began = clock.now()
-    ended = False
-    while not ended and not _enough(blocks, clock.now() - began, limits.measure_seconds):
-        block, intervals, ended = yield from _time_block(timing, steps_per_block)
-        if block is not None:
-            blocks.append(block)
-            step_seconds += intervals
+    timed = TimedBlocks(limits, None if unsettled else _rival_now(limits.rival, canary_before))
+    steps_per_block = max(1, math.ceil(_block_seconds(timing.clock) / max(warm_up.step_seconds, 1e-9)))
+    began = timing.clock.now()
+    while (ending := timed.find_ending(timing.clock.now() - began)) is None:
+        timed.ended = yield from _time_block(timing, steps_per_block, timed)
         memory.sample()
         timing.read_losses()
-    if not blocks:
+    if not timed.blocks:
         raise TrainingEndedError
+    peak = memory.read()
     return Measurement(
-        blocks=tuple(blocks),
-        step_seconds=tuple(step_seconds),
+        blocks=tuple(timed.blocks),
+        step_seconds=tuple(timed.step_seconds),
         data_wait_seconds=timing.data_wait_seconds,
-        steady=warm_up.steady,
+        steady=not unsettled,
+        unsettled=unsettled,
         warmup_steps=warm_up.steps,
-        warmup_seconds=warm_up.seconds,
+        warmup_seconds=warmup_seconds,
         compile_seconds=warm_up.compile_seconds,
-        peak_memory=memory.read(),
+        peak_memory=peak,
+        canary=_read_canary(timing, canary_before),
+        ended_by=ending,
     )
 
 
@@ -184,56 +129,88 @@ def backlog_steps(config: TrainConfig) -> int:
     return math.ceil((config.num_workers * config.prefetch_factor + 2) / config.gradient_accumulation_steps)
 
 
-def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> Generator[None, None, _WarmUp]:
-    clock = timing.clock
+@dataclass
+class TimedBlocks:
+    """The blocks so far and what ends them."""
+
+    limits: TrialLimits
+    rival: Rival | None
+    blocks: list[Block] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    def find_ending(self, elapsed: float) -> Ending | None:
+        """Return why no further block is to be timed; None to go on."""
+        limits, blocks = self.limits, self.blocks
+        if self.ended:
+            return "training"
+        if limits.measure_samples is not None:
+            if sum(block.samples for block in blocks) >= limits.measure_samples:
+                return "samples"
+            return "time" if blocks and elapsed >= _SAMPLES_PATIENCE * limits.measure_seconds else None
+        if self._lags():
+            return "racing"
+        if len(blocks) < LEAST_BLOCKS:
+            # One very long step is a measurement too; three would overrun the trial.
+            return "time" if blocks and elapsed >= 2 * limits.measure_seconds else None
+        if elapsed >= limits.measure_seconds:
+            return "time"
+        rates = [block.samples / block.seconds for block in blocks]
+        precise = len(blocks) >= PRECISE_BLOCKS and relative_half_width(rates) <= PRECISION
+        return "precision" if precise else None
+
+    def _lags(self) -> bool:
+        if self.rival is None or not self.blocks:
+            return False
+        paces = [block.seconds / block.samples / self.rival.seconds_per_sample for block in self.blocks]
+        ratios = [math.log(pace) for pace in paces]
+        return is_clearly_slower(ratios, block_sd=self.rival.block_sd, margin=self.rival.margin)
+
+
+def _rival_now(rival: Rival | None, canary_seconds: float | None) -> Rival | None:
+    """Return the rival as it would be now: where the machine itself has become slower, so would it."""
+    if rival is None or rival.canary_seconds is None or canary_seconds is None:
+        return rival
+    slowdown = max(1.0, canary_seconds / rival.canary_seconds)
+    return rival.replace(seconds_per_sample=slowdown * rival.seconds_per_sample)
+
+
+def _read_canary(timing: Timing, before: float | None) -> Canary | None:
+    if timing.canary is None or before is None:
+        return None
+    return Canary(before_seconds=before, after_seconds=timing.canary())
+
+
+def _block_seconds(clock: Clock) -> float:
     began = clock.now()
-    durations: list[float] = []
-    graphs = timing.compiled_graphs()
-    compile_steps = 0
-    quiet_steps = 0
+    clock.synchronize()
+    return max(LEAST_BLOCK_SECONDS, _CLOCK_COSTS * (clock.now() - began))
+
+
+def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> Generator[None, None, tuple[WarmUp, str]]:
+    """Return the warm-up, and what had not settled when its time was up."""
+    clock = timing.clock
+    warm_up = WarmUp(backlog, least_seconds=timing.load_seconds)
     while True:
         before = clock.now()
         yield
         clock.synchronize()
-        durations.append(clock.now() - before)
-        quiet_steps += 1
-        if timing.compiled_graphs() != graphs:
-            graphs, quiet_steps = timing.compiled_graphs(), 0
-            compile_steps = len(durations)
-        steady = quiet_steps >= max(LEAST_WARMUP_STEPS, backlog) and _settled(durations[compile_steps:])
-        # The first step also initialises kernels and the optimizer's state; only the rest counts against the cap.
-        spent = sum(durations[max(1, compile_steps) :])
-        if steady or (quiet_steps >= 1 and spent >= limits.warmup_cap_seconds):
-            break
-    timing.read_losses()
-    typical = statistics.median(durations[-_WINDOW:])
-    compiling = sum(durations[:compile_steps]) - compile_steps * typical
-    return _WarmUp(
-        steps=len(durations),
-        seconds=clock.now() - began,
-        compile_seconds=max(0.0, compiling),
-        step_seconds=typical,
-        steady=steady,
-    )
+        warm_up.take(clock.now() - before, graphs=timing.compiled_graphs(), watched=timing.watched())
+        unsettled = warm_up.find_unsettled()
+        is_over = warm_up.steps > 1 and warm_up.charged_seconds >= limits.warmup_cap_seconds
+        if not unsettled or is_over:
+            timing.read_losses()
+            return warm_up, unsettled
 
 
-def _settled(durations: list[float]) -> bool:
-    """Return whether the last steps take as long as the ones before them, within 5 % or three times their scatter."""
-    if len(durations) < LEAST_WARMUP_STEPS:
-        return False
-    late = durations[-_WINDOW:]
-    early = durations[-2 * _WINDOW : -_WINDOW] or durations[1:]
-    middle = statistics.median(late)
-    scatter = statistics.median(abs(value - middle) for value in late)
-    return abs(statistics.median(early) - middle) <= max(STEADY_TOLERANCE * middle, 3 * scatter)
-
-
-def _time_block(timing: Timing, steps: int) -> Generator[None, None, tuple[Block | None, list[float], bool]]:
-    """Return the block and the seconds of its steps, and whether the training ended in it; None for an empty one."""
-    clock = timing.clock
+def _time_block(timing: Timing, steps: int, timed: TimedBlocks) -> Generator[None, None, bool]:
+    """Add a block and the seconds of its steps, nothing where none was taken; return whether the training ended."""
+    clock, graphs = timing.clock, timing.compiled_graphs()
     clock.synchronize()
     clock.take_intervals()
     taken, samples, ended = 0, timing.samples, False
+    if timing.interference is not None:
+        timing.interference.start()
     began = clock.now()
     clock.mark()
     while taken < steps and not ended:
@@ -247,21 +224,14 @@ def _time_block(timing: Timing, steps: int) -> Generator[None, None, tuple[Block
     clock.synchronize()
     seconds = clock.now() - began
     if taken == 0:
-        return None, [], ended
-    return (
-        Block(optimizer_steps=taken, samples=timing.samples - samples, seconds=seconds),
-        clock.take_intervals(),
-        ended,
+        return ended
+    block = Block(
+        optimizer_steps=taken,
+        samples=timing.samples - samples,
+        seconds=seconds,
+        interference=timing.interference.read() if timing.interference is not None else None,
+        recompiled=timing.compiled_graphs() != graphs,
     )
-
-
-def _enough(blocks: list[Block], elapsed: float, limit: float) -> bool:
-    if len(blocks) < LEAST_BLOCKS:
-        # One very long step is a measurement too; three would overrun the trial.
-        return bool(blocks) and elapsed >= 2 * limit
-    if elapsed >= limit:
-        return True
-    rates = [block.samples / block.seconds for block in blocks]
-    mean = statistics.fmean(rates)
-    half_width = 1.96 * statistics.stdev(rates) / math.sqrt(len(rates))
-    return len(blocks) >= PRECISE_BLOCKS and half_width <= PRECISION * mean
+    timed.blocks.append(block)
+    timed.step_seconds += clock.take_intervals()
+    return ended

@@ -25,6 +25,7 @@ from autotune.engine.precision import allows_tf32
 from autotune.engine.windows import ResidentWindows
 from autotune.measure.clock import Clock, clock_for
 from autotune.measure.throughput import time_training
+from autotune.probe.interference import watch_interference
 from autotune.probe.limits import measure_ceilings
 from autotune.records.config import TrainConfig
 from autotune.records.probe import DataFacts, ModelFacts, StepPhases, TargetFacts
@@ -54,7 +55,9 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
         facts = _look_at_training(training, loaded, baseline, device, data=data)
         del training
         fresh = Training(loaded, baseline, device=device, seed=spec.seeds[0], random_sources=sources)
-        measurement, curve = time_training(fresh, baseline, spec.limits, device, seed=spec.seeds[0])
+        measurement, curve = time_training(
+            fresh, baseline, spec.limits, device, seed=spec.seeds[0], interference=watch_interference(device)
+        )
     return TrialResult(
         spec=spec.replace(config=baseline),
         status=TrialStatus.COMPLETED,
@@ -85,6 +88,7 @@ def _look_at_training(
         phases=phases,
         compute_seconds_per_step=compute_seconds,
         knobs=loaded.knobs,
+        numerics={f"user_knobs.{name}": kind for name, kind in loaded.knob_numerics.items()},
         metric_name=None if loaded.metric is None else loaded.metric.name,
         metric_direction="minimize" if loaded.metric is None else loaded.metric.direction,
         evaluate_seconds=evaluate_seconds,

@@ -38,6 +38,19 @@ class Target(Record):
     """The script; None for a workload."""
 
 
+class Rival(Record):
+    """The incumbent that a trial races: one that is clearly slower is ended early."""
+
+    seconds_per_sample: Annotated[float, Field(gt=0)]
+    """What the incumbent would take now."""
+    block_sd: Annotated[float, Field(ge=0)]
+    """Standard deviation of the log time of its blocks."""
+    margin: Annotated[float, Field(ge=0)]
+    """Log ratio that launches of one and the same config may differ by."""
+    canary_seconds: Annotated[float, Field(gt=0)] | None = None
+    """What the canary took when `seconds_per_sample` was found; None when it is not known."""
+
+
 class TrialLimits(Record):
     """How long a trial may take and how much it may use."""
 
@@ -46,7 +59,11 @@ class TrialLimits(Record):
     warmup_cap_seconds: Annotated[float, Field(gt=0)] = 30.0
     """Longest warm-up, compilation not counted."""
     measure_seconds: Annotated[float, Field(gt=0)] = 12.0
-    """Wall time of the measured blocks together."""
+    """Longest wall time of the measured blocks together."""
+    measure_samples: Annotated[int, Field(gt=0)] | None = None
+    """Measure this many samples, however precise; None to stop when precise enough."""
+    rival: Rival | None = None
+    """What it races against; None to measure it to the end."""
     ends_with_stage: bool = False
     """The time limit is what was left, not what the config deserves: running into it says nothing about it."""
     host_memory_limit_bytes: Annotated[int, Field(gt=0)] | None = None

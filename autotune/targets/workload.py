@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from autotune.errors import TargetError
 from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.script import Numerics
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,6 +36,7 @@ class Workload(Protocol):
     - `drop_last`: leave out the last, short effective batch of an epoch (default: False).
     - `shuffle`: visit the samples in a new random order in each epoch (default: True).
     - `knobs`: own knobs, `{"name": (value, ...)}`; the current value is read from and set on the attribute `name`.
+    - `knob_numerics`: what they do to the numbers, `{"name": "exact" | "rounding" | "semantic"}` (default: semantic).
     """
 
     def build_model(self) -> nn.Module:
@@ -77,6 +79,7 @@ class LoadedWorkload:
         baseline: the user's own settings.
         knobs: the workload's own knobs and their allowed values.
         metric: what `evaluate` returns; None when it cannot evaluate.
+        knob_numerics: class of the own knobs that are not semantic.
     """
 
     workload: Workload
@@ -85,6 +88,7 @@ class LoadedWorkload:
     baseline: TrainConfig
     knobs: dict[str, tuple[KnobValue, ...]]
     metric: Metric | None
+    knob_numerics: dict[str, Numerics] = field(default_factory=dict)
 
     @property
     def gradient_clip_norm(self) -> float | None:
@@ -163,6 +167,7 @@ def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkloa
         baseline=baseline.replace(user_knobs=own),
         knobs=knobs,
         metric=_read_metric(found, label=label),
+        knob_numerics=_read_numerics(found, knobs, label=label),
     )
 
 
@@ -197,6 +202,16 @@ def _read_knobs(found: Any, *, label: str) -> dict[str, tuple[KnobValue, ...]]:
             )
         knobs[str(name)] = listed
     return knobs
+
+
+def _read_numerics(found: Any, knobs: Mapping[str, Any], *, label: str) -> dict[str, Numerics]:
+    declared = getattr(found, "knob_numerics", {})
+    classes = get_args(Numerics)
+    if isinstance(declared, Mapping) and all(name in knobs and kind in classes for name, kind in declared.items()):
+        return dict(declared)
+    raise TargetError(
+        f"{label}: knob_numerics is {declared!r}", hint=f"it gives knobs of its own one of {', '.join(classes)}"
+    )
 
 
 def _is_knob_value(value: Any) -> bool:

@@ -16,6 +16,7 @@ from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import Training, backend_settings, evaluate
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.measure.throughput import finite_or_none, time_training
+from autotune.probe.interference import watch_interference
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
@@ -90,7 +91,9 @@ def _measure(
 ) -> TrialResult:
     training = Training(loaded, config, device=device, seed=spec.seeds[0], random_sources=spec.random_sources)
     startup = time.monotonic() - started
-    measurement, curve = time_training(training, config, spec.limits, device, seed=spec.seeds[0])
+    measurement, curve = time_training(
+        training, config, spec.limits, device, seed=spec.seeds[0], interference=watch_interference(device)
+    )
     return TrialResult(
         spec=spec,
         status=TrialStatus.COMPLETED,

@@ -20,7 +20,7 @@ import torch
 from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.measure.throughput import DivergedError
+from autotune.measure.timing import DivergedError
 from autotune.probe.script import SYNCHRONIZED_STEPS
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields

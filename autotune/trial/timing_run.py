@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import AsideClock, clock_for
 from autotune.measure.memory import MemoryMeter
-from autotune.measure.throughput import Timing, TrainingEndedError, measure_throughput
+from autotune.measure.throughput import TrainingEndedError, measure_throughput
+from autotune.measure.timing import Timing, make_timing
+from autotune.probe.interference import watch_interference
 from autotune.probe.script import ScriptProbe
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Measurement
@@ -40,7 +41,12 @@ class TimingRun:
         self._probe = ScriptProbe(hooks) if self._spec.purpose == "probe" else None
         self._began = time.perf_counter()
         self._clock = AsideClock(clock_for(device))
-        self._timing = Timing(clock=self._clock, compiled_graphs=compiled_graph_count)
+        self._timing = make_timing(
+            device,
+            clock=self._clock,
+            read_scale=hooks.optimizers.read_scale,
+            interference=watch_interference(device),
+        )
         config = self._spec.config or TrainConfig()
         self._steps = measure_throughput(self._timing, config, self._spec.limits, MemoryMeter(device))
         next(self._steps)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 
-from autotune.measure.throughput import DivergedError
+from autotune.measure.timing import DivergedError
 from autotune.records.trial import TrialStatus
 from autotune.trial.causes import explain_exception, explain_exit
 

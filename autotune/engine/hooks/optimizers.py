@@ -21,7 +21,6 @@ class OptimizerHooks:
 
     Attributes:
         optimizers: those that have stepped, in the order of their first step.
-        scales_loss: a loss scaler is at work.
     """
 
     def __init__(
@@ -33,9 +32,18 @@ class OptimizerHooks:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.optimizers: list[Optimizer] = []
-        self.scales_loss = False
+        self._scaler: torch.amp.GradScaler | None = None
         self._watch, self._timer, self._prepare = watch, timer, prepare
         self._unseen, self._on_error = unseen, on_error
+
+    @property
+    def scales_loss(self) -> bool:
+        """A loss scaler is at work."""
+        return self._scaler is not None
+
+    def read_scale(self) -> float | None:
+        """Return the loss scale now; waits for the device. None without a scaler."""
+        return None if self._scaler is None else self._scaler.get_scale()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -107,7 +115,7 @@ class OptimizerHooks:
         def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
             scaled = plain(scaler, outputs)
             if scaled is not outputs:
-                self.scales_loss = True
+                self._scaler = scaler
                 if isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
                     setattr(scaled, _UNSCALED, outputs.detach())
             return scaled

@@ -1,0 +1,128 @@
+"""A measurement in progress: its clock, what has to settle before it, and what the steps left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.loop import Mark, StepOutcome
+from autotune.measure.canary import time_canary
+from autotune.measure.clock import Clock, clock_for
+from autotune.records.measurement import Interference
+
+_CUDA_LOAD_SECONDS = 2.0
+"""A GPU's clock takes about this long to find its level under load."""
+
+
+class DivergedError(Exception):
+    """A loss was not finite.
+
+    Attributes:
+        step: the optimizer step, counted from 0.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not finite at optimizer step {step}")
+        self.step = step
+
+
+class InterferenceReader(Protocol):
+    """Says what else goes on."""
+
+    def start(self) -> None:
+        """Begin an interval."""
+        ...
+
+    def read(self) -> Interference:
+        """Return what happened since its beginning, and begin the next one."""
+        ...
+
+
+@dataclass
+class Timing:
+    """A measurement in progress.
+
+    Attributes:
+        clock: reads time.
+        compiled_graphs: how many graphs have been compiled so far.
+        watched: reads what has to stand still before anything is timed, by what it is.
+        load_seconds: how long the device must work before its clock is trusted.
+        interference: says what else goes on during a block; None to leave it out.
+        canary: seconds of a fixed piece of work; None to leave it out.
+        losses: loss of each step not read yet, on the device.
+        samples: samples trained on.
+        data_wait_seconds: time spent waiting for the loader.
+    """
+
+    clock: Clock
+    compiled_graphs: Callable[[], int]
+    watched: Callable[[], Mapping[str, float | None]] = dict
+    load_seconds: float = 0.0
+    interference: InterferenceReader | None = None
+    canary: Callable[[], float] | None = None
+    losses: list[Tensor] = field(default_factory=list)
+    samples: int = 0
+    data_wait_seconds: float = 0.0
+    _values: list[float] = field(default_factory=list)
+
+    def take_step(self, step: Callable[[Mark], StepOutcome]) -> None:
+        """Take one step and note what it was."""
+        began = self.clock.now()
+
+        def note(phase: str) -> None:
+            if phase == "data":
+                self.data_wait_seconds += self.clock.now() - began
+
+        outcome = step(note)
+        self.losses.append(outcome.loss)
+        self.samples += outcome.samples
+
+    def read_losses(self) -> tuple[float, ...]:
+        """Return all losses as numbers.
+
+        Raises:
+            DivergedError: one is not finite.
+        """
+        # Each loss is read once: a pause between blocks that grows would let the loader's workers get ahead.
+        self._values += [float(loss) for loss in self.losses]
+        self.losses.clear()
+        for step, value in enumerate(self._values):
+            if not math.isfinite(value):
+                raise DivergedError(step)
+        return tuple(self._values)
+
+
+def make_timing(
+    device: torch.device,
+    *,
+    clock: Clock | None = None,
+    read_scale: Callable[[], float | None] = lambda: None,
+    interference: InterferenceReader | None = None,
+) -> Timing:
+    """Return the timing of a training on a device.
+
+    Args:
+        device: where it runs.
+        clock: None for the device's own.
+        read_scale: the loss scale now; None without one.
+        interference: says what else goes on.
+    """
+
+    def read_watched() -> dict[str, float | None]:
+        reserved = torch.cuda.memory_reserved() if device.type == "cuda" else None
+        return {"the device's memory": reserved, "the loss scale": read_scale()}
+
+    return Timing(
+        clock=clock or clock_for(device),
+        compiled_graphs=compiled_graph_count,
+        watched=read_watched,
+        load_seconds=_CUDA_LOAD_SECONDS if device.type == "cuda" else 0.0,
+        interference=interference,
+        canary=lambda: time_canary(device),
+    )
