@@ -10,7 +10,7 @@ from pydantic import Field
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
-from autotune.records.measurement import Interval, PeakMemory, QualityCheck
+from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory, QualityCheck
 
 MAX_PROFILE_BYTES = 1024 * 1024
 
@@ -38,6 +38,66 @@ class OneOffCosts(Record):
     """From the start of the process to the first step."""
     search_seconds: Annotated[float, Field(ge=0)] = 0.0
     """The search itself."""
+    planned_samples: Annotated[float, Field(gt=0)] | None = None
+    """Length of the final training; the speed-up is that of the whole run then, compilation included."""
+    break_even_samples: NonNegative | None = None
+    """Samples after which the compilation is paid back, at the lower end of the speed-up; None without a gain."""
+    search_break_even_samples: NonNegative | None = None
+    """Samples after which the search is paid back too."""
+
+
+class Confirmation(Record):
+    """The paired launches that the answer rests on: each pair is two fresh processes, baseline and candidate."""
+
+    pairs_planned: Annotated[int, Field(ge=1)]
+    """Fixed before the first pair, from what the search saw."""
+    log_ratios: tuple[float, ...]
+    """Candidate over baseline of each finished pair, natural logarithm."""
+    candidate_first: tuple[bool, ...] = ()
+    """For each pair, whether the candidate ran before the baseline."""
+    interval: Interval
+    """Two-sided 95 % interval of the speed-up."""
+    hodges_lehmann: Annotated[float, Field(gt=0)]
+    """Median of the pairwise means, as a ratio; outside the interval a few outliers decide, and nothing is claimed."""
+    expected_speedup: float | None = None
+    """What the search saw, chosen as the best of many."""
+    shrunk_speedup: float | None = None
+    """The same without the luck of having been chosen (empirical Bayes)."""
+    smallest_detectable: Annotated[float, Field(ge=1)]
+    """Speed-up that these pairs would have proven with a probability of 80 %."""
+    wanted_speedup: Annotated[float, Field(ge=1)] | None = None
+    """Speed-up that `budget_needed_seconds` is for; None when nothing is left to prove."""
+    budget_needed_seconds: NonNegative | None = None
+    """Budget that would prove it with a probability of 80 % at this noise."""
+    futile: bool = False
+    """Ended at half of the pairs: with less than 10 % probability would the others have proven anything."""
+
+
+class MachineNoise(Record):
+    """How much this machine's figures vary, and why."""
+
+    launch_sd: NonNegative
+    """Standard deviation of the log throughput of launches of one config; a guess of 3 % until it is seen."""
+    degrees_of_freedom: NonNegative
+    """What it rests on, 2 of them for the guess."""
+    block_sd: NonNegative
+    """Standard deviation of the log pace of the blocks of one launch."""
+    baseline_range: Annotated[float, Field(ge=1)] = 1.0
+    """Fastest over slowest launch of the baseline in the search."""
+    machine_changes: Annotated[int, Field(ge=0)] = 0
+    """Times that the baseline's level jumped by more than noise explains."""
+    launches: Annotated[int, Field(ge=0)] = 0
+    """Timed launches."""
+    not_steady: Annotated[int, Field(ge=0)] = 0
+    """Of these, how many had not settled when their warm-up was over."""
+    raced: Annotated[int, Field(ge=0)] = 0
+    """Of these, how many were ended early as clearly slower."""
+    blocks: Annotated[int, Field(ge=0)] = 0
+    """Timed blocks."""
+    disturbed: Annotated[int, Field(ge=0)] = 0
+    """Of these, how many are marked: stolen CPU time, a CPU quota, a hot GPU, a compilation. All of them count."""
+    interference: Interference | None = None
+    """Mean over the blocks."""
 
 
 class Evidence(Record):
@@ -49,8 +109,12 @@ class Evidence(Record):
     """Mean over the baseline's launches."""
     samples_per_second: float | None = None
     """Mean over the winner's launches in the finals."""
-    launch_noise_fraction: float | None = None
-    """Standard deviation of the log ratio of one pair; None with fewer than two pairs."""
+    confirmation: Confirmation | None = None
+    """The finals of the candidate; None before there are two pairs."""
+    noise: MachineNoise | None = None
+    """Of the machine; None before the search."""
+    measured_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the time used that was spent inside measured blocks."""
     trials: dict[str, int] = {}
     """Trials by status."""
     stop_reason: StopReason = "running"
@@ -71,7 +135,7 @@ class Profile(Record):
     baseline_config: TrainConfig
     """The user's own settings."""
     speedup: Interval
-    """Throughput ratio of the measured candidate to the baseline, from paired fresh processes."""
+    """Ratio of the measured candidate to the baseline, from paired fresh processes; claimed by its low end."""
     quality: tuple[QualityCheck, ...] = ()
     """Drift checks of the candidate."""
     candidate_config: TrainConfig | None = None

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue
 from autotune.records.trial import Target
+
+
+class PlannedRun(Record):
+    """How long the final training is going to be."""
+
+    amount: Annotated[float, Field(gt=0)]
+    """In the unit."""
+    unit: Literal["seconds", "epochs", "samples"]
+    """seconds: with the user's own settings."""
 
 
 class SearchState(Record):
@@ -24,6 +33,10 @@ class SearchState(Record):
     """Largest relative loss of quality."""
     memory_limit_bytes: Annotated[int, Field(gt=0)] | None
     """Of a trial; None for the machine's own limit."""
+    planned_run: PlannedRun | None = None
+    """Length of the final training, whose time is then what is made short; None to look at throughput alone."""
+    only: tuple[str, ...] = ()
+    """The knobs to vary, every other one stays as it is; empty for all."""
     measure_seconds: Annotated[float, Field(gt=0)]
     """Wall time of the measured blocks of one launch, the same for every trial of the search."""
 

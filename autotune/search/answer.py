@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, stdev
 
-from autotune.measure.confidence import minimum_detectable_speedup
+from autotune.measure.confidence import hodges_lehmann
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import PeakMemory, QualityCheck
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import (
+    Confirmation,
     Evidence,
     OneOffCosts,
     Profile,
@@ -21,8 +23,14 @@ from autotune.records.profile import (
     baseline_interval,
 )
 from autotune.records.trial import TrialResult
-from autotune.search.finals import CLAIM_RISK, THRESHOLD, Finalist, FinalsOutcome, launch_noise
-from autotune.search.objective import Judged, best_of
+from autotune.search.confirm import FinalsPlan, budget_for
+from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
+from autotune.search.noise import summarise_noise
+from autotune.search.objective import Judged
+from autotune.search.ranking import Ranking
+
+WORTH_PROVING = 1.05
+"""Where nothing is proven, the budget that would prove at least this gain is told."""
 
 _TELLING_ASIDE = 0.05
 
@@ -35,27 +43,39 @@ class Findings:
         report: of the probe.
         judged: the search's trials.
         checks: drift checks by config, in the order they were made.
+        plan: of the finals; None before they were planned.
         finals: None before they were run.
         stop_reason: why the search ended.
         notes: for the user, one sentence each.
         elapsed_seconds: of the whole command.
+        measured_seconds: of these, inside measured blocks.
+        planned_samples: of the final training; None when its length is not known.
     """
 
     report: ProbeReport
     judged: list[Judged] = field(default_factory=list)
     checks: list[tuple[TrainConfig, tuple[QualityCheck, ...]]] = field(default_factory=list)
+    plan: FinalsPlan | None = None
     finals: FinalsOutcome | None = None
     stop_reason: StopReason = "running"
     notes: list[str] = field(default_factory=list)
     elapsed_seconds: float = 0.0
+    measured_seconds: float = 0.0
+    planned_samples: float | None = None
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
         """Return the drift checks of a config; empty when it was not checked."""
         return next((checks for checked, checks in self.checks if checked == config), ())
 
 
-def build_profile(findings: Findings) -> Profile:
-    """Return the answer as it stands: the baseline, unless the finals proved a candidate that passed its checks."""
+def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float) -> Profile:
+    """Return the answer as it stands: the baseline, unless the finals proved a candidate that passed its checks.
+
+    Args:
+        findings: so far.
+        ranking: of the search's trials.
+        budget_seconds: of the search.
+    """
     report, finals = findings.report, findings.finals
     baseline = report.target.baseline
     winner = finals.winner if finals else None
@@ -69,7 +89,7 @@ def build_profile(findings: Findings) -> Profile:
         quality=findings.checks_of(candidate) if candidate else (),
         candidate_config=candidate,
         memory=_peak_memory(winner, report),
-        one_off=_one_off_costs(winner, findings.elapsed_seconds),
+        one_off=_one_off_costs(winner, findings),
         target=ProfileTarget(
             label=report.target.label,
             fingerprint=report.target.fingerprint,
@@ -77,15 +97,16 @@ def build_profile(findings: Findings) -> Profile:
         ),
         hardware=report.hardware,
         software=report.software,
-        evidence=_evidence(findings, shown),
+        evidence=_evidence(findings, shown, ranking, budget_seconds),
     )
 
 
 def _verdict(shown: Finalist | None, *, proven: bool) -> SearchVerdict:
     if proven:
         return "improved"
-    ratio = shown.ratio if shown else None
-    return "inconclusive" if ratio is not None and ratio.estimate > 1.0 and ratio.high > THRESHOLD else "keep"
+    if shown is None or shown.ratio is None:
+        return "keep"
+    return "keep" if shown.outcome == "no gain" else "inconclusive"
 
 
 def _refused_candidate(findings: Findings) -> TrainConfig | None:
@@ -100,46 +121,87 @@ def _peak_memory(winner: Finalist | None, report: ProbeReport) -> PeakMemory:
     )
 
 
-def _one_off_costs(winner: Finalist | None, elapsed_seconds: float) -> OneOffCosts:
-    results: Sequence[TrialResult] = winner.results if winner else ()
-    compile_seconds = [r.measurement.compile_seconds for r in results if r.measurement]
+def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
+    finals: Sequence[TrialResult] = winner.results if winner else ()
+    searched = [one.result for one in findings.judged if winner is not None and one.config == winner.config]
+    compile_seconds = max((r.measurement.compile_seconds for r in (*searched, *finals) if r.measurement), default=0.0)
+    saved = _saved_per_sample(winner)
     return OneOffCosts(
-        compile_seconds=max(compile_seconds, default=0.0),
-        startup_seconds=max((r.startup_seconds for r in results), default=0.0),
-        search_seconds=elapsed_seconds,
+        compile_seconds=compile_seconds,
+        startup_seconds=max((r.startup_seconds for r in finals), default=0.0),
+        search_seconds=findings.elapsed_seconds,
+        planned_samples=findings.planned_samples,
+        break_even_samples=compile_seconds / saved if saved else None,
+        search_break_even_samples=(compile_seconds + findings.elapsed_seconds) / saved if saved else None,
     )
 
 
-def _evidence(findings: Findings, shown: Finalist | None) -> Evidence:
+def _saved_per_sample(winner: Finalist | None) -> float | None:
+    """Return the seconds that a sample takes less, at the lower end of the speed-up; None without a gain."""
+    if winner is None or winner.ratio is None or winner.ratio.low <= 1.0:
+        return None
+    return (1.0 - 1.0 / winner.ratio.low) * winner.ratio.estimate / fmean(winner.rates)
+
+
+def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:
     finals = findings.finals
     base_rates = finals.baseline.rates if finals else []
     rates = shown.rates if shown else []
-    noise = launch_noise(base_rates, rates)
+    confirmation = _confirmation(findings, shown, ranking, budget_seconds)
     notes = list(findings.notes)
-    if shown is not None and not shown.is_faster and noise is not None:
-        smallest = minimum_detectable_speedup(noise, len(rates)) * THRESHOLD
-        notes.append(f"{len(rates)} pairs with this noise could have shown a gain of {smallest:.2f}x or more")
     aside = findings.report.target.aside_fraction
-    if shown is not None and shown.is_faster and shown.ratio is not None and aside > _TELLING_ASIDE:
+    if shown is not None and shown.outcome == "faster" and shown.ratio is not None and aside > _TELLING_ASIDE:
         whole = 1 / (aside + (1 - aside) / shown.ratio.low)
         notes.append(
             f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
             f"at least {whole:.2f}x faster"
         )
-    best = best_of(findings.judged)
-    if finals is None and best is not None and best.config != findings.report.target.baseline and not findings.checks:
-        notes.append(f"unconfirmed: the search's best ran at {_relative(best, findings.report):.2f}x the baseline")
+    best = max(ranking.entries, key=lambda one: one.score, default=None)
+    if finals is None and best is not None and best.score > 0 and not findings.checks:
+        notes.append(f"unconfirmed: the search's best ran at {math.exp(best.score):.2f}x the baseline")
+    launches = [*(one.result for one in findings.judged), *_launches(finals)]
+    used = findings.elapsed_seconds
     return Evidence(
         pairs=len(rates),
         baseline_samples_per_second=fmean(base_rates) if base_rates else findings.report.measurement.samples_per_second,
         samples_per_second=fmean(rates) if rates else None,
-        launch_noise_fraction=noise,
+        confirmation=confirmation,
+        noise=summarise_noise(launches, ranking) if findings.judged else None,
+        measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,
         trials=dict(Counter(judged.score.status.value for judged in findings.judged)),
         stop_reason=findings.stop_reason,
         notes=tuple(notes),
     )
 
 
-def _relative(judged: Judged, report: ProbeReport) -> float:
-    measurement = judged.result.measurement
-    return measurement.samples_per_second / report.measurement.samples_per_second if measurement else 0.0
+def _launches(finals: FinalsOutcome | None) -> list[TrialResult]:
+    return [result for one in (finals.baseline, *finals.candidates) for result in one.results] if finals else []
+
+
+def _confirmation(
+    findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float
+) -> Confirmation | None:
+    plan, finals = findings.plan, findings.finals
+    if shown is None or shown.ratio is None or plan is None or finals is None:
+        return None
+    logs = shown.log_ratios
+    sd = stdev(logs)
+    entry = ranking.find(shown.config)
+    wanted = max(shown.ratio.estimate, WORTH_PROVING) if shown.outcome == "unclear" else None
+    needed = None
+    if wanted is not None:
+        seconds = plan.round_seconds * 2 / (1 + len(plan.finalists))
+        needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
+    return Confirmation(
+        pairs_planned=plan.rounds,
+        log_ratios=tuple(logs),
+        candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),
+        interval=shown.interval_at(0.95),
+        hodges_lehmann=math.exp(hodges_lehmann(logs)),
+        expected_speedup=math.exp(entry.score) if entry else None,
+        shrunk_speedup=math.exp(entry.shrunk) if entry else None,
+        smallest_detectable=smallest_provable(sd, len(logs)),
+        wanted_speedup=wanted,
+        budget_needed_seconds=needed,
+        futile=finals.futile,
+    )

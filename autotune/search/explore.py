@@ -1,24 +1,58 @@
-"""The exploring stage: propose, run, judge, until its time is up or nothing new is left."""
+"""The exploring stage: propose or launch again, run, judge, until its time is up or nothing is left to find out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from autotune.records.config import TrainConfig
 from autotune.records.profile import StopReason
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.launcher import Launcher
-from autotune.search.objective import Judged, score_trial, simplest_of_best
-from autotune.search.strategy import suggest
-from autotune.search.study import Proposal, Study
-from autotune.space import SearchSpace
+from autotune.search.objective import Judged, score_trial
+from autotune.search.schedule import Schedule
+from autotune.search.study import Proposal
 
 _LEAST_TRIAL_SECONDS = 20.0
 _PATIENCE = 4.0
 """A trial gets this many times the seconds it is expected to take."""
 
 
-def explore(launcher: Launcher, study: Study, space: SearchSpace, baseline: LossCurve) -> StopReason:
-    """Run trials into `launcher.judged` and return why it ended."""
+class Proposals(Protocol):
+    """Where configs come from, and who is told what became of them."""
+
+    def open(self, config: TrainConfig) -> Proposal:
+        """Return a proposal for a config that is chosen already."""
+        ...
+
+    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+        """Return something new; None when nothing is left."""
+        ...
+
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        """Hear how a proposal ended: its log speed-up, None when it was not timed."""
+        ...
+
+    def abandon(self, proposal: Proposal) -> None:
+        """Take back a proposal that was not finished."""
+        ...
+
+
+Suggest = Callable[[TrainConfig, Sequence[TrainConfig], float], TrainConfig | None]
+"""From the incumbent, what was tried and the seconds left to the next config of the fixed plan; None when used up."""
+
+
+def explore(launcher: Launcher, study: Proposals, suggest: Suggest, baseline: LossCurve) -> StopReason:
+    """Run trials into `launcher.judged` and return why it ended.
+
+    Args:
+        launcher: starts the trials.
+        study: proposes, once the plan is used up.
+        suggest: the plan.
+        baseline: the baseline's losses, which a trial's are screened against.
+    """
     while True:
-        proposal = _propose(launcher, study, space)
+        proposal = _propose(launcher, study, suggest)
         if not isinstance(proposal, Proposal):
             return proposal
         result = _run(launcher, proposal)
@@ -27,26 +61,33 @@ def explore(launcher: Launcher, study: Study, space: SearchSpace, baseline: Loss
             return "interrupted" if launcher.should_stop() else "budget"
         judged = Judged(result, score_trial(result, baseline, launcher.limits()))
         launcher.judged.append(judged)
-        study.close(proposal, judged)
+        study.close(proposal, judged, launcher.ranking().score_of(judged))
 
 
-def _propose(launcher: Launcher, study: Study, space: SearchSpace) -> Proposal | StopReason:
+def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal | StopReason:
     left = launcher.budget.search_remaining_seconds
-    tried = [one.config for one in launcher.judged]
     if launcher.should_stop():
         return "interrupted"
-    if left < launcher.predict_seconds(space.baseline):
-        return "budget"
-    if space.baseline not in tried:
-        return study.open(space.baseline)
-    best = simplest_of_best(launcher.judged, space.baseline, noise=launcher.noise())
-    incumbent = best.config if best else space.baseline
-    assert launcher.report is not None
-    config = suggest(space, launcher.report, incumbent=incumbent, tried=tried, seconds_left=left)
-    return study.open(config) if config is not None else study.propose(tried) or "exhausted"
+    ranking = launcher.ranking()
+    schedule = Schedule(launcher.judged, launcher.baseline, ranking)
+    again = schedule.find_due()
+    if again is None:
+        best = ranking.simplest_of_best()
+        tried = list({one.key: one.config for one in launcher.judged}.values())
+        config = suggest(best.config if best else launcher.baseline, tried, left)
+        if left < launcher.predict_seconds(config or launcher.baseline):
+            return "budget"
+        proposal = study.open(config) if config is not None else study.propose(tried)
+        if proposal is not None:
+            return proposal
+        again = schedule.find_due(exhausted=True)
+        if again is None:
+            return "exhausted"
+    return "budget" if left < launcher.predict_seconds(again) else study.open(again)
 
 
 def _run(launcher: Launcher, proposal: Proposal) -> TrialResult:
     full = max(_LEAST_TRIAL_SECONDS, _PATIENCE * launcher.predict_seconds(proposal.config))
     left = launcher.budget.search_remaining_seconds
-    return launcher.launch(proposal.config, "measure", min(left, full), ends_with_stage=left < full)
+    rival = Schedule(launcher.judged, launcher.baseline, launcher.ranking()).make_rival(proposal.config)
+    return launcher.launch(proposal.config, "measure", min(left, full), ends_with_stage=left < full, rival=rival)

@@ -2,19 +2,28 @@
 
     round 1: base A B     round 2: B A base     round 3: A base B     ...     orders drawn beforehand, balanced
 
-The number of rounds is fixed before the first one. A candidate is claimed faster only if the lower end of the t
-interval of its paired log ratios clears +1 %; with several candidates the level is split between them (Bonferroni).
-The headline comes from these launches alone: what the search saw is biased by choosing the best of many.
+The number of rounds is fixed before the first one. A candidate is claimed faster only if the one-sided 99 % lower
+end of the t interval of its paired log ratios clears +1 % and the 99.9 % one clears 0; with several candidates the
+risks are split between them (Bonferroni). One look at half-time may end it when nothing can be proven any more, never
+because something already is. The headline comes from these launches alone: the best of many search trials was lucky.
 """
 
 from __future__ import annotations
 
+import math
 import random
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from autotune.measure.confidence import paired_ratio
+from autotune.measure.confidence import (
+    conditional_power,
+    hodges_lehmann,
+    mean_interval,
+    minimum_detectable_speedup,
+    paired_ratio,
+    pairs_needed,
+)
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.measurement import Interval
 from autotune.records.trial import TrialResult
@@ -23,9 +32,16 @@ THRESHOLD = 1.01
 """A gain of less than this is not claimed."""
 
 LEAST_ROUNDS = 4
-MOST_ROUNDS = 12
+MOST_ROUNDS = 24
 CLAIM_RISK = 0.01
-"""Probability of claiming a gain that is not there, over all candidates of one search."""
+"""One-sided: the lower end at this risk has to clear the threshold, over all candidates of one search."""
+
+FALSE_RISK = 0.001
+"""One-sided: the lower end at this risk has to show a gain at all. On a machine whose noise is large against the
+threshold the first rule alone would claim something in nearly 1 % of searches in which nothing is faster."""
+
+_LEAST_LOOK = 3
+_FUTILE = 0.10
 
 Launch = Callable[[TrainConfig], TrialResult | None]
 """Runs one config in a fresh process; None when the time is up or the user stopped."""
@@ -39,20 +55,39 @@ class Finalist:
         config: the settings.
         rates: samples per second, one per finished round.
         results: the launches behind them.
-        ratio: throughput over the baseline's; None before two rounds are done.
+        places: position within its round, from 0.
+        cost: what compiling takes off the log throughput of the planned run.
+        ratio: speed-up over the baseline, to be claimed by its low end; None before two rounds are done.
+        log_ratios: of each pair.
+        sure: its low end at the risk of a false claim.
         failure: why it is out; empty while it is in.
     """
 
     config: TrainConfig
     rates: list[float] = field(default_factory=list)
     results: list[TrialResult] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    cost: float = 0.0
     ratio: Interval | None = None
+    log_ratios: list[float] = field(default_factory=list)
+    sure: float = 0.0
     failure: str = ""
 
+    def interval_at(self, level: float) -> Interval:
+        """Return the two-sided interval of the speed-up at a confidence level; needs two pairs."""
+        ratios = [math.exp(ratio) for ratio in self.log_ratios]
+        return paired_ratio(ratios, [1.0] * len(ratios), confidence_level=level)
+
     @property
-    def is_faster(self) -> bool:
-        """The interval clears the threshold."""
-        return not self.failure and self.ratio is not None and self.ratio.low > THRESHOLD
+    def outcome(self) -> Literal["faster", "no gain", "unclear"]:
+        """What the pairs show: the low end clears the threshold, the high end stays below it, or neither."""
+        if self.failure or self.ratio is None:
+            return "unclear"
+        if self.ratio.low > THRESHOLD and self.sure > 1.0:
+            usual = self.interval_at(0.95)
+            # Where the median of the pairwise means disagrees with the mean, a few outliers decide.
+            return "faster" if usual.low <= math.exp(hodges_lehmann(self.log_ratios)) <= usual.high else "unclear"
+        return "no gain" if self.interval_at(0.90).high < THRESHOLD else "unclear"
 
 
 @dataclass(frozen=True)
@@ -63,11 +98,13 @@ class FinalsOutcome:
         baseline: the baseline as a finalist.
         candidates: in the order given.
         winner: the proven fastest, the simpler one where two cannot be told apart; None when none is proven.
+        futile: ended at half of the rounds, because the others could hardly have proven anything.
     """
 
     baseline: Finalist
     candidates: tuple[Finalist, ...]
     winner: Finalist | None
+    futile: bool = False
 
     @property
     def best(self) -> Finalist | None:
@@ -77,33 +114,92 @@ class FinalsOutcome:
 
 
 def run_finals(
-    candidates: Sequence[TrainConfig], baseline: TrainConfig, launch: Launch, *, rounds: int, seed: int
+    candidates: Sequence[TrainConfig],
+    baseline: TrainConfig,
+    launch: Launch,
+    *,
+    rounds: int,
+    seed: int,
+    pair_sd: float | None = None,
+    cost: Callable[[TrainConfig, Sequence[TrialResult]], float] = lambda _config, _results: 0.0,
 ) -> FinalsOutcome:
     """Measure baseline and candidates in interleaved rounds and pick the winner.
 
     A round counts only when every arm still in it was measured. A candidate that fails once is out.
+
+    Args:
+        candidates: to be compared.
+        baseline: with this.
+        launch: runs one arm.
+        rounds: fixed beforehand.
+        seed: of the orders.
+        pair_sd: standard deviation of a pair's log ratio as the search saw it; None for no look at half-time.
+        cost: what compiling takes off the log throughput of the run that is planned.
     """
     base = Finalist(baseline)
     finalists = [Finalist(config) for config in candidates]
-    rng = random.Random(seed)
-    orders = _draw_orders(1 + len(finalists), rounds, rng)
-    for order in orders:
+    share = 1 / max(1, len(finalists))
+    futile = False
+    for number, order in enumerate(_draw_orders(1 + len(finalists), rounds, random.Random(seed))):
+        if number >= _LEAST_LOOK and number == rounds // 2 and pair_sd is not None:
+            futile = all(
+                _is_futile(one, base, rounds, pair_sd, share * CLAIM_RISK) for one in finalists if not one.failure
+            )
+        if futile:
+            break
         arms = [(base, *finalists)[position] for position in order]
         if not _run_round(base, [arm for arm in arms if not arm.failure], launch):
             break
         if base.failure or all(one.failure for one in finalists):
             break
-    level = 1 - 2 * CLAIM_RISK / max(1, len(finalists))
+    for one in (base, *finalists):
+        one.cost = cost(one.config, one.results)
     for one in finalists:
         if len(one.rates) >= 2 and not one.failure:
-            one.ratio = paired_ratio(one.rates, base.rates[: len(one.rates)], confidence_level=level)
-    return FinalsOutcome(base, tuple(finalists), _pick_winner(finalists, baseline))
+            one.log_ratios = _log_ratios(one, base)
+            one.ratio = one.interval_at(1 - 2 * share * CLAIM_RISK)
+            one.sure = one.interval_at(1 - 2 * share * FALSE_RISK).low
+    return FinalsOutcome(base, tuple(finalists), None if futile else _pick_winner(finalists, baseline), futile)
 
 
-def launch_noise(base: Sequence[float], candidate: Sequence[float]) -> float | None:
-    """Return the standard deviation of the relative difference of one pair; None with fewer than two pairs."""
-    ratios = [b / a for a, b in zip(base, candidate, strict=False)]
-    return statistics.stdev(ratios) / statistics.fmean(ratios) if len(ratios) >= 2 else None
+def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int) -> int:
+    """Return how many rounds prove a gain with a probability of 80 %.
+
+    Args:
+        pair_sd: standard deviation of the log ratio of one pair, from other data.
+        log_speedup: the gain.
+        fewest: rounds run in any case, at least two.
+        most: what the budget allows; it wins over `fewest`.
+
+    Raises:
+        ValueError: fewer than two rounds, or a negative standard deviation.
+    """
+    needs = (
+        pairs_needed(pair_sd, log_speedup, most=most, fewest=fewest, threshold=threshold, confidence=1 - risk)
+        for risk, threshold in ((CLAIM_RISK, math.log(THRESHOLD)), (FALSE_RISK, 0.0))
+    )
+    return max(needs)
+
+
+def smallest_provable(pair_sd: float, pairs: int) -> float:
+    """Return the speed-up that some pairs prove with a probability of 80 %, as a ratio.
+
+    Raises:
+        ValueError: fewer than two pairs, or a negative standard deviation.
+    """
+    useful = THRESHOLD * minimum_detectable_speedup(pair_sd, pairs, confidence=1 - CLAIM_RISK)
+    return max(useful, minimum_detectable_speedup(pair_sd, pairs, confidence=1 - FALSE_RISK))
+
+
+def _log_ratios(one: Finalist, base: Finalist) -> list[float]:
+    return [math.log(ours / theirs) - one.cost + base.cost for ours, theirs in zip(one.rates, base.rates, strict=False)]
+
+
+def _is_futile(one: Finalist, base: Finalist, rounds: int, pair_sd: float, risk: float) -> bool:
+    chance = conditional_power(
+        _log_ratios(one, base), rounds, sd=pair_sd, threshold=math.log(THRESHOLD), confidence=1 - risk
+    )
+    return chance < _FUTILE
 
 
 def _draw_orders(arms: int, rounds: int, rng: random.Random) -> list[list[int]]:
@@ -128,15 +224,16 @@ def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch) -> bool
                 return False
             continue
         results.append((arm, result))
-    for arm, result in results:
+    for place, (arm, result) in enumerate(results):
         if result.measurement is not None:
             arm.rates.append(result.measurement.samples_per_second)
             arm.results.append(result)
+            arm.places.append(place)
     return True
 
 
 def _pick_winner(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finalist | None:
-    proven = [one for one in finalists if one.is_faster]
+    proven = [one for one in finalists if one.outcome == "faster"]
     if not proven:
         return None
     best = max(proven, key=lambda one: one.ratio.estimate if one.ratio else 0.0)
@@ -146,4 +243,5 @@ def _pick_winner(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finali
 
 def _are_tied(one: Finalist, best: Finalist) -> bool:
     pairs = min(len(one.rates), len(best.rates))
-    return paired_ratio(best.rates[:pairs], one.rates[:pairs], confidence_level=0.95).low <= 1.0
+    ahead = [ours - theirs for ours, theirs in zip(best.log_ratios[:pairs], one.log_ratios[:pairs], strict=True)]
+    return mean_interval(ahead, confidence_level=0.95, method="paired").low <= 0.0

@@ -11,20 +11,18 @@ from typing import Literal
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
-from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.budget import Budget
 from autotune.search.drift import DriftPlan
-from autotune.search.objective import Judged, Limits, best_of
+from autotune.search.objective import Judged, Limits
 from autotune.search.progress import SearchReporter, Standing
+from autotune.search.ranking import Ranking
 from autotune.search.strategy import COMPILE_SECONDS
 from autotune.space import needs_compilation
 from autotune.trial.spawn import KILL_SECONDS
 
 RunTrial = Callable[[TrialSpec], TrialResult]
 Purpose = Literal["measure", "final", "quality"]
-
-LEAST_NOISE = 0.015
-"""Least standard deviation of a launch's log throughput to reckon with: launches seldom agree better."""
 
 _DEVICE_SHARE = 0.95
 _HOST_SHARE = 0.92
@@ -47,6 +45,9 @@ class Launcher:
         written: files that a script made in its trials, all thrown away.
         written_elsewhere: files that it wrote outside of its view, which are real.
         stage: the stage at work.
+        report: of the probe; None before it is done.
+        planned_samples: of the final training; None when its length is not known.
+        measured_seconds: inside measured blocks, over all trials.
     """
 
     state: SearchState
@@ -60,6 +61,20 @@ class Launcher:
     written_elsewhere: set[str] = field(default_factory=set)
     stage: str = "probe"
     report: ProbeReport | None = None
+    planned_samples: float | None = None
+    measured_seconds: float = 0.0
+    _ranked: tuple[int, Ranking] | None = None
+
+    @property
+    def known_report(self) -> ProbeReport:
+        """The probe's report, once there is one."""
+        assert self.report is not None
+        return self.report
+
+    @property
+    def baseline(self) -> TrainConfig:
+        """The user's own settings."""
+        return self.known_report.target.baseline
 
     def enter(self, stage: str, note: str) -> None:
         """Begin a stage."""
@@ -75,6 +90,8 @@ class Launcher:
         plan: DriftPlan | None = None,
         seeds: tuple[int, ...] | None = None,
         ends_with_stage: bool = True,
+        rival: Rival | None = None,
+        measure_samples: int | None = None,
     ) -> TrialResult:
         """Run one config for at most some seconds and return its result.
 
@@ -85,48 +102,54 @@ class Launcher:
             plan: of a quality trial.
             seeds: to train with; None for the search's own.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
+            rival: end the timing early once it is clearly slower than this.
+            measure_samples: time this many, whatever the precision.
         """
-        assert self.report is not None
-        limits = self.limits()
+        target = self.known_report.target
         spec = TrialSpec(
             number=self.number,
             purpose=purpose,
             target=self.state.target,
             config=config,
-            device=self.report.target.device,
+            device=target.device,
             seeds=seeds or (self.state.seed,),
             quality_steps=plan.steps if plan else 1,
             evaluate=plan is not None and plan.evaluate,
-            random_sources=self.report.target.data.random_sources,
-            baseline=None if self.state.target.script is None else self.report.target.baseline,
-            training_loaders=self.report.target.training_loaders,
-            limits=TrialLimits(
-                time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
-                warmup_cap_seconds=max(2.0, 2 * self.state.measure_seconds),
-                measure_seconds=self.state.measure_seconds,
-                ends_with_stage=ends_with_stage,
-                host_memory_limit_bytes=limits.host_memory_bytes,
-                device_memory_limit_bytes=limits.device_memory_bytes,
+            random_sources=target.data.random_sources,
+            baseline=None if self.state.target.script is None else target.baseline,
+            training_loaders=target.training_loaders,
+            limits=self._trial_limits(seconds).replace(
+                ends_with_stage=ends_with_stage, measure_samples=measure_samples, rival=rival
             ),
         )
         self.number += 1
         self.reporter.trial_started(self.standing(), config)
         result = self.run_trial(spec)
-        self.note_written(result)
+        self.note(result)
         self.reporter.trial_finished(self.standing(), result)
         return result
 
-    def note_written(self, result: TrialResult) -> None:
-        """Remember what a script wrote in a trial."""
+    def _trial_limits(self, seconds: float) -> TrialLimits:
+        limits = self.limits()
+        return TrialLimits(
+            time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
+            warmup_cap_seconds=max(2.0, 2 * self.state.measure_seconds),
+            measure_seconds=self.state.measure_seconds,
+            host_memory_limit_bytes=limits.host_memory_bytes,
+            device_memory_limit_bytes=limits.device_memory_bytes,
+        )
+
+    def note(self, result: TrialResult) -> None:
+        """Remember what a script wrote in a trial, and how much of its time was measured."""
+        self.measured_seconds += result.measurement.seconds if result.measurement else 0.0
         self.written.update(result.written)
         self.written_elsewhere.update(result.written_elsewhere)
 
     def limits(self) -> Limits:
         """Return what a trial may use: the user's limit on the device's memory, or on the host's without one."""
-        assert self.report is not None
-        asked, hardware = self.state.memory_limit_bytes, self.report.hardware
+        asked, hardware = self.state.memory_limit_bytes, self.known_report.hardware
         device = None
-        if self.report.target.device == "cuda" and hardware.gpus:
+        if self.known_report.target.device == "cuda" and hardware.gpus:
             # A driver that does not tell its free memory reports 0; the device then sets its own limit.
             device = asked or int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) or None
             asked = None
@@ -134,9 +157,9 @@ class Launcher:
         return Limits(host_memory_bytes=host, device_memory_bytes=device, max_drift=self.state.max_drift)
 
     def predict_seconds(self, config: TrainConfig) -> float:
-        """Return how long a timing launch of a config will take, from the ones seen so far."""
-        assert self.report is not None
-        own = [one.result.elapsed_seconds for one in self.judged if one.config == config and one.score.value]
+        """Return how long a timing launch of a config will take, from the ones seen so far, in seconds."""
+        key = config.model_dump_json()
+        own = [one.result.elapsed_seconds for one in self.judged if one.key == key and one.score.value is not None]
         if own:
             return max(own)
         plain = [
@@ -144,27 +167,34 @@ class Launcher:
             for one in self.judged
             if one.score.value is not None and not needs_compilation(one.config)
         ]
-        baseline = self.report.measurement
+        baseline = self.known_report.measurement
         guess = baseline.warmup_seconds + self.state.measure_seconds + _TYPICAL_OVERHEAD_SECONDS
         typical = statistics.median(plain) if plain else guess
         return typical + COMPILE_SECONDS if needs_compilation(config) else typical
 
-    def noise(self) -> float:
-        """Return the standard deviation of a launch's log throughput, from the probe and the baseline's own trial."""
-        assert self.report is not None
-        first = math.log(self.report.measurement.samples_per_second)
-        seen = [one.score.value for one in self.judged if one.config == self.report.target.baseline]
-        return max([LEAST_NOISE, *(abs(value - first) / math.sqrt(2) for value in seen if value is not None)])
+    def ranking(self) -> Ranking:
+        """Return where the configs stand."""
+        if self._ranked is None or self._ranked[0] != len(self.judged):
+            probed = math.log(self.known_report.measurement.samples_per_second)
+            ranking = Ranking(self.judged, self.baseline, probed=probed, planned_samples=self.planned_samples)
+            self._ranked = (len(self.judged), ranking)
+        return self._ranked[1]
 
     def standing(self) -> Standing:
         """Return where the search stands."""
-        best = best_of(self.judged)
-        measurement = best.result.measurement if best else None
+        best = max(self.ranking().entries, key=lambda one: one.score, default=None) if self.judged else None
         return Standing(
             stage=self.stage,
             trials=self.number,
             seconds_left=max(0.0, self.budget.seconds - self.budget.elapsed_seconds),
-            baseline_samples_per_second=self.report.measurement.samples_per_second if self.report else None,
-            best_samples_per_second=measurement.samples_per_second if measurement else None,
+            baseline_samples_per_second=self._baseline_rate(),
+            best_ratio=math.exp(best.score) if best else None,
             best=best.config if best else None,
         )
+
+    def _baseline_rate(self) -> float | None:
+        if self.report is None:
+            return None
+        if not self.judged or not self.ranking().anchor_values:
+            return self.report.measurement.samples_per_second
+        return math.exp(self.ranking().level_now()[0])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.measure.quality import screen_losses
-from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.config import TrainConfig
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 
 SCREEN_STEPS = 40
@@ -107,28 +108,7 @@ class Judged:
         assert self.result.spec.config is not None
         return self.result.spec.config
 
-
-def best_of(trials: list[Judged]) -> Judged | None:
-    """Return the fastest feasible trial; None when there is none."""
-    feasible = [trial for trial in trials if trial.score.feasible]
-    return max(feasible, key=lambda trial: trial.score.value or 0.0, default=None)
-
-
-def simplest_of_best(trials: list[Judged], baseline: TrainConfig, *, noise: float) -> Judged | None:
-    """Return the feasible trial with the fewest changes among those the noise cannot tell from the fastest.
-
-    Of several with equally few changes it is the fastest.
-
-    Args:
-        trials: judged trials.
-        baseline: the user's own settings.
-        noise: standard deviation of the log throughput of one launch.
-    """
-    best = best_of(trials)
-    if best is None or best.score.value is None:
-        return None
-    feasible = [one for one in trials if one.score.feasible]
-    # The best of n equal readings is lucky by about sqrt(2 ln n) standard deviations; another one may be unlucky.
-    floor = best.score.value - noise * (1 + math.sqrt(2 * math.log(len(feasible))))
-    near = [one for one in feasible if one.score.value is not None and one.score.value >= floor]
-    return min(near, key=lambda one: (len(changed_fields(one.config, baseline)), -(one.score.value or 0.0)))
+    @cached_property
+    def key(self) -> str:
+        """The settings as text, the same for every launch of them."""
+        return self.config.model_dump_json()

@@ -17,8 +17,8 @@ class Standing:
         stage: one of `probe`, `search`, `drift`, `finals`.
         trials: trials finished.
         seconds_left: until the deadline.
-        baseline_samples_per_second: None before the baseline is measured.
-        best_samples_per_second: of the best feasible trial, unconfirmed; None before one is measured.
+        baseline_samples_per_second: at this time; None before the baseline is measured.
+        best_ratio: unconfirmed speed-up of the best feasible config; None before one is measured.
         best: its settings.
     """
 
@@ -26,15 +26,8 @@ class Standing:
     trials: int
     seconds_left: float
     baseline_samples_per_second: float | None = None
-    best_samples_per_second: float | None = None
+    best_ratio: float | None = None
     best: TrainConfig | None = None
-
-    @property
-    def best_ratio(self) -> float | None:
-        """Unconfirmed speed-up of the best so far."""
-        if self.baseline_samples_per_second is None or self.best_samples_per_second is None:
-            return None
-        return self.best_samples_per_second / self.baseline_samples_per_second
 
 
 class SearchReporter:

@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.probe.hardware import read_hardware, read_software
 from autotune.records.profile import Profile
 from autotune.records.script import Script
-from autotune.records.search import SearchState
+from autotune.records.search import PlannedRun, SearchState
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
@@ -42,6 +42,9 @@ class SearchOptions:
         seed: of proposals, initial weights and data order.
         resume: go on with the newest search of this target in this folder.
         force: replace `out` whatever it is.
+        planned_run: length of the final training, whose time is then made short; None for throughput alone.
+        only: knobs to vary; empty for all.
+        measure_seconds: longest measurement of a launch; None for a sixtieth of the budget.
     """
 
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
@@ -51,6 +54,9 @@ class SearchOptions:
     seed: int = 0
     resume: bool = False
     force: bool = False
+    planned_run: PlannedRun | None = None
+    only: tuple[str, ...] = ()
+    measure_seconds: float | None = None
 
 
 def run_search(
@@ -142,7 +148,9 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
         seed=options.seed,
         max_drift=options.max_drift,
         memory_limit_bytes=options.memory_limit_bytes,
-        measure_seconds=measure_seconds_for(options.budget_seconds),
+        planned_run=options.planned_run,
+        only=options.only,
+        measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
     )
     if not options.resume:
         place = create_search_folder(work, target.spec)
@@ -157,7 +165,7 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
-    for name in ("target", "seed", "max_drift", "memory_limit_bytes"):
+    for name in ("target", "seed", "max_drift", "memory_limit_bytes", "planned_run", "only"):
         old, new = getattr(before, name), getattr(now, name)
         if old != new:
             shown = (old.spec, new.spec) if isinstance(old, Target) else (old, new)

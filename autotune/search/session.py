@@ -7,29 +7,30 @@ probe (trial 0) ── explore ── drift checks ── finals ── answer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
-from autotune.measure.confidence import pairs_needed
 from autotune.probe.run import describe_written, probe_target
 from autotune.records.config import TrainConfig
+from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
-from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
+from autotune.records.search import PlannedRun
+from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer import Findings, build_profile
 from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
-from autotune.search.drift import (
-    LEAST_STEPS,
-    SEEDS,
-    DriftGate,
-    is_passed,
-)
-from autotune.search.explore import explore
-from autotune.search.finals import LEAST_ROUNDS, MOST_ROUNDS, run_finals
+from autotune.search.confirm import confirm, plan_finals
+from autotune.search.drift import LEAST_STEPS, SEEDS, DriftGate, is_passed
+from autotune.search.explore import Proposals, explore
+from autotune.search.finals import LEAST_ROUNDS
 from autotune.search.folder import SearchFolder
 from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
-from autotune.search.objective import Judged, score_trial, simplest_of_best
+from autotune.search.objective import Judged, score_trial
+from autotune.search.strategy import suggest
 from autotune.search.study import Study
 from autotune.space import SearchSpace, build_space, inexact_changes
 from autotune.units import format_bytes, format_duration
@@ -41,6 +42,16 @@ MOST_FINALISTS = 2
 MOST_CHECKED = 3
 
 
+class OpenStudy(Protocol):
+    """Makes what proposes configs, from a database, the space and what is known already."""
+
+    def __call__(
+        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
+    ) -> Proposals:
+        """Return it."""
+        ...
+
+
 class Session:
     """The stages of one search, in order.
 
@@ -48,10 +59,19 @@ class Session:
         folder: where it is kept.
         launcher: starts its trials.
         save: called with each new answer, first when the baseline is measured.
+        open_study: makes what proposes configs.
     """
 
-    def __init__(self, folder: SearchFolder, launcher: Launcher, save: Callable[[Profile], None]) -> None:
+    def __init__(
+        self,
+        folder: SearchFolder,
+        launcher: Launcher,
+        save: Callable[[Profile], None],
+        *,
+        open_study: OpenStudy = Study,
+    ) -> None:
         self._folder, self._launcher, self._save = folder, launcher, save
+        self._open_study = open_study
         self._known = folder.read_trials()
         self._findings: Findings
         self._learner: Learner
@@ -77,8 +97,10 @@ class Session:
         return self._answer()
 
     def _answer(self) -> Profile:
-        self._findings.elapsed_seconds = self._launcher.budget.elapsed_seconds
-        profile = build_profile(self._findings)
+        launcher, findings = self._launcher, self._findings
+        findings.elapsed_seconds = launcher.budget.elapsed_seconds
+        findings.measured_seconds = launcher.measured_seconds
+        profile = build_profile(findings, launcher.ranking(), budget_seconds=launcher.budget.seconds)
         self._save(profile)
         return profile
 
@@ -97,10 +119,13 @@ class Session:
             launcher.number = max(1, launcher.number)
             self._folder.write_probe(report)
         launcher.report = report
-        self._space = build_space(Facts(target=report.target, hardware=report.hardware))
-        self._findings = Findings(report, judged=launcher.judged)
+        launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
+        self._baseline_key = report.target.baseline.model_dump_json()
+        space = build_space(Facts(target=report.target, hardware=report.hardware))
+        self._space = space.restrict(launcher.state.only) if launcher.state.only else space
+        self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
         launcher.reporter.probed(report)
-        launcher.note_written(probed)
+        launcher.note(probed)
         self._require_memory()
         self._require_time(probed)
         self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
@@ -137,9 +162,12 @@ class Session:
         for result in self._known:
             if result.spec.purpose == "measure":
                 launcher.judged.append(Judged(result, score_trial(result, curve, launcher.limits())))
+                launcher.note(result)
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
-        study = Study(self._folder.database, self._space, seed=launcher.state.seed, known=tuple(launcher.judged))
-        self._findings.stop_reason = explore(launcher, study, self._space, curve)
+        known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
+        study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
+        plan = partial(suggest, self._space, launcher.known_report)
+        self._findings.stop_reason = explore(launcher, study, plan, curve)
         self._answer()
 
     def _check_drift(self) -> list[TrainConfig]:
@@ -193,52 +221,40 @@ class Session:
         First the simplest of those the noise cannot tell from the fastest, then the fastest, so that the finals can
         choose between simple and fast.
         """
-        baseline, judged = self._space.baseline, self._launcher.judged
-        scores = [(one.score.value, one.config) for one in judged if one.score.feasible]
-        base = next((value for value, config in scores if config == baseline), None)
-        floor = LEAST_GAIN + (math.log(self._findings.report.measurement.samples_per_second) if base is None else base)
-        faster = [(value, config) for value, config in scores if value is not None and value > floor]
-        faster.sort(key=lambda pair: -pair[0])
-        ranked = [config for _, config in faster]
-        simplest = simplest_of_best(judged, baseline, noise=self._launcher.noise())
+        ranking = self._launcher.ranking()
+        faster = [one for one in ranking.entries if one.score > LEAST_GAIN and one.key != self._baseline_key]
+        ranked = [one.config for one in faster]
+        simplest = ranking.simplest_of_best()
         if simplest is not None and simplest.config in ranked:
             ranked = [simplest.config, *(config for config in ranked if config != simplest.config)]
         return ranked
 
     def _run_finals(self, finalists: list[TrainConfig]) -> None:
-        launcher, baseline = self._launcher, self._space.baseline
-        rounds, finalists = self._plan_rounds(finalists)
-        if rounds < 2:
+        launcher = self._launcher
+        plan = plan_finals(launcher, finalists)
+        if plan.rounds < 2:
             self._findings.notes.append("there was no time for the finals, so nothing is claimed")
             return
-        launcher.enter("finals", f"{rounds} rounds of {1 + len(finalists)} fresh processes")
-        self._findings.finals = run_finals(
-            finalists, baseline, self._measure_final, rounds=rounds, seed=launcher.state.seed
+        launcher.enter("finals", f"{plan.rounds} rounds of {1 + len(plan.finalists)} fresh processes")
+        self._findings.plan = plan
+        self._findings.finals = confirm(launcher, plan)
+
+
+def find_planned_samples(planned: PlannedRun | None, report: ProbeReport) -> float | None:
+    """Return how many samples the planned training has; None when its length is not known.
+
+    Raises:
+        UsageError: it is given in epochs of a dataset without a length.
+    """
+    if planned is None:
+        return None
+    if planned.unit == "samples":
+        return planned.amount
+    if planned.unit == "seconds":
+        return planned.amount * report.measurement.samples_per_second
+    count = report.target.data.sample_count
+    if count is None:
+        raise UsageError(
+            "--planned-run is in epochs, and this dataset has no length", hint="give it as a time or in samples"
         )
-
-    def _plan_rounds(self, finalists: list[TrainConfig]) -> tuple[int, list[TrainConfig]]:
-        """Return the rounds to run, fixed from the noise and the gain the search saw, and who takes part."""
-        launcher = self._launcher
-        base = launcher.predict_seconds(self._space.baseline)
-        while True:
-            round_seconds = base + sum(launcher.predict_seconds(config) for config in finalists)
-            affordable = int(launcher.budget.remaining_seconds / round_seconds)
-            if affordable >= LEAST_ROUNDS or len(finalists) == 1:
-                break
-            finalists = finalists[:-1]
-        scores = {one.config.model_dump_json(): one.score.value for one in launcher.judged}
-        best, own = (scores.get(c.model_dump_json()) for c in (finalists[0], self._space.baseline))
-        gain = best - own if best is not None and own is not None else LEAST_GAIN
-        most = min(MOST_ROUNDS, affordable)
-        return (
-            pairs_needed(math.sqrt(2) * launcher.noise(), gain, most=most, fewest=min(6, most)) if most >= 2 else most
-        ), finalists
-
-    def _measure_final(self, config: TrainConfig) -> TrialResult | None:
-        expected = self._launcher.predict_seconds(config)
-        remaining = self._launcher.budget.remaining_seconds
-        if self._launcher.should_stop() or remaining < expected:
-            return None
-        full = 4 * expected + 10
-        result = self._launcher.launch(config, "final", min(remaining, full), ends_with_stage=remaining < full)
-        return None if result.status is TrialStatus.INTERRUPTED else result
+    return planned.amount * count

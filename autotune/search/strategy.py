@@ -27,7 +27,6 @@ _PAIRS = (
 def suggest(
     space: SearchSpace,
     report: ProbeReport,
-    *,
     incumbent: TrainConfig,
     tried: Sequence[TrainConfig],
     seconds_left: float,

@@ -34,11 +34,11 @@ class Proposal:
 
     Attributes:
         config: the settings.
-        trial: Optuna's side of it.
+        trial: Optuna's side of it; None where Optuna does not propose.
     """
 
     config: TrainConfig
-    trial: optuna.Trial
+    trial: optuna.Trial | None = None
 
 
 class Study:
@@ -48,18 +48,20 @@ class Study:
         path: of the SQLite database; rebuilt when it does not hold exactly `known`.
         space: what may be varied.
         seed: of the sampler; each proposal draws from a stream of its own, so that a resumed search goes on alike.
-        known: trials finished earlier.
+        known: trials finished earlier, each with its log speed-up.
     """
 
-    def __init__(self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Judged] = ()) -> None:
+    def __init__(
+        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]] = ()
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
         self._seed = seed
         self._parameters = {name: _Parameter(name, values) for name, values in space.choices.items()}
         self._study, is_complete = _open_study(path, expected=len(known))
         if not is_complete:
-            for judged in known:
-                self.close(self.open(judged.config), judged)
+            for judged, value in known:
+                self.close(self.open(judged.config), judged, value)
 
     def open(self, config: TrainConfig) -> Proposal:
         """Enqueue a config of ours and return it as the next proposal."""
@@ -82,23 +84,32 @@ class Study:
         config_or_none = self._draw_untried(tried)
         return None if config_or_none is None else self.open(config_or_none)
 
-    def close(self, proposal: Proposal, judged: Judged) -> None:
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended.
 
-        A trial without a timing is told as pruned and infeasible: TPE learns from it and no number is made up.
+        A trial without a timing is told as pruned and infeasible: TPE learns from it and no number is made up. One
+        that was ended early by racing is told with the estimate it had.
+
+        Args:
+            proposal: from this study.
+            judged: the trial.
+            value: log speed-up over the baseline at that time; None without a timing.
         """
-        score = judged.score
+        trial, measurement = proposal.trial, judged.result.measurement
+        assert trial is not None
         for name in KEYS:
-            proposal.trial.set_constraint(name, score.constraints[name])
-        proposal.trial.set_user_attr("number", judged.result.spec.number)
-        proposal.trial.set_user_attr("status", score.status.value)
-        if score.value is None:
-            self._study.tell(proposal.trial, state=TrialState.PRUNED)
+            trial.set_constraint(name, judged.score.constraints[name])
+        trial.set_user_attr("number", judged.result.spec.number)
+        trial.set_user_attr("status", judged.score.status.value)
+        trial.set_user_attr("ended_by", measurement.ended_by if measurement else None)
+        if value is None:
+            self._study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(proposal.trial, score.value)
+            self._study.tell(trial, value)
 
     def abandon(self, proposal: Proposal) -> None:
         """Take back a proposal that was not finished."""
+        assert proposal.trial is not None
         self._study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _draw_untried(self, tried: Sequence[TrainConfig]) -> TrainConfig | None:

@@ -1,0 +1,109 @@
+"""The finals of a search: how many rounds, fixed from the noise and the gain it saw, and running them in its time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.records.config import TrainConfig
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.budget import FINALS_SHARE
+from autotune.search.finals import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, FinalsOutcome, rounds_needed, run_finals
+from autotune.search.launcher import Launcher
+from autotune.search.ranking import compile_cost
+
+GOOD_ROUNDS = 6
+"""Fewer are run only where there is no time for more."""
+
+_FULL_PATIENCE = 4.0
+_MOST_PAIRS = 100_000
+
+
+@dataclass(frozen=True)
+class FinalsPlan:
+    """What is fixed before the first pair.
+
+    Attributes:
+        finalists: who takes part.
+        rounds: of all of them and the baseline.
+        pair_sd: standard deviation of the log ratio of a pair, as the search saw it.
+        round_seconds: expected time of one round.
+        samples: measured in each launch.
+    """
+
+    finalists: list[TrainConfig]
+    rounds: int
+    pair_sd: float
+    round_seconds: float
+    samples: int
+
+
+def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan:
+    """Return the finals that fit the time left: candidates are dropped from the end before rounds are."""
+    finalists = list(candidates)
+    base = launcher.predict_seconds(launcher.baseline)
+    while True:
+        seconds = base + sum(launcher.predict_seconds(config) for config in finalists)
+        affordable = int(launcher.budget.remaining_seconds / seconds)
+        if affordable >= LEAST_ROUNDS or len(finalists) == 1:
+            break
+        finalists = finalists[:-1]
+    ranking = launcher.ranking()
+    first = ranking.find(finalists[0])
+    pair_sd = math.sqrt(2) * ranking.noise[0]
+    most = min(MOST_ROUNDS, affordable)
+    gain = max(first.shrunk if first else 0.0, math.log(THRESHOLD))
+    rounds = rounds_needed(pair_sd, gain, most=most, fewest=min(GOOD_ROUNDS, most)) if most >= 2 else most
+    samples = max(1, round(math.exp(ranking.level_now()[0]) * launcher.state.measure_seconds))
+    return FinalsPlan(finalists, rounds, pair_sd, seconds, samples)
+
+
+def confirm(launcher: Launcher, plan: FinalsPlan) -> FinalsOutcome:
+    """Run the finals as planned; they end early when the time is up or the user stops."""
+
+    def launch(config: TrainConfig) -> TrialResult | None:
+        expected = launcher.predict_seconds(config)
+        remaining = launcher.budget.remaining_seconds
+        if launcher.should_stop() or remaining < expected:
+            return None
+        full = _FULL_PATIENCE * expected + 10
+        result = launcher.launch(
+            config, "final", min(remaining, full), ends_with_stage=remaining < full, measure_samples=plan.samples
+        )
+        return None if result.status is TrialStatus.INTERRUPTED else result
+
+    def cost(config: TrainConfig, finals: Sequence[TrialResult]) -> float:
+        if launcher.planned_samples is None:
+            return 0.0
+        key = config.model_dump_json()
+        searched = [one.result for one in launcher.judged if one.key == key]
+        return compile_cost([*searched, *finals], launcher.planned_samples)
+
+    return run_finals(
+        plan.finalists,
+        launcher.baseline,
+        launch,
+        rounds=plan.rounds,
+        seed=launcher.state.seed,
+        pair_sd=plan.pair_sd,
+        cost=cost,
+    )
+
+
+def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budget_seconds: float) -> float:
+    """Return the budget whose finals would prove a speed-up with a probability of 80 %, in seconds.
+
+    Args:
+        log_speedup: the gain to prove; must exceed the threshold of a claim.
+        pair_sd: standard deviation of a pair's log ratio.
+        pair_seconds: time of one pair.
+        budget_seconds: of this search, the least that is answered.
+
+    Raises:
+        ValueError: the gain does not exceed the threshold.
+    """
+    if log_speedup <= math.log(THRESHOLD):
+        raise ValueError(f"log_speedup is {log_speedup}: no budget proves what is not above {THRESHOLD}")
+    pairs = rounds_needed(pair_sd, log_speedup, most=_MOST_PAIRS, fewest=2)
+    return max(budget_seconds, pairs * pair_seconds / FINALS_SHARE)
