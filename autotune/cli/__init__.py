@@ -9,6 +9,7 @@ import typer
 from autotune.cli.emit import export, report
 from autotune.cli.probe import probe
 from autotune.cli.search import search
+from autotune.cli.selftest import selftest
 from autotune.cli.train import train
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(search)
 app.command()(train)
 app.command()(export)
 app.command()(report)
+app.command()(selftest)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,7 +9,9 @@ import time
 
 import torch
 
+from autotune.engine.precision import tf32
 from autotune.engine.threads import single_thread
+from autotune.records.config import TrainConfig
 
 ROUND_SECONDS = 0.15
 _CPU_SIZE, _CUDA_SIZE = 192, 1024
@@ -24,7 +26,8 @@ def time_canary(device: torch.device, *, seconds: float = ROUND_SECONDS) -> floa
         seconds: how long to repeat.
     """
     if device.type == "cuda":
-        mean = _repeat(device, _CUDA_SIZE, _CUDA_COPY_BYTES, seconds)
+        with tf32(TrainConfig(), device):  # the same work whatever the training is allowed
+            mean = _repeat(device, _CUDA_SIZE, _CUDA_COPY_BYTES, seconds)
         torch.cuda.empty_cache()  # what the canary held is no part of the training's memory
         return mean
     with single_thread():

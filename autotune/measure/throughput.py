@@ -93,7 +93,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     memory.sample()
     timing.data_wait_seconds = 0.0
     timed = TimedBlocks(limits, None if unsettled else _rival_now(limits.rival, canary_before))
-    steps_per_block = max(1, math.ceil(_block_seconds(timing.clock) / max(warm_up.step_seconds, 1e-9)))
+    steps_per_block = max(1, math.ceil(_block_seconds(timing.clock) / max(warm_up.block_step_seconds, 1e-9)))
     began = timing.clock.now()
     while (ending := timed.find_ending(timing.clock.now() - began)) is None:
         timed.ended = yield from _time_block(timing, steps_per_block, timed)
@@ -160,9 +160,10 @@ class TimedBlocks:
         return "precision" if precise else None
 
     def _lags(self) -> bool:
-        if self.rival is None or not self.blocks:
+        if self.rival is None:
             return False
-        paces = [block.seconds / block.samples / self.rival.seconds_per_sample for block in self.blocks]
+        sound = [block for block in self.blocks if not block.recompiled]
+        paces = [block.seconds / block.samples / self.rival.seconds_per_sample for block in sound]
         ratios = [math.log(pace) for pace in paces]
         return is_clearly_slower(ratios, block_sd=self.rival.block_sd, margin=self.rival.margin)
 
@@ -190,14 +191,14 @@ def _block_seconds(clock: Clock) -> float:
 def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> Generator[None, None, tuple[WarmUp, str]]:
     """Return the warm-up, and what had not settled when its time was up."""
     clock = timing.clock
-    warm_up = WarmUp(backlog, least_seconds=timing.load_seconds)
+    warm_up = WarmUp(backlog, graphs=timing.compiled_graphs(), least_seconds=timing.load_seconds)
     while True:
         before = clock.now()
         yield
         clock.synchronize()
         warm_up.take(clock.now() - before, graphs=timing.compiled_graphs(), watched=timing.watched())
         unsettled = warm_up.find_unsettled()
-        is_over = warm_up.steps > 1 and warm_up.charged_seconds >= limits.warmup_cap_seconds
+        is_over = warm_up.charged_seconds >= limits.warmup_cap_seconds
         if not unsettled or is_over:
             timing.read_losses()
             return warm_up, unsettled

@@ -90,9 +90,10 @@ class Timing:
             DivergedError: one is not finite.
         """
         # Each loss is read once: a pause between blocks that grows would let the loader's workers get ahead.
+        known = len(self._values)
         self._values += [float(loss) for loss in self.losses]
         self.losses.clear()
-        for step, value in enumerate(self._values):
+        for step, value in enumerate(self._values[known:], start=known):
             if not math.isfinite(value):
                 raise DivergedError(step)
         return tuple(self._values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from itertools import pairwise
 
 LEAST_STEPS = 5
 STANDING_STEPS = 3
@@ -17,7 +18,9 @@ STANDING_STEPS = 3
 TOLERANCE = 0.05
 SPAN_SECONDS = 0.05
 WINDOW_SPANS = 5
-_SCATTERS = 3.0
+_SCATTERS = 2.0
+_FEW_SPANS = 3
+_LONG_STEP_SECONDS = 0.3
 _TYPICAL_STEPS = 5
 
 Watched = Mapping[str, float | None]
@@ -29,16 +32,18 @@ class WarmUp:
 
     Args:
         backlog_steps: optimizer steps that use up what the loader has ready while nothing trains.
+        graphs: compiled before the first step.
         least_seconds: under load before the clock of a device is trusted.
     """
 
-    def __init__(self, backlog_steps: int, *, least_seconds: float = 0.0) -> None:
+    def __init__(self, backlog_steps: int, *, graphs: int = 0, least_seconds: float = 0.0) -> None:
         self._backlog_steps = backlog_steps
         self._least_seconds = least_seconds
         self._steps: list[float] = []
         self._quiet_steps = 0
         self._compile_steps = 0
-        self._graphs: int | None = None
+        self._graphs = graphs
+        self._charged_seconds = 0.0
         self._spans: list[float] = []
         self._open_steps = 0
         self._open_seconds = 0.0
@@ -61,16 +66,19 @@ class WarmUp:
         return max(0.0, sum(self._steps[: self._compile_steps]) - self._compile_steps * self.step_seconds)
 
     @property
+    def block_step_seconds(self) -> float:
+        """Time of a fast step, so that a block of steps counted by it is never too short."""
+        return min(self._steps[-2 * _TYPICAL_STEPS :])
+
+    @property
     def charged_seconds(self) -> float:
-        """Time that counts against the cap: neither compilation nor the first step, which sets up kernels and state."""
-        return sum(self._steps[max(1, self._compile_steps) :])
+        """Time that counts against the cap: neither compiling nor the first step, which sets up kernels and state."""
+        return self._charged_seconds
 
     def take(self, seconds: float, *, graphs: int, watched: Watched) -> None:
         """Note one optimizer step: its time, the graphs compiled so far, and the figures that have to stand still."""
         self._steps.append(seconds)
         self._quiet_steps += 1
-        if self._graphs is None:
-            self._graphs = 0
         if graphs != self._graphs:
             self._graphs = graphs
             self._compile_steps = len(self._steps)
@@ -78,6 +86,7 @@ class WarmUp:
             self._spans.clear()
             self._open_steps, self._open_seconds = 0, 0.0
         elif len(self._steps) > 1:  # the first step is never typical
+            self._charged_seconds += seconds
             self._add_to_span(seconds)
         for name, value in watched.items():
             same = name in self._watched and self._watched[name] == value
@@ -93,9 +102,12 @@ class WarmUp:
         moving = [name for name, steps in self._moved.items() if steps < STANDING_STEPS]
         if moving:
             return moving[0]
-        if not have_settled(self._spans):
+        # Where a step is long, ten of them would never fit a short trial.
+        windows = (_FEW_SPANS,) if self.step_seconds >= _LONG_STEP_SECONDS else (WINDOW_SPANS, 2 * WINDOW_SPANS)
+        if not have_settled(self._spans, windows=windows):
             return "the time of a step"
-        return "the device's clock" if sum(self._steps) < self._least_seconds else ""
+        loaded = sum(self._steps[self._compile_steps :])
+        return "the device's clock" if loaded < self._least_seconds else ""
 
     def _add_to_span(self, seconds: float) -> None:
         self._open_steps += 1
@@ -105,22 +117,26 @@ class WarmUp:
             self._open_steps, self._open_seconds = 0, 0.0
 
 
-def have_settled(spans: list[float]) -> bool:
-    """Return whether the last spans take as long as those before them.
+def have_settled(spans: list[float], *, windows: tuple[int, ...] = (WINDOW_SPANS, 2 * WINDOW_SPANS)) -> bool:
+    """Return whether the last spans take as long as those before them, over two windows of one of the lengths.
 
-    The means of two neighbouring windows differ by no more than 5 % or three times the scatter (median absolute
-    deviation), and the oldest span is no outlier by Tukey's fence (above the third quartile by 1.5 interquartile
-    ranges).
+    The means of the windows differ by no more than 5 % or twice the scatter (the median difference of neighbours,
+    which a trend hardly widens), and the oldest span is no outlier by Tukey's fence (above the third quartile by 1.5
+    interquartile ranges). The longer windows are for what recurs: one stall in nine spans never fits both short ones.
 
     Args:
         spans: seconds per step, in order.
+        windows: lengths, in spans.
     """
-    recent = spans[-2 * WINDOW_SPANS :]
-    if len(recent) < 2 * WINDOW_SPANS:
+    return any(_agree(spans, window) for window in windows)
+
+
+def _agree(spans: list[float], window: int) -> bool:
+    recent = spans[-2 * window :]
+    if len(recent) < 2 * window:
         return False
-    early, late = statistics.fmean(recent[:WINDOW_SPANS]), statistics.fmean(recent[WINDOW_SPANS:])
-    middle = statistics.median(recent)
-    scatter = statistics.median(abs(value - middle) for value in recent)
-    low, _, high = statistics.quantiles(recent, n=4, method="inclusive")
+    early, late = statistics.fmean(recent[:window]), statistics.fmean(recent[window:])
+    scatter = statistics.median(abs(after - before) for before, after in pairwise(recent))
+    low, middle, high = statistics.quantiles(recent, n=4, method="inclusive")
     is_outlier = recent[0] > max(high + 1.5 * (high - low), (1 + TOLERANCE) * middle)
     return abs(early - late) <= max(TOLERANCE * late, _SCATTERS * scatter) and not is_outlier

@@ -33,6 +33,7 @@ WORTH_PROVING = 1.05
 """Where nothing is proven, the budget that would prove at least this gain is told."""
 
 _TELLING_ASIDE = 0.05
+_WORTH_TELLING = math.log(1.005)
 
 
 @dataclass
@@ -157,7 +158,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
             f"at least {whole:.2f}x faster"
         )
     best = max(ranking.entries, key=lambda one: one.score, default=None)
-    if finals is None and best is not None and best.score > 0 and not findings.checks:
+    if finals is None and best is not None and best.score > _WORTH_TELLING and not findings.checks:
         notes.append(f"unconfirmed: the search's best ran at {math.exp(best.score):.2f}x the baseline")
     launches = [*(one.result for one in findings.judged), *_launches(finals)]
     used = findings.elapsed_seconds

@@ -27,6 +27,9 @@ _LEAST_BETWEEN = 3
 """An anchor that the canary asks for comes no sooner than this many launches after the last."""
 
 _RIVAL_BLOCKS = 8
+_LEAST_DEGREES = 5.0
+_UNSEEN_MARGIN = math.log(3.0)
+"""Until the launch noise was seen this often (the guess included), only what is hopeless is ended early."""
 
 RACING_CONFIDENCE = 0.995
 """One-sided: a config equal to the incumbent is called clearly slower for its launch's luck less often than this."""
@@ -82,10 +85,11 @@ class Schedule:
         block_sd = self.ranking.block_sd
         # The mean of the rival's blocks is off by the same amount at every look, which the boundary does not cover.
         variance = noise**2 * (1 + 1 / launches + own) + block_sd**2 / _RIVAL_BLOCKS
+        margin = student_t_quantile(RACING_CONFIDENCE, degrees) * math.sqrt(variance)
         return Rival(
             seconds_per_sample=math.exp(-(level + max(0.0, incumbent.shrunk))),
             block_sd=block_sd,
-            margin=student_t_quantile(RACING_CONFIDENCE, degrees) * math.sqrt(variance),
+            margin=max(margin, _UNSEEN_MARGIN) if degrees < _LEAST_DEGREES else margin,
             canary_seconds=self._canary_at_anchor(),
         )
 
@@ -118,7 +122,7 @@ class Schedule:
         measurement = judged.result.measurement
         if measurement is None or measurement.canary is None:
             return None
-        return math.sqrt(measurement.canary.before_seconds * measurement.canary.after_seconds)
+        return measurement.canary.before_seconds  # after it, loader workers may be at work
 
     def _launches_since_repeat(self) -> int:
         """Return how many launches of something new came since the last one of something known."""

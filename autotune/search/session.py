@@ -26,7 +26,6 @@ from autotune.search.confirm import confirm, plan_finals
 from autotune.search.drift import LEAST_STEPS, SEEDS, DriftGate, is_passed
 from autotune.search.explore import Proposals, explore
 from autotune.search.finals import LEAST_ROUNDS
-from autotune.search.folder import SearchFolder
 from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
@@ -42,6 +41,27 @@ MOST_FINALISTS = 2
 MOST_CHECKED = 3
 
 
+class Place(Protocol):
+    """Where a search is kept, as far as its stages look at it: a `SearchFolder`."""
+
+    @property
+    def database(self) -> Path:
+        """Of the study."""
+        ...
+
+    def read_probe(self) -> ProbeReport | None:
+        """Return the probe's report; None when there is none yet."""
+        ...
+
+    def write_probe(self, report: ProbeReport) -> None:
+        """Save the probe's report."""
+        ...
+
+    def read_trials(self) -> list[TrialResult]:
+        """Return every finished trial in order."""
+        ...
+
+
 class OpenStudy(Protocol):
     """Makes what proposes configs, from a database, the space and what is known already."""
 
@@ -52,6 +72,10 @@ class OpenStudy(Protocol):
         ...
 
 
+SuggestFrom = Callable[[SearchSpace, ProbeReport, TrainConfig, Sequence[TrainConfig], float], TrainConfig | None]
+"""From the space, the probe, the incumbent, what was tried and the seconds left to the plan's next config."""
+
+
 class Session:
     """The stages of one search, in order.
 
@@ -60,18 +84,20 @@ class Session:
         launcher: starts its trials.
         save: called with each new answer, first when the baseline is measured.
         open_study: makes what proposes configs.
+        suggest_from: the fixed plan that comes before them.
     """
 
     def __init__(
         self,
-        folder: SearchFolder,
+        folder: Place,
         launcher: Launcher,
         save: Callable[[Profile], None],
         *,
         open_study: OpenStudy = Study,
+        suggest_from: SuggestFrom = suggest,
     ) -> None:
         self._folder, self._launcher, self._save = folder, launcher, save
-        self._open_study = open_study
+        self._open_study, self._suggest_from = open_study, suggest_from
         self._known = folder.read_trials()
         self._findings: Findings
         self._learner: Learner
@@ -166,7 +192,7 @@ class Session:
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
-        plan = partial(suggest, self._space, launcher.known_report)
+        plan = partial(self._suggest_from, self._space, launcher.known_report)
         self._findings.stop_reason = explore(launcher, study, plan, curve)
         self._answer()
 

@@ -1,0 +1,264 @@
+"""Replay whole searches in process: real decisions, simulated or recorded launches, a clock that launches advance.
+
+Everything that decides is the search's own: stop rules of a trial, anchors, racing, ranking, the number of pairs,
+finals, verdict. Only launches (and Optuna's proposals, among settings that are all alike) are stood in for.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from autotune.measure.throughput import TimedBlocks
+from autotune.probe.hardware import read_hardware, read_software
+from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.measurement import Block, Measurement, PeakMemory
+from autotune.records.probe import (
+    Ceilings,
+    DataFacts,
+    ModelFacts,
+    OptimizerFacts,
+    ProbeReport,
+    StepPhases,
+    TargetFacts,
+    Verdict,
+)
+from autotune.records.search import SearchState
+from autotune.records.selftest import Outcome
+from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.search.budget import Budget
+from autotune.search.launcher import Launcher
+from autotune.search.objective import Judged
+from autotune.search.progress import SearchReporter
+from autotune.search.session import Session
+from autotune.search.study import Proposal
+from autotune.selftest.machines import Machine
+from autotune.selftest.placebo import KNOB, PLACEBOS
+from autotune.selftest.tally import read_outcome
+from autotune.space import SearchSpace
+
+BUDGET_SECONDS = 120.0
+MEASURE_SECONDS = 2.0
+
+_RATE = 1000.0
+_BLOCK_SAMPLES = 250
+_STARTUP_SECONDS, _WARMUP_SECONDS = 0.6, 0.6
+_TARGET = Target(spec="placebo", folder=".")
+_PEAK = PeakMemory(host_bytes=2**28)
+_CURVE = LossCurve(seed=0, losses=(2.0, 1.5, 1.2, 1.0), samples=1024)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is replayed.
+
+    Attributes:
+        name: of the machine.
+        machine: makes its launches.
+        percent: how much slower the baseline is than the only other setting; 0 for 40 settings all alike.
+        budget_seconds: of each search, on the simulated clock.
+    """
+
+    name: str
+    machine: Machine
+    percent: int = 0
+    budget_seconds: float = BUDGET_SECONDS
+
+    @property
+    def truth(self) -> float:
+        """The true speed-up."""
+        return 1.0 + self.percent / 100
+
+    @property
+    def values(self) -> tuple[KnobValue, ...]:
+        """Values of the only knob, the baseline's first."""
+        return (self.percent, 0) if self.percent else tuple(range(PLACEBOS))
+
+
+def replay(case: Case, seeds: Sequence[int]) -> list[Outcome]:
+    """Return the outcomes of searches, one per seed, on all CPUs."""
+    workers = min(len(os.sched_getaffinity(0)), len(seeds))
+    if workers < 2:
+        return [replay_one(case, seed) for seed in seeds]
+    # Forked, so that a machine made of a closure needs no pickling; nothing here starts a thread or a device.
+    parts = [(case, seeds[first::workers]) for first in range(workers)]
+    with multiprocessing.get_context("fork").Pool(workers, initializer=_leave_signals_to_the_parent) as pool:
+        return [outcome for part in pool.starmap(_replay_some, parts) for outcome in part]
+
+
+def _leave_signals_to_the_parent() -> None:
+    # Handlers are inherited: one that only sets a flag would keep a worker alive when the pool ends it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _replay_some(case: Case, seeds: Sequence[int]) -> list[Outcome]:
+    return [replay_one(case, seed) for seed in seeds]
+
+
+def replay_one(case: Case, seed: int) -> Outcome:
+    """Return the outcome of one search."""
+    simulation = _Simulation(case, random.Random(seed))
+    state = SearchState(
+        target=_TARGET,
+        seed=seed,
+        max_drift=0.005,
+        memory_limit_bytes=None,
+        only=(f"user_knobs.{KNOB}",),
+        measure_seconds=MEASURE_SECONDS,
+    )
+    budget = Budget(case.budget_seconds, 0.0, simulation.clock)
+    launcher = Launcher(state, budget, simulation.run, SearchReporter(), lambda: False, number=1)
+    session = Session(
+        simulation,
+        launcher,
+        lambda _profile: None,
+        open_study=simulation.open_study,
+        suggest_from=lambda _space, _report, _incumbent, _tried, _left: None,
+    )
+    return read_outcome(session.run(), truth=case.truth, noise=case.name)
+
+
+@dataclass
+class _Simulation:
+    """A machine, its clock, a search folder that holds nothing but the probe, and the proposals: one search."""
+
+    case: Case
+    rng: random.Random
+    now: float = 0.0
+    database: Path = field(default_factory=Path)
+    _fresh: list[TrainConfig] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._start = self.case.machine(self.rng)
+        self._probe = self.run(_probe_spec())
+
+    def clock(self) -> float:
+        return self.now
+
+    def read_probe(self) -> ProbeReport:
+        assert self._probe.measurement is not None
+        return _make_report(self.case.values, self._probe.measurement)
+
+    def write_probe(self, report: ProbeReport) -> None:
+        pass
+
+    def read_trials(self) -> list[TrialResult]:
+        return [self._probe.replace(facts=_make_facts(self.case.values), curves=(_CURVE,))]
+
+    def open_study(
+        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
+    ) -> _Simulation:
+        name = f"user_knobs.{KNOB}"
+        self._fresh = [space.complete({name: value}) for value in space.choices[name][1:]]
+        random.Random(seed).shuffle(self._fresh)
+        return self
+
+    def open(self, config: TrainConfig) -> Proposal:
+        return Proposal(config)
+
+    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+        return Proposal(self._fresh.pop()) if self._fresh else None
+
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        pass
+
+    def abandon(self, proposal: Proposal) -> None:
+        pass
+
+    def run(self, spec: TrialSpec) -> TrialResult:
+        """Run a trial: real stop rules over simulated blocks."""
+        began = self.now
+        if spec.purpose == "quality":
+            self.now += _STARTUP_SECONDS
+            curves = tuple(_CURVE.replace(seed=seed) for seed in spec.seeds)
+            return _finish(spec, self.now - began, curves=curves)
+        percent = spec.config.user_knobs.get(KNOB, 0) if spec.config and self.case.percent else 0
+        paces = self._start()
+        timed = TimedBlocks(spec.limits, spec.limits.rival)
+        elapsed = 0.0
+        while (ending := timed.find_ending(elapsed)) is None:
+            seconds = _BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(next(paces))
+            timed.blocks.append(Block(optimizer_steps=1, samples=_BLOCK_SAMPLES, seconds=seconds))
+            elapsed += seconds
+        self.now += _STARTUP_SECONDS + _WARMUP_SECONDS + elapsed
+        measurement = Measurement(
+            blocks=tuple(timed.blocks),
+            step_seconds=(),
+            data_wait_seconds=0.0,
+            steady=True,
+            warmup_steps=10,
+            warmup_seconds=_WARMUP_SECONDS,
+            compile_seconds=0.0,
+            peak_memory=_PEAK,
+            ended_by=ending,
+        )
+        return _finish(spec, self.now - began, measurement=measurement)
+
+
+def _finish(spec: TrialSpec, seconds: float, **found: object) -> TrialResult:
+    return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=seconds, **found)  # type: ignore[arg-type]
+
+
+def _probe_spec() -> TrialSpec:
+    limits = TrialLimits(time_limit_seconds=60.0, measure_seconds=MEASURE_SECONDS)
+    return TrialSpec(number=0, purpose="probe", target=_TARGET, config=None, limits=limits)
+
+
+def _make_report(values: tuple[KnobValue, ...], measurement: Measurement) -> ProbeReport:
+    hardware, software = _read_machine()
+    return ProbeReport(
+        hardware=hardware,
+        software=software,
+        target=_make_facts(values),
+        measurement=measurement,
+        verdict=Verdict(limit="compute", sentence="simulated", speedup_ceiling=None),
+        advice=(),
+        ruled_out=(),
+        elapsed_seconds=0.0,
+    )
+
+
+@cache
+def _read_machine() -> tuple[HardwareInfo, SoftwareInfo]:
+    return read_hardware(), read_software()
+
+
+@cache
+def _make_facts(values: tuple[KnobValue, ...]) -> TargetFacts:
+    return TargetFacts(
+        label=_TARGET.spec,
+        fingerprint="0" * 12,
+        device="cpu",
+        baseline=TrainConfig(micro_batch_size=_BLOCK_SAMPLES, user_knobs={KNOB: values[0]}),
+        knobs={KNOB: values},
+        numerics={f"user_knobs.{KNOB}": "exact"},
+        model=ModelFacts(
+            parameter_count=1,
+            parameter_bytes=4,
+            has_batch_norm=False,
+            has_4d_convolution=False,
+            calls_attention=False,
+            checkpointable_blocks=0,
+            flops_per_sample=None,
+        ),
+        data=DataFacts(sample_count=4096, seconds_per_sample=1e-6, random_sources=(), iterable=False),
+        optimizer=OptimizerFacts(name="SGD", implementations=("for-loop",)),
+        phases=StepPhases(
+            data_wait_seconds=0.0,
+            copy_seconds=0.0,
+            forward_seconds=0.1,
+            backward_seconds=0.1,
+            optimizer_seconds=0.05,
+        ),
+        compute_seconds_per_step=0.25,
+        ceilings=Ceilings(),
+    )
