@@ -1,8 +1,7 @@
-"""Intervals, racing and sample sizes: numbers in, numbers out, no torch and no clock.
+"""Intervals and sample sizes: numbers in, numbers out, no torch and no clock.
 
     r_k = log(candidate_k / baseline_k), one fresh pair of processes each
     speed-up = exp(mean(r) ± t(K-1) · sd(r) / sqrt(K)), claimed when the lower end passes the threshold
-    d_k = log(seconds per sample of block k / rival's); stopped when sum(d) - k · margin leaves what luck reaches
 
 Steps of one process share that process's luck, so an interval over steps is far too narrow: only pairs count there.
 """
@@ -24,7 +23,6 @@ _POWER = 0.80
 _CLAIM_THRESHOLD = math.log(1.01)
 _LARGEST_LOG = 700.0  # exp of it is still finite, and so fits a record
 _NORMAL = statistics.NormalDist()
-_CLEAR_LOG_RATIO = math.log(1.5)  # two blocks this much slower need no statistics
 
 
 def mean_interval(values: Sequence[float], *, confidence_level: float, method: str) -> Interval:
@@ -92,9 +90,8 @@ def pairs_needed(
 ) -> int:
     """Return how many pairs prove an effect: claimed one-sided at a confidence, found with a power of 80 %.
 
-    The smallest K with K >= ((t_conf + t_.80) · sd / (effect - threshold))² at K - 1 degrees of freedom, which stand on
-    both sides; what K pairs detect only shrinks with K, so K is bisected between `fewest` and `most`, which wins. sd is
-    that of one pair's log ratio, from data other than the pairs to come; effect and threshold are log ratios.
+    The smallest K >= ((t_conf + t_.80) · sd / (effect - threshold))² at K - 1 degrees of freedom, bisected between
+    `fewest` and `most`, which wins. sd is that of one pair's log ratio, from other data; all three are logarithms.
 
     Raises:
         ValueError: `fewest` or `most` is below 2, the standard deviation is negative, or a number is not finite.
@@ -103,8 +100,8 @@ def pairs_needed(
         raise ValueError(f"fewest is {fewest} and most is {most}: both must be at least 2")
     _refuse_negative(sd_log_ratio=sd_log_ratio)
     _refuse_non_finite("an effect", (log_effect, threshold))
-    first = min(fewest, most)
     detect = functools.partial(_detectable_log_effect, sd_log_ratio, confidence=confidence, power=_POWER)
+    first = min(fewest, most)
     return first + bisect.bisect_left(range(first, most), threshold - log_effect, key=lambda pairs: -detect(pairs))
 
 
@@ -163,50 +160,6 @@ def relative_half_width(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.inf
     return 1.96 * statistics.stdev(values) / math.sqrt(effective_count(values)) / statistics.fmean(values)
-
-
-def racing_boundary(looks: int, sd: float, *, risk: float = 0.05, rho: float = 8.0) -> float:
-    """Return what a sum of independent zero-mean terms stays below at every look with probability 1 - risk.
-
-    sqrt(sd² (k + rho) ln((k + rho) / (4 risk² rho) + 1)): the one-sided normal mixture boundary for sub-Gaussian terms
-    (Howard et al., Annals of Statistics 2021, with ln(x² + 1) for their wider ln((x + 1)²): that costs at most 2 % of
-    the risk). k is how many terms are summed so far, sd that of one, and rho sets where the boundary is tightest.
-
-    Raises:
-        ValueError: no look, a negative sd, a risk outside (0, 1), or a rho that is not positive.
-    """
-    if looks < 1:
-        raise ValueError(f"looks is {looks}: it must be at least 1")
-    if not 0.0 < risk < 1.0:
-        raise ValueError(f"risk is {risk}: it must be between 0 and 1")
-    if not 0.0 < rho < math.inf:
-        raise ValueError(f"rho is {rho}: it must be positive and finite")
-    _refuse_negative(sd=sd)
-    return sd * math.sqrt((looks + rho) * math.log((looks + rho) / rho / (2.0 * risk) ** 2 + 1.0))
-
-
-def is_clearly_slower(log_ratios: Sequence[float], *, block_sd: float, margin: float) -> bool:
-    """Return whether a trial's blocks so far prove it slower than its rival, valid when asked after every block.
-
-    A log ratio is log(seconds per sample of a block / the rival's), positive where slower; no block proves nothing.
-    sum - k · margin > racing_boundary(k, max(block_sd, own sd) · sqrt(2)), for the rival's blocks have noise too; or,
-    from two blocks on, every block is slower by more than log(1.5) + margin. block_sd is that of one block's log in
-    other trials; the margin forgives what is the same in every block: the luck of two launches, the error of a rival's
-    mean. Without it, a rival known from 8 blocks lets luck alone stop 7 % within 48 blocks.
-
-    Raises:
-        ValueError: a negative block_sd or margin, or a number that is not finite.
-    """
-    _refuse_non_finite("racing", log_ratios)
-    _refuse_negative(block_sd=block_sd, margin=margin)
-    looks, sd = len(log_ratios), block_sd
-    if looks == 0:
-        return False
-    if looks >= 2:
-        if min(log_ratios) > _CLEAR_LOG_RATIO + margin:
-            return True
-        sd = max(sd, statistics.stdev(log_ratios))
-    return math.fsum(log_ratios) - looks * margin > racing_boundary(looks, sd * math.sqrt(2.0))
 
 
 def hodges_lehmann(values: Sequence[float]) -> float:
@@ -270,9 +223,8 @@ def shrink(value: float, *, towards: float, noise_variance: float, spread_varian
     """
     _refuse_non_finite("shrinking", (value, towards))
     _refuse_negative(noise_variance=noise_variance, spread_variance=spread_variance)
-    if noise_variance == 0.0:
-        return value
-    return towards + spread_variance / (spread_variance + noise_variance) * (value - towards)
+    trust = 1.0 if noise_variance == 0.0 else spread_variance / (spread_variance + noise_variance)
+    return towards + trust * (value - towards)
 
 
 def _detectable_log_effect(sd_log_ratio: float, pairs: int, *, confidence: float, power: float) -> float:
@@ -289,9 +241,9 @@ def _refuse_non_finite(who: str, values: Sequence[float], *, fewest: int = 0) ->
 
 
 def _refuse_non_positive(who: str, values: Sequence[float]) -> None:
-    for value in values:
-        if not 0.0 < value < math.inf:
-            raise ValueError(f"{who} needs positive finite values, got {value}")
+    bad = [value for value in values if not 0.0 < value < math.inf]
+    if bad:
+        raise ValueError(f"{who} needs positive finite values, got {bad[0]}")
 
 
 def _refuse_negative(**values: float) -> None:

@@ -17,8 +17,9 @@ import torch
 
 from autotune.engine.loop import Mark, StepOutcome, Training
 from autotune.measure.clock import Clock
-from autotune.measure.confidence import is_clearly_slower, relative_half_width
+from autotune.measure.confidence import relative_half_width
 from autotune.measure.memory import MemoryMeter
+from autotune.measure.racing import is_clearly_slower
 from autotune.measure.timing import InterferenceReader, Timing, make_timing
 from autotune.measure.warmup import WarmUp
 from autotune.records.config import TrainConfig

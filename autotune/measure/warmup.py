@@ -103,7 +103,8 @@ class WarmUp:
         if moving:
             return moving[0]
         # Where a step is long, ten of them would never fit a short trial.
-        windows = (_FEW_SPANS,) if self.step_seconds >= _LONG_STEP_SECONDS else (WINDOW_SPANS, 2 * WINDOW_SPANS)
+        long = self.step_seconds >= _LONG_STEP_SECONDS
+        windows = (_FEW_SPANS, WINDOW_SPANS) if long else (WINDOW_SPANS, 2 * WINDOW_SPANS)
         if not have_settled(self._spans, windows=windows):
             return "the time of a step"
         loaded = sum(self._steps[self._compile_steps :])

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from autotune.measure.clock import AsideClock
-from autotune.measure.throughput import Steps, Timing, TrainingEndedError, measure_throughput
+from autotune.measure.throughput import Steps, TrainingEndedError, measure_throughput
+from autotune.measure.timing import Timing
 from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits
 
 LIMITS = TrialLimits(time_limit_seconds=1000.0, warmup_cap_seconds=100.0, measure_seconds=100.0)
 STEP = 0.125
 """Exact in binary, like every duration here."""
+WARM = 11
+"""Steps of the warm-up."""
 
 
 class FakeClock:
@@ -202,12 +205,12 @@ def test_validation_does_not_count() -> None:
     assert expected is not None
     assert found == expected
     assert expected.samples_per_second == 80.0
-    assert other.clock.aside_seconds == 30.0 * 4
+    assert other.clock.aside_seconds == 30.0 * 5
 
 
 def test_a_long_validation_does_not_use_the_measurements_time_up() -> None:
     limits = LIMITS.replace(measure_seconds=0.75)
-    training = Training(validates=lambda step: 100.0 if step == 6 else 0.0)
+    training = Training(validates=lambda step: 100.0 if step == WARM + 2 else 0.0)
     measured = training.run(training.start(limits), 1000)
     assert measured is not None
     assert [block.optimizer_steps for block in measured.blocks] == [2, 2, 2]
@@ -216,7 +219,7 @@ def test_a_long_validation_does_not_use_the_measurements_time_up() -> None:
 def test_a_training_that_ends_between_blocks_has_what_was_timed() -> None:
     training = Training()
     steps = training.start()
-    assert training.run(steps, 4 + 2 * 3) is None
+    assert training.run(steps, WARM + 2 * 3) is None
     measured = end(steps)
     assert measured.blocks == (Block(optimizer_steps=2, samples=20, seconds=0.25),) * 3
     assert measured.step_seconds == (STEP,) * 6
@@ -226,7 +229,7 @@ def test_a_training_that_ends_between_blocks_has_what_was_timed() -> None:
 def test_a_training_that_ends_in_a_block_has_a_shorter_one() -> None:
     training = Training()
     steps = training.start()
-    assert training.run(steps, 4 + 2 + 1) is None
+    assert training.run(steps, WARM + 2 + 1) is None
     measured = end(steps)
     assert measured.blocks == (
         Block(optimizer_steps=2, samples=20, seconds=0.25),
@@ -239,20 +242,20 @@ def test_a_training_that_ends_in_a_block_has_a_shorter_one() -> None:
 def test_one_timed_step_is_a_measurement() -> None:
     training = Training()
     steps = training.start()
-    assert training.run(steps, 5) is None
+    assert training.run(steps, WARM + 1) is None
     assert end(steps).blocks == (Block(optimizer_steps=1, samples=10, seconds=0.125),)
 
 
 def test_the_end_after_a_validation_is_no_part_of_the_block() -> None:
     training = Training()
     steps = training.start()
-    assert training.run(steps, 5) is None
+    assert training.run(steps, WARM + 1) is None
     training.clock.step_aside()
     training.inner.seconds += 60.0  # a last validation, a checkpoint
     assert end(steps).blocks == (Block(optimizer_steps=1, samples=10, seconds=0.125),)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3, 4])
+@pytest.mark.parametrize("taken", [0, 1, WARM - 1, WARM])
 def test_a_training_that_ends_before_a_step_was_timed_has_no_measurement(taken: int) -> None:
     training = Training()
     steps = training.start()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autotune.measure.confidence import is_clearly_slower, racing_boundary
+from autotune.measure.racing import is_clearly_slower, racing_boundary
 
 BLOCKS, BLOCK_SD = 48, 0.03
 PATHS = 20_000

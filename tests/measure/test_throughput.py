@@ -1,98 +1,26 @@
-"""Timing with a clock that only moves when a step says so: every number is exact."""
+"""Warm-up and blocks of a training by a clock that only moves when a step says so: every number is exact."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
+from scripted_steps import LIMITS, LONG_WARM, PLAIN, STEP, WARM, FakeClock, Scripted
 
-from autotune.engine.loop import Mark, StepOutcome
 from autotune.measure.clock import Clock, CudaClock, HostClock, clock_for
-from autotune.measure.throughput import DivergedError, Timing, backlog_steps, drive, measure_throughput
-from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits
+from autotune.measure.throughput import TrainingEndedError, backlog_steps, finite_or_none
+from autotune.measure.timing import DivergedError, make_timing
+from autotune.records import Block, Measurement, PeakMemory, TrainConfig
+from autotune.records.measurement import Canary, Interference
 
-PLAIN = TrainConfig(micro_batch_size=10)
-LIMITS = TrialLimits(time_limit_seconds=1000.0, warmup_cap_seconds=100.0, measure_seconds=100.0)
-STEP = 0.125
-"""Exact in binary, like every duration here."""
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-        self.synchronized = 0
-        self._marks: list[float] = []
-
-    def now(self) -> float:
-        return self.seconds
-
-    def synchronize(self) -> None:
-        self.synchronized += 1
-
-    def mark(self) -> None:
-        self._marks.append(self.seconds)
-
-    def take_intervals(self) -> list[float]:
-        marks, self._marks = self._marks, []
-        return [late - early for early, late in itertools.pairwise(marks)]
-
-
-class FakeMeter:
-    def __init__(self, clock: FakeClock) -> None:
-        self.clock = clock
-        self.calls: list[tuple[str, float]] = []
-
-    def sample(self) -> None:
-        self.calls.append(("sample", self.clock.seconds - 1000.0))
-
-    def reset_device(self) -> None:
-        self.calls.append(("reset", self.clock.seconds - 1000.0))
-
-    def read(self) -> PeakMemory:
-        return PeakMemory(host_bytes=123)
-
-
-class Scripted:
-    """Steps that take given times, the last one again and again; compilations and losses by the step's number."""
-
-    def __init__(
-        self,
-        durations: Iterable[float],
-        *,
-        wait: float = 0.0,
-        compiled: Callable[[int], int] = lambda step: 0,
-        loss: Callable[[int], float] = lambda step: 1.0,
-    ) -> None:
-        self.clock = FakeClock()
-        self.meter = FakeMeter(self.clock)
-        self.steps = 0
-        self._durations = list(durations)
-        self._wait = wait
-        self._compiled = compiled
-        self._loss = loss
-        self.timing = Timing(clock=self.clock, compiled_graphs=lambda: self.graphs)
-        self.graphs = 0
-
-    def step(self, mark: Mark) -> StepOutcome:
-        duration = self._durations[min(self.steps, len(self._durations) - 1)]
-        self.clock.seconds += self._wait
-        mark("data")
-        self.clock.seconds += (duration - self._wait) / 2
-        mark("copy")
-        mark("data-like")
-        self.clock.seconds += (duration - self._wait) / 2
-        loss = torch.tensor(self._loss(self.steps))
-        self.graphs += self._compiled(self.steps)
-        self.steps += 1
-        return StepOutcome(samples=10, loss=loss, ends_epoch=False)
-
-    def measure(self, config: TrainConfig = PLAIN, limits: TrialLimits = LIMITS) -> Measurement:
-        steps = measure_throughput(self.timing, config, limits, self.meter)  # type: ignore[arg-type]
-        return drive(steps, self.timing, self.step)
+FEW_WORKERS = PLAIN.replace(num_workers=2, prefetch_factor=4)
+"""A backlog of 10 steps."""
+MANY_WORKERS = PLAIN.replace(num_workers=8, prefetch_factor=4)
+"""A backlog of 34 steps."""
 
 
 def test_even_steps_are_timed_exactly() -> None:
@@ -103,13 +31,16 @@ def test_even_steps_are_timed_exactly() -> None:
         step_seconds=(STEP,) * 16,
         data_wait_seconds=0.0,
         steady=True,
-        warmup_steps=4,
-        warmup_seconds=0.5,
+        unsettled="",
+        warmup_steps=WARM,
+        warmup_seconds=WARM * STEP,
         compile_seconds=0.0,
         peak_memory=PeakMemory(host_bytes=123),
+        canary=None,
+        ended_by="precision",
     )
     assert measured.samples_per_second == 80.0
-    assert script.steps == script.timing.samples // 10 == 20
+    assert script.steps == script.timing.samples // 10 == WARM + 16
 
 
 @pytest.mark.parametrize(("duration", "steps"), [(2.0**-10, 256), (0.0625, 4), (0.1875, 2), (0.25, 1), (0.75, 1)])
@@ -120,13 +51,29 @@ def test_a_block_is_whole_steps_of_a_quarter_second_or_more(duration: float, ste
     assert {block.samples for block in measured.blocks} == {steps * 10}
 
 
+def test_a_block_of_uneven_steps_takes_a_quarter_second_or_more() -> None:
+    measured = Scripted([0.125, 0.0625] * 500).measure()
+    assert min(block.seconds for block in measured.blocks) >= 0.25
+
+
+@pytest.mark.parametrize(
+    ("cost", "steps"),
+    [(0.0, 2), (2.0**-8, 2), (2.0**-6, 6), (2.0**-3, 25)],
+)
+def test_a_clock_that_is_costly_to_read_makes_blocks_longer(cost: float, steps: int) -> None:
+    # 50 readings of 1/64 s make 25/32 s: six of the 9/64 s that a step takes with one of them.
+    measured = Scripted([STEP], clock=FakeClock(cost)).measure()
+    assert {block.optimizer_steps for block in measured.blocks} == {steps}
+
+
 @pytest.mark.parametrize(
     ("config", "steps"),
     [
         (PLAIN, 0),
         (PLAIN.replace(prefetch_factor=8), 0),
         (PLAIN.replace(num_workers=1), 4),
-        (PLAIN.replace(num_workers=2, prefetch_factor=4), 10),
+        (FEW_WORKERS, 10),
+        (MANY_WORKERS, 34),
         (PLAIN.replace(num_workers=2, prefetch_factor=4, gradient_accumulation_steps=4), 3),
         (PLAIN.replace(num_workers=16, prefetch_factor=4, gradient_accumulation_steps=3), 22),
     ],
@@ -136,90 +83,97 @@ def test_the_backlog_is_what_the_workers_had_ready(config: TrainConfig, steps: i
 
 
 def test_the_backlog_is_used_up_before_timing() -> None:
-    script = Scripted([0.125] * 10 + [0.5])
-    measured = script.measure(PLAIN.replace(num_workers=2, prefetch_factor=4))
-    assert measured.warmup_steps == 10
+    measured = Scripted([STEP] * 34 + [0.5]).measure(MANY_WORKERS)
+    assert measured.warmup_steps == 34
     assert set(measured.step_seconds) == {0.5}
     assert measured.samples_per_second == 20.0
 
 
 def test_warm_up_goes_on_until_the_steps_have_settled() -> None:
-    durations = [4.0, *[1.0] * 6, *[STEP] * 100]
-    measured = Scripted(durations).measure(PLAIN.replace(num_workers=4, prefetch_factor=2))
-    # The backlog is used up after ten steps; then most of the four before the last four are slow until step 14.
-    assert measured.steady
-    assert measured.warmup_steps == 14
+    measured = Scripted([4.0, 1.0, 1.0, 1.0, STEP]).measure()
+    # The first step is never typical; the last of the three slow ones leaves both windows after ten more.
+    assert (measured.steady, measured.warmup_steps) == (True, 14)
+    assert measured.warmup_seconds == 7.0 + 10 * STEP
     assert set(measured.step_seconds) == {STEP}
 
 
 def test_compilation_is_kept_apart_and_starts_the_warm_up_anew() -> None:
     script = Scripted([10.0, STEP, 5.0, STEP], compiled=lambda step: step in (0, 2))
-    measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=1.0))
-    assert measured.warmup_steps == 7
-    assert measured.warmup_seconds == 15.0 + 5 * STEP
+    measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=2.0))
+    assert measured.warmup_steps == 3 + 10
+    assert measured.warmup_seconds == 15.0 + 11 * STEP
     assert measured.compile_seconds == 15.0 - 2 * STEP
     assert measured.steady
     assert set(measured.step_seconds) == {STEP}
 
 
+def test_graphs_compiled_before_the_training_are_none_of_its_own() -> None:
+    script = Scripted([STEP])
+    script.graphs = 7
+    assert script.measure() == Scripted([STEP]).measure()
+
+
+def test_long_steps_settle_in_fewer() -> None:
+    measured = Scripted([0.5]).measure()
+    assert (measured.steady, measured.warmup_steps, measured.warmup_seconds) == (True, LONG_WARM, LONG_WARM * 0.5)
+
+
+def test_a_training_that_compiles_again_and_again_uses_its_cap_up_between_compilations() -> None:
+    script = Scripted([STEP], compiled=lambda step: step % 4 == 0)
+    measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=6 * STEP))
+    assert (measured.warmup_steps, measured.unsettled) == (8, "the first steps")
+    assert [block.recompiled for block in measured.blocks] == [True, False] * 4
+
+
 def test_the_backlog_filled_during_a_compilation_is_used_up_too() -> None:
-    script = Scripted([STEP] * 5 + [20.0] + [STEP] * 10 + [0.5], compiled=lambda step: step == 5)
-    measured = script.measure(PLAIN.replace(num_workers=2, prefetch_factor=4))
-    assert measured.warmup_steps == 6 + 10
+    script = Scripted([STEP] * 5 + [20.0] + [STEP] * 34 + [0.5], compiled=lambda step: step == 5)
+    measured = script.measure(MANY_WORKERS)
+    assert measured.warmup_steps == 6 + 34
     assert set(measured.step_seconds) == {0.5}
 
 
 def test_a_slow_first_step_without_compilation_is_no_compile_time() -> None:
-    measured = Scripted([10.0, STEP]).measure(limits=LIMITS.replace(warmup_cap_seconds=1.0))
+    measured = Scripted([10.0, STEP]).measure(limits=LIMITS.replace(warmup_cap_seconds=2.0))
     assert measured.compile_seconds == 0.0
-    assert measured.warmup_seconds >= 10.0 + 3 * STEP
+    assert measured.warmup_seconds == 10.0 + 10 * STEP
     assert measured.steady
 
 
-def test_warm_up_ends_at_its_cap_and_says_that_it_was_not_steady() -> None:
-    config = PLAIN.replace(num_workers=8, prefetch_factor=4)
-    measured = Scripted([9.0, STEP]).measure(config, LIMITS.replace(warmup_cap_seconds=0.5))
-    # The first step, which initialises kernels, does not count; four steps of 0.125 s do.
-    assert measured.warmup_steps == 5
+def test_the_cap_does_not_count_the_first_step() -> None:
+    measured = Scripted([9.0, STEP]).measure(MANY_WORKERS, LIMITS.replace(warmup_cap_seconds=0.5))
+    assert measured.warmup_steps == 1 + 4
     assert not measured.steady
-    assert len(measured.blocks) == 8
+    assert (len(measured.blocks), measured.ended_by) == (8, "precision")
 
 
-def test_unsettled_steps_at_the_cap_are_not_steady() -> None:
-    durations = [0.125] * 6 + [0.5] * 4 + [2.0] * 50
-    config = PLAIN.replace(num_workers=2, prefetch_factor=4)
-    measured = Scripted(durations).measure(config, LIMITS.replace(warmup_cap_seconds=4.0))
-    assert (measured.warmup_steps, measured.steady) == (11, False)
+def test_what_settles_at_the_cap_itself_is_steady() -> None:
+    measured = Scripted([STEP]).measure(limits=LIMITS.replace(warmup_cap_seconds=10 * STEP))
+    assert (measured.warmup_steps, measured.steady) == (WARM, True)
 
 
-def test_uneven_steps_are_measured_until_the_time_is_up() -> None:
-    durations = [0.25, 0.5] * 100
-    measured = Scripted(durations).measure(limits=LIMITS.replace(measure_seconds=6.0))
-    assert len(measured.blocks) == 16
-    assert measured.seconds == 6.0
-    assert measured.samples_per_second == 160 / 6
-
-
-def test_precision_is_not_believed_before_eight_blocks() -> None:
-    assert len(Scripted([0.5]).measure().blocks) == 8
-
-
-def test_a_late_outlier_that_widens_the_interval_asks_for_more_blocks() -> None:
-    measured = Scripted([0.25] * 10 + [1.0] + [0.25]).measure()
-    assert len(measured.blocks) > 20
-    rates = [block.samples / block.seconds for block in measured.blocks]
-    mean = sum(rates) / len(rates)
-    deviation = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))
-    assert 1.96 * deviation / math.sqrt(len(rates)) <= 0.02 * mean
+def moving(name: str) -> Callable[[int], dict[str, float | None]]:
+    return lambda step: {name: float(step), "what stands still": 1.0, "what there is not": None}
 
 
 @pytest.mark.parametrize(
-    ("duration", "limit", "blocks"),
-    [(10.0, 1.0, 1), (2.0, 1.0, 1), (1.0, 1.0, 2), (0.75, 1.0, 3), (0.5, 1.0, 3), (0.25, 1.0, 4), (10.0, 9.0, 2)],
+    ("script", "config", "cap", "reason"),
+    [
+        (Scripted([STEP]), PLAIN, 0.25, "the first steps"),
+        (Scripted([STEP], compiled=lambda step: step == 3), PLAIN, 0.5, "the first steps"),
+        (Scripted([STEP]), MANY_WORKERS, 2.0, "what the loader had ready"),
+        (Scripted([STEP] * 10 + [1.0]), PLAIN, 10.0 * STEP, "the time of a step"),
+        (Scripted([2.0**k for k in range(12)]), PLAIN, 1000.0, "the time of a step"),
+        (Scripted([STEP]).watch(moving("the loss scale")), PLAIN, 3.0, "the loss scale"),
+        (Scripted([STEP]).watch(moving("the device's memory")), PLAIN, 3.0, "the device's memory"),
+        (Scripted([STEP]).watch(lambda step: {}, load_seconds=50.0), PLAIN, 3.0, "the device's clock"),
+    ],
 )
-def test_the_time_for_measuring_is_kept_even_by_very_long_steps(duration: float, limit: float, blocks: int) -> None:
-    measured = Scripted([duration]).measure(limits=LIMITS.replace(measure_seconds=limit))
-    assert len(measured.blocks) == blocks
+def test_a_warm_up_that_is_cut_off_says_what_had_not_settled(
+    script: Scripted, config: TrainConfig, cap: float, reason: str
+) -> None:
+    measured = script.measure(config, LIMITS.replace(warmup_cap_seconds=cap))
+    assert (measured.steady, measured.unsettled) == (False, reason)
+    assert measured.blocks
 
 
 def test_only_waiting_inside_the_blocks_counts_as_waiting() -> None:
@@ -231,50 +185,125 @@ def test_only_waiting_inside_the_blocks_counts_as_waiting() -> None:
 def test_the_device_is_waited_for_at_the_ends_of_a_block_only() -> None:
     script = Scripted([0.0625])
     measured = script.measure()
-    assert script.clock.synchronized == measured.warmup_steps + 2 * len(measured.blocks)
+    once_for_its_cost = 1
+    assert script.clock.synchronized == measured.warmup_steps + once_for_its_cost + 2 * len(measured.blocks)
 
 
 def test_memory_is_reset_after_the_warm_up_and_sampled_after_each_block() -> None:
     script = Scripted([STEP])
     script.measure()
-    expected = [("reset", 0.5), ("sample", 0.5), *(("sample", 0.5 + 0.25 * i) for i in range(1, 9))]
-    assert script.meter.calls == expected
+    expected = [*["step"] * WARM, "reset", "sample", *["step", "step", "sample"] * 8, "read memory"]
+    assert script.events == expected
+
+
+def test_the_canary_is_asked_before_the_first_step_and_after_the_memory_was_read() -> None:
+    script = Scripted([STEP]).with_canary(0.5, 0.75)
+    measured = script.measure()
+    assert measured.canary == Canary(before_seconds=0.5, after_seconds=0.75)
+    assert script.events.count("canary") == 2
+    assert script.events[0] == "canary"
+    assert script.events[-2:] == ["read memory", "canary"]
+    assert measured.replace(canary=None) == Scripted([STEP]).measure()
+
+
+def test_the_canary_is_asked_twice_of_a_training_that_ends_early() -> None:
+    script = Scripted([STEP]).with_canary(0.5, 0.75)
+    assert script.measure_until(WARM + 3).canary == Canary(before_seconds=0.5, after_seconds=0.75)
+
+
+def test_no_second_canary_without_a_measurement() -> None:
+    script = Scripted([STEP]).with_canary(0.5)
+    with pytest.raises(TrainingEndedError):
+        script.measure_until(WARM - 1)
+    assert script.events.count("canary") == 1
+
+
+def test_interference_is_read_once_for_each_block_and_outside_of_it() -> None:
+    script = Scripted([STEP]).with_interference()
+    measured = script.measure()
+    assert [block.interference for block in measured.blocks] == [Interference(major_faults=k) for k in range(8)]
+    assert {block.seconds for block in measured.blocks} == {0.25}
+    assert measured.step_seconds == (STEP,) * 16
+    block = ["start", "step", "step", "read interference", "sample"]
+    assert script.events[WARM + 2 : -1] == block * 8
+
+
+def test_interference_of_a_block_without_a_step_is_not_kept() -> None:
+    script = Scripted([STEP]).with_interference()
+    measured = script.measure_until(WARM + 2)
+    assert [block.interference for block in measured.blocks] == [Interference(major_faults=0)]
+
+
+def test_interference_that_nobody_watches_is_unknown() -> None:
+    assert {block.interference for block in Scripted([STEP]).measure().blocks} == {None}
+
+
+@pytest.mark.parametrize("inside", [0, 1])
+def test_a_block_with_a_compilation_is_marked_and_kept(inside: int) -> None:
+    at = WARM + 2 * 3 + inside
+    durations = [STEP] * at + [4.0, STEP]
+    measured = Scripted(durations, compiled=lambda step: step == at).measure(limits=LIMITS.replace(measure_samples=200))
+    assert [block.recompiled for block in measured.blocks] == [number == 3 for number in range(10)]
+    assert [block.disturbed for block in measured.blocks] == [number == 3 for number in range(10)]
+    assert [block.seconds for block in measured.blocks] == [0.25] * 3 + [4.0 + STEP] + [0.25] * 6
+    assert measured.compile_seconds == 0.0
+    assert measured.samples == 200
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("bad", [0, 3, 4, 5, 9])
+@pytest.mark.parametrize("bad", [0, 3, 10, 11, 12, 13, 20])
 def test_a_loss_that_is_not_finite_is_reported_with_its_step(bad: int, value: float) -> None:
     script = Scripted([STEP], loss=lambda step: value if step >= bad else 1.0)
     with pytest.raises(DivergedError, match=f"not finite at optimizer step {bad}$") as caught:
         script.measure()
     assert caught.value.step == bad
-    assert script.steps <= bad + 4  # not trained on for the rest of the trial
+    assert script.steps <= max(WARM, bad + 2)  # not trained on for the rest of the trial
 
 
 def test_losses_come_back_in_order_and_are_read_once() -> None:
     script = Scripted([STEP], loss=lambda step: float(step))
     script.measure()
-    assert script.timing.read_losses() == tuple(float(step) for step in range(20))
+    assert script.timing.read_losses() == tuple(float(step) for step in range(WARM + 16))
     assert script.timing.losses == []
     script.timing.take_step(script.step)
-    assert script.timing.read_losses() == tuple(float(step) for step in range(21))
+    assert script.timing.read_losses() == tuple(float(step) for step in range(WARM + 17))
 
 
-def test_the_host_clock_gives_the_time_between_marks() -> None:
+def test_a_timing_watches_the_loss_scale_and_has_a_canary() -> None:
+    scales = iter([2.0, 1.0])
+    timing = make_timing(torch.device("cpu"), read_scale=lambda: next(scales))
+    assert [timing.watched() for _ in range(2)] == [
+        {"the device's memory": None, "the loss scale": 2.0},
+        {"the device's memory": None, "the loss scale": 1.0},
+    ]
+    assert make_timing(torch.device("cpu")).watched() == {"the device's memory": None, "the loss scale": None}
+    assert timing.canary is not None
+    assert (timing.load_seconds, make_timing(torch.device("cuda")).load_seconds) == (0.0, 2.0)
+
+
+def test_a_timing_reads_the_clock_it_is_given() -> None:
+    clock = FakeClock()
+    assert make_timing(torch.device("cpu"), clock=clock).clock is clock
+    assert type(make_timing(torch.device("cpu")).clock) is HostClock
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded"), [(1.5, 1.5), (math.nan, None), (math.inf, None), (-math.inf, None), (0.0, 0.0)]
+)
+def test_a_record_holds_none_for_what_is_not_finite(value: float, recorded: float | None) -> None:
+    assert finite_or_none(value) == recorded
+
+
+def test_the_host_clock_gives_the_time_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = itertools.chain([10.0, 11.0, 11.5, 13.5], itertools.repeat(14.0))
+    monkeypatch.setattr("autotune.measure.clock.time", SimpleNamespace(perf_counter=lambda: next(counter)))
     clock = HostClock()
-    began = clock.now()
-    clock.mark()
-    time.sleep(0.02)
-    clock.mark()
-    time.sleep(0.01)
-    clock.mark()
+    assert clock.now() == 10.0
+    for _ in range(3):
+        clock.mark()
     clock.synchronize()
-    elapsed = clock.now() - began
-    intervals = clock.take_intervals()
-    assert len(intervals) == 2
-    assert intervals[0] >= 0.02
-    assert intervals[1] >= 0.01
-    assert sum(intervals) <= elapsed
+    assert clock.now() == 14.0
+    assert clock.take_intervals() == [0.5, 2.0]
     assert clock.take_intervals() == []
 
 
