@@ -37,6 +37,24 @@ def parse_duration(text: str, *, name: str = "duration") -> float:
     return total
 
 
+def parse_amount(text: str, *, counts: tuple[str, ...], name: str = "amount") -> tuple[float, str]:
+    """Return a number and its unit: `seconds` for what is a duration, else one of `counts`, e.g. `30epochs`.
+
+    Raises:
+        UsageError: the text is neither, or it is zero.
+    """
+    found = re.fullmatch(rf"({_NUMBER})\s*({'|'.join(counts)})", text.strip().lower(), re.ASCII)
+    if found is None:
+        try:
+            return parse_duration(text, name=name), "seconds"
+        except UsageError as error:
+            some = ", ".join(f"30{unit}" for unit in counts)
+            raise UsageError(error.message, hint=f"write 8h, {some}") from None
+    if float(found.group(1)) <= 0:
+        raise UsageError(f"{name} {text!r} is zero", hint="it must be more than 0")
+    return float(found.group(1)), found.group(2)
+
+
 def format_duration(seconds: float) -> str:
     """Return a short duration for people, e.g. `0.35s`, `42s`, `3m20s`, `1h05m`."""
     if seconds < 10:

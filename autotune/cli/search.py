@@ -24,6 +24,7 @@ from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.records.profile import Profile
+    from autotune.records.search import PlannedRun
     from autotune.search.run import SearchOptions
 
 
@@ -43,6 +44,13 @@ def search(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the answer goes.", show_default="best.json")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of proposals, weights and data order.")] = 0,
+    planned_run: Annotated[
+        str | None,
+        typer.Option(
+            help="Length of the final training: 8h (with your settings), 30epochs or 2000000samples; its whole time is "
+            "made short then, compilation included."
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
@@ -66,7 +74,7 @@ def search(
             "memory_limit": memory_limit,
             "out": str(out) if out else None,
         }
-        options = read_options(given, seed=seed, resume=resume, force=force)
+        options = read_options(given, seed=seed, resume=resume, force=force, planned_run=planned_run)
         chosen = read_target(
             target,
             knobs=knob,
@@ -90,7 +98,9 @@ def search(
         stop.exit_if_set()
 
 
-def read_options(given: dict[str, str | None], *, seed: int, resume: bool, force: bool) -> SearchOptions:
+def read_options(
+    given: dict[str, str | None], *, seed: int, resume: bool, force: bool, planned_run: str | None = None
+) -> SearchOptions:
     """Return the options: what was typed, else what [tool.autotune] says, else the defaults.
 
     Raises:
@@ -111,16 +121,30 @@ def read_options(given: dict[str, str | None], *, seed: int, resume: bool, force
         seed=seed,
         resume=resume,
         force=force,
+        planned_run=None if planned_run is None else read_planned_run(planned_run),
     )
+
+
+def read_planned_run(text: str) -> PlannedRun:
+    """Return the length of the final training.
+
+    Raises:
+        UsageError: it is neither a duration nor a number of epochs or samples.
+    """
+    from autotune.records.search import PlannedRun
+    from autotune.units import parse_amount
+
+    amount, unit = parse_amount(text, counts=("epochs", "samples"), name="--planned-run")
+    return PlannedRun(amount=amount, unit=unit)  # type: ignore[arg-type]
 
 
 def print_answer(profile: Profile, out: Path) -> None:
     """Print a search's answer on stdout and the next command on stderr."""
     from rich.text import Text
 
-    from autotune.cli.words import describe_changes, describe_check, describe_speedup
+    from autotune.cli.words import describe_changes, describe_check, describe_speedup, list_evidence
     from autotune.records.config import changed_fields, get_knob
-    from autotune.units import format_bytes, format_duration, format_rate
+    from autotune.units import format_bytes, format_rate
 
     console = result_console()
     style = {"improved": "bold green", "inconclusive": "bold yellow", "keep": "bold"}[profile.verdict]
@@ -139,11 +163,7 @@ def print_answer(profile: Profile, out: Path) -> None:
         console.print(Text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
     if profile.memory is not None:
         console.print(Text(f"  peak memory {format_bytes(profile.memory.device_bytes or profile.memory.host_bytes)}"))
-    costs = profile.one_off
-    trials = ", ".join(f"{count} {status}" for status, count in sorted(evidence.trials.items()))
-    compiled = f", compilation {format_duration(costs.compile_seconds)} once" if costs.compile_seconds > 0.1 else ""
-    console.print(Text(f"  search {format_duration(costs.search_seconds)} ({trials}){compiled}"))
-    for note in evidence.notes:
-        console.print(Text(f"  {note}"))
+    for line in list_evidence(profile):
+        console.print(Text(f"  {line}"))
     sys.stdout.flush()
     say(f"{out} written; next: autotune train --profile {out}")

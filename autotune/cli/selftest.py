@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,34 +31,41 @@ def selftest(
     json_output: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Test the tool on itself: searches in which the true speed-up is known."""
-    from autotune.errors import MachineError
     from autotune.selftest.run import SelftestOptions, run_selftest
     from autotune.units import parse_duration
 
     with reported_errors(as_json=json_output), stop_on_signals() as stop:
-        kinds = [False] * (aa or not power) + [True] * power
+        options = SelftestOptions(
+            runs=runs,
+            replays=replay,
+            budget_seconds=parse_duration(budget, name="--budget"),
+            recorded=recorded,
+            record=record,
+        )
         reports = []
-        for is_power in kinds:
-            options = SelftestOptions(
-                power=is_power,
-                runs=runs,
-                replays=replay,
-                budget_seconds=parse_duration(budget, name="--budget"),
-                recorded=recorded,
-                record=record,
-            )
-            report = run_selftest(options, heard=say, should_stop=stop)
+        for is_power in [False] * (aa or not power) + [True] * power:
+            report = run_selftest(dataclasses.replace(options, power=is_power), heard=say, should_stop=stop)
             reports.append(report)
             if not json_output:
                 print_report(report)
         if json_output:
             print_json("[" + ",".join(report.to_json() for report in reports) + "]")
         stop.exit_if_set()
-        fooled = [tally for report in reports for tally in report.tallies if is_fooled(tally)]
-        if fooled:
+        refuse_false_claims(reports)
+
+
+def refuse_false_claims(reports: Sequence[SelftestReport]) -> None:
+    """Make sure that there were no more false claims than the tool promises.
+
+    Raises:
+        MachineError: there were.
+    """
+    from autotune.errors import MachineError
+
+    for tally in (tally for report in reports for tally in report.tallies):
+        if is_fooled(tally):
             raise MachineError(
-                f"on the machine {fooled[0].noise!r} {fooled[0].overclaims} of {fooled[0].runs} searches claimed more "
-                "than there is",
+                f"machine {tally.noise!r}: {tally.overclaims} of {tally.runs} searches claimed more than there is",
                 hint="do not trust a claim made under such noise; please report it",
             )
 

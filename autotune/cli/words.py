@@ -8,7 +8,15 @@ from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.measurement import QualityCheck
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialResult
-from autotune.units import format_bytes, format_percent, format_rate
+from autotune.sentences import (
+    TELLING_COMPILE_SECONDS,
+    count,
+    describe_break_even,
+    describe_interference,
+    describe_noise,
+    describe_power,
+)
+from autotune.units import format_bytes, format_duration, format_percent, format_rate
 
 
 def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
@@ -19,17 +27,37 @@ def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
 
 def describe_speedup(profile: Profile) -> str:
     """Return the verdict as one sentence, the lower end of the interval first."""
-    speedup, pairs = profile.speedup, profile.evidence.pairs
-    level = f"{100 * speedup.confidence_level:.0f} % interval {speedup.low:.2f}-{speedup.high:.2f}, {pairs} pairs"
+    speedup, confirmation = profile.speedup, profile.evidence.confirmation
+    shown = ""
+    if confirmation is not None:
+        usual = confirmation.interval
+        shown = f"95 % {usual.low:.2f}-{usual.high:.2f}, {count(profile.evidence.pairs, 'pair')}"
     if profile.verdict == "improved":
         # Rounded down, or "at least" would not be true.
         least = math.floor(100 * speedup.low) / 100
-        return f"improved: at least {least:.2f}x faster (point {speedup.estimate:.2f}x, {level})"
+        whole = " over the planned run" if profile.one_off.planned_samples is not None else ""
+        return f"improved: at least {least:.2f}x faster{whole} (point {speedup.estimate:.2f}x, {shown})"
     if profile.verdict == "inconclusive":
-        return f"inconclusive: keep your settings (best candidate {speedup.estimate:.2f}x, {level})"
-    if pairs:
-        return f"keep your settings (best candidate {speedup.estimate:.2f}x, {level})"
+        return f"inconclusive: keep your settings (best candidate {speedup.estimate:.2f}x, {shown})"
+    if confirmation is not None:
+        return f"keep your settings (best candidate {speedup.estimate:.2f}x, {shown})"
     return "keep your settings"
+
+
+def list_evidence(profile: Profile) -> list[str]:
+    """Return what the answer rests on and what it cost, a line each."""
+    evidence, costs = profile.evidence, profile.one_off
+    lines = [describe_power(profile)]
+    if evidence.noise is not None:
+        lines.append(f"noise: {describe_noise(evidence.noise)}")
+    trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
+    measured = (
+        "" if evidence.measured_fraction is None else f", {100 * evidence.measured_fraction:.0f} % of it measured"
+    )
+    compiled = costs.compile_seconds > TELLING_COMPILE_SECONDS
+    once = f"; compilation {format_duration(costs.compile_seconds)} once" if compiled else ""
+    lines.append(f"search {format_duration(costs.search_seconds)} ({trials}){measured}{once}")
+    return [line for line in (*lines, describe_break_even(costs), *evidence.notes) if line]
 
 
 def describe_check(check: QualityCheck) -> str:
@@ -56,7 +84,10 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
         words.append(f"{measurement.samples_per_second / baseline_rate:.2f}x")
     words.append(format_bytes(measurement.peak_memory.device_bytes or measurement.peak_memory.host_bytes))
     if not measurement.steady:
-        words.append("not steady")
+        words.append(f"not steady ({measurement.unsettled})" if measurement.unsettled else "not steady")
+    if measurement.ended_by == "racing":
+        words.append("clearly slower, ended early")
+    words += describe_interference([block.interference for block in measurement.blocks])
     return ", ".join(words)
 
 

@@ -109,6 +109,8 @@ class Evidence(Record):
     """Mean over the baseline's launches."""
     samples_per_second: float | None = None
     """Mean over the winner's launches in the finals."""
+    launch_noise_fraction: float | None = None
+    """Standard deviation of the log ratio of one pair; None with fewer than two pairs."""
     confirmation: Confirmation | None = None
     """The finals of the candidate; None before there are two pairs."""
     noise: MachineNoise | None = None

@@ -166,6 +166,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
         pairs=len(rates),
         baseline_samples_per_second=fmean(base_rates) if base_rates else findings.report.measurement.samples_per_second,
         samples_per_second=fmean(rates) if rates else None,
+        launch_noise_fraction=stdev(shown.log_ratios) if shown is not None and shown.ratio is not None else None,
         confirmation=confirmation,
         noise=summarise_noise(launches, ranking) if findings.judged else None,
         measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,

@@ -32,7 +32,7 @@ THRESHOLD = 1.01
 """A gain of less than this is not claimed."""
 
 LEAST_ROUNDS = 4
-MOST_ROUNDS = 24
+MOST_ROUNDS = 60
 CLAIM_RISK = 0.01
 """One-sided: the lower end at this risk has to clear the threshold, over all candidates of one search."""
 
@@ -140,6 +140,11 @@ def run_finals(
     finalists = [Finalist(config) for config in candidates]
     share = 1 / max(1, len(finalists))
     futile = False
+
+    def charge() -> None:
+        for one in (base, *finalists):
+            one.cost = cost(one.config, one.results)
+
     for number, order in enumerate(_draw_orders(1 + len(finalists), rounds, random.Random(seed))):
         if number >= _LEAST_LOOK and number == rounds // 2 and pair_sd is not None:
             futile = all(
@@ -152,8 +157,7 @@ def run_finals(
             break
         if base.failure or all(one.failure for one in finalists):
             break
-    for one in (base, *finalists):
-        one.cost = cost(one.config, one.results)
+    charge()
     for one in finalists:
         if len(one.rates) >= 2 and not one.failure:
             one.log_ratios = _log_ratios(one, base)

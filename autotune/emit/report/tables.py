@@ -11,6 +11,7 @@ from autotune.records import (
     Advice,
     GpuInfo,
     Interval,
+    Measurement,
     ProbeReport,
     Profile,
     QualityCheck,
@@ -21,6 +22,7 @@ from autotune.records import (
     changed_fields,
     get_knob,
 )
+from autotune.sentences import count, describe_break_even, describe_interference, describe_noise, describe_power
 from autotune.units import format_bytes, format_duration, format_percent, format_rate
 
 _DASH = "\N{EN DASH}"
@@ -168,8 +170,19 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         ratio=_DASH if rate is None else format_ratio(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.device_bytes or memory.host_bytes),
         seconds=format_duration(trial.elapsed_seconds),
-        error="" if trial.status is TrialStatus.COMPLETED else shorten(error),
+        error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
     )
+
+
+def _remark(measurement: Measurement | None) -> str:
+    """Return what to know about a timing: that it had not settled, was ended early, or what else went on."""
+    if measurement is None:
+        return ""
+    remarks = [] if measurement.steady else [f"not steady: {measurement.unsettled or 'its time was up'}"]
+    remarks += ["clearly slower, ended early"] if measurement.ended_by == "racing" else []
+    disturbed = sum(block.disturbed for block in measurement.blocks)
+    remarks += [f"{disturbed} of {count(len(measurement.blocks), 'block')} disturbed"] if disturbed else []
+    return "; ".join([*remarks, *describe_interference([block.interference for block in measurement.blocks])])
 
 
 def tally(trials: Sequence[TrialResult]) -> str:
@@ -221,7 +234,9 @@ def list_advice(advice: Sequence[Advice]) -> list[tuple[str, str]]:
 
 def list_notes(profile: Profile, probe: ProbeReport) -> list[str]:
     """Return what the user should know, each sentence once."""
-    notes = (*profile.evidence.notes, *probe.target.warnings, *profile.hardware.missing)
+    power, costs = describe_power(profile), describe_break_even(profile.one_off)
+    figures = [f"{text[0].upper()}{text[1:]}." for text in (power, costs) if text]
+    notes = (*figures, *profile.evidence.notes, *probe.target.warnings, *profile.hardware.missing)
     return [shorten(note) for note in dict.fromkeys(notes)]
 
 
@@ -234,6 +249,7 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(hardware.memory_limit_bytes)} usable"),
         *(("GPU", _describe_gpu(gpu)) for gpu in hardware.gpus),
         ("trained on", probe.target.device),
+        *(("noise", shorten(describe_noise(seen))) for seen in [profile.evidence.noise] if seen is not None),
         *((f"{rate.dtype} products", f"{rate.flops_per_second / 1e12:.3g} TFLOP/s") for rate in ceilings.matmul),
     ]
     if ceilings.memory_bytes_per_second is not None:

@@ -60,7 +60,9 @@ def _describe_evidence(profile: Profile) -> str:
         return "No candidate was compared with your settings in fresh processes."
     whose = "" if profile.verdict == "improved" else "fastest candidate: "
     pairs = f"{profile.evidence.pairs} pair{'s' if profile.evidence.pairs != 1 else ''}"
-    return f"{whose}point {format_ratio(profile.speedup.estimate)}, {format_interval(profile.speedup)}, {pairs}"
+    confirmation = profile.evidence.confirmation
+    interval = profile.speedup if confirmation is None else confirmation.interval
+    return f"{whose}point {format_ratio(profile.speedup.estimate)}, {format_interval(interval)}, {pairs}"
 
 
 def describe_limit(probe: ProbeReport) -> str:
