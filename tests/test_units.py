@@ -13,6 +13,7 @@ from autotune.units import (
     format_duration,
     format_percent,
     format_rate,
+    parse_amount,
     parse_bytes,
     parse_duration,
     parse_fraction,
@@ -216,3 +217,24 @@ def test_percentages_for_people(fraction: float, text: str) -> None:
 def test_rates_for_people(rate: float, text: str) -> None:
     assert format_rate(rate) == text
     assert format_rate(rate, unit="steps/s") == text.replace("samples", "steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("8h", (28800.0, "seconds")),
+        ("90s", (90.0, "seconds")),
+        ("30epochs", (30.0, "epochs")),
+        ("2.5 EPOCHS", (2.5, "epochs")),
+        ("2000000samples", (2e6, "samples")),
+    ],
+)
+def test_an_amount_is_a_duration_or_a_count(text: str, amount: tuple[float, str]) -> None:
+    assert parse_amount(text, counts=("epochs", "samples")) == amount
+
+
+@pytest.mark.parametrize("text", ["", "30", "epochs", "-3epochs", "3 steps", "0epochs", "0s", "nan samples"])
+def test_other_amounts_are_refused_by_the_name_they_were_given_for(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--planned-run ") as refused:
+        parse_amount(text, counts=("epochs", "samples"), name="--planned-run")
+    assert refused.value.hint

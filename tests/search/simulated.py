@@ -1,44 +1,59 @@
-"""A simulated machine for searches: true speeds and losses, launch noise, and a clock that trials advance."""
+"""A simulated machine for searches: true speeds and losses, noise and drift, and a clock that trials advance."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.measure.racing import is_clearly_slower
 from autotune.records import (
     Block,
     Ceilings,
     DataFacts,
+    HardwareInfo,
     LossCurve,
     MatmulRate,
     Measurement,
     ModelFacts,
     OptimizerFacts,
     PeakMemory,
+    ProbeReport,
     Profile,
+    SoftwareInfo,
     StepPhases,
     Target,
     TargetFacts,
     TrainConfig,
+    TrialLimits,
     TrialResult,
     TrialSpec,
     TrialStatus,
+    Verdict,
 )
 from autotune.records.config import KnobValue
+from autotune.records.measurement import Canary
 from autotune.records.script import Script
-from autotune.records.search import SearchState
+from autotune.records.search import PlannedRun, SearchState
+from autotune.records.trial import Rival
 from autotune.search.budget import Budget
+from autotune.search.explore import explore
+from autotune.search.finals import FinalsOutcome, run_finals
 from autotune.search.folder import SearchFolder, create_search_folder
 from autotune.search.launcher import Launcher
+from autotune.search.objective import KEYS, Judged, Score
 from autotune.search.progress import SearchReporter
-from autotune.search.session import Session
+from autotune.search.session import OpenStudy, Session
+from autotune.search.study import Proposal
+from autotune.space import SearchSpace
 
 BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementation="for-loop")
 BASE_RATE = 1000.0
 LAUNCH_SECONDS = 3.0
+BLOCK_SAMPLES = 320
 
 
 def bf16_wins(config: TrainConfig) -> float:
@@ -57,8 +72,13 @@ class Machine:
         speed: true throughput of a config over the baseline's.
         loss: factor on a config's losses; 1.0 learns the same.
         fate: status of a config's trials.
-        noise: standard deviation of a launch's log throughput.
-        seconds: how long a launch takes.
+        noise: standard deviation of a launch's log throughput, the same for all of its blocks.
+        block_noise: standard deviation of the log throughput of a block within a launch.
+        drift: factor on everything's speed at a time of the clock.
+        canary: what the canary takes at a time of the clock; None where there is none.
+        compile_seconds: what compiling a config adds to each of its launches.
+        blocks: of a launch that is neither cut nor given its number of samples.
+        seconds: how long a launch with all of its blocks takes, half of it for these.
         learns: its losses fall.
         facts: what the probe finds beside the usual.
         written: files that each trial makes.
@@ -68,6 +88,11 @@ class Machine:
     loss: Callable[[TrainConfig], float] = lambda _config: 1.0
     fate: Callable[[TrainConfig], TrialStatus] = lambda _config: TrialStatus.COMPLETED
     noise: float = 0.01
+    block_noise: float = 0.0
+    drift: Callable[[float], float] = lambda _now: 1.0
+    canary: Callable[[float], float] | None = None
+    compile_seconds: Callable[[TrainConfig], float] = lambda _config: 0.0
+    blocks: int = 4
     seed: int = 0
     seconds: float = LAUNCH_SECONDS
     now: float = 0.0
@@ -90,9 +115,13 @@ class Machine:
     def __call__(self, spec: TrialSpec) -> TrialResult:
         self.specs.append(spec)
         config = spec.config or BASELINE
-        took = min(self.seconds, spec.limits.time_limit_seconds)
+        measurement = None if spec.purpose == "quality" else self._measure(spec, config)
+        full = self.seconds + self.compile_seconds(config)
+        if measurement is not None:
+            full -= 0.5 * self.seconds * max(0.0, 1 - len(measurement.blocks) / self.blocks)
+        took = min(full, spec.limits.time_limit_seconds)
         self.now += took
-        if took < self.seconds:
+        if took < full:
             cut = spec.limits.ends_with_stage
             status = TrialStatus.INTERRUPTED if cut else TrialStatus.TIMED_OUT
             return TrialResult(spec=spec, status=status, cause="planted", elapsed_seconds=took)
@@ -101,30 +130,62 @@ class Machine:
         status = self.fate(config)
         if status is not TrialStatus.COMPLETED:
             return TrialResult(spec=spec, status=status, cause="planted", error="planted", elapsed_seconds=took)
-        result = TrialResult(spec=spec, status=status, elapsed_seconds=took, curves=self._curves(spec, config))
-        result = result.replace(written=self.written)
-        if spec.purpose != "quality":
-            result = result.replace(measurement=self._measure(config))
-        return result.replace(facts=self._facts()) if spec.purpose == "probe" else result
+        result = TrialResult(spec=spec, status=status, elapsed_seconds=took, measurement=measurement)
+        result = result.replace(
+            written=self.written,
+            curves=self.curves(config, seeds=spec.seeds, steps=spec.quality_steps if spec.purpose == "quality" else 40),
+        )
+        return result.replace(facts=self.find_facts()) if spec.purpose == "probe" else result
 
-    def _measure(self, config: TrainConfig) -> Measurement:
-        rate = BASE_RATE * self.speed(config) * 2.718281828 ** self.random.gauss(0, self.noise)
-        blocks = tuple(Block(optimizer_steps=10, samples=320, seconds=320 / rate) for _ in range(4))
+    def _measure(self, spec: TrialSpec, config: TrainConfig) -> Measurement:
+        speed = self.speed(config) * self.drift(self.now)
+        rate = BASE_RATE * speed * math.exp(self.random.gauss(0, self.noise))
+        blocks, ended_by = self._time_blocks(spec, rate)
         return Measurement(
             blocks=blocks,
-            step_seconds=(0.032,) * 40,
+            step_seconds=(0.032,) * 10 * len(blocks),
             data_wait_seconds=0.0,
             steady=True,
             warmup_steps=5,
             warmup_seconds=0.5,
-            compile_seconds=0.0,
+            compile_seconds=self.compile_seconds(config),
             peak_memory=PeakMemory(host_bytes=500 * 2**20),
+            canary=self._time_canary(),
+            ended_by=ended_by,
         )
 
-    def _curves(self, spec: TrialSpec, config: TrainConfig) -> tuple[LossCurve, ...]:
-        steps = spec.quality_steps if spec.purpose == "quality" else 40
+    def _time_blocks(self, spec: TrialSpec, rate: float) -> tuple[tuple[Block, ...], Any]:
+        rival, asked = self._rival_now(spec.limits.rival), spec.limits.measure_samples
+        count = self.blocks if asked is None else math.ceil(asked / BLOCK_SAMPLES)
+        # A stream of its own, so that how many blocks one launch takes changes no other launch.
+        luck = random.Random(f"{self.seed} {len(self.specs)}")
+        blocks: list[Block] = []
+        ratios: list[float] = []
+        while len(blocks) < count:
+            seconds = BLOCK_SAMPLES / (rate * math.exp(luck.gauss(0, self.block_noise)))
+            blocks.append(Block(optimizer_steps=10, samples=BLOCK_SAMPLES, seconds=seconds))
+            if rival is None or asked is not None:
+                continue
+            ratios.append(math.log(seconds / BLOCK_SAMPLES / rival.seconds_per_sample))
+            if is_clearly_slower(ratios, block_sd=rival.block_sd, margin=rival.margin):
+                return tuple(blocks), "racing"
+        return tuple(blocks), "time" if asked is None else "samples"
+
+    def _rival_now(self, rival: Rival | None) -> Rival | None:
+        if rival is None or rival.canary_seconds is None or self.canary is None:
+            return rival
+        slowdown = max(1.0, self.canary(self.now) / rival.canary_seconds)
+        return rival.replace(seconds_per_sample=slowdown * rival.seconds_per_sample)
+
+    def _time_canary(self) -> Canary | None:
+        if self.canary is None:
+            return None
+        seconds = self.canary(self.now)
+        return Canary(before_seconds=seconds, after_seconds=seconds)
+
+    def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
         curves = []
-        for seed in spec.seeds:
+        for seed in seeds:
             # Rounding moves a loss a little, the same in every run of the same config and seed.
             jitter = random.Random(f"{config.to_json()}{seed}")
             plain = [2.0 / (1 + 0.1 * step * self.learns) for step in range(steps)]
@@ -133,7 +194,7 @@ class Machine:
             curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps))
         return tuple(curves)
 
-    def _facts(self) -> TargetFacts:
+    def find_facts(self) -> TargetFacts:
         return self._usual_facts().replace(**self.facts)
 
     def _usual_facts(self) -> TargetFacts:
@@ -171,6 +232,171 @@ class Machine:
         )
 
 
+VERDICT = Verdict(limit="compute", sentence="nothing binds")
+
+
+def make_target() -> Target:
+    return Target(spec="toy.py:workload", folder="/")
+
+
+def make_report(machine: Machine) -> ProbeReport:
+    """Return what the probe says of a machine; its measurement is exact."""
+    rate = BASE_RATE * machine.drift(0.0)
+    block = Block(optimizer_steps=10, samples=BLOCK_SAMPLES, seconds=BLOCK_SAMPLES / rate)
+    return ProbeReport(
+        hardware=HardwareInfo(
+            cpu_name="simulated",
+            usable_cpu_count=2,
+            cpu_features=(),
+            memory_total_bytes=2**33,
+            memory_limit_bytes=2**33,
+            memory_available_bytes=2**33,
+            shared_memory_free_bytes=2**30,
+        ),
+        software=SoftwareInfo(autotune="0", python="3.11", torch="2", platform="simulated"),
+        target=machine.find_facts(),
+        measurement=Measurement(
+            blocks=(block,),
+            step_seconds=(0.032,) * 10,
+            data_wait_seconds=0.0,
+            steady=True,
+            warmup_steps=5,
+            warmup_seconds=0.5,
+            compile_seconds=0.0,
+            peak_memory=PeakMemory(host_bytes=500 * 2**20),
+        ),
+        verdict=VERDICT,
+    )
+
+
+def make_launcher(machine: Machine, *, budget: float = 600.0, planned_samples: float | None = None) -> Launcher:
+    """Return a launcher past its probe: no disk, no database."""
+    state = SearchState(
+        target=make_target(), seed=machine.seed, max_drift=0.005, memory_limit_bytes=None, measure_seconds=2.0
+    )
+    return Launcher(
+        state,
+        Budget(budget, machine.now, machine.clock),
+        machine,
+        SearchReporter(),
+        machine.should_stop,
+        number=1,
+        report=make_report(machine),
+        planned_samples=planned_samples,
+    )
+
+
+class Placebos:
+    """Proposes a list of configs, the first untried one first; remembers what it was told."""
+
+    def __init__(self, configs: Sequence[TrainConfig]) -> None:
+        self.configs = list(configs)
+        self.told: list[tuple[TrainConfig, float | None]] = []
+
+    def open(self, config: TrainConfig) -> Proposal:
+        return Proposal(config)
+
+    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+        known = {number_of(config) for config in tried}
+        left = (config for config in self.configs if number_of(config) not in known)
+        return next((Proposal(config) for config in left), None)
+
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        self.told.append((proposal.config, value))
+
+    def abandon(self, proposal: Proposal) -> None:
+        pass
+
+
+class RandomStudy:
+    """Proposes at random, without Optuna and its database: for whole searches that are not about these."""
+
+    def __init__(self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Any]) -> None:
+        self._space, self._random = space, random.Random(f"{seed} {len(known)}")
+
+    def open(self, config: TrainConfig) -> Proposal:
+        return Proposal(config)
+
+    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+        for _ in range(100):
+            drawn = {name: self._random.choice(values) for name, values in self._space.choices.items()}
+            config = self._space.complete(drawn)
+            if config not in tried:
+                return Proposal(config)
+        return None
+
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        pass
+
+    def abandon(self, proposal: Proposal) -> None:
+        pass
+
+
+def make_placebos(count: int) -> list[TrainConfig]:
+    """Return configs that differ in a knob that does nothing, unless a machine's speed says so."""
+    return [BASELINE.replace(user_knobs={"placebo": number}) for number in range(1, 1 + count)]
+
+
+def make_judged(
+    config: TrainConfig,
+    value: float | None,
+    *,
+    feasible: bool = True,
+    compile_seconds: float = 0.0,
+    elapsed: float = LAUNCH_SECONDS,
+    canary: float | None = None,
+    block_ratios: Sequence[float] = (0.0,),
+) -> Judged:
+    """Return a launch with a given log speed-up over `BASE_RATE`; None for one that was not timed."""
+    rate = BASE_RATE * math.exp(value or 0.0)
+    blocks = [
+        Block(optimizer_steps=10, samples=BLOCK_SAMPLES, seconds=BLOCK_SAMPLES / rate * math.exp(ratio))
+        for ratio in block_ratios
+    ]
+    measurement = Measurement(
+        blocks=tuple(blocks),
+        step_seconds=(0.032,) * 10,
+        data_wait_seconds=0.0,
+        steady=True,
+        warmup_steps=5,
+        warmup_seconds=0.5,
+        compile_seconds=compile_seconds,
+        peak_memory=PeakMemory(host_bytes=500 * 2**20),
+        canary=None if canary is None else Canary(before_seconds=canary, after_seconds=canary),
+    )
+    spec = TrialSpec(
+        number=1,
+        purpose="measure",
+        target=make_target(),
+        config=config,
+        limits=TrialLimits(time_limit_seconds=60),
+    )
+    status = TrialStatus.CRASHED if value is None else TrialStatus.COMPLETED
+    result = TrialResult(
+        spec=spec, status=status, elapsed_seconds=elapsed, measurement=None if value is None else measurement
+    )
+    constraints = {**dict.fromkeys(KEYS, 0.0), "memory": 0.0 if feasible else 0.1}
+    log_rate = None if value is None else math.log(BASE_RATE) + value
+    return Judged(result, Score(value=log_rate, constraints=constraints, status=status))
+
+
+def make_curve() -> LossCurve:
+    """Return the losses of the baseline in a launch."""
+    return Machine().curves(BASELINE, seeds=(0,), steps=40)[0]
+
+
+def number_of(config: TrainConfig) -> int:
+    """Return which placebo a config is; 0 for the baseline."""
+    return int(config.user_knobs.get("placebo", 0))
+
+
+def explore_placebos(machine: Machine, *, budget: float = 600.0, count: int = 1000) -> Launcher:
+    """Run the exploring stage over placebos and return the launcher, which holds all launches."""
+    launcher = make_launcher(machine, budget=budget)
+    explore(launcher, Placebos(make_placebos(count)), lambda *_asked: None, make_curve())
+    return launcher
+
+
 @dataclass
 class Run:
     """A finished simulated search.
@@ -180,12 +406,14 @@ class Run:
         saved: every answer written on the way.
         machine: with the trials it ran and the clock.
         folder: of the search.
+        launcher: with the launches of its exploring stage.
     """
 
     profile: Profile
     saved: list[Profile]
     machine: Machine
     folder: SearchFolder
+    launcher: Launcher
 
 
 def run_simulated(
@@ -196,6 +424,8 @@ def run_simulated(
     folder: SearchFolder | None = None,
     memory_limit: int | None = None,
     script: Script | None = None,
+    planned_run: PlannedRun | None = None,
+    open_study: OpenStudy = RandomStudy,
 ) -> Run:
     """Run a whole search on a simulated machine, in a new folder or going on in an old one."""
     target = Target(spec="toy.py:workload", folder=str(work), script=script)
@@ -207,6 +437,7 @@ def run_simulated(
                 seed=machine.seed,
                 max_drift=0.005,
                 memory_limit_bytes=memory_limit,
+                planned_run=planned_run,
                 measure_seconds=2.0,
             )
         )
@@ -227,4 +458,30 @@ def run_simulated(
         machine.should_stop,
         number=folder.next_number(),
     )
-    return Run(Session(folder, launcher, saved.append).run(), saved, machine, folder)
+    session = Session(folder, launcher, saved.append, open_study=open_study)
+    return Run(session.run(), saved, machine, folder, launcher)
+
+
+def play_finals(
+    log_ratios: Sequence[float],
+    *others: Sequence[float],
+    rounds: int | None = None,
+    pair_sd: float | None = None,
+    cost: float = 0.0,
+) -> FinalsOutcome:
+    """Run finals in which the baseline is always the same and each candidate has the log ratios given."""
+    placebos = make_placebos(1 + len(others))
+    left = {number: iter(values) for number, values in enumerate((log_ratios, *others), start=1)}
+
+    def launch(config: TrainConfig) -> TrialResult:
+        return make_judged(config, next(left[number_of(config)]) if number_of(config) else 0.0).result
+
+    return run_finals(
+        placebos,
+        BASELINE,
+        launch,
+        rounds=rounds or len(log_ratios),
+        seed=0,
+        pair_sd=pair_sd,
+        cost=lambda config, _results: cost if number_of(config) else 0.0,
+    )

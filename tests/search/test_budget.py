@@ -29,7 +29,7 @@ def test_a_launch_measures_a_sixtieth_of_the_budget_within_bounds(budget, second
     assert measure_seconds_for(budget) == pytest.approx(seconds)
 
 
-FACTS = Machine()._facts()
+FACTS = Machine().find_facts()
 WITH_METRIC = FACTS.replace(metric_name="error", evaluate_seconds=0.5)
 
 

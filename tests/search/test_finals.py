@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections import Counter
 
 import pytest
-from simulated import BASELINE, Machine
+from simulated import BASELINE, Machine, play_finals
 
+from autotune.measure.student_t import student_t_quantile
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals import THRESHOLD, run_finals
+from autotune.search.finals import CLAIM_RISK, FALSE_RISK, THRESHOLD, rounds_needed, run_finals, smallest_provable
 
 FAST = BASELINE.replace(precision="bf16")
 FAST_AND_MORE = FAST.replace(num_workers=2)
@@ -93,10 +96,162 @@ def test_one_round_proves_nothing():
     assert outcome.candidates[0].ratio is None
 
 
-def test_identical_arms_are_claimed_faster_in_less_than_one_search_of_a_hundred():
+def alternate(mean: float, half: float, pairs: int) -> list[float]:
+    """Return log ratios of a given mean that lie half a spread above and below it by turns."""
+    return [mean + half * (-1) ** number for number in range(pairs)]
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "outcome"),
+    [
+        (alternate(0.05, 0.01, 8), "faster"),
+        (alternate(0.40, 0.15, 8), "faster"),
+        (alternate(0.0, 0.005, 8), "no gain"),
+        (alternate(-0.30, 0.05, 8), "no gain"),
+        (alternate(0.005, 0.001, 8), "no gain"),  # a gain, and too small to be one
+        (alternate(0.0, 0.05, 8), "unclear"),
+        (alternate(0.05, 0.10, 8), "unclear"),
+        (alternate(0.0095, 0.001, 8), "unclear"),
+    ],
+)
+def test_the_outcome_is_where_the_interval_lies(log_ratios, outcome):
+    finals = play_finals(log_ratios)
+    assert finals.candidates[0].log_ratios == pytest.approx(log_ratios)
+    assert finals.candidates[0].outcome == outcome
+    assert (finals.winner is not None) == (outcome == "faster")
+
+
+def test_the_low_end_is_the_one_sided_99_percent_bound():
+    log_ratios = alternate(0.05, 0.01, 8)
+    ratio = play_finals(log_ratios).candidates[0].ratio
+    assert ratio is not None
+    error = statistics.stdev(log_ratios) / math.sqrt(8)
+    assert ratio.low == pytest.approx(math.exp(0.05 - student_t_quantile(1 - CLAIM_RISK, 7) * error))
+    assert ratio.estimate == pytest.approx(math.exp(0.05))
+
+
+def test_a_gain_that_is_not_sure_to_be_one_at_all_is_not_claimed():
+    # Six pairs: the 99 % end is 1.013, the 99.9 % end below 1.
+    loose = play_finals(alternate(0.08, 0.0447, 6)).candidates[0]
+    assert loose.ratio is not None
+    assert loose.ratio.low > THRESHOLD
+    assert loose.sure < 1.0
+    assert loose.outcome == "unclear"
+    tight = play_finals(alternate(0.08, 0.030, 6)).candidates[0]
+    assert tight.sure > 1.0
+    assert tight.outcome == "faster"
+    error = 0.0447 * math.sqrt(6 / 5) / math.sqrt(6)
+    assert loose.sure == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK, 5) * error))
+
+
+def test_two_candidates_share_both_risks():
+    one = play_finals(alternate(0.08, 0.02, 6)).candidates[0]
+    two = play_finals(alternate(0.08, 0.02, 6), alternate(0.0, 0.02, 6)).candidates[0]
+    assert one.ratio is not None
+    assert two.ratio is not None
+    assert two.ratio.low < one.ratio.low
+    error = 0.02 * math.sqrt(6 / 5) / math.sqrt(6)
+    assert two.sure == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 5) * error))
+
+
+def test_what_a_few_outliers_decide_is_unclear():
+    # Five pairs of 24 are far off: the interval clears the threshold, the median of the pairwise means is outside.
+    driven = play_finals([0.25] * 5 + alternate(0.05, 0.001, 19)).candidates[0]
+    assert driven.ratio is not None
+    assert driven.ratio.low > THRESHOLD
+    assert driven.sure > 1.0
+    assert driven.outcome == "unclear"
+    assert play_finals(alternate(0.05, 0.001, 19)).candidates[0].outcome == "faster"
+
+
+def test_hopeless_finals_end_at_half_and_claim_nothing():
+    finals = play_finals(alternate(-0.10, 0.02, 10), pair_sd=0.03)
+    assert finals.futile
+    assert finals.winner is None
+    assert len(finals.baseline.rates) == len(finals.candidates[0].rates) == 5
+
+
+@pytest.mark.parametrize("mean", [0.03, 0.05, 0.4])
+def test_promising_finals_are_not_stopped_and_never_won_early(mean):
+    finals = play_finals(alternate(mean, 0.02, 10), pair_sd=0.03)
+    assert not finals.futile
+    assert len(finals.candidates[0].rates) == 10
+
+
+def test_one_promising_candidate_keeps_the_others_in():
+    finals = play_finals(alternate(-0.10, 0.02, 10), alternate(0.10, 0.02, 10), pair_sd=0.03)
+    assert not finals.futile
+    assert [len(one.rates) for one in finals.candidates] == [10, 10]
+
+
+@pytest.mark.parametrize(("rounds", "looked"), [(4, False), (5, False), (6, True), (7, True)])
+def test_fewer_than_three_pairs_are_no_reason_to_give_up(rounds, looked):
+    finals = play_finals(alternate(-0.5, 0.02, rounds), pair_sd=0.03)
+    assert finals.futile == looked
+
+
+def test_without_a_pilot_there_is_no_look():
+    assert not play_finals(alternate(-0.5, 0.02, 10)).futile
+
+
+def test_the_look_at_half_time_only_takes_claims_away():
+    rng = random.Random(3)
+    without = with_look = 0
+    for _ in range(150):
+        log_ratios = [rng.gauss(0.045, 0.042) for _ in range(10)]
+        claimed = play_finals(log_ratios).winner is not None
+        looked = play_finals(log_ratios, pair_sd=0.042).winner is not None
+        assert claimed or not looked
+        without, with_look = without + claimed, with_look + looked
+    assert 20 < with_look <= without
+    assert with_look > 0.9 * without
+
+
+@pytest.mark.xfail(strict=True, reason="what compiling costs is only known to the finalists once all rounds are run")
+def test_the_look_at_half_time_counts_what_compiling_costs():
+    finals = play_finals(alternate(0.10, 0.02, 10), pair_sd=0.03, cost=0.30)
+    assert finals.candidates[0].outcome == "no gain"
+    assert finals.futile
+
+
+def test_compiling_is_taken_off_every_pair():
+    log_ratios = alternate(0.10, 0.02, 8)
+    one = play_finals(log_ratios, cost=0.04).candidates[0]
+    assert one.log_ratios == pytest.approx([ratio - 0.04 for ratio in log_ratios])
+    assert one.outcome == "faster"
+    assert play_finals(log_ratios, cost=0.10).candidates[0].outcome == "unclear"
+    assert play_finals(log_ratios, cost=0.20).candidates[0].outcome == "no gain"
+
+
+@pytest.mark.parametrize("pair_sd", [0.01, 0.04, 0.14])
+@pytest.mark.parametrize("pairs", [4, 8, 24])
+def test_what_can_be_proven_is_what_the_rounds_were_planned_for(pair_sd, pairs):
+    smallest = smallest_provable(pair_sd, pairs)
+    power, sure, claimed = (student_t_quantile(p, pairs - 1) for p in (0.80, 1 - FALSE_RISK, 1 - CLAIM_RISK))
+    error = pair_sd / math.sqrt(pairs)
+    assert smallest == pytest.approx(max(1.01 * math.exp((claimed + power) * error), math.exp((sure + power) * error)))
+    assert rounds_needed(pair_sd, math.log(smallest) + 1e-9, fewest=2, most=1000) == pairs
+    assert rounds_needed(pair_sd, math.log(smallest) - 1e-4, fewest=2, most=1000) > pairs
+
+
+def test_rounds_are_kept_within_what_is_asked_and_allowed():
+    assert rounds_needed(0.01, 0.5, fewest=6, most=24) == 6
+    assert rounds_needed(0.2, 0.02, fewest=6, most=24) == 24
+    assert rounds_needed(0.01, 0.5, fewest=6, most=3) == 3
+    assert rounds_needed(0.03, math.log(THRESHOLD), fewest=6, most=24) == 24
+
+
+def test_a_gain_of_the_smallest_provable_size_is_proven_four_times_in_five():
+    rng = random.Random(11)
+    mean = math.log(smallest_provable(0.04, 8))
+    claims = sum(play_finals([rng.gauss(mean, 0.04) for _ in range(8)]).winner is not None for _ in range(300))
+    assert 0.70 < claims / 300 < 0.92
+
+
+def test_identical_arms_are_claimed_faster_in_hardly_any_search():
     equal = random.Random(1)
     claims = 0
-    for seed in range(1000):
-        machine = Machine(speed=lambda _c: 1.0, noise=equal.choice([0.01, 0.03, 0.08]), seed=seed)
+    for seed in range(500):
+        machine = Machine(blocks=1, speed=lambda _c: 1.0, noise=equal.choice([0.01, 0.03, 0.08]), seed=seed)
         claims += run_finals([FAST, OTHER], BASELINE, launcher(machine), rounds=6, seed=seed).winner is not None
-    assert claims < 10
+    assert claims <= 2

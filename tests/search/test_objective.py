@@ -6,7 +6,7 @@ import pytest
 from simulated import BASELINE, Machine
 
 from autotune.records import PeakMemory, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.objective import KEYS, Judged, Limits, Score, best_of, score_trial, simplest_of_best
+from autotune.search.objective import KEYS, Limits, score_trial
 
 LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
 
@@ -23,11 +23,6 @@ def run(config: TrainConfig = BASELINE, **planted: object) -> TrialResult:
 
 
 BASE_CURVE = run().curves[0]
-
-
-def judged(config: TrainConfig, value: float | None, **constraints: float) -> Judged:
-    complete = {**dict.fromkeys(KEYS, 0.0), **constraints}
-    return Judged(run(config), Score(value=value, constraints=complete, status=TrialStatus.COMPLETED))
 
 
 def test_the_value_is_the_log_of_the_throughput():
@@ -69,21 +64,3 @@ def test_a_run_that_learns_much_worse_is_screened_out(factor, status):
     score = score_trial(run(BASELINE.replace(precision="bf16"), loss=lambda _c: factor), BASE_CURVE, LIMITS)
     assert score.status is status
     assert score.feasible == (status is TrialStatus.COMPLETED)
-
-
-def test_the_best_is_the_fastest_feasible_one():
-    trials = [judged(BASELINE, 1.0), judged(BASELINE, 3.0, memory=0.1), judged(BASELINE, 2.0), judged(BASELINE, None)]
-    assert best_of(trials) is trials[2]
-    assert best_of([judged(BASELINE, 1.0, failure=1.0)]) is None
-
-
-def test_the_simplest_is_chosen_only_among_those_the_noise_cannot_tell_apart():
-    simple = BASELINE.replace(precision="bf16")
-    rich = simple.replace(num_workers=2, prefetch_factor=4)
-    near = [judged(rich, 1.00), judged(simple, 0.98), judged(BASELINE, 0.5)]
-    assert simplest_of_best(near, BASELINE, noise=0.015) is near[1]
-    far = [judged(rich, 1.00), judged(simple, 0.90)]
-    assert simplest_of_best(far, BASELINE, noise=0.015) is far[0]
-    equally_simple = [judged(BASELINE.replace(num_workers=1), 0.98), judged(simple, 1.00)]
-    assert simplest_of_best(equally_simple, BASELINE, noise=0.1) is equally_simple[1]
-    assert simplest_of_best([], BASELINE, noise=0.015) is None

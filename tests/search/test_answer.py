@@ -1,0 +1,161 @@
+"""From what was measured to the profile: verdict, numbers of the confirmation, and what is paid back when."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, make_report, play_finals
+
+from autotune.records import Profile
+from autotune.search.answer import WORTH_PROVING, Findings, build_profile
+from autotune.search.confirm import FinalsPlan, budget_for
+from autotune.search.finals import FinalsOutcome, smallest_provable
+from autotune.search.ranking import Ranking
+
+ONE, TWO = make_placebos(2)
+FASTER = [0.21, 0.19, 0.20, 0.22, 0.18, 0.20]
+UNCLEAR = [0.10, -0.08, 0.09, -0.05, 0.12, -0.06]
+NO_GAIN = [0.001, -0.002, 0.0, 0.002, -0.001, 0.0]
+BUDGET = 600.0
+
+
+def answer(
+    finals: FinalsOutcome | None, *, planned_rounds: int = 6, elapsed: float = 300.0, measured: float = 120.0
+) -> Profile:
+    """Return the profile of a search of four launches and some finals."""
+    judged = [make_judged(BASELINE, 0.0), make_judged(ONE, 0.25, compile_seconds=30.0), make_judged(ONE, 0.23)]
+    judged.append(make_judged(TWO, None))
+    findings = Findings(
+        make_report(Machine()),
+        judged=judged,
+        plan=FinalsPlan([ONE], planned_rounds, pair_sd=0.02, round_seconds=6.0, samples=2000) if finals else None,
+        finals=finals,
+        stop_reason="budget",
+        elapsed_seconds=elapsed,
+        measured_seconds=measured,
+    )
+    return build_profile(findings, Ranking(judged, BASELINE), budget_seconds=BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "verdict"), [(FASTER, "improved"), (NO_GAIN, "keep"), (UNCLEAR, "inconclusive")]
+)
+def test_the_verdict_is_what_the_pairs_show(log_ratios, verdict):
+    profile = answer(play_finals(log_ratios))
+    assert profile.verdict == verdict
+    assert profile.config == (ONE if verdict == "improved" else BASELINE)
+    assert profile.candidate_config == ONE
+    assert profile.baseline_config == BASELINE
+    assert profile.speedup.estimate == pytest.approx(math.exp(statistics.fmean(log_ratios)))
+
+
+def test_without_finals_the_baseline_is_kept_and_the_hope_is_told():
+    profile = answer(None)
+    assert (profile.verdict, profile.config, profile.candidate_config) == ("keep", BASELINE, None)
+    assert (profile.speedup.low, profile.speedup.high) == (1.0, 1.0)
+    assert profile.evidence.confirmation is None
+    assert profile.evidence.notes == (f"unconfirmed: the search's best ran at {math.exp(0.24):.2f}x the baseline",)
+
+
+def test_one_pair_is_no_confirmation():
+    profile = answer(play_finals([0.2]))
+    assert (profile.verdict, profile.config) == ("keep", BASELINE)
+    assert profile.evidence.confirmation is None
+
+
+def test_the_verdict_is_keep_only_where_the_upper_bound_is_below_one_percent():
+    below, above = [x + 0.005 for x in NO_GAIN], [x + 0.009 for x in NO_GAIN]
+    assert answer(play_finals(below)).verdict == "keep"
+    assert answer(play_finals(above)).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("log_ratios", [FASTER, NO_GAIN, UNCLEAR])
+def test_the_confirmation_holds_the_pairs_and_what_follows_from_them(log_ratios):
+    told = answer(play_finals(log_ratios), planned_rounds=8).evidence.confirmation
+    assert told is not None
+    assert told.pairs_planned == 8
+    assert told.log_ratios == pytest.approx(tuple(log_ratios))
+    assert len(told.candidate_first) == 6
+    assert sum(told.candidate_first) == 3
+    assert told.interval.confidence_level == pytest.approx(0.95)
+    walsh = [(a + b) / 2 for i, a in enumerate(log_ratios) for b in log_ratios[i:]]
+    assert told.hodges_lehmann == pytest.approx(math.exp(statistics.median(walsh)))
+    assert told.smallest_detectable == pytest.approx(smallest_provable(statistics.stdev(log_ratios), 6))
+    assert told.expected_speedup == pytest.approx(math.exp(0.24))
+    assert told.shrunk_speedup is not None
+    assert 1.0 < told.shrunk_speedup <= told.expected_speedup
+    assert not told.futile
+
+
+def test_only_what_is_unclear_asks_for_more_budget():
+    told = {name: answer(play_finals(logs)).evidence.confirmation for name, logs in (("f", FASTER), ("n", NO_GAIN))}
+    assert all(one is not None and one.wanted_speedup is one.budget_needed_seconds is None for one in told.values())
+    unclear = answer(play_finals(UNCLEAR)).evidence.confirmation
+    assert unclear is not None
+    wanted = max(math.exp(statistics.fmean(UNCLEAR)), WORTH_PROVING)
+    assert unclear.wanted_speedup == pytest.approx(wanted)
+    needed = budget_for(math.log(wanted), pair_sd=statistics.stdev(UNCLEAR), pair_seconds=6.0, budget_seconds=BUDGET)
+    assert unclear.budget_needed_seconds == pytest.approx(needed)
+    assert needed > BUDGET
+
+
+def test_finals_that_ended_at_half_say_so():
+    profile = answer(play_finals([x - 0.5 for x in FASTER], pair_sd=0.02))
+    assert profile.verdict == "keep"
+    assert profile.evidence.confirmation is not None
+    assert profile.evidence.confirmation.futile
+    assert profile.evidence.pairs == len(profile.evidence.confirmation.log_ratios) == 3
+
+
+def test_costs_are_paid_back_at_the_lower_end_of_the_gain():
+    profile = answer(play_finals(FASTER), elapsed=300.0)
+    one_off, low = profile.one_off, profile.speedup.low
+    assert one_off.compile_seconds == 30.0
+    assert one_off.search_seconds == 300.0
+    # By hand: a sample takes 1 / BASE_RATE seconds with the baseline, and at most 1 / low of that with the winner.
+    saved = (1 - 1 / low) / BASE_RATE
+    assert one_off.break_even_samples is not None
+    assert one_off.search_break_even_samples is not None
+    assert one_off.break_even_samples == pytest.approx(30.0 / saved, rel=0.001)
+    assert one_off.search_break_even_samples == pytest.approx(330.0 / saved, rel=0.001)
+
+
+def test_the_samples_that_pay_back_are_those_after_which_both_runs_are_even():
+    profile = answer(play_finals(FASTER), elapsed=300.0)
+    samples, low = profile.one_off.break_even_samples, profile.speedup.low
+    assert samples is not None
+    base_seconds = samples / BASE_RATE
+    assert base_seconds / low + 30.0 == pytest.approx(base_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("log_ratios", [NO_GAIN, UNCLEAR])
+def test_without_a_gain_nothing_is_paid_back(log_ratios):
+    one_off = answer(play_finals(log_ratios)).one_off
+    assert one_off.break_even_samples is one_off.search_break_even_samples is None
+
+
+@pytest.mark.parametrize(("elapsed", "measured", "share"), [(300.0, 120.0, 0.4), (300.0, 400.0, 1.0), (0.0, 0.0, None)])
+def test_the_measured_share_is_of_the_time_used(elapsed, measured, share):
+    fraction = answer(None, elapsed=elapsed, measured=measured).evidence.measured_fraction
+    assert fraction == (None if share is None else pytest.approx(share))
+
+
+def test_the_evidence_counts_trials_pairs_and_rates():
+    evidence = answer(play_finals(FASTER)).evidence
+    assert evidence.trials == {"completed": 3, "crashed": 1}
+    assert evidence.pairs == 6
+    assert evidence.baseline_samples_per_second == pytest.approx(BASE_RATE)
+    assert evidence.samples_per_second == pytest.approx(statistics.fmean(BASE_RATE * math.exp(x) for x in FASTER))
+    assert evidence.noise is not None
+    assert evidence.noise.launches == 3 + 12
+    assert evidence.stop_reason == "budget"
+
+
+def test_two_candidates_share_the_time_of_a_round():
+    finals = play_finals(UNCLEAR, [-x for x in UNCLEAR])
+    profile = answer(finals)
+    assert profile.verdict == "inconclusive"
+    assert finals.best is not None
+    assert profile.candidate_config == finals.best.config

@@ -1,0 +1,67 @@
+"""Search and finals together, over many seeds: how often nothing is called something, and something is found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
+
+from autotune.records import TrainConfig
+from autotune.search.confirm import confirm, plan_finals
+from autotune.search.finals import FinalsOutcome
+from autotune.search.session import LEAST_GAIN, MOST_FINALISTS
+
+BUDGET = 110.0
+
+
+def search(machine: Machine) -> FinalsOutcome | None:
+    """Explore placebos and take the best to the finals; None where nothing looked faster."""
+    launcher = explore_placebos(machine, budget=BUDGET)
+    ranking = launcher.ranking()
+    ranked = sorted(ranking.entries, key=lambda one: -one.score)
+    faster = [one.config for one in ranked if one.score > LEAST_GAIN and one.config != BASELINE]
+    if not faster:
+        return None
+    return confirm(launcher, plan_finals(launcher, faster[:MOST_FINALISTS]))
+
+
+def jitter(seed: int) -> Callable[[float], float]:
+    """Return a machine's speed that goes its own way: a slow walk of some percent a minute."""
+    rng = random.Random(seed)
+    walk = [1.0]
+    for _ in range(200):
+        walk.append(walk[-1] * (1 + rng.gauss(0, 0.01)))
+    return lambda now: walk[min(int(now), 200)]
+
+
+@pytest.mark.parametrize("sd", [0.01, 0.03, 0.10])
+@pytest.mark.parametrize("wanders", [False, True], ids=["steady", "wandering"])
+def test_where_nothing_is_faster_nothing_is_claimed(sd, wanders):
+    claims = finals = 0
+    for seed in range(40):
+        drift = jitter(seed) if wanders else lambda _now: 1.0
+        machine = Machine(speed=all_equal, noise=sd, block_noise=0.02, blocks=4, seed=seed, drift=drift)
+        outcome = search(machine)
+        finals += outcome is not None
+        claims += outcome is not None and outcome.winner is not None
+    assert claims == 0
+    assert finals > 25  # the best of many looked faster, so there was something to refuse
+
+
+def test_a_true_gain_of_a_half_is_nearly_always_claimed():
+    def speed(config: TrainConfig) -> float:
+        return 1.5 if number_of(config) == 7 else 1.0
+
+    claims = covered = 0
+    for seed in range(40):
+        outcome = search(Machine(speed=speed, noise=0.03, block_noise=0.02, blocks=4, seed=seed))
+        winner = outcome.winner if outcome else None
+        if winner is None or winner.ratio is None:
+            continue
+        assert number_of(winner.config) == 7
+        claims += 1
+        covered += winner.ratio.low <= 1.5
+    assert claims > 0.9 * 40
+    assert covered >= 0.95 * claims

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autotune.cli.words import describe_speedup, list_evidence
+from autotune.records import HardwareInfo, Interval, Profile, ProfileTarget, SoftwareInfo, TrainConfig
+from autotune.records.measurement import GpuState, Interference
+from autotune.records.profile import Confirmation, Evidence, MachineNoise, OneOffCosts
+from autotune.sentences import (
+    count,
+    describe_break_even,
+    describe_interference,
+    describe_noise,
+    describe_power,
+    format_budget,
+)
+
+QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
+
+
+def interval(estimate: float, low: float, high: float, level: float) -> Interval:
+    return Interval(estimate=estimate, low=low, high=high, confidence_level=level, method="t")
+
+
+def profile(verdict: str = "improved", *, estimate: float = 1.38, **changes: object) -> Profile:
+    confirmation = Confirmation(
+        pairs_planned=8,
+        log_ratios=(math.log(estimate),) * 8,
+        interval=interval(estimate, 1.30, 1.46, 0.95),
+        hodges_lehmann=estimate,
+        smallest_detectable=1.17,
+        wanted_speedup=1.05,
+        budget_needed_seconds=5000.0,
+    )
+    fields: dict[str, object] = {
+        "verdict": verdict,
+        "config": TrainConfig(),
+        "baseline_config": TrainConfig(),
+        "speedup": interval(estimate, 1.319, 1.47, 0.98),
+        "target": ProfileTarget(label="train.py:workload", fingerprint="0" * 12),
+        "hardware": HardwareInfo(
+            cpu_name="cpu",
+            usable_cpu_count=2,
+            cpu_features=(),
+            memory_total_bytes=1,
+            memory_limit_bytes=1,
+            memory_available_bytes=1,
+            shared_memory_free_bytes=1,
+            gpus=(),
+            missing=(),
+        ),
+        "software": SoftwareInfo(autotune="0", python="3", torch="2", cuda=None, driver=None, platform="linux"),
+        "evidence": Evidence(pairs=8, confirmation=confirmation, noise=QUIET, measured_fraction=0.423),
+    }
+    return Profile(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_the_headline_is_the_lower_end_rounded_down() -> None:
+    text = describe_speedup(profile())
+    assert text == "improved: at least 1.31x faster (point 1.38x, 95 % 1.30-1.46, 8 pairs)"
+
+
+def test_the_headline_of_a_planned_run_is_about_the_whole_of_it() -> None:
+    planned = profile(one_off=OneOffCosts(planned_samples=1e6))
+    assert "at least 1.31x faster over the planned run (point" in describe_speedup(planned)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        ("inconclusive", "inconclusive: keep your settings (best candidate 1.38x, 95 % 1.30-1.46, 8 pairs)"),
+        ("keep", "keep your settings (best candidate 1.38x, 95 % 1.30-1.46, 8 pairs)"),
+    ],
+)
+def test_without_a_claim_the_settings_are_kept(verdict: str, text: str) -> None:
+    assert describe_speedup(profile(verdict)) == text
+
+
+def test_without_finals_there_is_no_figure() -> None:
+    assert describe_speedup(profile("keep", evidence=Evidence())) == "keep your settings"
+
+
+def test_an_inconclusive_answer_says_what_could_have_been_shown_and_what_it_takes() -> None:
+    text = describe_power(profile("inconclusive"))
+    assert text == (
+        "with this noise 8 pairs show a gain of 1.17x or more; to show 1.05x takes --budget 84m or a quieter machine"
+    )
+    assert describe_power(profile("improved")) is None
+    assert describe_power(profile("inconclusive", evidence=Evidence())) is None
+
+
+def test_the_evidence_is_listed_line_by_line() -> None:
+    lines = list_evidence(profile("inconclusive", one_off=OneOffCosts(search_seconds=65.0)))
+    assert lines[0].startswith("with this noise 8 pairs")
+    assert lines[1] == "noise: launches of one setting differ by 1.2 % (standard deviation)"
+    assert lines[2] == "search 1m05s (no trial), 42 % of it inside measured blocks"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(30, "1m"), (61, "2m"), (3 * 3600 - 1, "180m"), (3 * 3600, "3h"), (3 * 3600 + 1, "4h"), (80 * 3600, "4d")],
+)
+def test_a_budget_is_rounded_up(seconds: float, text: str) -> None:
+    assert format_budget(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline_range": 1.31}, "your own settings by up to 1.31x"),
+        ({"machine_changes": 1}, "the machine changed its speed 1 time"),
+        ({"not_steady": 2}, "2 of 20 launches not steady"),
+        ({"raced": 3}, "3 of 20 launches ended early as clearly slower"),
+        ({"disturbed": 4}, "4 of 160 blocks disturbed"),
+        ({"interference": Interference(steal_fraction=0.07)}, "7 % stolen by the hypervisor"),
+    ],
+)
+def test_what_made_the_noise_is_said(changes: dict[str, object], words: str) -> None:
+    assert describe_noise(QUIET.replace(**changes)).endswith("; " + words)
+
+
+def test_interference_is_the_mean_over_the_blocks_that_told() -> None:
+    readings = [Interference(foreign_cpu_fraction=0.1), Interference(foreign_cpu_fraction=0.5), None, Interference()]
+    assert describe_interference(readings) == ["30 % of the CPUs used by others"]
+    assert describe_interference([Interference(foreign_cpu_fraction=0.04), None]) == []
+    held = Interference(gpu=GpuState(slowdowns=("thermal", "power-cap")))
+    assert describe_interference([held]) == ["the GPU was held down (power-cap, thermal)"]
+
+
+def test_break_even_names_the_compilation_only_where_there_was_one() -> None:
+    assert describe_break_even(OneOffCosts()) is None
+    costs = OneOffCosts(search_seconds=60.0, break_even_samples=0.0, search_break_even_samples=12_345.6)
+    assert describe_break_even(costs) == "the search is paid back after 12,346 samples"
+    compiled = costs.replace(compile_seconds=20.0, break_even_samples=4000.0)
+    assert describe_break_even(compiled) == (
+        "the compilation is paid back after 4,000 samples, the search is paid back after 12,346 samples"
+    )
+
+
+def test_counts_have_their_noun() -> None:
+    assert (count(1, "pair"), count(1200, "pair"), count(2, "launch", "launches")) == (
+        "1 pair",
+        "1,200 pairs",
+        "2 launches",
+    )
