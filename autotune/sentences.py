@@ -25,8 +25,10 @@ def describe_power(profile: Profile) -> str | None:
     ended = " (ended at half of the pairs, the others would hardly have shown it)" if confirmation.futile else ""
     pairs = count(profile.evidence.pairs, "pair")
     text = f"with this noise {pairs} show a gain of {confirmation.smallest_detectable:.2f}x or more{ended}"
-    if confirmation.wanted_speedup is None or confirmation.budget_needed_seconds is None:
+    if confirmation.wanted_speedup is None:
         return text
+    if confirmation.budget_needed_seconds is None:
+        return f"{text}; {confirmation.wanted_speedup:.2f}x is out of reach without a quieter machine"
     return (
         f"{text}; to show {confirmation.wanted_speedup:.2f}x takes --budget "
         f"{format_budget(confirmation.budget_needed_seconds)} or a quieter machine"

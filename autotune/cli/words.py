@@ -51,12 +51,11 @@ def list_evidence(profile: Profile) -> list[str]:
     if evidence.noise is not None:
         lines.append(f"noise: {describe_noise(evidence.noise)}")
     trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
-    measured = (
-        "" if evidence.measured_fraction is None else f", {100 * evidence.measured_fraction:.0f} % of it measured"
-    )
+    share = evidence.measured_fraction
+    measured = "" if share is None else f", {100 * share:.0f} % of it inside measured blocks"
     compiled = costs.compile_seconds > TELLING_COMPILE_SECONDS
     once = f"; compilation {format_duration(costs.compile_seconds)} once" if compiled else ""
-    lines.append(f"search {format_duration(costs.search_seconds)} ({trials}){measured}{once}")
+    lines.append(f"search {format_duration(costs.search_seconds)} ({trials or 'no trial'}){measured}{once}")
     return [line for line in (*lines, describe_break_even(costs), *evidence.notes) if line]
 
 

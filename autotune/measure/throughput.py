@@ -28,6 +28,8 @@ from autotune.records.trial import LossCurve, Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
+LEAST_SHORT_STEPS = 4
+"""Of a training that ends before it has settled, so many steps are better than no answer; marked as not steady."""
 PRECISE_BLOCKS = 8
 PRECISION = 0.02
 
@@ -88,12 +90,14 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     """
     canary_before = timing.canary() if timing.canary else None
     began = timing.clock.now()
-    warm_up, unsettled = yield from _warm_up(timing, backlog_steps(config), limits)
+    warm_up, unsettled, short = yield from _warm_up(timing, backlog_steps(config), limits)
     warmup_seconds = timing.clock.now() - began
     memory.reset_device()
     memory.sample()
     timing.data_wait_seconds = 0.0
     timed = TimedBlocks(limits, None if unsettled else _rival_now(limits.rival, canary_before))
+    if short is not None:
+        timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
     steps_per_block = max(1, math.ceil(_block_seconds(timing.clock) / max(warm_up.block_step_seconds, 1e-9)))
     began = timing.clock.now()
     while (ending := timed.find_ending(timing.clock.now() - began)) is None:
@@ -109,8 +113,8 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         data_wait_seconds=timing.data_wait_seconds,
         steady=not unsettled,
         unsettled=unsettled,
-        warmup_steps=warm_up.steps,
-        warmup_seconds=warmup_seconds,
+        warmup_steps=warm_up.steps - (short.optimizer_steps if short else 0),
+        warmup_seconds=warmup_seconds - (short.seconds if short else 0.0),
         compile_seconds=warm_up.compile_seconds,
         peak_memory=peak,
         canary=_read_canary(timing, canary_before),
@@ -189,20 +193,32 @@ def _block_seconds(clock: Clock) -> float:
     return max(LEAST_BLOCK_SECONDS, _CLOCK_COSTS * (clock.now() - began))
 
 
-def _warm_up(timing: Timing, backlog: int, limits: TrialLimits) -> Generator[None, None, tuple[WarmUp, str]]:
-    """Return the warm-up, and what had not settled when its time was up."""
-    clock = timing.clock
-    warm_up = WarmUp(backlog, graphs=timing.compiled_graphs(), least_seconds=timing.load_seconds)
+def _warm_up(
+    timing: Timing, backlog: int, limits: TrialLimits
+) -> Generator[None, None, tuple[WarmUp, str, Block | None]]:
+    """Return the warm-up, what had not settled at its end, and all there is of a training that ended in it."""
+    clock, graphs = timing.clock, timing.compiled_graphs()
+    warm_up = WarmUp(backlog, graphs=graphs, least_seconds=timing.load_seconds)
+    first_samples = 0
     while True:
         before = clock.now()
-        yield
+        try:
+            yield
+        except TrainingEndedError:
+            timing.read_losses()
+            if warm_up.steps < LEAST_SHORT_STEPS:
+                raise
+            rest, samples = warm_up.later_steps, timing.samples - first_samples
+            recompiled = timing.compiled_graphs() != graphs
+            block = Block(optimizer_steps=len(rest), samples=samples, seconds=sum(rest), recompiled=recompiled)
+            return warm_up, "the training ended before", block
         clock.synchronize()
         warm_up.take(clock.now() - before, graphs=timing.compiled_graphs(), watched=timing.watched())
+        first_samples = first_samples or timing.samples
         unsettled = warm_up.find_unsettled()
-        is_over = warm_up.charged_seconds >= limits.warmup_cap_seconds
-        if not unsettled or is_over:
+        if not unsettled or warm_up.charged_seconds >= limits.warmup_cap_seconds:
             timing.read_losses()
-            return warm_up, unsettled
+            return warm_up, unsettled, None
 
 
 def _time_block(timing: Timing, steps: int, timed: TimedBlocks) -> Generator[None, None, bool]:

@@ -56,6 +56,11 @@ class WarmUp:
         return len(self._steps)
 
     @property
+    def later_steps(self) -> tuple[float, ...]:
+        """Seconds of each step after the first."""
+        return tuple(self._steps[1:])
+
+    @property
     def step_seconds(self) -> float:
         """Typical time of the last steps, in seconds."""
         return statistics.median(self._steps[-_TYPICAL_STEPS:])

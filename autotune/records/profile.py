@@ -68,7 +68,7 @@ class Confirmation(Record):
     wanted_speedup: Annotated[float, Field(ge=1)] | None = None
     """Speed-up that `budget_needed_seconds` is for; None when nothing is left to prove."""
     budget_needed_seconds: NonNegative | None = None
-    """Budget that would prove it with a probability of 80 % at this noise."""
+    """Budget that would prove it with a probability of 80 % at this noise; None where no budget does."""
     futile: bool = False
     """Ended at half of the pairs: with less than 10 % probability would the others have proven anything."""
 

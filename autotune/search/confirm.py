@@ -17,7 +17,6 @@ GOOD_ROUNDS = 6
 """Fewer are run only where there is no time for more."""
 
 _FULL_PATIENCE = 4.0
-_MOST_PAIRS = 100_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan
     first = ranking.find(finalists[0])
     pair_sd = math.sqrt(2) * ranking.noise[0]
     most = min(MOST_ROUNDS, affordable)
-    gain = max(first.shrunk if first else 0.0, math.log(THRESHOLD))
+    # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
+    gain = max(min(first.score, first.shrunk) if first else 0.0, math.log(THRESHOLD))
     rounds = rounds_needed(pair_sd, gain, most=most, fewest=min(GOOD_ROUNDS, most)) if most >= 2 else most
     samples = max(1, round(math.exp(ranking.level_now()[0]) * launcher.state.measure_seconds))
     return FinalsPlan(finalists, rounds, pair_sd, seconds, samples)
@@ -91,8 +91,10 @@ def confirm(launcher: Launcher, plan: FinalsPlan) -> FinalsOutcome:
     )
 
 
-def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budget_seconds: float) -> float:
+def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budget_seconds: float) -> float | None:
     """Return the budget whose finals would prove a speed-up with a probability of 80 %, in seconds.
+
+    None where that takes more rounds than finals ever have: the machine is too noisy for it.
 
     Args:
         log_speedup: the gain to prove; must exceed the threshold of a claim.
@@ -105,5 +107,5 @@ def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budge
     """
     if log_speedup <= math.log(THRESHOLD):
         raise ValueError(f"log_speedup is {log_speedup}: no budget proves what is not above {THRESHOLD}")
-    pairs = rounds_needed(pair_sd, log_speedup, most=_MOST_PAIRS, fewest=2)
-    return max(budget_seconds, pairs * pair_seconds / FINALS_SHARE)
+    pairs = rounds_needed(pair_sd, log_speedup, most=MOST_ROUNDS + 1, fewest=2)
+    return None if pairs > MOST_ROUNDS else max(budget_seconds, pairs * pair_seconds / FINALS_SHARE)

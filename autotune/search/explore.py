@@ -10,7 +10,6 @@ from autotune.records.profile import StopReason
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.launcher import Launcher
 from autotune.search.objective import Judged, score_trial
-from autotune.search.schedule import Schedule
 from autotune.search.study import Proposal
 
 _LEAST_TRIAL_SECONDS = 20.0
@@ -69,7 +68,7 @@ def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal
     if launcher.should_stop():
         return "interrupted"
     ranking = launcher.ranking()
-    schedule = Schedule(launcher.judged, launcher.baseline, ranking)
+    schedule = launcher.schedule()
     again = schedule.find_due()
     if again is None:
         best = ranking.simplest_of_best()
@@ -89,5 +88,5 @@ def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal
 def _run(launcher: Launcher, proposal: Proposal) -> TrialResult:
     full = max(_LEAST_TRIAL_SECONDS, _PATIENCE * launcher.predict_seconds(proposal.config))
     left = launcher.budget.search_remaining_seconds
-    rival = Schedule(launcher.judged, launcher.baseline, launcher.ranking()).make_rival(proposal.config)
+    rival = launcher.schedule().make_rival(proposal.config)
     return launcher.launch(proposal.config, "measure", min(left, full), ends_with_stage=left < full, rival=rival)

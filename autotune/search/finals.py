@@ -147,6 +147,7 @@ def run_finals(
 
     for number, order in enumerate(_draw_orders(1 + len(finalists), rounds, random.Random(seed))):
         if number >= _LEAST_LOOK and number == rounds // 2 and pair_sd is not None:
+            charge()
             futile = all(
                 _is_futile(one, base, rounds, pair_sd, share * CLAIM_RISK) for one in finalists if not one.failure
             )

@@ -17,6 +17,7 @@ from autotune.search.drift import DriftPlan
 from autotune.search.objective import Judged, Limits
 from autotune.search.progress import SearchReporter, Standing
 from autotune.search.ranking import Ranking
+from autotune.search.schedule import Schedule
 from autotune.search.strategy import COMPILE_SECONDS
 from autotune.space import needs_compilation
 from autotune.trial.spawn import KILL_SECONDS
@@ -48,6 +49,7 @@ class Launcher:
         report: of the probe; None before it is done.
         planned_samples: of the final training; None when its length is not known.
         measured_seconds: inside measured blocks, over all trials.
+        session_start: how many of `judged` are of an earlier session.
     """
 
     state: SearchState
@@ -63,6 +65,7 @@ class Launcher:
     report: ProbeReport | None = None
     planned_samples: float | None = None
     measured_seconds: float = 0.0
+    session_start: int = 0
     _ranked: tuple[int, Ranking] | None = None
 
     @property
@@ -179,6 +182,10 @@ class Launcher:
             ranking = Ranking(self.judged, self.baseline, probed=probed, planned_samples=self.planned_samples)
             self._ranked = (len(self.judged), ranking)
         return self._ranked[1]
+
+    def schedule(self) -> Schedule:
+        """Return what decides which config is launched again."""
+        return Schedule(self.judged, self.baseline, self.ranking(), session_start=self.session_start)
 
     def standing(self) -> Standing:
         """Return where the search stands."""

@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
+from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult
 from autotune.search.objective import Judged
@@ -32,7 +33,8 @@ PRIOR_DEGREES = 2.0
 ANCHOR_SPACING = 8
 """Launches between two of the baseline, and the reach of each."""
 
-_JUMP_SDS = 3.0
+_STEP_CONFIDENCE = 0.999
+"""One-sided: so sure it must be that two anchors differ by more than luck."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Entry:
         config: the settings.
         launches: all of them, in order.
         scores: log speed-up over the baseline at that time, one per timed launch.
+        hope: the highest of them, against the slower of the two levels where the machine changed.
         shaky: for each of them, that the machine changed around it.
         feasible: every launch was timed and held every constraint.
         score: mean of the scores that are not shaky, or of all; less the cost of compiling.
@@ -52,6 +55,7 @@ class Entry:
     config: TrainConfig
     launches: tuple[Judged, ...]
     scores: tuple[float, ...]
+    hope: float
     shaky: tuple[bool, ...]
     feasible: bool
     score: float
@@ -66,6 +70,11 @@ class Entry:
     def sound_launches(self) -> int:
         """Launches that can be compared with the others."""
         return self.shaky.count(False)
+
+    @property
+    def sound_scores(self) -> list[float]:
+        """Scores of these."""
+        return [score for score, bad in zip(self.scores, self.shaky, strict=True) if not bad]
 
 
 class Ranking:
@@ -96,6 +105,7 @@ class Ranking:
             if one.score.value is not None and one.key == self._baseline_key
         ]
         self._places = [place for place, _ in self._anchors]
+        self._steps = self._find_steps()
         self._jumps = self._find_jumps()
 
     @cached_property
@@ -103,7 +113,8 @@ class Ranking:
         """Every feasible config, the highest shrunk score first; the baseline is one of them."""
         plain = [one for one in self._all if one.feasible]
         variance = self.noise[0] ** 2
-        noises = [variance / max(1, one.sound_launches) for one in plain]
+        level = variance / self.level_now()[1] if plain else 0.0
+        noises = [level + variance / max(1, one.sound_launches) for one in plain]
         spread = spread_variance([one.score for one in plain], noises)
         middle = statistics.fmean(one.score for one in plain) if plain else 0.0
         found = []
@@ -133,6 +144,11 @@ class Ranking:
     def jumps(self) -> int:
         """How many times the machine was seen to change."""
         return sum(self._jumps)
+
+    @property
+    def may_have_changed(self) -> bool:
+        """The last anchor is far from the one before it: another one tells whether the machine has changed."""
+        return bool(self._steps) and self._steps[-1]
 
     @property
     def anchor_values(self) -> tuple[float, ...]:
@@ -218,6 +234,7 @@ class Ranking:
             config=launches[0].config,
             launches=launches,
             scores=scores,
+            hope=max(value - self._lowest_level(place) for place, value in timed),
             shaky=shaky,
             feasible=all(one.score.feasible for one in launches),
             score=0.0 if key == self._baseline_key else statistics.fmean(sound) - self._compile_cost(launches),
@@ -229,28 +246,53 @@ class Ranking:
         return compile_cost([one.result for one in launches], self._planned_samples)
 
     def _anchor_pairs(self) -> list[list[float]]:
-        values = [*([self._probed] if self._probed is not None else []), *(value for _, value in self._anchors)]
-        return [[early, late] for early, late in pairwise(values)]
+        """Return each two anchors in a row, the probe before them, unless the machine has changed in between."""
+        pairs = [[early, late] for (_, early), (_, late) in pairwise(self._anchors)]
+        pairs = [pair for pair, jump in zip(pairs, self._jumps, strict=True) if not jump]
+        return [[self._probed, self._anchors[0][1]], *pairs] if self._probed is not None and self._anchors else pairs
 
     def _pool(self, pairs: list[list[float]]) -> tuple[float, float]:
         return pooled_sd([*pairs, *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
 
     @cached_property
-    def _repeats(self) -> list[tuple[float, ...]]:
-        return [one.scores for one in self._all if one.key != self._baseline_key and len(one.scores) > 1]
+    def _repeats(self) -> list[list[float]]:
+        """Return the scores of each config that was launched more than once, those that are not shaky."""
+        sound = [one.sound_scores for one in self._all if one.key != self._baseline_key]
+        return [scores for scores in sound if len(scores) > 1]
+
+    def _find_steps(self) -> list[bool]:
+        """Return for each two anchors in a row whether they differ by more than all smaller differences explain."""
+        pairs = sorted(([early, late] for (_, early), (_, late) in pairwise(self._anchors)), key=_size)
+        usual: list[list[float]] = []
+        for pair in pairs:
+            noise, degrees = pooled_sd(usual, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+            if _size(pair) > student_t_quantile(_STEP_CONFIDENCE, degrees) * math.sqrt(2) * noise:
+                break
+            usual.append(pair)
+        largest = _size(usual[-1]) if usual else -1.0
+        return [_size([early, late]) > largest for (_, early), (_, late) in pairwise(self._anchors)]
 
     def _find_jumps(self) -> list[bool]:
-        """Return for each two anchors in a row whether they differ by more than all the others would explain."""
-        pairs = [[early, late] for (_, early), (_, late) in pairwise(self._anchors)]
-        jumps = []
-        for index, (early, late) in enumerate(pairs):
-            others = pooled_sd(pairs[:index] + pairs[index + 1 :], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
-            jumps.append(abs(late - early) > _JUMP_SDS * math.sqrt(2) * others[0])
+        """Return which steps stayed: the anchor after one is near its end. One that comes back was a launch's luck."""
+        values = [value for _, value in self._anchors]
+        jumps: list[bool] = []
+        outlier = False
+        for index, is_step in enumerate(self._steps):
+            after = values[index + 2] if index + 2 < len(values) else None
+            stays = after is not None and abs(after - values[index + 1]) < abs(after - values[index])
+            jumps.append(is_step and stays and not outlier)
+            outlier = is_step and after is not None and not stays
         return jumps
 
     def _is_shaky(self, place: int) -> bool:
         after = bisect_left(self._places, place)
         return 0 < after < len(self._places) and self._places[after] != place and self._jumps[after - 1]
+
+    def _lowest_level(self, place: int) -> float:
+        if not self._is_shaky(place):
+            return self.level(place)[0]
+        after = bisect_left(self._places, place)
+        return min(value for _, value in self._anchors[after - 1 : after + 1])
 
     def _same_machine(self, place: float) -> tuple[int, int]:
         """Return the first and the last anchor between which the machine did not change, around a place."""
@@ -263,6 +305,10 @@ class Ranking:
         while last < len(self._jumps) and not self._jumps[last]:
             last += 1
         return first, last
+
+
+def _size(pair: Sequence[float]) -> float:
+    return abs(pair[1] - pair[0])
 
 
 def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:

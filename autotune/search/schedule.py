@@ -21,7 +21,6 @@ ANCHOR_SECONDS = 120.0
 ELITES = 5
 ELITE_LAUNCHES = 4
 _ELITE_EVERY = 4
-_FINALISTS_LIKELY = 3
 _CANARY_CHANGE = math.log(1.15)
 _LEAST_BETWEEN = 3
 """An anchor that the canary asks for comes no sooner than this many launches after the last."""
@@ -43,11 +42,13 @@ class Schedule:
         judged: every launch so far, in order.
         baseline: the user's own settings.
         ranking: made of the same launches.
+        session_start: how many of them are of an earlier session; the machine may be another one since.
     """
 
     judged: list[Judged]
     baseline: TrainConfig
     ranking: Ranking
+    session_start: int = 0
 
     def find_due(self, *, exhausted: bool = False) -> TrainConfig | None:
         """Return the config to launch again; None when something new may be tried.
@@ -61,9 +62,10 @@ class Schedule:
         if challenger is not None:
             return challenger.config
         best = [one for one in self.ranking.entries if one.config != self.baseline]
-        for one in best[:_FINALISTS_LIKELY]:
-            if one.sound_launches == 0:
-                return one.config
+        bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
+        shaky = [one for one in best if one.sound_launches == 0 and one.hope > bar]
+        if shaky:
+            return max(shaky, key=lambda one: one.hope).config
         if not exhausted and self._launches_since_repeat() < _ELITE_EVERY - 1:
             return None
         elites = [one for one in best[:ELITES] if one.score > 0 and len(one.launches) < ELITE_LAUNCHES]
@@ -95,7 +97,7 @@ class Schedule:
 
     def _is_anchor_due(self) -> bool:
         since = self._since_anchor()
-        if since is None:
+        if since is None or (not since and self.ranking.may_have_changed):
             return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
         if len(since) >= ANCHOR_SPACING or (since and seconds >= ANCHOR_SECONDS):
@@ -104,9 +106,11 @@ class Schedule:
 
     def _since_anchor(self) -> list[Judged] | None:
         """Return the launches since the last of the baseline; None when there was none."""
-        for back, one in enumerate(reversed(self.judged)):
+        since: list[Judged] = []
+        for one in reversed(self.judged[self.session_start :]):
             if one.config == self.baseline:
-                return self.judged[len(self.judged) - back :]
+                return since
+            since.append(one)
         return None
 
     def _has_canary_moved(self) -> bool:

@@ -15,7 +15,8 @@ from typing import Protocol
 from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
 from autotune.probe.run import describe_written, probe_target
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.measurement import QualityCheck
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.search import PlannedRun
@@ -32,7 +33,7 @@ from autotune.search.objective import Judged, score_trial
 from autotune.search.strategy import suggest
 from autotune.search.study import Study
 from autotune.space import SearchSpace, build_space, inexact_changes
-from autotune.units import format_bytes, format_duration
+from autotune.units import format_bytes, format_duration, format_percent
 
 LEAST_GAIN = math.log(1.005)
 """A candidate that was not even this much faster in the search is not taken to the finals."""
@@ -189,6 +190,7 @@ class Session:
             if result.spec.purpose == "measure":
                 launcher.judged.append(Judged(result, score_trial(result, curve, launcher.limits())))
                 launcher.note(result)
+        launcher.session_start = len(launcher.judged)
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
@@ -239,7 +241,16 @@ class Session:
                 passed.append(config)
             else:
                 failed.append(changes)
+                self._findings.notes.append(self._describe_refusal(config, checks))
         return passed
+
+    def _describe_refusal(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> str:
+        baseline, entry = self._space.baseline, self._launcher.ranking().find(config)
+        changes = ", ".join(f"{name}={get_knob(config, name)}" for name in changed_fields(config, baseline))
+        ran = f"ran at {math.exp(entry.score):.2f}x in the search and " if entry else ""
+        check = next(check for check in checks if check.verdict != "non-inferior")
+        by = f": {check.metric} worse by {format_percent(check.difference.estimate)}" if check.difference else ""
+        return f"{changes} {ran}was refused by the drift check{by}, limit {format_percent(check.margin)}"
 
     def _rank_candidates(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline in the search, the most promising first.

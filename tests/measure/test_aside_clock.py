@@ -255,10 +255,22 @@ def test_the_end_after_a_validation_is_no_part_of_the_block() -> None:
     assert end(steps).blocks == (Block(optimizer_steps=1, samples=10, seconds=0.125),)
 
 
-@pytest.mark.parametrize("taken", [0, 1, WARM - 1, WARM])
+@pytest.mark.parametrize("taken", [0, 1, 3, WARM])
 def test_a_training_that_ends_before_a_step_was_timed_has_no_measurement(taken: int) -> None:
     training = Training()
     steps = training.start()
     assert training.run(steps, taken) is None
     with pytest.raises(TrainingEndedError):
         steps.throw(TrainingEndedError())
+
+
+@pytest.mark.parametrize("taken", [4, WARM - 1])
+def test_a_training_that_ends_in_its_warm_up_is_timed_by_what_there_is_and_marked(taken: int) -> None:
+    training = Training()
+    steps = training.start()
+    assert training.run(steps, taken) is None
+    measured = end(steps)
+    assert measured.blocks == (Block(optimizer_steps=taken - 1, samples=10 * (taken - 1), seconds=0.125 * (taken - 1)),)
+    assert (measured.steady, measured.unsettled, measured.ended_by) == (False, "the training ended before", "training")
+    assert measured.step_seconds == (0.125,) * (taken - 1)
+    assert (measured.warmup_steps, measured.warmup_seconds) == (1, 0.125)

@@ -94,7 +94,7 @@ def test_noise_is_hardly_ever_taken_for_a_jump(sd):
     assert found / (200 * 8) < 0.02
 
 
-@pytest.mark.parametrize("place", [1, 4, 7])
+@pytest.mark.parametrize("place", [1, 4, 6])
 def test_a_jump_much_larger_than_the_noise_is_found(place):
     rng = random.Random(5)
     missed = 0
@@ -104,20 +104,32 @@ def test_a_jump_much_larger_than_the_noise_is_found(place):
     assert missed <= 2
 
 
-@pytest.mark.xfail(strict=True, reason="each of two jumps counts as noise when the other is judged, so both are missed")
+def test_a_last_anchor_far_off_asks_for_another_one():
+    values = [0.0, 0.01, -0.01, 0.0]
+    assert not rank(anchors_between(values)).may_have_changed
+    suspect = rank(anchors_between([*values, -0.4]))
+    assert (suspect.may_have_changed, suspect.jumps) == (True, 0)
+    confirmed = rank(anchors_between([*values, -0.4, -0.41]))
+    assert (confirmed.may_have_changed, confirmed.jumps) == (False, 1)
+
+
+def test_one_slow_launch_of_the_baseline_is_noise_and_no_change_of_the_machine():
+    ranking = rank(anchors_between([0.0, 0.01, -0.01, 0.0, -0.5, 0.01, 0.0, -0.01]))
+    assert ranking.jumps == 0
+    assert ranking.noise[0] > 0.1
+
+
 def test_a_slowdown_and_the_recovery_from_it_are_both_found():
     values = [0.0, 0.01, -0.01, -0.36, -0.35, 0.0, 0.01, -0.01]
     assert rank(anchors_between(values)).jumps == 2
 
 
-@pytest.mark.xfail(strict=True, reason="noise pools the pair of anchors around a jump with those that differ by luck")
 def test_a_jump_of_the_machine_is_not_launch_noise():
     ranking = rank(anchors_between([0.0, 0.01, 0.0, -0.5, -0.51, -0.5]))
     assert ranking.jumps == 1
     assert ranking.noise[0] < 0.04
 
 
-@pytest.mark.xfail(strict=True, reason="noise holds the jump, so what is 10 % slower looks as fast as the fastest")
 def test_after_a_jump_of_the_machine_the_simplest_is_still_chosen_among_the_fastest_only():
     simple = BASELINE.replace(precision="bf16")
     rich = simple.replace(num_workers=2)

@@ -285,7 +285,6 @@ def launched_around_the_drop(search: Launcher) -> list[int]:
     raise AssertionError("no anchor after the slowdown")
 
 
-@pytest.mark.xfail(strict=True, reason="a shaky launch is repeated only if its score, half the jump too low, is high")
 def test_a_good_config_that_was_launched_just_after_a_slowdown_is_not_forgotten():
     forgotten = 0
     for seed in range(4):
