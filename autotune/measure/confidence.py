@@ -25,6 +25,18 @@ _LARGEST_LOG = 700.0  # exp of it is still finite, and so fits a record
 _NORMAL = statistics.NormalDist()
 
 
+def sum_of_squares(values: Sequence[float]) -> float:
+    """Return the sum of squared deviations from the mean; 0 for fewer than two values."""
+    # Correctly rounded sums are exact enough here; the fractions of `statistics` cost ten times as much.
+    mean = math.fsum(values) / max(1, len(values))
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation, sqrt(sum of squares / (n - 1)), of at least two values."""
+    return math.sqrt(sum_of_squares(values) / (len(values) - 1))
+
+
 def mean_interval(values: Sequence[float], *, confidence_level: float, method: str) -> Interval:
     """Return the two-sided Student t interval of the mean of independent values: mean ± t · sd / sqrt(n).
 
@@ -36,7 +48,7 @@ def mean_interval(values: Sequence[float], *, confidence_level: float, method: s
     _refuse_non_finite("an interval", values, fewest=2)
     mean = statistics.fmean(values)
     t = student_t_quantile((1.0 + confidence_level) / 2.0, len(values) - 1)
-    half_width = t * statistics.stdev(values) / math.sqrt(len(values))
+    half_width = t * standard_deviation(values) / math.sqrt(len(values))
     return Interval(
         estimate=mean, low=mean - half_width, high=mean + half_width, confidence_level=confidence_level, method=method
     )
@@ -159,7 +171,7 @@ def relative_half_width(values: Sequence[float]) -> float:
     _refuse_non_positive("a relative width", values)
     if len(values) < 2:
         return math.inf
-    return 1.96 * statistics.stdev(values) / math.sqrt(effective_count(values)) / statistics.fmean(values)
+    return 1.96 * standard_deviation(values) / math.sqrt(effective_count(values)) / statistics.fmean(values)
 
 
 def hodges_lehmann(values: Sequence[float]) -> float:
@@ -188,7 +200,7 @@ def pooled_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degre
     for group in groups:
         _refuse_non_finite("a pooled sd", group)
         if len(group) >= 2:
-            squares += statistics.variance(group) * (len(group) - 1)
+            squares += sum_of_squares(group)
             degrees += len(group) - 1
     if degrees == 0.0:
         raise ValueError("a pooled sd needs a prior or a group of at least 2 values")
@@ -210,7 +222,7 @@ def spread_variance(values: Sequence[float], noise_variances: Sequence[float]) -
         _refuse_negative(noise_variance=noise_variance)
     if len(values) < 2:
         return 0.0
-    return max(0.0, statistics.variance(values) - statistics.fmean(noise_variances))
+    return max(0.0, standard_deviation(values) ** 2 - statistics.fmean(noise_variances))
 
 
 def shrink(value: float, *, towards: float, noise_variance: float, spread_variance: float) -> float:

@@ -6,8 +6,9 @@ d_k = log(seconds per sample of block k / rival's); stopped when sum(d) - k · m
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
+
+from autotune.measure.confidence import standard_deviation
 
 _CLEAR_LOG_RATIO = math.log(1.5)
 """Two blocks this much slower need no statistics."""
@@ -56,5 +57,5 @@ def is_clearly_slower(log_ratios: Sequence[float], *, block_sd: float, margin: f
     if looks >= 2:
         if min(log_ratios) > _CLEAR_LOG_RATIO + margin:
             return True
-        sd = max(sd, statistics.stdev(log_ratios))
+        sd = max(sd, standard_deviation(log_ratios))
     return math.fsum(log_ratios) - looks * margin > racing_boundary(looks, sd * math.sqrt(2.0))

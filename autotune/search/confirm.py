@@ -55,7 +55,7 @@ def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan
     # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
     gain = max(min(first.score, first.shrunk) if first else 0.0, math.log(THRESHOLD))
     rounds = rounds_needed(pair_sd, gain, most=most, fewest=min(GOOD_ROUNDS, most)) if most >= 2 else most
-    samples = max(1, round(math.exp(ranking.level_now()[0]) * launcher.state.measure_seconds))
+    samples = max(1, round(math.exp(ranking.anchors.level_now()[0]) * launcher.state.measure_seconds))
     return FinalsPlan(finalists, rounds, pair_sd, seconds, samples)
 
 

@@ -202,6 +202,6 @@ class Launcher:
     def _baseline_rate(self) -> float | None:
         if self.report is None:
             return None
-        if not self.judged or not self.ranking().anchor_values:
+        if not self.judged or not self.ranking().anchors.values:
             return self.report.measurement.samples_per_second
-        return math.exp(self.ranking().level_now()[0])
+        return math.exp(self.ranking().anchors.level_now()[0])

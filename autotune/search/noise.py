@@ -32,13 +32,13 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
     measurements = [one.measurement for one in launches if one.measurement is not None]
     blocks = [block for one in measurements for block in one.blocks]
     sd, degrees = ranking.noise
-    anchors = ranking.anchor_values
+    anchors = ranking.anchors.values
     return MachineNoise(
         launch_sd=sd,
         degrees_of_freedom=degrees,
         block_sd=ranking.block_sd,
         baseline_range=math.exp(max(anchors) - min(anchors)) if anchors else 1.0,
-        machine_changes=ranking.jumps,
+        machine_changes=ranking.anchors.jumps,
         launches=len(measurements),
         not_steady=sum(not one.steady for one in measurements),
         raced=sum(one.ended_by == "racing" for one in measurements),

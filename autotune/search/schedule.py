@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
 from autotune.records.trial import Rival
+from autotune.search.anchors import ANCHOR_SPACING
 from autotune.search.objective import Judged
-from autotune.search.ranking import ANCHOR_SPACING, Ranking
+from autotune.search.ranking import Ranking
 
 ANCHOR_SECONDS = 120.0
 ELITES = 5
@@ -81,7 +82,7 @@ class Schedule:
         incumbent = self.ranking.incumbent
         if incumbent is None or config in (self.baseline, incumbent.config):
             return None
-        level, launches = self.ranking.level_now()
+        level, launches = self.ranking.anchors.level_now()
         noise, degrees = self.ranking.noise
         own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.sound_launches)
         block_sd = self.ranking.block_sd
@@ -97,7 +98,7 @@ class Schedule:
 
     def _is_anchor_due(self) -> bool:
         since = self._since_anchor()
-        if since is None or (not since and self.ranking.may_have_changed):
+        if since is None or (not since and self.ranking.anchors.may_have_changed):
             return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
         if len(since) >= ANCHOR_SPACING or (since and seconds >= ANCHOR_SECONDS):

@@ -41,13 +41,13 @@ def test_nothing_is_ranked_before_the_baseline_was_launched():
     assert ranking.incumbent is ranking.challenger is ranking.simplest_of_best() is None
     assert ranking.score_of(make_judged(ONE, 0.3)) is None
     with pytest.raises(ValueError, match="the baseline was never launched"):
-        ranking.level_now()
+        ranking.anchors.level_now()
 
 
 def test_a_single_anchor_is_the_level_everywhere():
     ranking = rank([(ONE, 0.3), (BASELINE, 0.1), (TWO, 0.2)])
     for place in (0, 1, 2, 50):
-        assert ranking.level(place) == pytest.approx((LOG_RATE + 0.1, 1.0))
+        assert ranking.anchors.level(place) == pytest.approx((LOG_RATE + 0.1, 1.0))
 
 
 def test_the_level_is_the_mean_of_the_anchors_nearer_ones_weighing_more():
@@ -57,7 +57,7 @@ def test_the_level_is_the_mean_of_the_anchors_nearer_ones_weighing_more():
     far, near = math.exp(-5 / 8), math.exp(-1 / 8)
     mean = (far * 0.0 + near * 0.03 + near * 0.02) / (far + 2 * near)
     worth = (far + 2 * near) ** 2 / (far**2 + 2 * near**2)
-    assert ranking.level(5) == pytest.approx((LOG_RATE + mean, worth))
+    assert ranking.anchors.level(5) == pytest.approx((LOG_RATE + mean, worth))
     assert 2 < worth < 3
     score = next(one for one in ranking.entries if one.config == PLACEBOS[3]).score
     assert score == pytest.approx(-mean)
@@ -65,17 +65,17 @@ def test_the_level_is_the_mean_of_the_anchors_nearer_ones_weighing_more():
 
 def test_the_level_now_is_that_of_the_next_place():
     ranking = rank([(BASELINE, 0.0), (ONE, 0.1), (BASELINE, 0.02), (TWO, 0.1)])
-    assert ranking.level_now() == ranking.level(4)
+    assert ranking.anchors.level_now() == ranking.anchors.level(4)
 
 
 def test_the_level_stays_on_one_side_of_a_jump():
     ranking = rank(anchors_between([0.0, 0.01, 0.0, -0.5, -0.51, -0.5]))
-    assert ranking.jumps == 1
+    assert ranking.anchors.jumps == 1
     spacing = ANCHOR_SPACING + 1
     for place in (0, spacing, 2 * spacing, spacing + 3):
-        assert ranking.level(place)[0] == pytest.approx(LOG_RATE, abs=0.01)
+        assert ranking.anchors.level(place)[0] == pytest.approx(LOG_RATE, abs=0.01)
     for place in (3 * spacing, 5 * spacing, 4 * spacing + 3, 6 * spacing):
-        assert ranking.level(place)[0] == pytest.approx(LOG_RATE - 0.5, abs=0.01)
+        assert ranking.anchors.level(place)[0] == pytest.approx(LOG_RATE - 0.5, abs=0.01)
 
 
 def test_what_was_launched_around_a_jump_is_shaky_and_nothing_else():
@@ -90,7 +90,7 @@ def test_what_was_launched_around_a_jump_is_shaky_and_nothing_else():
 @pytest.mark.parametrize("sd", [0.005, 0.02, 0.1])
 def test_noise_is_hardly_ever_taken_for_a_jump(sd):
     rng = random.Random(4)
-    found = sum(rank(anchors_between([rng.gauss(0, sd) for _ in range(9)], 1)).jumps for _ in range(200))
+    found = sum(rank(anchors_between([rng.gauss(0, sd) for _ in range(9)], 1)).anchors.jumps for _ in range(200))
     assert found / (200 * 8) < 0.02
 
 
@@ -100,33 +100,33 @@ def test_a_jump_much_larger_than_the_noise_is_found(place):
     missed = 0
     for _ in range(50):
         values = [rng.gauss(0, 0.02) - (0.35 if index >= place else 0.0) for index in range(8)]
-        missed += rank(anchors_between(values, 1)).jumps != 1
+        missed += rank(anchors_between(values, 1)).anchors.jumps != 1
     assert missed <= 2
 
 
 def test_a_last_anchor_far_off_asks_for_another_one():
     values = [0.0, 0.01, -0.01, 0.0]
-    assert not rank(anchors_between(values)).may_have_changed
+    assert not rank(anchors_between(values)).anchors.may_have_changed
     suspect = rank(anchors_between([*values, -0.4]))
-    assert (suspect.may_have_changed, suspect.jumps) == (True, 0)
+    assert (suspect.anchors.may_have_changed, suspect.anchors.jumps) == (True, 0)
     confirmed = rank(anchors_between([*values, -0.4, -0.41]))
-    assert (confirmed.may_have_changed, confirmed.jumps) == (False, 1)
+    assert (confirmed.anchors.may_have_changed, confirmed.anchors.jumps) == (False, 1)
 
 
 def test_one_slow_launch_of_the_baseline_is_noise_and_no_change_of_the_machine():
     ranking = rank(anchors_between([0.0, 0.01, -0.01, 0.0, -0.5, 0.01, 0.0, -0.01]))
-    assert ranking.jumps == 0
+    assert ranking.anchors.jumps == 0
     assert ranking.noise[0] > 0.1
 
 
 def test_a_slowdown_and_the_recovery_from_it_are_both_found():
     values = [0.0, 0.01, -0.01, -0.36, -0.35, 0.0, 0.01, -0.01]
-    assert rank(anchors_between(values)).jumps == 2
+    assert rank(anchors_between(values)).anchors.jumps == 2
 
 
 def test_a_jump_of_the_machine_is_not_launch_noise():
     ranking = rank(anchors_between([0.0, 0.01, 0.0, -0.5, -0.51, -0.5]))
-    assert ranking.jumps == 1
+    assert ranking.anchors.jumps == 1
     assert ranking.noise[0] < 0.04
 
 
@@ -154,7 +154,7 @@ def test_a_slow_drift_of_the_machine_does_not_change_who_is_best():
     scores = {number_of(one.config): one.score for one in ranking.entries if one.config != BASELINE}
     assert max(raw, key=lambda number: raw[number]) <= 16  # by throughput alone an early, poor one would win
     assert max(scores, key=lambda number: scores[number]) >= 28
-    assert ranking.jumps == 0
+    assert ranking.anchors.jumps == 0
     anchored = statistics.fmean((score - true[number]) ** 2 for number, score in scores.items())
     naive = statistics.fmean((value - true[number]) ** 2 for number, value in raw.items())
     assert anchored < 0.05 * naive
@@ -175,7 +175,7 @@ def test_noise_comes_from_anchors_in_a_row_so_that_drift_is_none():
 def test_the_probe_is_one_more_launch_of_the_baseline():
     ranking = rank([(BASELINE, 0.0)], probed=0.04)
     assert ranking.noise == pytest.approx((math.sqrt((PRIOR_DEGREES * PRIOR_SD**2 + 0.04**2 / 2) / 3), 3.0))
-    assert ranking.anchor_values == pytest.approx((LOG_RATE,))
+    assert ranking.anchors.values == pytest.approx((LOG_RATE,))
 
 
 def test_repeats_of_any_config_tell_the_noise():

@@ -13,9 +13,10 @@ from simulated import BASELINE, Machine, all_equal, explore_placebos, make_judge
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import TrainConfig
 from autotune.records.trial import Rival
+from autotune.search.anchors import ANCHOR_SPACING
 from autotune.search.launcher import Launcher
 from autotune.search.objective import Judged
-from autotune.search.ranking import ANCHOR_SPACING, Ranking
+from autotune.search.ranking import Ranking
 from autotune.search.schedule import ANCHOR_SECONDS, ELITE_LAUNCHES, RACING_CONFIDENCE, Schedule
 
 ONE, TWO, THREE, *REST = PLACEBOS = make_placebos(40)
@@ -127,7 +128,7 @@ def around_a_jump(config: TrainConfig, value: float) -> list[Judged]:
 def test_a_shaky_one_near_the_top_is_launched_again():
     judged = around_a_jump(ONE, 0.2)
     ranking = Ranking(judged, BASELINE)
-    assert ranking.jumps == 1
+    assert ranking.anchors.jumps == 1
     assert schedule(judged).find_due() == ONE
 
 
@@ -185,7 +186,7 @@ def test_the_margin_holds_the_luck_of_all_launches_compared():
     rival = schedule(judged).make_rival(TWO)
     assert rival is not None
     noise, degrees = ranking.noise
-    launch = noise**2 * (1 + 1 / ranking.level_now()[1] + 1.5 / 3)
+    launch = noise**2 * (1 + 1 / ranking.anchors.level_now()[1] + 1.5 / 3)
     t = student_t_quantile(RACING_CONFIDENCE, degrees)
     assert rival.margin == pytest.approx(t * math.sqrt(launch + ranking.block_sd**2 / 8), rel=1e-6)
 
@@ -267,7 +268,7 @@ def test_a_machine_that_slows_down_at_once_ends_launches_only_until_the_next_anc
     searches = drifting(drop, canary=False)
     assert share_raced(searches) < 0.10
     for search in searches:
-        assert search.ranking().jumps == 1
+        assert search.ranking().anchors.jumps == 1
         places = [place for place, one in enumerate(search.judged) if is_raced(one)]
         assert len(places) <= ANCHOR_SPACING
         entries = {one.key: one for one in search.ranking().entries}

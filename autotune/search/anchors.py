@@ -1,0 +1,144 @@
+"""The baseline's launches in a search, and the level of the machine that they give at any place in it. Pure.
+
+    level   mean of the anchors, nearer ones weighing more: exp(-launches apart / 8)
+
+Two anchors in a row that differ by more than noise explains, and stay apart, mean that the machine has changed in
+between: what was launched there is shaky, and levels are not averaged across.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+from autotune.measure.confidence import pooled_sd
+from autotune.measure.student_t import student_t_quantile
+
+PRIOR_SD = 0.03
+PRIOR_DEGREES = 2.0
+"""What launches of one config are taken to differ by until it is seen, and how many launches that guess is worth."""
+
+ANCHOR_SPACING = 8
+"""Launches between two of the baseline, and the reach of each."""
+
+_STEP_CONFIDENCE = 0.999
+"""One-sided: so sure it must be that two anchors differ by more than luck."""
+
+
+class Anchors:
+    """The launches of the baseline; false when there is none.
+
+    Args:
+        anchors: place in the search and log samples per second of each, in order.
+        launches: of the search so far.
+    """
+
+    def __init__(self, anchors: Sequence[tuple[int, float]], launches: int) -> None:
+        self._anchors, self._launches = list(anchors), launches
+        self._places = [place for place, _ in self._anchors]
+        self._steps = self._find_steps()
+        self._jumps = self._find_jumps()
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._anchors)
+
+    @property
+    def jumps(self) -> int:
+        """How many times the machine was seen to change."""
+        return sum(self._jumps)
+
+    @property
+    def may_have_changed(self) -> bool:
+        """The last anchor is far from the one before it: another one tells whether the machine has changed."""
+        return bool(self._steps) and self._steps[-1]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Log samples per second of each launch of the baseline in the search."""
+        return tuple(value for _, value in self._anchors)
+
+    def level(self, place: float) -> tuple[float, float]:
+        """Return the baseline's log samples per second at a place in the search, and how many launches it is worth.
+
+        Raises:
+            ValueError: the baseline was never launched.
+        """
+        if not self._anchors:
+            raise ValueError("the baseline was never launched")
+        first, last = self._same_machine(place)
+        weights = [math.exp(-abs(place - where) / ANCHOR_SPACING) for where, _ in self._anchors[first : last + 1]]
+        values = [value for _, value in self._anchors[first : last + 1]]
+        total = math.fsum(weights)
+        mean = math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total
+        return mean, total**2 / math.fsum(w * w for w in weights)
+
+    def level_now(self) -> tuple[float, float]:
+        """Return the level for a launch to come.
+
+        Raises:
+            ValueError: the baseline was never launched.
+        """
+        return self.level(self._launches)
+
+    def _find_steps(self) -> list[bool]:
+        """Return for each two anchors in a row whether they differ by more than all smaller differences explain."""
+        pairs = sorted(self._pairs(), key=_size)
+        usual: list[list[float]] = []
+        for pair in pairs:
+            noise, degrees = pooled_sd(usual, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+            if _size(pair) > student_t_quantile(_STEP_CONFIDENCE, degrees) * math.sqrt(2) * noise:
+                break
+            usual.append(pair)
+        largest = _size(usual[-1]) if usual else -1.0
+        return [_size(pair) > largest for pair in self._pairs()]
+
+    def _pairs(self) -> list[list[float]]:
+        return [list(pair) for pair in pairwise(self.values)]
+
+    def _find_jumps(self) -> list[bool]:
+        """Return which steps stayed: the anchor after one is near its end. One that comes back was a launch's luck."""
+        values = self.values
+        jumps: list[bool] = []
+        outlier = False
+        for index, is_step in enumerate(self._steps):
+            after = values[index + 2] if index + 2 < len(values) else None
+            stays = after is not None and abs(after - values[index + 1]) < abs(after - values[index])
+            jumps.append(is_step and stays and not outlier)
+            outlier = is_step and after is not None and not stays
+        return jumps
+
+    def is_shaky(self, place: int) -> bool:
+        """Return whether the machine changed around a place: what was launched there cannot be compared."""
+        after = bisect_left(self._places, place)
+        return 0 < after < len(self._places) and self._places[after] != place and self._jumps[after - 1]
+
+    def lowest_level(self, place: int) -> float:
+        """Return the level at a place, the slower of the two where the machine changed."""
+        if not self.is_shaky(place):
+            return self.level(place)[0]
+        after = bisect_left(self._places, place)
+        return min(value for _, value in self._anchors[after - 1 : after + 1])
+
+    def _same_machine(self, place: float) -> tuple[int, int]:
+        """Return the first and the last anchor between which the machine did not change, around a place."""
+        after = min(bisect_left(self._places, place), len(self._places) - 1)
+        first = last = after
+        if after > 0 and place < self._places[after]:
+            first = after - 1  # between two anchors: both count, also where they differ
+        while first > 0 and not self._jumps[first - 1]:
+            first -= 1
+        while last < len(self._jumps) and not self._jumps[last]:
+            last += 1
+        return first, last
+
+    def quiet_pairs(self, probed: float | None) -> list[list[float]]:
+        """Return each two anchors in a row between which the machine did not change; the probe comes before all."""
+        quiet = [pair for pair, jump in zip(self._pairs(), self._jumps, strict=True) if not jump]
+        return [[probed, self.values[0]], *quiet] if probed is not None and self._anchors else quiet
+
+
+def _size(pair: Sequence[float]) -> float:
+    return abs(pair[1] - pair[0])
