@@ -28,7 +28,7 @@ Purpose = Literal["measure", "final", "quality"]
 _DEVICE_SHARE = 0.95
 _HOST_SHARE = 0.92
 _LEAST_SECONDS = 0.5
-_TYPICAL_OVERHEAD_SECONDS = 1.0
+_TYPICAL_OVERHEAD_SECONDS = 1.3
 
 
 @dataclass
