@@ -56,4 +56,4 @@ def _repeat(device: torch.device, size: int, copied_bytes: int, seconds: float) 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)

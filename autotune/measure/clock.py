@@ -53,9 +53,14 @@ class HostClock:
 
 
 class CudaClock:
-    """For a GPU: steps are timed by events in the stream, read after the device has caught up."""
+    """For a GPU: steps are timed by events in the stream, read after the device has caught up.
 
-    def __init__(self) -> None:
+    Args:
+        device: the GPU; None for the current one.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
         self._events: list[torch.cuda.Event] = []
 
     def now(self) -> float:
@@ -63,13 +68,13 @@ class CudaClock:
         return time.perf_counter()
 
     def synchronize(self) -> None:
-        """Wait for the current device."""
-        torch.cuda.synchronize()
+        """Wait for the device."""
+        torch.cuda.synchronize(self._device)
 
     def mark(self) -> None:
         """Record an event in the current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
 
     def take_intervals(self) -> list[float]:
@@ -126,4 +131,4 @@ class AsideClock:
 
 def clock_for(device: torch.device) -> Clock:
     """Return the clock of a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -28,12 +28,12 @@ class MemoryMeter:
     def reset_device(self) -> None:
         """Forget the device's peak so far; called after the optimizer's state exists."""
         if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> PeakMemory:
         """Return the peak: resident set of this process plus workers, and device memory reserved by PyTorch."""
         own = _read_kibibytes(Path("/proc/self/status")) or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        device = torch.cuda.max_memory_reserved() if self._device.type == "cuda" else None
+        device = torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
         return PeakMemory(host_bytes=own + self._worker_peak, device_bytes=device)
 
 

@@ -33,6 +33,9 @@ LEAST_SHORT_STEPS = 4
 PRECISE_BLOCKS = 8
 PRECISION = 0.02
 
+_LONGEST_BLOCK = 4
+"""A block may take so many times as long as it is meant to: steps of very different length, as where batches come in
+bursts, would make one of many steps endless."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 _SAMPLES_PATIENCE = 4.0
@@ -88,7 +91,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         DivergedError: a loss is not finite.
         TrainingEndedError: it was thrown in, and not one step had been timed.
     """
-    canary_before = timing.canary() if timing.canary else None
+    canary_before = _time_canary(timing)
     began = timing.clock.now()
     warm_up, unsettled, short = yield from _warm_up(timing, backlog_steps(config), limits)
     warmup_seconds = timing.clock.now() - began
@@ -98,10 +101,11 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     timed = TimedBlocks(limits, None if unsettled else _rival_now(limits.rival, canary_before))
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
-    steps_per_block = max(1, math.ceil(_block_seconds(timing.clock) / max(warm_up.block_step_seconds, 1e-9)))
+    block_seconds = _block_seconds(timing.clock)
+    steps_per_block = max(1, math.ceil(block_seconds / max(warm_up.block_step_seconds, 1e-9)))
     began = timing.clock.now()
     while (ending := timed.find_ending(timing.clock.now() - began)) is None:
-        timed.ended = yield from _time_block(timing, steps_per_block, timed)
+        timed.ended = yield from _time_block(timing, steps_per_block, _LONGEST_BLOCK * block_seconds, timed)
         memory.sample()
         timing.read_losses()
     if not timed.blocks:
@@ -182,9 +186,15 @@ def _rival_now(rival: Rival | None, canary_seconds: float | None) -> Rival | Non
 
 
 def _read_canary(timing: Timing, before: float | None) -> Canary | None:
-    if timing.canary is None or before is None:
+    after = None if before is None else _time_canary(timing)
+    return None if before is None or after is None else Canary(before_seconds=before, after_seconds=after)
+
+
+def _time_canary(timing: Timing) -> float | None:
+    try:
+        return timing.canary() if timing.canary else None
+    except RuntimeError:  # no memory left, or an operation that the script's own settings forbid
         return None
-    return Canary(before_seconds=before, after_seconds=timing.canary())
 
 
 def _block_seconds(clock: Clock) -> float:
@@ -221,7 +231,7 @@ def _warm_up(
             return warm_up, unsettled, None
 
 
-def _time_block(timing: Timing, steps: int, timed: TimedBlocks) -> Generator[None, None, bool]:
+def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) -> Generator[None, None, bool]:
     """Add a block and the seconds of its steps, nothing where none was taken; return whether the training ended."""
     clock, graphs = timing.clock, timing.compiled_graphs()
     clock.synchronize()
@@ -231,7 +241,7 @@ def _time_block(timing: Timing, steps: int, timed: TimedBlocks) -> Generator[Non
         timing.interference.start()
     began = clock.now()
     clock.mark()
-    while taken < steps and not ended:
+    while taken < steps and not ended and (taken == 0 or clock.now() - began < longest):
         try:
             yield
         except TrainingEndedError:

@@ -116,7 +116,7 @@ def make_timing(
     """
 
     def read_watched() -> dict[str, float | None]:
-        reserved = torch.cuda.memory_reserved() if device.type == "cuda" else None
+        reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else None
         return {"the device's memory": reserved, "the loss scale": read_scale()}
 
     return Timing(

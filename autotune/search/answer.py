@@ -126,22 +126,25 @@ def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
     finals: Sequence[TrialResult] = winner.results if winner else ()
     searched = [one.result for one in findings.judged if winner is not None and one.config == winner.config]
     compile_seconds = max((r.measurement.compile_seconds for r in (*searched, *finals) if r.measurement), default=0.0)
-    saved = _saved_per_sample(winner)
+    base = [one.result for one in findings.judged if one.config == findings.report.target.baseline]
+    extra = max(0.0, compile_seconds - max((r.measurement.compile_seconds for r in base if r.measurement), default=0.0))
+    saved = _saved_per_sample(winner, findings.finals)
     return OneOffCosts(
         compile_seconds=compile_seconds,
         startup_seconds=max((r.startup_seconds for r in finals), default=0.0),
         search_seconds=findings.elapsed_seconds,
         planned_samples=findings.planned_samples,
-        break_even_samples=compile_seconds / saved if saved else None,
-        search_break_even_samples=(compile_seconds + findings.elapsed_seconds) / saved if saved else None,
+        break_even_samples=extra / saved if saved else None,
+        search_break_even_samples=(extra + findings.elapsed_seconds) / saved if saved else None,
     )
 
 
-def _saved_per_sample(winner: Finalist | None) -> float | None:
-    """Return the seconds that a sample takes less, at the lower end of the speed-up; None without a gain."""
-    if winner is None or winner.ratio is None or winner.ratio.low <= 1.0:
+def _saved_per_sample(winner: Finalist | None, finals: FinalsOutcome | None) -> float | None:
+    """Return the seconds that a sample takes less once compiled, at the lower end; None without a gain."""
+    if winner is None or winner.ratio is None or finals is None:
         return None
-    return (1.0 - 1.0 / winner.ratio.low) * winner.ratio.estimate / fmean(winner.rates)
+    low = winner.ratio.low * math.exp(winner.cost - finals.baseline.cost)
+    return (1.0 - 1.0 / low) / fmean(finals.baseline.rates) if low > 1.0 else None
 
 
 def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ GOOD_ROUNDS = 6
 """Fewer are run only where there is no time for more."""
 
 _FULL_PATIENCE = 4.0
+_LONGER = 1.5
+"""Another search with the budget that was not enough would be another throw of the dice."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,12 @@ def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan
     most = min(MOST_ROUNDS, affordable)
     # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
     gain = max(min(first.score, first.shrunk) if first else 0.0, math.log(THRESHOLD))
-    rounds = rounds_needed(pair_sd, gain, most=most, fewest=min(GOOD_ROUNDS, most)) if most >= 2 else most
-    samples = max(1, round(math.exp(ranking.anchors.level_now()[0]) * launcher.state.measure_seconds))
+    # What the search saw may flatter: a quarter of what the budget affords is used in any case, so that more buys more.
+    fewest = max(min(GOOD_ROUNDS, most), affordable // 4)
+    rounds = rounds_needed(pair_sd, gain, most=most, fewest=fewest) if most >= 2 else most
+    own = [one.result.measurement for one in launcher.judged if one.config == launcher.baseline]
+    # As much as the search found enough: time is better spent on more launches than on longer ones.
+    samples = statistics.median_high([one.samples for one in own if one is not None])
     return FinalsPlan(finalists, rounds, pair_sd, seconds, samples)
 
 
@@ -92,7 +99,7 @@ def confirm(launcher: Launcher, plan: FinalsPlan) -> FinalsOutcome:
 
 
 def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budget_seconds: float) -> float | None:
-    """Return the budget whose finals would prove a speed-up with a probability of 80 %, in seconds.
+    """Return the longer budget whose finals would prove a speed-up with a probability of 80 %, in seconds.
 
     None where that takes more rounds than finals ever have: the machine is too noisy for it.
 
@@ -100,7 +107,7 @@ def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budge
         log_speedup: the gain to prove; must exceed the threshold of a claim.
         pair_sd: standard deviation of a pair's log ratio.
         pair_seconds: time of one pair.
-        budget_seconds: of this search, the least that is answered.
+        budget_seconds: of this search.
 
     Raises:
         ValueError: the gain does not exceed the threshold.
@@ -108,4 +115,4 @@ def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budge
     if log_speedup <= math.log(THRESHOLD):
         raise ValueError(f"log_speedup is {log_speedup}: no budget proves what is not above {THRESHOLD}")
     pairs = rounds_needed(pair_sd, log_speedup, most=MOST_ROUNDS + 1, fewest=2)
-    return None if pairs > MOST_ROUNDS else max(budget_seconds, pairs * pair_seconds / FINALS_SHARE)
+    return None if pairs > MOST_ROUNDS else max(_LONGER * budget_seconds, pairs * pair_seconds / FINALS_SHARE)

@@ -70,7 +70,7 @@ def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal
     ranking = launcher.ranking()
     schedule = launcher.schedule()
     again = schedule.find_due()
-    if again is None:
+    if again is None or left < launcher.predict_seconds(again):
         best = ranking.simplest_of_best()
         tried = list({one.key: one.config for one in launcher.judged}.values())
         config = suggest(best.config if best else launcher.baseline, tried, left)

@@ -23,6 +23,7 @@ from autotune.measure.confidence import (
     minimum_detectable_speedup,
     paired_ratio,
     pairs_needed,
+    standard_deviation,
 )
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.measurement import Interval
@@ -201,10 +202,13 @@ def _log_ratios(one: Finalist, base: Finalist) -> list[float]:
 
 
 def _is_futile(one: Finalist, base: Finalist, rounds: int, pair_sd: float, risk: float) -> bool:
-    chance = conditional_power(
-        _log_ratios(one, base), rounds, sd=pair_sd, threshold=math.log(THRESHOLD), confidence=1 - risk
-    )
-    return chance < _FUTILE
+    logs, threshold = _log_ratios(one, base), math.log(THRESHOLD)
+    seen = mean_interval(logs, confidence_level=1 - 2 * risk, method="half-time")
+    if seen.low > threshold:
+        return False
+    # The search's figure may be a guess still; the smaller one is the more hopeful.
+    sd = min(pair_sd, standard_deviation(logs))
+    return conditional_power(logs, rounds, sd=sd, threshold=threshold, confidence=1 - risk) < _FUTILE
 
 
 def _draw_orders(arms: int, rounds: int, rng: random.Random) -> list[list[int]]:

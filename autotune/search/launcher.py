@@ -128,7 +128,8 @@ class Launcher:
         self.number += 1
         self.reporter.trial_started(self.standing(), config)
         result = self.run_trial(spec)
-        self.note(result)
+        self.measured_seconds += result.measurement.seconds if result.measurement else 0.0
+        self.note_written(result)
         self.reporter.trial_finished(self.standing(), result)
         return result
 
@@ -142,9 +143,8 @@ class Launcher:
             device_memory_limit_bytes=limits.device_memory_bytes,
         )
 
-    def note(self, result: TrialResult) -> None:
-        """Remember what a script wrote in a trial, and how much of its time was measured."""
-        self.measured_seconds += result.measurement.seconds if result.measurement else 0.0
+    def note_written(self, result: TrialResult) -> None:
+        """Remember what a script wrote in a trial."""
         self.written.update(result.written)
         self.written_elsewhere.update(result.written_elsewhere)
 
@@ -164,7 +164,8 @@ class Launcher:
         key = config.model_dump_json()
         own = [one.result.elapsed_seconds for one in self.judged if one.key == key and one.score.value is not None]
         if own:
-            return max(own)
+            # Only the first launch compiles anew: the others find its work in the search's own cache.
+            return max(own[1:] if len(own) > 1 and needs_compilation(config) else own)
         plain = [
             one.result.elapsed_seconds
             for one in self.judged

@@ -183,13 +183,16 @@ class Ranking:
             hope=max(value - self.anchors.lowest_level(place) for place, value in timed),
             shaky=shaky,
             feasible=all(one.score.feasible for one in launches),
-            score=0.0 if key == self._baseline_key else statistics.fmean(sound) - self._compile_cost(launches),
+            score=0.0 if key == self._baseline_key else statistics.fmean(sound) - self._extra_cost(launches),
         )
 
-    def _compile_cost(self, launches: Sequence[Judged]) -> float:
+    def _extra_cost(self, launches: Sequence[Judged]) -> float:
+        """Return what compiling costs beyond what it costs the baseline."""
         if self._planned_samples is None:
             return 0.0
-        return compile_cost([one.result for one in launches], self._planned_samples)
+        own = compile_cost([one.result for one in launches], self._planned_samples)
+        base = [one.result for one in self._judged if one.key == self._baseline_key]
+        return own - compile_cost(base, self._planned_samples)
 
     @cached_property
     def _repeats(self) -> list[list[float]]:

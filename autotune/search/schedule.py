@@ -98,7 +98,9 @@ class Schedule:
 
     def _is_anchor_due(self) -> bool:
         since = self._since_anchor()
-        if since is None or (not since and self.ranking.anchors.may_have_changed):
+        if since is None:
+            return True
+        if not since and self.ranking.anchors.may_have_changed and self.judged[-1].score.value is not None:
             return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
         if len(since) >= ANCHOR_SPACING or (since and seconds >= ANCHOR_SECONDS):

@@ -19,7 +19,6 @@ from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.measurement import QualityCheck
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
-from autotune.records.search import PlannedRun
 from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer import Findings, build_profile
 from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
@@ -30,6 +29,7 @@ from autotune.search.finals import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
+from autotune.search.planned import find_planned_samples
 from autotune.search.strategy import suggest
 from autotune.search.study import Study
 from autotune.space import SearchSpace, build_space, inexact_changes
@@ -38,6 +38,7 @@ from autotune.units import format_bytes, format_duration, format_percent
 LEAST_GAIN = math.log(1.005)
 """A candidate that was not even this much faster in the search is not taken to the finals."""
 
+PROBE_WARMUP_SECONDS = 30.0
 MOST_FINALISTS = 2
 MOST_CHECKED = 3
 
@@ -139,11 +140,16 @@ class Session:
             launcher.enter("probe", "the machine, the target, and its own settings measured")
             launcher.reporter.trial_started(launcher.standing(), None)
             seconds = PROBE_SHARE * launcher.budget.seconds
-            limits = TrialLimits(time_limit_seconds=seconds, measure_seconds=launcher.state.measure_seconds)
+            limits = TrialLimits(
+                time_limit_seconds=seconds,
+                warmup_cap_seconds=min(PROBE_WARMUP_SECONDS, seconds / 4),
+                measure_seconds=launcher.state.measure_seconds,
+            )
             report, probed = probe_target(
                 launcher.state.target, launcher.run_trial, limits=limits, seed=launcher.state.seed
             )
             launcher.number = max(1, launcher.number)
+            launcher.measured_seconds += report.measurement.seconds
             self._folder.write_probe(report)
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
@@ -152,7 +158,7 @@ class Session:
         self._space = space.restrict(launcher.state.only) if launcher.state.only else space
         self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
         launcher.reporter.probed(report)
-        launcher.note(probed)
+        launcher.note_written(probed)
         self._require_memory()
         self._require_time(probed)
         self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
@@ -189,7 +195,7 @@ class Session:
         for result in self._known:
             if result.spec.purpose == "measure":
                 launcher.judged.append(Judged(result, score_trial(result, curve, launcher.limits())))
-                launcher.note(result)
+                launcher.note_written(result)
         launcher.session_start = len(launcher.judged)
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
@@ -245,12 +251,16 @@ class Session:
         return passed
 
     def _describe_refusal(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> str:
-        baseline, entry = self._space.baseline, self._launcher.ranking().find(config)
-        changes = ", ".join(f"{name}={get_knob(config, name)}" for name in changed_fields(config, baseline))
+        entry = self._launcher.ranking().find(config)
         ran = f"ran at {math.exp(entry.score):.2f}x in the search and " if entry else ""
         check = next(check for check in checks if check.verdict != "non-inferior")
         by = f": {check.metric} worse by {format_percent(check.difference.estimate)}" if check.difference else ""
-        return f"{changes} {ran}was refused by the drift check{by}, limit {format_percent(check.margin)}"
+        limit = format_percent(check.margin)
+        return f"{self._describe_config(config)} {ran}was refused by the drift check{by}, limit {limit}"
+
+    def _describe_config(self, config: TrainConfig) -> str:
+        names = changed_fields(config, self._space.baseline)
+        return ", ".join(f"{name}={get_knob(config, name)}" for name in names)
 
     def _rank_candidates(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline in the search, the most promising first.
@@ -274,24 +284,9 @@ class Session:
             return
         launcher.enter("finals", f"{plan.rounds} rounds of {1 + len(plan.finalists)} fresh processes")
         self._findings.plan = plan
-        self._findings.finals = confirm(launcher, plan)
-
-
-def find_planned_samples(planned: PlannedRun | None, report: ProbeReport) -> float | None:
-    """Return how many samples the planned training has; None when its length is not known.
-
-    Raises:
-        UsageError: it is given in epochs of a dataset without a length.
-    """
-    if planned is None:
-        return None
-    if planned.unit == "samples":
-        return planned.amount
-    if planned.unit == "seconds":
-        return planned.amount * report.measurement.samples_per_second
-    count = report.target.data.sample_count
-    if count is None:
-        raise UsageError(
-            "--planned-run is in epochs, and this dataset has no length", hint="give it as a time or in samples"
-        )
-    return planned.amount * count
+        self._findings.finals = finals = confirm(launcher, plan)
+        self._findings.notes += [
+            f"{self._describe_config(one.config)} failed in the finals: {one.failure}"
+            for one in finals.candidates
+            if one.failure
+        ]

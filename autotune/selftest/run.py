@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.selftest import Outcome, RecordedLaunches, SelftestReport, Tally
 from autotune.search.folder import find_search_folder
@@ -73,15 +73,13 @@ def run_selftest(
         should_stop: polled; True ends it early, what is finished counts.
 
     Raises:
-        UsageError: there is nothing to run, or the recorded launches cannot be used.
-        TargetError: the training of the self-test does not run here.
+        UsageError: there is nothing to run, or a file cannot be used.
+        AutotuneError: not one search gave an answer; this is why the last one did not.
     """
     began = time.monotonic()
     if options.runs:
         real = _run_real(options, heard, should_stop)
         outcomes, tallies = tuple(real.outcomes), count_outcomes(real.outcomes)
-        if options.record is not None and not options.power:
-            write_record(options.record, RecordedLaunches(launches=tuple(real.paces)))
     else:
         outcomes, tallies = (), _replay_all(options, heard, should_stop)
     return SelftestReport(
@@ -96,16 +94,37 @@ def _run_real(options: SelftestOptions, heard: Callable[[str], None], should_sto
     names = [f"planted_{percent}" for percent in PLANTED_PERCENT] if options.power else ["placebo"]
     truths = [1 + percent / 100 for percent in PLANTED_PERCENT] if options.power else [1.0]
     real = _Real()
+    failure: AutotuneError | None = None
+    if options.record is not None and not options.record.absolute().parent.is_dir():
+        raise UsageError(f"--record {options.record}: there is no such folder", hint="create it first")
     for number in range(options.runs):
         for name, truth in zip(names, truths, strict=True):
             if should_stop():
                 return real
-            outcome = _search_once(name, truth, number, options, should_stop, real.paces)
+            try:
+                outcome = _search_once(name, truth, number, options, should_stop, real.paces)
+            except AutotuneError as error:
+                # One slow probe on a busy machine is no reason to lose the other runs.
+                heard(f"{name} {number + 1} of {options.runs}: no answer, {error.message}")
+                failure = error
+                continue
             if should_stop():
                 return real  # it was cut, so it says nothing
             real.outcomes.append(outcome)
+            _keep_paces(real.paces, options)
             heard(f"{name} {number + 1} of {options.runs}: {describe_outcome(outcome)}")
+    if not real.outcomes and failure is not None:
+        raise failure
     return real
+
+
+def _keep_paces(paces: list[tuple[float, ...]], options: SelftestOptions) -> None:
+    if options.record is None or options.power:
+        return
+    try:
+        write_record(options.record, RecordedLaunches(launches=tuple(paces)))
+    except OSError as error:
+        raise MachineError(f"{options.record}: {error.strerror or error}", hint="free some space") from error
 
 
 def _search_once(

@@ -72,7 +72,7 @@ class ScriptTrial:
         self._leads = os.environ.get("RANK", "0") == "0"
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._stack = ExitStack()
-        self._run: _Run = LearningRun(spec) if spec.purpose == "quality" else TimingRun(spec)
+        self._run: _Run = LearningRun(spec) if spec.purpose == "quality" else TimingRun(spec, leads=self._leads)
         self._watchdog: threading.Timer | None = None
         self._last_line = last_line
 

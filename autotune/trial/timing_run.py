@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 
 class TimingRun:
-    """Times the steps of a script, as those of a workload are timed."""
+    """Times the steps of a script, as those of a workload are timed.
 
-    def __init__(self, spec: TrialSpec) -> None:
-        self._spec = spec
+    Args:
+        spec: what is asked.
+        leads: of several processes this is the one that measures; the others would only keep it waiting.
+    """
+
+    def __init__(self, spec: TrialSpec, *, leads: bool = True) -> None:
+        self._spec, self._leads = spec, leads
         self._probe: ScriptProbe | None = None
         self._clock: AsideClock
         self._timing: Timing | None = None
@@ -38,6 +43,9 @@ class TimingRun:
     def begin(self, hooks: ScriptHooks) -> None:
         """Start the measurement."""
         self._hooks, device = hooks, hooks.device
+        if not self._leads:
+            self._clock = AsideClock(clock_for(device))
+            return
         self._probe = ScriptProbe(hooks) if self._spec.purpose == "probe" else None
         self._began = time.perf_counter()
         self._clock = AsideClock(clock_for(device))
@@ -60,7 +68,8 @@ class TimingRun:
 
     def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
         """Note a step; True when enough is measured."""
-        assert self._timing is not None
+        if self._timing is None:
+            return False
         self._clock.come_back()
         self._timing.losses.append(loss)
         self._timing.samples += max(1, step.samples)

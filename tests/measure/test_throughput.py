@@ -241,11 +241,11 @@ def test_interference_that_nobody_watches_is_unknown() -> None:
 @pytest.mark.parametrize("inside", [0, 1])
 def test_a_block_with_a_compilation_is_marked_and_kept(inside: int) -> None:
     at = WARM + 2 * 3 + inside
-    durations = [STEP] * at + [4.0, STEP]
+    durations = [STEP] * at + [0.75, STEP]
     measured = Scripted(durations, compiled=lambda step: step == at).measure(limits=LIMITS.replace(measure_samples=200))
     assert [block.recompiled for block in measured.blocks] == [number == 3 for number in range(10)]
     assert [block.disturbed for block in measured.blocks] == [number == 3 for number in range(10)]
-    assert [block.seconds for block in measured.blocks] == [0.25] * 3 + [4.0 + STEP] + [0.25] * 6
+    assert [block.seconds for block in measured.blocks] == [0.25] * 3 + [0.75 + STEP] + [0.25] * 6
     assert measured.compile_seconds == 0.0
     assert measured.samples == 200
 
@@ -310,3 +310,11 @@ def test_the_host_clock_gives_the_time_between_marks(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("device", "kind"), [("cpu", HostClock), ("cuda", CudaClock)])
 def test_each_device_has_its_clock(device: str, kind: type[Clock]) -> None:
     assert type(clock_for(torch.device(device))) is kind
+
+
+def test_a_block_of_bursts_ends_after_four_times_its_length() -> None:
+    # Every tenth step waits for a batch: counted by the fast ones, a block would be 64 steps and 3.5 seconds.
+    script = Scripted([*([2.0**-8] * 9 + [0.5]) * 60])
+    measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=4.0, measure_seconds=6.0))
+    assert all(1.0 <= block.seconds <= 1.5 for block in measured.blocks)
+    assert measured.seconds <= 7.5

@@ -144,7 +144,10 @@ def draw_trials(trials: Sequence[TrialResult], baseline: TrainConfig, *, baselin
 
 def draw_finals(trials: Sequence[TrialResult], profile: Profile) -> FinalsChart | None:
     """Return the chart of the finals; None when no pair was completed."""
+    confirmation = profile.evidence.confirmation
     ratios = find_pair_ratios(trials, profile)
+    if confirmation is not None:
+        ratios = [math.exp(ratio) for ratio in confirmation.log_ratios]
     if not ratios:
         return None
     speedup = profile.speedup

@@ -123,6 +123,7 @@ class ModelHooks:
         self.roots.append(root)
 
     def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._turn(True)  # whatever begins with the first training call is no part of the model
         with watched_operations() as seen:
             returned = self._train(root, run, inner, args, kwargs)
         self.seen.flops += seen.flops
