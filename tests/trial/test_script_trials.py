@@ -525,3 +525,25 @@ def test_a_figure_that_never_comes_is_none(project: Project) -> None:
     result = project.run("train.py", "--epochs", "2", metric_key="f1", direction="maximize", evaluate=True)
     assert len(losses_of(result)) == 10
     assert result.curves[0].metric is None
+
+
+def test_the_operations_of_a_step_are_the_models_own(project: Project) -> None:
+    project.write(
+        """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 32, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randn(4096, 32))
+for _ in range(1000):
+    for inputs, targets in torch.utils.data.DataLoader(data, batch_size=16):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+"""
+    )
+    result = project.run(purpose="probe", config=None)
+    assert result.facts is not None, result.error
+    # A product of [16, 64] and [64, 32], forward and twice that backward: 2 operations for each multiply and add.
+    assert result.facts.model.flops_per_sample == pytest.approx(3 * 2 * 64 * 32)
