@@ -1,6 +1,6 @@
 """The same search twice: with the machine to itself, and beside a process that keeps CPUs busy.
 
-    python benchmarks/hog.py [--budget 3m] [--processes 1] [TARGET]
+    python benchmarks/hog.py [--budget 10m] [--processes 1] [TARGET]
 
 Prints what each of the two claimed, how noisy it found the machine, and how much of the budget it measured. The hog
 is bounded: it ends with the search, or by itself after twice the budget.
@@ -47,7 +47,7 @@ def main() -> None:
     """Run both searches and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("target", nargs="?", default=DEMO_TARGET)
-    parser.add_argument("--budget", default="3m")
+    parser.add_argument("--budget", default="10m")
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     target = str(Path(given.target).resolve()) if given.target.startswith((".", "examples")) else given.target

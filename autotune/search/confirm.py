@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.budget import FINALS_SHARE
-from autotune.search.finals import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, FinalsOutcome, rounds_needed, run_finals
+from autotune.search.finals import MOST_ROUNDS, THRESHOLD, FinalsOutcome, rounds_needed, run_finals
 from autotune.search.launcher import Launcher
 from autotune.search.ranking import compile_cost
 
@@ -48,7 +48,7 @@ def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan
     while True:
         seconds = base + sum(launcher.predict_seconds(config) for config in finalists)
         affordable = int(launcher.budget.remaining_seconds / seconds)
-        if affordable >= LEAST_ROUNDS or len(finalists) == 1:
+        if affordable >= GOOD_ROUNDS or len(finalists) == 1:
             break
         finalists = finalists[:-1]
     ranking = launcher.ranking()

@@ -158,7 +158,8 @@ class Ranking:
         if judged.score.value is None or not self.anchors:
             return None
         place = next(place for place, one in enumerate(self._judged) if one is judged)
-        return judged.score.value - self.anchors.level(place)[0]
+        cost = 0.0 if judged.key == self._baseline_key else self._extra_cost([judged])
+        return judged.score.value - self.anchors.level(place)[0] - cost
 
     @cached_property
     def _all(self) -> list[Entry]:

@@ -10,7 +10,7 @@ from simulated import BASELINE, Machine, all_equal, make_judged, make_launcher, 
 from autotune.records import TrainConfig, TrialStatus
 from autotune.search.budget import FINALS_SHARE
 from autotune.search.confirm import GOOD_ROUNDS, FinalsPlan, budget_for, confirm, plan_finals
-from autotune.search.finals import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, rounds_needed
+from autotune.search.finals import MOST_ROUNDS, THRESHOLD, rounds_needed
 from autotune.search.launcher import Launcher
 
 ONE, TWO = make_placebos(2)
@@ -71,13 +71,13 @@ def test_no_more_rounds_than_the_time_left_allows(seconds, rounds):
 
 
 def test_candidates_are_dropped_before_rounds_are():
-    both = plan_finals(searched(budget=1 + 9.0 * LEAST_ROUNDS), [ONE, TWO])
+    both = plan_finals(searched(budget=1 + 9.0 * GOOD_ROUNDS), [ONE, TWO])
     assert both.finalists == [ONE, TWO]
     assert both.round_seconds == pytest.approx(9.0)
-    fewer = plan_finals(searched(budget=9.0 * LEAST_ROUNDS), [ONE, TWO])
+    fewer = plan_finals(searched(budget=9.0 * GOOD_ROUNDS), [ONE, TWO])
     assert fewer.finalists == [ONE]
     assert fewer.round_seconds == pytest.approx(6.0)
-    assert fewer.rounds == int((9.0 * LEAST_ROUNDS - 1) / 6)
+    assert fewer.rounds == GOOD_ROUNDS
 
 
 def test_every_launch_of_the_finals_measures_the_same_samples():

@@ -322,6 +322,22 @@ def test_compiling_costs_its_time_at_the_rate_of_the_run():
     assert free.score == pytest.approx(0.5)
 
 
+def test_what_the_study_is_told_is_what_the_ranking_says():
+    judged = [make_judged(BASELINE, 0.0), make_judged(ONE, 0.5, compile_seconds=30.0)]
+    ranking = Ranking(judged, BASELINE, planned_samples=1e5)
+    entry = ranking.find(ONE)
+    assert entry is not None
+    assert ranking.score_of(judged[1]) == pytest.approx(entry.score)
+    assert ranking.score_of(judged[0]) == pytest.approx(0.0)
+
+
+def test_a_baseline_that_compiles_too_takes_nothing_from_the_others():
+    judged = [make_judged(BASELINE, 0.0, compile_seconds=30.0), make_judged(ONE, 0.03, compile_seconds=30.0)]
+    entry = Ranking(judged, BASELINE, planned_samples=1e6).find(ONE)
+    assert entry is not None
+    assert entry.score == pytest.approx(0.03, abs=0.002)
+
+
 def test_only_the_first_compilation_counts():
     launches = [make_judged(ONE, 0.0, compile_seconds=seconds).result for seconds in (30.0, 2.0, 0.0)]
     assert compile_cost(launches, 1e5) == pytest.approx(math.log1p(30.0 * BASE_RATE / 1e5))
