@@ -11,7 +11,6 @@ import functools
 import math
 
 _SMALLEST_TAIL = 1e-100  # beyond it t² can overflow
-_LARGEST_T = 1e150  # its square is still finite
 _TINY = 1e-300
 _MAX_ITERATIONS = 1000
 _CACHED_QUANTILES = 4096
@@ -31,30 +30,11 @@ def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """
     if not _SMALLEST_TAIL <= probability < 1.0:
         raise ValueError(f"probability is {probability}: it must be at least {_SMALLEST_TAIL} and below 1")
-    _refuse_bad_degrees(degrees_of_freedom)
+    if not 1.0 <= degrees_of_freedom < math.inf:
+        raise ValueError(f"degrees_of_freedom is {degrees_of_freedom}: it must be at least 1 and finite")
     if probability < 0.5:
         return -_invert_upper_tail(probability, degrees_of_freedom)
     return _invert_upper_tail(1.0 - probability, degrees_of_freedom)
-
-
-def student_t_cdf(t: float, degrees_of_freedom: float) -> float:
-    """Return P(T <= t) for Student's t, from the same incomplete beta function as the quantile.
-
-    The lower tail keeps its relative precision; beyond |t| = 1e150 a tail counts as 0.
-
-    Raises:
-        ValueError: t is not a number, or there is less than one degree of freedom.
-    """
-    if math.isnan(t):
-        raise ValueError("t is nan: it must be a number")
-    _refuse_bad_degrees(degrees_of_freedom)
-    tail = _upper_tail(abs(t), degrees_of_freedom) if abs(t) <= _LARGEST_T else 0.0
-    return tail if t < 0.0 else 1.0 - tail
-
-
-def _refuse_bad_degrees(degrees_of_freedom: float) -> None:
-    if not 1.0 <= degrees_of_freedom < math.inf:
-        raise ValueError(f"degrees_of_freedom is {degrees_of_freedom}: it must be at least 1 and finite")
 
 
 def _invert_upper_tail(tail: float, degrees_of_freedom: float) -> float:
