@@ -1,4 +1,4 @@
-"""Does a candidate learn as well as the baseline? Loss curves in, `QualityCheck` out.
+"""Are the training losses as low under a candidate as under the baseline? Loss curves in, `QualityCheck` out.
 
     d_s = what seed s lost under the candidate, both arms with the same initial weights and the same data
     worsening = mean(d) with a one-sided 95 % Student t bound over the seeds, against a margin fixed beforehand
@@ -15,32 +15,32 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
 
-from autotune.measure.confidence import mean_interval
-from autotune.records.measurement import Interval, QualityCheck
+from autotune.measure.paired_seeds import (
+    CONFIDENCE_LEVEL,
+    LARGEST_WORSENING,
+    Comparison,
+    Finding,
+    Pair,
+    cut,
+    drift_interval,
+    find_too_few_seeds,
+    judge,
+    pair_by_seed,
+    relative_drift,
+    report,
+    report_finding,
+)
+from autotune.records.measurement import Interval
+from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve
-from autotune.units import format_percent
 
-_CONFIDENCE_LEVEL = 0.90  # two-sided: each end holds one-sided at 95 %
-_LARGEST_WORSENING = 1e12  # cut there: it decides the same, and a record holds no infinity
 _BATCH_TOLERANCE = 0.05  # a smaller last batch moves the mean by less
-
-_Pair = tuple[LossCurve, LossCurve]
-_Finding = tuple[Literal["inferior", "inconclusive"], str]
-
-
-class _Comparison(NamedTuple):
-    test: Literal["exact-losses", "paired-losses", "metric"]
-    metric: str
-    margin: float
-    pairs: tuple[_Pair, ...]
 
 
 def check_losses(
-    candidate: Sequence[LossCurve], baseline: Sequence[LossCurve], *, margin: float, exact: bool
+    candidate: Sequence[LossCurve], baseline: Sequence[LossCurve], *, margin: Margin, exact: bool
 ) -> QualityCheck:
     """Compare training losses, paired by seed.
 
@@ -51,7 +51,7 @@ def check_losses(
     Args:
         candidate: one curve per seed.
         baseline: one curve per seed; seeds without a partner are left out.
-        margin: largest relative worsening allowed, e.g. 0.005.
+        margin: largest relative worsening allowed.
         exact: the candidate should not change the arithmetic: losses equal bit for bit settle it at once, and
             anything else is judged like every other candidate.
 
@@ -60,60 +60,24 @@ def check_losses(
         finite where the baseline's is; inconclusive otherwise, and when the arms cannot be compared.
 
     Raises:
-        ValueError: a seed occurs twice in one arm, or the margin is negative.
+        ValueError: a seed occurs twice in one arm, or the margin is negative or not relative.
     """
-    pairs = _pair_by_seed(candidate, baseline)
+    if margin.unit != "relative" or margin.amount < 0.0:
+        raise ValueError(f"losses are compared by a relative margin that is not negative, got {margin}")
+    pairs = pair_by_seed(candidate, baseline)
     if exact and pairs and all(_repeats(ours, theirs) for ours, theirs in pairs):
-        return _report_exact(_Comparison("exact-losses", "training loss", margin, pairs))
-    comparison = _Comparison("paired-losses", "training loss", margin, pairs)
-    finding = _find_unusable_losses(pairs) or _find_too_few_seeds(pairs)
+        return _report_exact(Comparison("exact-losses", "training loss", margin, pairs))
+    comparison = Comparison("paired-losses", "training loss", margin, pairs)
+    finding = _find_unusable_losses(pairs) or find_too_few_seeds(pairs)
     if finding is not None:
-        return _report_finding(comparison, finding)
+        return report_finding(comparison, finding)
     windows = [_tail(ours, theirs) for ours, theirs in pairs]
     if all(_all_positive(window) for window in windows):
-        interval = _drift_interval([_log_drift(window) for window in windows])
-        return _judge(comparison, _exponentiated(interval))
+        interval = drift_interval([_log_drift(window) for window in windows])
+        return judge(comparison, _exponentiated(interval))
     if any(_is_zero(window) for window in windows):
-        return _report_finding(comparison, ("inconclusive", "the baseline's training loss is 0: no worsening exists"))
-    return _judge(comparison, _drift_interval([_relative_drift(window) for window in windows]))
-
-
-def check_metric(
-    candidate: Sequence[LossCurve],
-    baseline: Sequence[LossCurve],
-    *,
-    name: str,
-    direction: Literal["minimize", "maximize"],
-    margin: float,
-) -> QualityCheck:
-    """Compare the target's own metric, paired by seed.
-
-    The worsening of a seed is (candidate - baseline) / |baseline|, with its sign turned for a metric to maximize.
-
-    Args:
-        candidate: one curve per seed.
-        baseline: one curve per seed; seeds without a partner are left out.
-        name: what the target calls the metric.
-        direction: which way it is better.
-        margin: largest relative worsening allowed, e.g. 0.005.
-
-    Returns:
-        As `check_losses`; inferior when the candidate has no finite metric where the baseline has one.
-
-    Raises:
-        ValueError: a seed occurs twice in one arm, or the margin is negative.
-    """
-    comparison = _Comparison("metric", name, margin, _pair_by_seed(candidate, baseline))
-    finding = _find_unusable_metric(comparison) or _find_too_few_seeds(comparison.pairs)
-    if finding is not None:
-        return _report_finding(comparison, finding)
-    sign = 1.0 if direction == "minimize" else -1.0
-    drifts = [
-        sign * _relative_drift([(ours.metric, theirs.metric)])
-        for ours, theirs in comparison.pairs
-        if ours.metric is not None and theirs.metric is not None
-    ]
-    return _judge(comparison, _drift_interval(drifts))
+        return report_finding(comparison, ("inconclusive", "the baseline's training loss is 0: no worsening exists"))
+    return judge(comparison, drift_interval([relative_drift(window) for window in windows]))
 
 
 def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
@@ -125,7 +89,7 @@ def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
 
     Args:
         curves: one per seed.
-        margin: largest relative worsening allowed.
+        margin: largest relative worsening allowed, e.g. 0.005.
     """
     falls = []
     for curve in curves:
@@ -134,8 +98,8 @@ def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
             return False
         early = statistics.fmean(losses[: max(1, len(losses) // 4)])
         late = statistics.fmean(losses[len(losses) // 2 :])
-        falls.append(_cut((early - late) / abs(early)) if early else 0.0)
-    return len(falls) >= 2 and _drift_interval(falls).low > margin
+        falls.append(cut((early - late) / abs(early)) if early else 0.0)
+    return len(falls) >= 2 and drift_interval(falls).low > margin
 
 
 def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:
@@ -150,22 +114,15 @@ def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:
     window = _tail(candidate, baseline)
     if _all_positive(window):
         return _worsening(_log_drift(window))
-    return None if _is_zero(window) else _relative_drift(window)
-
-
-def _pair_by_seed(candidate: Sequence[LossCurve], baseline: Sequence[LossCurve]) -> tuple[_Pair, ...]:
-    ours, theirs = ({curve.seed: curve for curve in arm} for arm in (candidate, baseline))
-    if len(ours) < len(candidate) or len(theirs) < len(baseline):
-        raise ValueError("a seed occurs twice in one arm: curves are paired by their seed")
-    return tuple((ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys()))
+    return None if _is_zero(window) else relative_drift(window)
 
 
 def _repeats(ours: LossCurve, theirs: LossCurve) -> bool:
     return bool(theirs.losses) and None not in theirs.losses and ours.losses == theirs.losses
 
 
-def _find_unusable_losses(pairs: Sequence[_Pair]) -> _Finding | None:
-    broken: _Finding | None = None
+def _find_unusable_losses(pairs: Sequence[Pair]) -> Finding | None:
+    broken: Finding | None = None
     for ours, theirs in pairs:
         steps = list(zip(ours.losses, theirs.losses, strict=False))
         for step, (our_loss, their_loss) in enumerate(steps, start=1):
@@ -181,24 +138,6 @@ def _find_unusable_losses(pairs: Sequence[_Pair]) -> _Finding | None:
             reason = f"a step is {_samples_per_step(ours):.4g} samples, the baseline's {_samples_per_step(theirs):.4g}"
             broken = ("inconclusive", f"{reason}: their losses do not compare step by step")
     return broken
-
-
-def _find_unusable_metric(comparison: _Comparison) -> _Finding | None:
-    name, broken = comparison.metric, None
-    for ours, theirs in comparison.pairs:
-        if theirs.metric is None:
-            broken = f"the baseline has no finite {name} for seed {ours.seed}"
-        elif ours.metric is None:
-            return "inferior", f"there is no finite {name} for seed {ours.seed}; the baseline has {theirs.metric:.4g}"
-        elif theirs.metric == 0.0:
-            broken = f"the baseline's {name} is 0 for seed {ours.seed}: no relative worsening exists"
-    return None if broken is None else ("inconclusive", broken)
-
-
-def _find_too_few_seeds(pairs: Sequence[_Pair]) -> _Finding | None:
-    if len(pairs) >= 2:
-        return None
-    return "inconclusive", f"{len(pairs)} seed(s) in common with the baseline: at least 2 are needed"
 
 
 def _same_batch(ours: LossCurve, theirs: LossCurve) -> bool:
@@ -227,23 +166,8 @@ def _log_drift(window: Sequence[tuple[float, float]]) -> float:
     return statistics.fmean(math.log(ours) - math.log(theirs) for ours, theirs in window)
 
 
-def _relative_drift(window: Sequence[tuple[float, float]]) -> float:
-    mean_absolute = sum(abs(theirs) / len(window) for _, theirs in window)
-    scale = min(max(mean_absolute, sys.float_info.min), sys.float_info.max)  # rounding can leave this range
-    return statistics.fmean(_cut((ours - theirs) / scale) for ours, theirs in window)
-
-
-def _cut(worsening: float) -> float:
-    return max(-_LARGEST_WORSENING, min(_LARGEST_WORSENING, worsening))
-
-
 def _worsening(log_drift: float) -> float:
-    return math.expm1(min(math.log(_LARGEST_WORSENING), log_drift))
-
-
-def _drift_interval(drifts: Sequence[float]) -> Interval:
-    method = f"Student t over {len(drifts)} paired seeds"
-    return mean_interval(drifts, confidence_level=_CONFIDENCE_LEVEL, method=method)
+    return math.expm1(min(math.log(LARGEST_WORSENING), log_drift))
 
 
 def _exponentiated(logs: Interval) -> Interval:
@@ -255,46 +179,8 @@ def _exponentiated(logs: Interval) -> Interval:
     )
 
 
-def _judge(comparison: _Comparison, worsening: Interval) -> QualityCheck:
-    estimate, seeds = format_percent(worsening.estimate), len(comparison.pairs)
-    found = f"the relative worsening of {comparison.metric} is {estimate} over {seeds} seeds"
-    bounds = f"above {format_percent(worsening.low)} and below {format_percent(worsening.high)}, at 95 % each"
-    margin = f"the margin of {format_percent(comparison.margin)}"
-    verdict: Literal["non-inferior", "inferior", "inconclusive"]
-    if worsening.high < comparison.margin:
-        verdict, conclusion = "non-inferior", f"inside {margin}"
-    elif worsening.low > comparison.margin:
-        verdict, conclusion = "inferior", f"beyond {margin}"
-    else:
-        verdict, conclusion = "inconclusive", f"too uncertain for {margin}"
-    return _report(comparison, verdict, f"{found} ({bounds}): {conclusion}", worsening)
-
-
-def _report_exact(comparison: _Comparison) -> QualityCheck:
+def _report_exact(comparison: Comparison) -> QualityCheck:
     steps = sum(len(ours.losses) for ours, _ in comparison.pairs)
     reason = f"all {steps} losses of {len(comparison.pairs)} seed(s) equal the baseline's bit for bit"
-    zero = Interval(estimate=0.0, low=0.0, high=0.0, confidence_level=_CONFIDENCE_LEVEL, method="equal bit for bit")
-    return _report(comparison, "non-inferior", reason, zero)
-
-
-def _report_finding(comparison: _Comparison, finding: _Finding) -> QualityCheck:
-    verdict, reason = finding
-    return _report(comparison, verdict, reason, None)
-
-
-def _report(
-    comparison: _Comparison,
-    verdict: Literal["non-inferior", "inferior", "inconclusive"],
-    reason: str,
-    difference: Interval | None,
-) -> QualityCheck:
-    return QualityCheck(
-        test=comparison.test,
-        metric=comparison.metric,
-        difference=difference,
-        margin=comparison.margin,
-        verdict=verdict,
-        seeds=len(comparison.pairs),
-        samples=max(0, min((curve.samples for pair in comparison.pairs for curve in pair), default=0)),
-        reason=reason,
-    )
+    zero = Interval(estimate=0.0, low=0.0, high=0.0, confidence_level=CONFIDENCE_LEVEL, method="equal bit for bit")
+    return report(comparison, "non-inferior", reason, zero)

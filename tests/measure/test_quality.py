@@ -3,21 +3,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from autotune.measure.quality import check_losses, check_metric, has_learned, screen_losses
-from autotune.records import LossCurve, QualityCheck
+from autotune.measure.quality import check_losses, has_learned, screen_losses
+from autotune.records import LossCurve, Margin, QualityCheck
 
-MARGIN = 0.005
+MARGIN = Margin(amount=0.005)
 
 
-def _curve(losses: Sequence[float | None], *, seed: int = 0, metric: float | None = None, batch: int = 32) -> LossCurve:
-    return LossCurve(seed=seed, losses=tuple(losses), samples=batch * len(losses), metric=metric)
+def _curve(losses: Sequence[float | None], *, seed: int = 0, batch: int = 32) -> LossCurve:
+    return LossCurve(seed=seed, losses=tuple(losses), samples=batch * len(losses))
 
 
 def _baseline(seeds: int, *, steps: int = 20, level: float = 2.0) -> list[LossCurve]:
@@ -35,22 +34,8 @@ def _scaled(curves: Sequence[LossCurve], factors: Sequence[float]) -> list[LossC
     ]
 
 
-def _with_metric(values: Sequence[float | None]) -> list[LossCurve]:
-    return [_curve([1.0, 0.9], seed=seed, metric=value) for seed, value in enumerate(values)]
-
-
 def _check(candidate: Sequence[LossCurve], baseline: Sequence[LossCurve], *, exact: bool = False) -> QualityCheck:
     return check_losses(candidate, baseline, margin=MARGIN, exact=exact)
-
-
-def _check_accuracy(
-    candidate: Sequence[float | None],
-    baseline: Sequence[float | None],
-    *,
-    direction: Literal["minimize", "maximize"] = "maximize",
-) -> QualityCheck:
-    arms = _with_metric(candidate), _with_metric(baseline)
-    return check_metric(*arms, name="accuracy", direction=direction, margin=0.01)
 
 
 def test_equal_losses_settle_an_exact_knob_with_a_zero_interval() -> None:
@@ -138,8 +123,6 @@ def test_curves_are_paired_by_seed_in_any_order() -> None:
     assert (check.verdict, check.seeds) == ("non-inferior", 2)
     with pytest.raises(ValueError, match="occurs twice"):
         _check([baseline[0], baseline[0]], baseline)
-    with pytest.raises(ValueError, match="occurs twice"):
-        check_metric(baseline, [baseline[0], baseline[0]], name="m", direction="minimize", margin=0.1)
 
 
 @pytest.mark.parametrize("seeds", [0, 1])
@@ -208,9 +191,11 @@ def test_a_baseline_loss_of_zero_is_inconclusive() -> None:
     assert check.reason == "the baseline's training loss is 0: no worsening exists"
 
 
-def test_the_margin_must_not_be_negative() -> None:
-    with pytest.raises(ValueError, match="margin"):
-        check_losses(_baseline(2), _baseline(2), margin=-0.1, exact=False)
+@pytest.mark.parametrize("margin", [Margin(amount=-0.1), Margin(amount=0.1, unit="absolute")])
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_margin_of_losses_is_relative_and_not_negative(margin: Margin, exact: bool) -> None:
+    with pytest.raises(ValueError, match="relative margin that is not negative"):
+        check_losses(_baseline(2), _baseline(2), margin=margin, exact=exact)
 
 
 losses = st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=5)
@@ -222,7 +207,7 @@ def test_any_curves_get_a_verdict_and_missing_values_never_pass(
 ) -> None:
     candidate = [_curve(ours, seed=seed) for seed, (ours, _) in enumerate(arms)]
     baseline = [_curve(theirs, seed=seed) for seed, (_, theirs) in enumerate(arms)]
-    check = check_losses(candidate, baseline, margin=margin, exact=exact)
+    check = check_losses(candidate, baseline, margin=Margin(amount=margin), exact=exact)
     matched = [list(zip(*pair, strict=False)) for pair in arms]
     if check.verdict == "non-inferior":
         assert check.difference is not None
@@ -235,58 +220,6 @@ def test_any_curves_get_a_verdict_and_missing_values_never_pass(
     for ours, theirs in zip(candidate, baseline, strict=True):
         screened = screen_losses(ours, theirs)
         assert screened is None or math.isfinite(screened)
-
-
-@given(st.lists(st.tuples(*[st.none() | st.floats(allow_nan=False, allow_infinity=False)] * 2), max_size=4))
-def test_any_metrics_get_a_verdict_and_missing_values_never_pass(
-    arms: list[tuple[float | None, float | None]],
-) -> None:
-    check = _check_accuracy([ours for ours, _ in arms], [theirs for _, theirs in arms])
-    if any(None in pair for pair in arms):
-        assert check.verdict != "non-inferior"
-
-
-@pytest.mark.parametrize(
-    ("direction", "candidate", "verdict", "estimate"),
-    [
-        ("maximize", (0.79, 0.79, 0.79), "inferior", 0.0125),
-        ("maximize", (0.81, 0.81, 0.81), "non-inferior", -0.0125),
-        ("minimize", (0.81, 0.81, 0.81), "inferior", 0.0125),
-        ("minimize", (0.79, 0.79, 0.79), "non-inferior", -0.0125),
-        ("maximize", (0.70, 0.90, 0.80), "inconclusive", 0.0),
-    ],
-)
-def test_metric_verdicts(
-    direction: Literal["minimize", "maximize"], candidate: tuple[float, ...], verdict: str, estimate: float
-) -> None:
-    check = _check_accuracy(candidate, (0.8, 0.8, 0.8), direction=direction)
-    assert (check.test, check.metric, check.verdict, check.seeds) == ("metric", "accuracy", verdict, 3)
-    assert check.difference is not None
-    assert check.difference.estimate == pytest.approx(estimate, abs=1e-12)
-
-
-def test_a_metric_below_zero_worsens_in_its_own_direction() -> None:
-    check = _check_accuracy((-90.0, -91.0), (-100.0, -101.0), direction="minimize")
-    assert check.verdict == "inferior"
-    check = _check_accuracy((-90.0, -91.0), (-100.0, -101.0), direction="maximize")
-    assert check.verdict == "non-inferior"
-
-
-def test_a_missing_metric_is_inferior_even_with_one_seed() -> None:
-    for candidate, baseline in (((0.8, None, 0.8), (0.8, 0.8, 0.8)), ((None,), (0.8,))):
-        check = _check_accuracy(candidate, baseline)
-        assert (check.verdict, check.difference) == ("inferior", None)
-        assert "there is no finite accuracy for seed" in check.reason
-
-
-def test_a_baseline_without_a_usable_metric_is_inconclusive() -> None:
-    check = _check_accuracy((0.8, 0.8), (None, 0.8))
-    assert (check.verdict, check.reason) == ("inconclusive", "the baseline has no finite accuracy for seed 0")
-    check = _check_accuracy((0.8, 0.8), (0.8, 0.0))
-    assert check.verdict == "inconclusive"
-    assert check.reason == "the baseline's accuracy is 0 for seed 1: no relative worsening exists"
-    check = _check_accuracy((0.8,), (0.8,))
-    assert (check.verdict, check.seeds) == ("inconclusive", 1)
 
 
 def test_screening_gives_the_worsening_of_one_seed() -> None:

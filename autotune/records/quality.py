@@ -1,0 +1,89 @@
+"""Drift: how a config's learning was compared with the baseline's, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.records.codec import Record
+from autotune.records.measurement import Interval, NonNegative
+
+QualityTest = Literal[
+    "tape", "schedule", "additivity", "gradients", "exact-losses", "paired-losses", "metric", "samples-to-loss"
+]
+QualityVerdict = Literal["non-inferior", "inferior", "inconclusive"]
+
+
+class Margin(Record):
+    """How much worse a figure may get, fixed before anything is compared."""
+
+    amount: float
+    """Largest worsening allowed; negative: the improvement that is required."""
+    unit: Literal["relative", "absolute"] = "relative"
+    """relative: a share of the baseline's own figure; absolute: in the figure's own unit."""
+
+
+class DriftLimits(Record):
+    """What the user allows: `--max-drift`."""
+
+    loss: Margin = Margin(amount=0.005)
+    """For the training loss; always relative."""
+    metric: Margin | None = None
+    """For every metric that has none of its own; None for the same as the loss."""
+    metrics: dict[str, Margin] = {}
+    """By metric."""
+
+    def of(self, metric: str) -> Margin:
+        """Return what is allowed for a metric."""
+        return self.metrics.get(metric, self.metric or self.loss)
+
+
+class Fidelity(Record):
+    """What the same windows give under two settings at the same weights: gradients, or the changes of weights."""
+
+    subject: Literal["gradients", "updates"]
+    """gradients: what the optimizer is given; updates: what it does to the weights."""
+    point: str
+    """Where the weights stood, e.g. `initial weights` or `after 60 steps`."""
+    windows: Annotated[int, Field(ge=0)]
+    """Effective batches compared."""
+    noise: Interval | None = None
+    """Variance of the differences over that of the baseline's own from window to window; None when not finite."""
+    bias: Interval | None = None
+    """Size of the mean difference over the size of the mean; None when not finite."""
+    worst_layer: str = ""
+    """Parameter with the largest bias among those that matter; empty when none is found."""
+    worst_bias: NonNegative | None = None
+    """Its bias."""
+    reference_ratio: NonNegative | None = None
+    """Error against float64 over the baseline's own error; None without such a reference."""
+    verdict: QualityVerdict
+    """non-inferior: shown to be the same; inferior: shown to differ; inconclusive: only a training can tell."""
+    reason: str = ""
+    """One sentence."""
+
+
+class QualityCheck(Record):
+    """One comparison of a config's learning with the baseline's."""
+
+    test: QualityTest
+    """tape: the data; schedule: steps and learning rates; additivity: parts of a batch; gradients: the same windows at
+    the same weights; exact-losses: bit for bit; paired-losses, metric: paired seeds, one-sided 95 % bound against a
+    margin; samples-to-loss: samples needed for the same loss."""
+    metric: str
+    """What was compared, e.g. `training loss` or `bits_per_byte`."""
+    difference: Interval | None
+    """Worsening against the baseline in the margin's unit (positive is worse); None when it cannot be computed."""
+    margin: Margin
+    """Largest worsening allowed, fixed beforehand."""
+    verdict: QualityVerdict
+    """non-inferior only when the upper bound is inside the margin; a missing value is never a pass."""
+    seeds: Annotated[int, Field(ge=0)]
+    """Paired seeds compared."""
+    samples: Annotated[int, Field(ge=0)]
+    """Samples trained on per seed; nothing beyond was tested."""
+    reason: str = ""
+    """One sentence."""
+    fidelity: tuple[Fidelity, ...] = ()
+    """What a check of gradients rests on."""
