@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotune.errors import AutotuneError
     from autotune.probe.run import run_probe
-    from autotune.records import Profile, TrainConfig
+    from autotune.records import DriftLimits, Margin, Profile, TrainConfig
     from autotune.search.run import SearchOptions, run_search
     from autotune.targets.workload import Workload
     from autotune.train.run import TrainingOptions, run_training
@@ -20,6 +20,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutotuneError",
+    "DriftLimits",
+    "Margin",
     "Profile",
     "SearchOptions",
     "TrainConfig",
@@ -33,6 +35,8 @@ __all__ = [
 
 _HOME = {
     "AutotuneError": "autotune.errors",
+    "DriftLimits": "autotune.records",
+    "Margin": "autotune.records",
     "Profile": "autotune.records",
     "SearchOptions": "autotune.search.run",
     "TrainConfig": "autotune.records",

@@ -1,4 +1,4 @@
-"""Parse what people type and format what people read: durations, bytes, fractions, rates."""
+"""Parse what people type and format what people read: durations, bytes, percentages, rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ _DURATION = re.compile(rf"(?:{_NUMBER}[dhms])+", re.ASCII)
 _DURATION_PART = re.compile(rf"({_NUMBER})([dhms])", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,9}):([0-5]?\d):([0-5]?\d)", re.ASCII)
 _BYTES = re.compile(rf"({_NUMBER})\s*([kmgt]?)(i?)b?", re.ASCII | re.IGNORECASE)
-_FRACTION = re.compile(rf"({_NUMBER})(%?)", re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -96,21 +95,6 @@ def format_bytes(count: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.2f} GiB"
-
-
-def parse_fraction(text: str, *, name: str = "fraction") -> float:
-    """Return a fraction between 0 and 1 for `0.5%` or `0.005`.
-
-    Raises:
-        UsageError: the text is neither, or it is not within 0 and 1 (1 excluded).
-    """
-    match = _FRACTION.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{name} {text!r} is neither a percentage nor a fraction", hint="write 0.5% or 0.005")
-    value = float(match.group(1)) / (100.0 if match.group(2) else 1.0)
-    if not 0.0 <= value < 1.0:
-        raise UsageError(f"{name} {text!r} is out of range", hint="it must be at least 0% and below 100%")
-    return value
 
 
 def format_percent(fraction: float, *, digits: int = 2) -> str:

@@ -4,17 +4,30 @@ import math
 
 import pytest
 
-from autotune.cli.words import describe_speedup, list_evidence
-from autotune.records import HardwareInfo, Interval, Profile, ProfileTarget, SoftwareInfo, TrainConfig
+from autotune.cli.words import describe_check, describe_speedup, list_evidence
+from autotune.records import (
+    DriftLimits,
+    HardwareInfo,
+    Interval,
+    Margin,
+    Profile,
+    ProfileTarget,
+    QualityCheck,
+    SoftwareInfo,
+    TrainConfig,
+)
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.profile import Confirmation, Evidence, MachineNoise, OneOffCosts
 from autotune.sentences import (
     count,
     describe_break_even,
     describe_interference,
+    describe_limits,
     describe_noise,
     describe_power,
     format_budget,
+    format_drift,
+    format_margin,
 )
 
 QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
@@ -145,3 +158,54 @@ def test_counts_have_their_noun() -> None:
         "1,200 pairs",
         "2 launches",
     )
+
+
+RELATIVE = Margin(amount=0.005)
+ABSOLUTE = Margin(amount=0.001, unit="absolute")
+
+
+@pytest.mark.parametrize(
+    ("worsening", "relative", "absolute"),
+    [
+        (0.0012, "+0.12%", "+0.0012"),
+        (-0.25, "-25.00%", "-0.2500"),
+        (0.0, "+0.00%", "+0.0000"),
+        (12.34567, "+1234.57%", "+12.3457"),
+        (-0.000034, "-0.00%", "-3.4e-05"),  # four decimals would show nothing of it
+    ],
+)
+def test_a_worsening_is_shown_in_the_unit_of_its_margin(worsening: float, relative: str, absolute: str) -> None:
+    assert format_drift(worsening, RELATIVE) == relative
+    assert format_drift(worsening, ABSOLUTE) == absolute
+
+
+@pytest.mark.parametrize(
+    ("margin", "text"),
+    [(RELATIVE, "+0.50%"), (ABSOLUTE, "+0.0010"), (Margin(amount=-0.01, unit="absolute"), "-0.0100")],
+)
+def test_a_margin_is_shown_in_its_own_unit(margin: Margin, text: str) -> None:
+    assert format_margin(margin) == text
+
+
+def test_the_limits_are_one_line() -> None:
+    assert describe_limits(DriftLimits()) == "loss +0.50%, metrics +0.50%"
+    limits = DriftLimits(metric=ABSOLUTE, metrics={"accuracy": Margin(amount=-0.01, unit="absolute")})
+    assert describe_limits(limits) == "loss +0.50%, metrics +0.0010, accuracy -0.0100"
+
+
+@pytest.mark.parametrize(
+    ("margin", "shown"),
+    [(RELATIVE, "+0.12% (-0.10% to +0.34%), limit +0.50%"), (ABSOLUTE, "+0.0012 (-0.0010 to +0.0034), limit +0.0010")],
+)
+def test_a_check_is_shown_in_the_unit_of_its_margin(margin: Margin, shown: str) -> None:
+    check = QualityCheck(
+        test="metric",
+        metric="accuracy",
+        difference=interval(0.0012, -0.001, 0.0034, 0.90),
+        margin=margin,
+        verdict="inconclusive",
+        seeds=4,
+        samples=1280,
+    )
+    assert describe_check(check) == f"accuracy: {shown}, 4 seeds x 1,280 samples: inconclusive"
+    assert describe_check(check.replace(difference=None)).startswith("accuracy: not measured, limit +0.")

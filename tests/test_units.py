@@ -16,7 +16,6 @@ from autotune.units import (
     parse_amount,
     parse_bytes,
     parse_duration,
-    parse_fraction,
 )
 
 
@@ -177,29 +176,9 @@ def test_a_size_is_binary_unless_it_ends_in_a_plain_b(number: int, unit: str) ->
     assert parse_bytes(f"{number}{unit}B") == number * 1000**power
 
 
-@pytest.mark.parametrize(
-    ("text", "fraction"), [("0.5%", 0.005), ("0.005", 0.005), ("0", 0.0), ("0%", 0.0), (" 99.9% ", 0.999)]
-)
-def test_fractions(text: str, fraction: float) -> None:
-    assert parse_fraction(text) == pytest.approx(fraction)
-
-
-@pytest.mark.parametrize("text", ["", "1", "100%", "-1%", "5", "5 %", "nan", "1e-3", "half", "9" * 400])
-def test_what_is_no_fraction_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--margin"):
-        parse_fraction(text, name="--margin")
-
-
-@given(st.integers(0, 9999))
-def test_a_percentage_and_its_fraction_are_the_same(hundredths: int) -> None:
-    by_percent, by_fraction = parse_fraction(f"{hundredths / 100:.2f}%"), parse_fraction(f"{hundredths / 10000:.4f}")
-    assert by_percent == pytest.approx(by_fraction, rel=1e-12)
-    assert format_percent(by_fraction) == f"+{hundredths / 100:.2f}%"
-
-
 @given(st.text(max_size=30))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
-    for parse in (parse_duration, parse_bytes, parse_fraction):
+    for parse in (parse_duration, parse_bytes):
         with contextlib.suppress(UsageError):
             assert 0 <= parse(text) < math.inf
 

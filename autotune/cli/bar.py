@@ -66,5 +66,5 @@ def training_view() -> Iterator[LineView]:
 
 
 def _describe(report: Report) -> str:
-    metric = "" if report.metric is None else f", metric {report.metric:.4f}"
-    return f"epoch {report.epoch}, loss {report.loss:.4f}{metric}, {format_rate(report.samples_per_second)}"
+    metrics = "".join(f", {name} {value:.4f}" for name, value in report.metrics.items() if value is not None)
+    return f"epoch {report.epoch}, loss {report.loss:.4f}{metrics}, {format_rate(report.samples_per_second)}"

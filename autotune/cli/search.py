@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,8 +36,13 @@ def search(
         typer.Option(help="Deadline of the whole search: 90s, 20m, 1h30m.", show_default="20m"),
     ] = None,
     max_drift: Annotated[
-        str | None,
-        typer.Option(help="Largest relative loss of quality, e.g. 0.5%.", show_default="0.5%"),
+        list[str] | None,
+        typer.Option(
+            help="Largest worsening of the loss and of every metric: 0.5%. In a metric's own unit: 0.1pp, "
+            "max-degradation=0.001, min-improvement=0.01. For one alone: loss:1%, accuracy:0.1pp. May be repeated.",
+            show_default="0.5%",
+            metavar="[METRIC:]LIMIT",
+        ),
     ] = None,
     memory_limit: Annotated[
         str | None,
@@ -68,19 +74,16 @@ def search(
     from autotune.search.run import run_search
 
     with reported_errors(as_json=json_output):
-        given = {
-            "budget": budget,
-            "max_drift": max_drift,
-            "memory_limit": memory_limit,
-            "out": str(out) if out else None,
-        }
-        options = read_options(given, seed=seed, resume=resume, force=force, planned_run=planned_run)
+        given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
+        options = read_options(
+            given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
+        )
         chosen = read_target(
             target,
             knobs=knob,
-            metric_regex=metric_regex,
-            metric_key=metric_key,
-            direction=direction,
+            metric_regexes=metric_regex,
+            metric_keys=metric_key,
+            directions=direction,
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
@@ -99,23 +102,30 @@ def search(
 
 
 def read_options(
-    given: dict[str, str | None], *, seed: int, resume: bool, force: bool, planned_run: str | None = None
+    given: dict[str, str | None],
+    *,
+    seed: int,
+    resume: bool,
+    force: bool,
+    max_drift: Sequence[str] = (),
+    planned_run: str | None = None,
 ) -> SearchOptions:
     """Return the options: what was typed, else what [tool.autotune] says, else the defaults.
 
     Raises:
         UsageError: a value does not parse; it is named as it was given.
     """
-    from autotune.search.run import DEFAULT_BUDGET_SECONDS, DEFAULT_MAX_DRIFT, SearchOptions
+    from autotune.search.run import DEFAULT_BUDGET_SECONDS, SearchOptions
+    from autotune.targets.drift_limits import read_drift_limits
     from autotune.targets.resolve import read_project_settings
-    from autotune.units import parse_bytes, parse_duration, parse_fraction
+    from autotune.units import parse_bytes, parse_duration
 
     settings = read_project_settings(Path.cwd())
     texts = {name: value if value is not None else getattr(settings, name) for name, value in given.items()}
-    budget, drift, memory = texts["budget"], texts["max_drift"], texts["memory_limit"]
+    budget, memory = texts["budget"], texts["memory_limit"]
     return SearchOptions(
         budget_seconds=DEFAULT_BUDGET_SECONDS if budget is None else parse_duration(budget, name="--budget"),
-        max_drift=DEFAULT_MAX_DRIFT if drift is None else parse_fraction(drift, name="--max-drift"),
+        max_drift=read_drift_limits(max_drift or settings.max_drift or ()),
         memory_limit_bytes=None if memory is None else parse_bytes(memory, name="--memory-limit"),
         out=texts["out"] or "best.json",
         seed=seed,

@@ -24,13 +24,21 @@ Knobs = Annotated[
     typer.Option("--knob", help="A script's own knob, for {NAME} in its command: lr=1e-3,2e-3:semantic.", metavar="K"),
 ]
 MetricRegex = Annotated[
-    str | None, typer.Option(help="Finds a script's metric in what it prints: 'val_acc=([0-9.]+)'.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        help="Finds a script's metric in what it prints: 'val_acc=([0-9.]+)'. May be repeated.", show_default=False
+    ),
 ]
 MetricKey = Annotated[
-    str | None, typer.Option(help="Key of a script's metric in the JSON lines it prints.", show_default=False)
+    list[str] | None,
+    typer.Option(help="Key of a script's metric in the JSON lines it prints. May be repeated.", show_default=False),
 ]
 Direction = Annotated[
-    str | None, typer.Option(help="Which way that metric is better: minimize, maximize.", show_default=False)
+    list[str] | None,
+    typer.Option(
+        help="Which way a metric is better: minimize, maximize. Once for all, or once for each, expressions first.",
+        show_default=False,
+    ),
 ]
 QualitySteps = Annotated[
     int | None, typer.Option(min=1, help="Steps of a script's drift check.", show_default="what the budget allows")
@@ -44,9 +52,9 @@ def read_target(
     words: Sequence[str] | None,
     *,
     knobs: Sequence[str] | None = None,
-    metric_regex: str | None = None,
-    metric_key: str | None = None,
-    direction: str | None = None,
+    metric_regexes: Sequence[str] | None = None,
+    metric_keys: Sequence[str] | None = None,
+    directions: Sequence[str] | None = None,
     quality_steps: int | None = None,
     quality_epochs: int | None = None,
 ) -> str | Script | None:
@@ -60,9 +68,9 @@ def read_target(
 
     options = {
         "--knob": knobs or None,
-        "--metric-regex": metric_regex,
-        "--metric-key": metric_key,
-        "--direction": direction,
+        "--metric-regex": metric_regexes or None,
+        "--metric-key": metric_keys or None,
+        "--direction": directions or None,
         "--quality-steps": quality_steps,
         "--quality-epochs": quality_epochs,
     }
@@ -70,9 +78,9 @@ def read_target(
         return read_script(
             words,
             knobs=tuple(knobs or ()),
-            metric_regex=metric_regex,
-            metric_key=metric_key,
-            direction=direction,
+            metric_regexes=tuple(metric_regexes or ()),
+            metric_keys=tuple(metric_keys or ()),
+            directions=tuple(directions or ()),
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )

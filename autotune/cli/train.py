@@ -125,8 +125,9 @@ def print_summary(summary: TrainingSummary) -> None:
     console = result_console()
     loss = "-" if summary.loss is None else f"{summary.loss:.4f}"
     console.print(Text(f"trained {summary.steps:,} steps, {summary.samples:,} samples: loss {loss}", style="bold"))
-    if summary.metric_name is not None and summary.metric is not None:
-        console.print(Text(f"  {summary.metric_name} {summary.metric:.4f}"))
+    for name, value in summary.metrics.items():
+        if value is not None:
+            console.print(Text(f"  {name} {value:.4f}"))
     if summary.samples_per_second is not None:
         promised = summary.promised_samples_per_second
         against = f", the search measured {format_rate(promised)}" if promised else ""

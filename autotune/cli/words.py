@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob
-from autotune.records.measurement import QualityCheck
 from autotune.records.profile import Profile
-from autotune.records.trial import TrialResult
+from autotune.records.quality import QualityCheck
+from autotune.records.trial import FidelityPlan, TrialResult
 from autotune.sentences import (
+    JUDGED_BY_BOUNDS,
     TELLING_COMPILE_SECONDS,
     count,
     describe_break_even,
+    describe_drift,
     describe_interference,
     describe_noise,
     describe_power,
+    format_drift,
+    format_margin,
 )
-from autotune.units import format_bytes, format_duration, format_percent, format_rate
+from autotune.units import format_bytes, format_duration, format_rate
 
 
 def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
@@ -47,7 +51,7 @@ def describe_speedup(profile: Profile) -> str:
 def list_evidence(profile: Profile) -> list[str]:
     """Return what the answer rests on and what it cost, a line each."""
     evidence, costs = profile.evidence, profile.one_off
-    lines = [describe_power(profile)]
+    lines = [describe_drift(profile), describe_power(profile)]
     if evidence.noise is not None:
         lines.append(f"noise: {describe_noise(evidence.noise)}")
     trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
@@ -61,14 +65,16 @@ def list_evidence(profile: Profile) -> list[str]:
 
 def describe_check(check: QualityCheck) -> str:
     """Return a drift check as one line."""
+    if check.test not in JUDGED_BY_BOUNDS:
+        return f"{check.metric}: {check.reason}: {check.verdict}"
     shown = "not measured"
     if check.difference is not None:
-        low, high = (format_percent(end) for end in (check.difference.low, check.difference.high))
-        shown = f"{format_percent(check.difference.estimate)} ({low} to {high})"
+        low, high = (format_drift(end, check.margin) for end in (check.difference.low, check.difference.high))
+        shown = f"{format_drift(check.difference.estimate, check.margin)} ({low} to {high})"
     if check.test == "exact-losses":
         shown = "bit for bit the same"
     covered = f"{check.seeds} seeds x {check.samples:,} samples"
-    return f"{check.metric}: {shown}, limit {format_percent(check.margin)}, {covered}: {check.verdict}"
+    return f"{check.metric}: {shown}, limit {format_margin(check.margin)}, {covered}: {check.verdict}"
 
 
 def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
@@ -77,6 +83,10 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
     if measurement is None:
         if result.curves:
             return f"{len(result.curves)} seeds trained"
+        if result.captures is not None and result.spec.fidelity is not None:
+            return _describe_fidelity(result.spec.fidelity)
+        if result.tape is not None:
+            return f"{len(result.tape.batches)} batches read"
         return f"{result.status}: {result.error or result.cause}"[:100]
     words = [format_rate(measurement.samples_per_second)]
     if baseline_rate:
@@ -88,6 +98,13 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
         words.append("clearly slower, ended early")
     words += describe_interference([block.interference for block in measurement.blocks])
     return ", ".join(words)
+
+
+def _describe_fidelity(plan: FidelityPlan) -> str:
+    words = f"gradients of {plan.windows} batches"
+    words += f" at the start and after {plan.later_steps} steps" if plan.later_steps else ""
+    words += " in float64" if plan.reference else ""
+    return words if plan.dropout else f"{words}, without dropout"
 
 
 def _short(name: str) -> str:

@@ -24,14 +24,14 @@ class ProjectSettings:
     Attributes:
         target: `file.py:attr` or `package.module:attr`.
         budget: of a search, e.g. `20m`.
-        max_drift: largest relative loss of quality, e.g. `0.5%`.
+        max_drift: largest worsening allowed, e.g. `0.5%`; one text or several in the file.
         memory_limit: of a trial, e.g. `16GiB`.
         out: where the profile goes.
     """
 
     target: str | None = None
     budget: str | None = None
-    max_drift: str | None = None
+    max_drift: tuple[str, ...] | None = None
     memory_limit: str | None = None
     out: str | None = None
 
@@ -76,7 +76,7 @@ def read_project_settings(folder: Path) -> ProjectSettings:
     """Return the settings of autotune.toml, or of [tool.autotune] in pyproject.toml; empty without either.
 
     Raises:
-        UsageError: a file is not TOML, a key is unknown, or a value is not text.
+        UsageError: a file is not TOML, a key is unknown, or a value is not text (of max_drift, not a list of texts).
     """
     for name in CONFIG_FILES:
         path = folder / name
@@ -97,11 +97,14 @@ def _check_settings(table: Any, *, name: str) -> ProjectSettings:
     known = [field.name for field in fields(ProjectSettings)]
     if not isinstance(table, dict):
         raise UsageError(f"{name}: [tool.autotune] is not a table", hint=f"its keys are {', '.join(known)}")
+    settings: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(known)}"
             raise UsageError(f"{name}: [tool.autotune] has the unknown key {key!r}", hint=hint)
-        if not isinstance(value, str):
+        texts = value if key == "max_drift" and isinstance(value, list) else [value]
+        if not all(isinstance(text, str) for text in texts):
             raise UsageError(f"{name}: {key} = {value!r} is not text", hint=f'write {key} = "..."')
-    return ProjectSettings(**table)
+        settings[key] = tuple(texts) if key == "max_drift" else value
+    return ProjectSettings(**settings)

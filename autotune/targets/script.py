@@ -1,4 +1,4 @@
-"""Read the command line of a training script: its placeholders, its own knobs, the figure it prints.
+"""Read the command line of a training script: its placeholders, its own knobs, the figures it prints.
 
 Words in, `Script` out; a `Script` and a value per knob in, the words to start out. No shell and no file is involved.
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from autotune.errors import UsageError
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.script import OwnKnob, Script
-from autotune.targets.metric import read_metric
+from autotune.targets.metric import read_metrics
 from autotune.targets.own_knob import format_value, parse_value, read_knob
 
 PLACEHOLDER_FIELDS = {
@@ -62,9 +62,9 @@ def read_script(
     command: Sequence[str],
     *,
     knobs: Sequence[str] = (),
-    metric_regex: str | None = None,
-    metric_key: str | None = None,
-    direction: str | None = None,
+    metric_regexes: Sequence[str] = (),
+    metric_keys: Sequence[str] = (),
+    directions: Sequence[str] = (),
     quality_steps: int | None = None,
     quality_epochs: int | None = None,
 ) -> Script:
@@ -73,9 +73,9 @@ def read_script(
     Args:
         command: words as typed after `--`.
         knobs: the script's own, each `name=v1,v2[,...][:exact|rounding|semantic]`.
-        metric_regex: finds the figure of merit in a printed line; has one group.
-        metric_key: finds it in a printed JSON object.
-        direction: `minimize` or `maximize` that figure.
+        metric_regexes: each finds a figure of merit in a printed line; has one group.
+        metric_keys: each finds one in a printed JSON object.
+        directions: `minimize` or `maximize`, one for all figures or one for each, those of the expressions first.
         quality_steps: optimizer steps of a quality run.
         quality_epochs: passes over the training data of a quality run.
 
@@ -86,7 +86,7 @@ def read_script(
     script = Script(
         command=tuple(command),
         knobs=_read_knobs(knobs),
-        metric=read_metric(regex=metric_regex, key=metric_key, direction=direction),
+        metrics=read_metrics(regexes=metric_regexes, keys=metric_keys, directions=directions),
         quality_steps=_check_count("--quality-steps", quality_steps),
         quality_epochs=_check_count("--quality-epochs", quality_epochs),
     )

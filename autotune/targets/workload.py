@@ -31,6 +31,8 @@ class Workload(Protocol):
     - `evaluate(model, device)`: the metric on held-out data, a float. The model comes in evaluation mode, without
       gradients.
     - `metric`: `("name", "minimize" | "maximize")`, what `evaluate` returns.
+    - `metrics`: instead of `metric`, `{"name": "minimize" | "maximize", ...}`; `evaluate` then returns a mapping with a
+      float for each name.
     - `gradient_clip_norm`: largest gradient norm; gradients are clipped after unscaling.
     - `collate(samples)`: merges a list of samples into a batch (default: PyTorch's).
     - `drop_last`: leave out the last, short effective batch of an epoch (default: False).
@@ -62,7 +64,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Metric:
-    """What `evaluate` returns."""
+    """One figure that `evaluate` returns."""
 
     name: str
     direction: Literal["minimize", "maximize"]
@@ -78,7 +80,7 @@ class LoadedWorkload:
         fingerprint: twelve hex digits over the source file that defines it.
         baseline: the user's own settings.
         knobs: the workload's own knobs and their allowed values.
-        metric: what `evaluate` returns; None when it cannot evaluate.
+        metrics: what `evaluate` returns; empty when it cannot evaluate.
         knob_numerics: class of the own knobs that are not semantic.
     """
 
@@ -87,7 +89,7 @@ class LoadedWorkload:
     fingerprint: str
     baseline: TrainConfig
     knobs: dict[str, tuple[KnobValue, ...]]
-    metric: Metric | None
+    metrics: tuple[Metric, ...]
     knob_numerics: dict[str, Numerics] = field(default_factory=dict)
 
     @property
@@ -118,21 +120,32 @@ class LoadedWorkload:
         scheduler: LRScheduler | None = None if build is None else build(optimizer)
         return scheduler
 
-    def evaluate(self, model: nn.Module, device: Any) -> float:
-        """Return the metric of a model in evaluation mode.
+    def evaluate(self, model: nn.Module, device: Any) -> dict[str, float]:
+        """Return each metric of a model in evaluation mode, by name; a value may be NaN.
 
         Raises:
-            TargetError: there is no `evaluate`, or it returned something that is not a number.
+            TargetError: there is no `evaluate`, or it returned something that is not a number for each metric.
         """
-        if self.metric is None:
+        if not self.metrics:
             raise TargetError(f"{self.label} has no evaluate(model, device)", hint="add one, with a metric attribute")
-        value = self.workload.evaluate(model, device)  # type: ignore[attr-defined]
+        returned = self.workload.evaluate(model, device)  # type: ignore[attr-defined]
+        names = [metric.name for metric in self.metrics]
+        if not hasattr(self.workload, "metrics"):
+            returned, hint = {names[0]: returned}, "it must return the metric, one number"
+        else:
+            hint = f"it must return a mapping with a number for each of {', '.join(names)}"
+        if not isinstance(returned, Mapping):
+            raise TargetError(f"{self.label}: evaluate returned {type(returned).__name__}", hint=hint)
+        return {name: self._read_number(returned, name, hint=hint) for name in names}
+
+    def _read_number(self, returned: Mapping[str, Any], name: str, *, hint: str) -> float:
+        if name not in returned:
+            raise TargetError(f"{self.label}: evaluate returned no {name!r}", hint=hint)
         try:
-            return float(value)
+            return float(returned[name])
         except (TypeError, ValueError):
-            raise TargetError(
-                f"{self.label}: evaluate returned {type(value).__name__}", hint="it must return the metric, one number"
-            ) from None
+            kind = type(returned[name]).__name__
+            raise TargetError(f"{self.label}: evaluate returned {kind} for {name!r}", hint=hint) from None
 
     def set_knobs(self, config: TrainConfig) -> None:
         """Set the workload's own knobs to a config's values."""
@@ -166,19 +179,36 @@ def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkloa
         fingerprint=fingerprint,
         baseline=baseline.replace(user_knobs=own),
         knobs=knobs,
-        metric=_read_metric(found, label=label),
+        metrics=_read_metrics(found, label=label),
         knob_numerics=_read_numerics(found, knobs, label=label),
     )
 
 
-def _read_metric(found: Any, *, label: str) -> Metric | None:
+def _read_metrics(found: Any, *, label: str) -> tuple[Metric, ...]:
     if not callable(getattr(found, "evaluate", None)):
-        return None
+        return ()
+    if hasattr(found, "metrics"):
+        return _read_several_metrics(found, label=label)
     metric = getattr(found, "metric", ("metric", "minimize"))
     match metric:
         case (str(name), "minimize" | "maximize" as direction):
-            return Metric(name=name, direction=direction)
+            return (Metric(name=name, direction=direction),)
     raise TargetError(f"{label}: metric is {metric!r}", hint='write metric = ("accuracy", "maximize")')
+
+
+def _read_several_metrics(found: Any, *, label: str) -> tuple[Metric, ...]:
+    declared = found.metrics
+    if getattr(found, "metric", None) is not None:
+        raise TargetError(f"{label} has both metric and metrics", hint="keep one of them")
+    metrics = []
+    for item in declared.items() if isinstance(declared, Mapping) else ():
+        match item:
+            case (str(name), "minimize" | "maximize" as direction):
+                metrics.append(Metric(name=name, direction=direction))
+    if not metrics or len(metrics) != len(declared):
+        hint = 'write metrics = {"accuracy": "maximize", "kappa": "maximize"}'
+        raise TargetError(f"{label}: metrics is {declared!r}", hint=hint)
+    return tuple(metrics)
 
 
 def _read_knobs(found: Any, *, label: str) -> dict[str, tuple[KnobValue, ...]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -42,7 +42,7 @@ class Report:
         total_steps: steps planned; None while they cannot be counted.
         loss: of the last step.
         samples_per_second: since the last report.
-        metric: last value of the metric; None before the first evaluation.
+        metrics: what `evaluate` returned last, None where not finite; empty before the first evaluation.
     """
 
     progress: Progress
@@ -50,7 +50,7 @@ class Report:
     total_steps: int | None
     loss: float
     samples_per_second: float
-    metric: float | None
+    metrics: Mapping[str, float | None]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class RunLoop:
     should_stop: Callable[[], bool]
     report: Callable[[Report], None]
     loss: float | None = None
-    metric: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
     last_checkpoint: Path | None = None
     stepping_seconds: float = 0.0
     stepped_samples: int = 0
@@ -138,11 +138,12 @@ class RunLoop:
 
     def _pick_up_metrics(self) -> None:
         """Drop what is to be trained again, and make up for an evaluation that a stop left out."""
+        names = [metric.name for metric in self.loaded.metrics]
         for line in cut_metrics(self.folder, self.progress.step):
             if "samples" in line:
                 self.loss = line.get("loss")
-            elif self.loaded.metric is not None and self.loaded.metric.name in line:
-                self.metric, self._evaluated_step = line[self.loaded.metric.name], line["step"]
+            elif names and all(name in line for name in names):
+                self.metrics, self._evaluated_step = {name: line[name] for name in names}, line["step"]
         at_epoch_end = self.progress.step > 0 and self.training.windows.batches_done == 0
         if at_epoch_end and self._evaluated_step != self.progress.step:
             self._evaluate()
@@ -213,24 +214,24 @@ class RunLoop:
                 total_steps=self.total_steps(),
                 loss=self.loss,
                 samples_per_second=samples_per_second,
-                metric=self.metric,
+                metrics=self.metrics,
             )
         )
 
     def _evaluate(self) -> bool:
         """Evaluate; return False if a stop took the evaluation's loader workers, which leaves it to a resume."""
-        if self.loaded.metric is None:
+        if not self.loaded.metrics:
             return True
         try:
             with blame_target(f"{self.loaded.label}: evaluate after step {self.progress.step}"):
-                value = evaluate(self.loaded, self.training.model, self.plan.config, self.device)
+                found = evaluate(self.loaded, self.training.model, self.plan.config, self.device)
         except TargetError as error:
             if self._lost_workers_to_stop(error):
                 return False
             raise
-        self.metric = value if math.isfinite(value) else None
+        self.metrics = {name: value if math.isfinite(value) else None for name, value in found.items()}
         self._evaluated_step = self.progress.step
-        line = {"step": self.progress.step, "epoch": self.training.windows.epoch, self.loaded.metric.name: self.metric}
+        line = {"step": self.progress.step, "epoch": self.training.windows.epoch, **self.metrics}
         append_metrics(self.folder, line)
         return True
 

@@ -274,7 +274,6 @@ def _train(
 def _summarize(loop: RunLoop, profile: Profile, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
     evidence = profile.evidence
     promised = evidence.samples_per_second if profile.verdict == "improved" else evidence.baseline_samples_per_second
-    metric = loop.loaded.metric
     return TrainingSummary(
         folder=str(loop.folder),
         checkpoint=str(loop.last_checkpoint),
@@ -282,8 +281,7 @@ def _summarize(loop: RunLoop, profile: Profile, warnings: list[str], elapsed_sec
         epochs=loop.training.windows.epoch,
         samples=loop.progress.samples,
         loss=loop.loss,
-        metric_name=None if metric is None else metric.name,
-        metric=loop.metric,
+        metrics=loop.metrics,
         samples_per_second=loop.stepped_samples / loop.stepping_seconds if loop.stepping_seconds > 0 else None,
         promised_samples_per_second=promised,
         elapsed_seconds=elapsed_seconds,

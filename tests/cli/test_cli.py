@@ -52,6 +52,7 @@ def test_the_version_names_what_matters(tmp_path):
         (["search", "--budget", "20"], "--budget '20' is not a duration with a unit", "20m or 20s?"),
         (["search", "--budget", "5s"], "too short to start and measure anything", "give at least 15s"),
         (["search", "--max-drift", "150%"], "--max-drift '150%' is out of range", "below 100%"),
+        (["search", "--max-drift", "1%", "--max-drift", "a:2"], "--max-drift 'a:2' is a number", "a:2% or a:2pp?"),
         (["search", "--memory-limit", "8"], "--memory-limit '8' is not a size with a unit", "16GiB"),
         (["search", "train.py"], "target 'train.py' is not LOCATION:ATTRIBUTE", "write train.py:workload"),
         (["search", "missing.py:workload", "--budget", "60s"], "there is no file 'missing.py'", ""),
@@ -159,7 +160,7 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     assert trained.returncode == 0, trained.stderr
     summary = json.loads(trained.stdout)
     assert summary["steps"] == 20
-    assert summary["metric"] is not None
+    assert summary["metrics"]["error"] is not None
     assert len((Path(summary["folder"]) / "metrics.jsonl").read_text().splitlines()) >= 3
 
     exported = run("export", "--profile", "best.json", "--to", "torch", folder=tmp_path)

@@ -179,6 +179,7 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
         (["search", "--knob", "lr=0.1,0.2", "--", "python", "train.py"], 2, "lr"),
         (["search", "--knob", "lr=0.1,0.2", "a.py:b"], 2, "--knob is for a script"),
         (["search", "--metric-key", "acc", "--", "python", "train.py"], 2, "--direction"),
+        (["search", "--direction", "maximize", "a.py:b"], 2, "--direction is for a script"),
         (["search", "--", "bash", "train.sh"], 2, "bash"),
         (["probe", "--", "python", "train.py", "--no-such-flag"], 4, "exit status 2"),
         (["probe", "--", "python", "train.py", "--steps", "2"], 4, "too few"),

@@ -11,7 +11,7 @@ from torch import nn
 from autotune.errors import TargetError
 from autotune.targets import demo
 from autotune.targets.demo import WINDOW_LENGTH, ByteGPT, ByteWindows, DemoWorkload, learning_rate_factor, workload
-from autotune.targets.workload import check_workload
+from autotune.targets.workload import Metric, check_workload
 
 SOURCE_LINE = b"for index, value in enumerate(values):\n"
 
@@ -65,8 +65,7 @@ def evaluate(model: nn.Module) -> float:
 
 def test_it_is_a_workload() -> None:
     loaded = check_workload(workload, label="demo", fingerprint="0")
-    assert loaded.metric is not None
-    assert (loaded.metric.name, loaded.metric.direction) == ("bits_per_byte", "minimize")
+    assert loaded.metrics == (Metric(name="bits_per_byte", direction="minimize"),)
     assert loaded.baseline.effective_batch_size == 32
     assert loaded.gradient_clip_norm == 1.0
 

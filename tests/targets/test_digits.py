@@ -14,7 +14,7 @@ from torch import nn
 
 from autotune.errors import TargetError
 from autotune.targets.load import load_workload
-from autotune.targets.workload import LoadedWorkload
+from autotune.targets.workload import LoadedWorkload, Metric
 
 FOLDER = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -48,8 +48,7 @@ def workload(loaded: LoadedWorkload, example: ModuleType) -> Any:
 
 
 def test_it_is_a_workload(loaded: LoadedWorkload) -> None:
-    assert loaded.metric is not None
-    assert (loaded.metric.name, loaded.metric.direction) == ("accuracy", "maximize")
+    assert loaded.metrics == (Metric(name="accuracy", direction="maximize"),)
     assert loaded.baseline.micro_batch_size == 64
     assert loaded.drop_last
 
@@ -117,7 +116,7 @@ def test_it_learns(loaded: LoadedWorkload, workload: Any) -> None:
     torch.manual_seed(0)
     model = workload.build_model()
     with torch.no_grad():
-        assert 0.0 <= loaded.evaluate(model.eval(), torch.device("cpu")) <= 0.35
+        assert 0.0 <= loaded.evaluate(model.eval(), torch.device("cpu"))["accuracy"] <= 0.35
     model.train()
     optimizer = workload.build_optimizer(model)
     dataset = workload.train_dataset()
@@ -133,7 +132,7 @@ def test_it_learns(loaded: LoadedWorkload, workload: Any) -> None:
     assert losses[0] == pytest.approx(2.3, abs=0.4)
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
     with torch.no_grad():
-        assert loaded.evaluate(model.eval(), torch.device("cpu")) > 0.5
+        assert loaded.evaluate(model.eval(), torch.device("cpu"))["accuracy"] > 0.5
 
 
 def test_missing_scikit_learn_is_said_with_the_command_to_run(

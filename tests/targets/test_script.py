@@ -90,14 +90,14 @@ def test_a_command_is_read_as_typed() -> None:
     script = read_script(
         COMMAND,
         knobs=["lr=1e-3,2e-3:semantic"],
-        metric_regex="val_acc=([0-9.]+)",
-        direction="maximize",
+        metric_regexes=["val_acc=([0-9.]+)"],
+        directions=["maximize"],
         quality_steps=300,
     )
     assert script == Script(
         command=tuple(COMMAND),
         knobs=(OwnKnob(name="lr", values=(0.001, 0.002), numerics="semantic"),),
-        metric=PrintedMetric(name="val_acc", direction="maximize", pattern="val_acc=([0-9.]+)"),
+        metrics=(PrintedMetric(name="val_acc", direction="maximize", pattern="val_acc=([0-9.]+)"),),
         quality_steps=300,
     )
     assert placeholder_names(script) == {"micro_batch_size", "gradient_accumulation_steps", "lr"}
@@ -525,8 +525,8 @@ def test_a_label_is_the_command_as_a_shell_would_take_it(words: list[str]) -> No
     ],
 )
 def test_a_regex_names_its_metric(regex: str, name: str) -> None:
-    script = read_script(["p"], metric_regex=regex, direction="minimize")
-    assert script.metric == PrintedMetric(name=name, direction="minimize", pattern=regex)
+    script = read_script(["p"], metric_regexes=[regex], directions=["minimize"])
+    assert script.metrics == (PrintedMetric(name=name, direction="minimize", pattern=regex),)
 
 
 def test_an_expression_without_group_has_no_name_of_its_own() -> None:
@@ -534,31 +534,55 @@ def test_an_expression_without_group_has_no_name_of_its_own() -> None:
 
 
 def test_a_key_is_its_metric_s_name() -> None:
-    script = read_script(["p"], metric_key="eval/acc", direction="maximize", quality_epochs=2)
-    assert script.metric == PrintedMetric(name="eval/acc", direction="maximize", key="eval/acc")
+    script = read_script(["p"], metric_keys=["eval/acc"], directions=["maximize"], quality_epochs=2)
+    assert script.metrics == (PrintedMetric(name="eval/acc", direction="maximize", key="eval/acc"),)
     assert script.quality_epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("directions", "expected"),
+    [(["minimize", "maximize", "minimize"], ["minimize", "maximize", "minimize"]), (["maximize"], 3 * ["maximize"])],
+)
+def test_directions_go_to_the_expressions_and_then_to_the_keys(directions: list[str], expected: list[str]) -> None:
+    script = read_script(["p"], metric_regexes=["error=(.*)", "acc=(.*)"], metric_keys=["kappa"], directions=directions)
+    assert [metric.name for metric in script.metrics] == ["error", "acc", "kappa"]
+    assert [metric.direction for metric in script.metrics] == expected
+    assert [(metric.pattern, metric.key) for metric in script.metrics] == [
+        ("error=(.*)", None),
+        ("acc=(.*)", None),
+        (None, "kappa"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("settings", "message", "hint"),
     [
-        ({"metric_regex": "acc=(["}, "'acc=([' is not a regular expression: unterminated", "one group"),
-        ({"metric_regex": "a{99999999999999999999}"}, "is not a regular expression: the rep", "one group"),
-        ({"metric_regex": "acc=[0-9]+"}, "'acc=[0-9]+' has 0 groups", "val_acc=([0-9.]+)"),
-        ({"metric_regex": ""}, "'' has 0 groups", "val_acc=([0-9.]+)"),
-        ({"metric_regex": "(acc)=([0-9]+)"}, "'(acc)=([0-9]+)' has 2 groups", "(?:...)"),
-        ({"metric_regex": "a(b)", "metric_key": "c"}, "'a(b)' and --metric-key 'c'", "one of them"),
-        ({"metric_key": ""}, "--metric-key '' is empty", "--metric-key val_acc"),
-        ({"metric_key": "acc", "direction": None}, "--metric-key 'acc' is given without", "--direction maximize"),
-        ({"metric_regex": "a(b)", "direction": None}, "--metric-regex 'a(b)' is given", "--direction maximize"),
+        ({"metric_regexes": ["acc=(["]}, "'acc=([' is not a regular expression: unterminated", "one group"),
+        ({"metric_regexes": ["a{99999999999999999999}"]}, "is not a regular expression: the rep", "one group"),
+        ({"metric_regexes": ["acc=[0-9]+"]}, "'acc=[0-9]+' has 0 groups", "val_acc=([0-9.]+)"),
+        ({"metric_regexes": ["b=(.*)", ""]}, "'' has 0 groups", "val_acc=([0-9.]+)"),
+        ({"metric_regexes": ["(acc)=([0-9]+)"]}, "'(acc)=([0-9]+)' has 2 groups", "(?:...)"),
+        ({"metric_keys": ["acc", " "]}, "--metric-key ' ' is empty", "--metric-key val_acc"),
+        ({"metric_keys": ["acc"], "directions": []}, "--metric-key 'acc' is given without", "--direction maximize"),
+        ({"metric_regexes": ["a(b)"], "directions": []}, "--metric-regex 'a(b)' is given", "--direction maximize"),
         ({}, "--direction maximize is given without a metric", "--metric-key"),
-        ({"direction": "maximise", "metric_key": "a"}, "'maximise' is neither", "did you mean --direction maximize"),
-        ({"direction": "up"}, "--direction 'up' is neither", "--direction maximize or --direction minimize"),
-        ({"direction": ""}, "--direction '' is neither", "--direction maximize"),
+        ({"directions": ["maximise"], "metric_keys": ["a"]}, "'maximise' is neither", "did you mean --direction maxim"),
+        ({"directions": ["maximize", "up"]}, "--direction 'up' is neither", "--direction maximize or --direction min"),
+        ({"directions": [""]}, "--direction '' is neither", "--direction maximize"),
+        (
+            {"metric_keys": ["a", "b", "c"], "directions": ["minimize", "maximize"]},
+            "2 times --direction for 3 metrics",
+            "once for each",
+        ),
+        (
+            {"metric_regexes": ["a=(.*)", "acc=(.*)"], "metric_keys": ["acc"]},
+            "--metric-regex 'acc=(.*)' and --metric-key 'acc' are both called 'acc'",
+            "before the figure",
+        ),
     ],
 )
 def test_a_metric_that_does_not_fit_is_refused(settings: dict[str, Any], message: str, hint: str) -> None:
-    error = refusal(**{"direction": "maximize", **settings})
+    error = refusal(**{"directions": ["maximize"], **settings})
     assert message in error.message
     assert hint in error.hint
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.records.config import TrainConfig
 from autotune.targets.load import load_workload, split_spec
-from autotune.targets.workload import REQUIRED, LoadedWorkload, Workload, check_workload
+from autotune.targets.workload import REQUIRED, LoadedWorkload, Metric, Workload, check_workload
 
 COMPLETE = """
 class Training:
@@ -183,7 +184,7 @@ def test_all_missing_methods_are_named_at_once() -> None:
 def test_optional_parts_have_defaults() -> None:
     loaded = check()
     assert loaded.baseline == TrainConfig()
-    assert loaded.metric is None
+    assert loaded.metrics == ()
     assert loaded.gradient_clip_norm is None
     assert loaded.collate is None
     assert (loaded.drop_last, loaded.shuffle) == (False, True)
@@ -203,12 +204,11 @@ def test_optional_parts_are_read() -> None:
         shuffle=False,
     )
     assert loaded.baseline.micro_batch_size == 7
-    assert loaded.metric is not None
-    assert (loaded.metric.name, loaded.metric.direction) == ("accuracy", "maximize")
+    assert loaded.metrics == (Metric(name="accuracy", direction="maximize"),)
     assert loaded.gradient_clip_norm == 2.0
     assert loaded.collate is len
     assert (loaded.drop_last, loaded.shuffle) == (True, False)
-    assert loaded.evaluate(torch.nn.Identity(), torch.device("cpu")) == 0.5
+    assert loaded.evaluate(torch.nn.Identity(), torch.device("cpu")) == {"accuracy": 0.5}
     assert loaded.build_scheduler(torch.optim.SGD([torch.zeros(1)], lr=0.1)) is not None
 
 
@@ -229,9 +229,7 @@ def test_a_bad_metric_is_refused(metric: Any) -> None:
 
 
 def test_evaluate_without_a_metric_is_minimised() -> None:
-    metric = check(evaluate=lambda model, device: 0.5).metric
-    assert metric is not None
-    assert metric.direction == "minimize"
+    assert check(evaluate=lambda model, device: 0.5).metrics == (Metric(name="metric", direction="minimize"),)
 
 
 def test_evaluating_without_evaluate_is_refused() -> None:
@@ -247,7 +245,53 @@ def test_a_metric_that_is_no_number_is_refused(value: Any) -> None:
 
 
 def test_a_one_element_tensor_is_a_number() -> None:
-    assert check(evaluate=lambda model, device: torch.tensor(0.25)).evaluate(torch.nn.Identity(), None) == 0.25
+    loaded = check(evaluate=lambda model, device: torch.tensor(0.25))
+    assert loaded.evaluate(torch.nn.Identity(), None) == {"metric": 0.25}
+
+
+BOTH = {"accuracy": "maximize", "kappa": "maximize"}
+
+
+def test_several_metrics_are_returned_by_name() -> None:
+    returned = {"kappa": torch.tensor(0.5), "accuracy": 1, "unasked": "text"}
+    loaded = check(metrics=BOTH, evaluate=lambda model, device: returned)
+    assert loaded.metrics == (Metric("accuracy", "maximize"), Metric("kappa", "maximize"))
+    assert list(loaded.evaluate(torch.nn.Identity(), None).items()) == [("accuracy", 1.0), ("kappa", 0.5)]
+
+
+def test_a_metric_may_be_nan() -> None:
+    loaded = check(metrics=BOTH, evaluate=lambda model, device: {"accuracy": math.nan, "kappa": 0.5})
+    assert math.isnan(loaded.evaluate(torch.nn.Identity(), None)["accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (0.5, "train.py:workload: evaluate returned float"),
+        ({"accuracy": 0.5}, "train.py:workload: evaluate returned no 'kappa'"),
+        ({"accuracy": 0.5, "kappa": None}, "train.py:workload: evaluate returned NoneType for 'kappa'"),
+        ({"accuracy": [1, 2], "kappa": 0.5}, "train.py:workload: evaluate returned list for 'accuracy'"),
+    ],
+)
+def test_a_metric_that_is_missing_or_no_number_is_named(returned: Any, message: str) -> None:
+    loaded = check(metrics=BOTH, evaluate=lambda model, device: returned)
+    with pytest.raises(TargetError) as caught:
+        loaded.evaluate(torch.nn.Identity(), None)
+    assert caught.value.message == message
+    assert "accuracy, kappa" in caught.value.hint
+
+
+@pytest.mark.parametrize("metrics", [None, {}, ("accuracy", "maximize"), {"accuracy": "up"}, {1: "minimize"}])
+def test_bad_metrics_are_refused(metrics: Any) -> None:
+    with pytest.raises(TargetError) as caught:
+        check(metrics=metrics, evaluate=lambda model, device: {})
+    assert caught.value.message == f"train.py:workload: metrics is {metrics!r}"
+    assert '{"accuracy": "maximize", "kappa": "maximize"}' in caught.value.hint
+
+
+def test_metric_and_metrics_are_not_both_read() -> None:
+    with pytest.raises(TargetError, match="has both metric and metrics"):
+        check(metric=("error", "minimize"), metrics=BOTH, evaluate=lambda model, device: {})
 
 
 @pytest.mark.parametrize(

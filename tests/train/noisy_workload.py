@@ -117,6 +117,15 @@ class WithoutScore(Noisy):
         return float("nan")
 
 
+class TwiceJudged(Noisy):
+    metric = None  # type: ignore[assignment]
+    metrics = {"error": "minimize", "undefined": "maximize", "size": "minimize"}
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> Any:
+        size = sum(parameter.abs().sum() for parameter in model.parameters())
+        return {"error": super().evaluate(model, device), "undefined": float("nan"), "size": size}
+
+
 class PrintsEnvironment(Noisy):
     def build_model(self) -> nn.Module:
         print({name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}, flush=True)
@@ -163,6 +172,7 @@ streaming = Streaming()
 diverging = Diverging()
 failing = Failing()
 without_score = WithoutScore()
+twice_judged = TwiceJudged()
 prints_environment = PrintsEnvironment()
 loses_its_workers = LosesItsWorkers()
 loses_its_workers_computing = LosesItsWorkersComputing()

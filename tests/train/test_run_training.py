@@ -25,11 +25,14 @@ from train_world import (
     read_state,
 )
 
+from autotune.cli.bar import LineView
 from autotune.errors import CheckpointError, MachineError, ProfileError, TargetError, UsageError
 from autotune.records.codec import read_record
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train import checkpoint, run
+from autotune.train.checkpoint import Progress
+from autotune.train.loop import Report
 
 STEPS_PER_EPOCH = math.ceil(SAMPLES / 8)
 
@@ -81,7 +84,7 @@ def test_a_stopped_training_ends_as_one_never_stopped(workplace: Workplace, conf
     pieced = train_in_pieces(workplace, pieces, epochs=3, out="pieced")
     assert_same_end(workplace.folder / "straight", workplace.folder / "pieced")
     assert_each_step_once(workplace.folder / "pieced")
-    same = ("steps", "epochs", "samples", "loss", "metric")
+    same = ("steps", "epochs", "samples", "loss", "metrics")
     assert [getattr(pieced, name) for name in same] == [getattr(straight, name) for name in same]
 
 
@@ -240,7 +243,8 @@ def test_a_finished_run_can_be_resumed_and_is_as_it_was(workplace: Workplace) ->
     lines = read_metrics(workplace.folder / "run")
     again = workplace.train(out="run", resume=True)
     assert read_metrics(workplace.folder / "run") == lines
-    assert (again.steps, again.loss, again.metric) == (first.steps, first.loss, first.metric)
+    assert first.metrics.keys() == {"error"}
+    assert (again.steps, again.loss, again.metrics) == (first.steps, first.loss, first.metrics)
     assert again.samples_per_second is None
     assert Path(again.checkpoint).is_dir()
 
@@ -380,8 +384,38 @@ def test_a_metric_that_is_not_a_number_is_left_out(workplace: Workplace) -> None
     workplace.toy = "without_score"
     workplace.save_profile()
     summary = workplace.train(steps=3, out="run")
-    assert summary.metric is None
+    assert summary.metrics == {"error": None}
     assert read_metrics(workplace.folder / "run")[-1]["error"] is None
+
+
+def test_each_metric_has_its_key_and_is_known_again_after_a_stop(workplace: Workplace) -> None:
+    workplace.toy = "twice_judged"
+    workplace.save_profile()
+    straight = workplace.train(epochs=2, out="straight")
+    evaluations = [line for line in read_metrics(workplace.folder / "straight") if "error" in line]
+    assert [line["epoch"] for line in evaluations] == [1, 2]
+    assert {key: evaluations[-1][key] for key in ("error", "undefined", "size")} == straight.metrics
+    assert list(straight.metrics) == ["error", "undefined", "size"]
+    assert straight.metrics["undefined"] is None
+    assert 0 < straight.metrics["size"] != evaluations[0]["size"]
+    again = workplace.train(out="straight", resume=True)
+    assert again.metrics == straight.metrics
+    train_in_pieces(workplace, [STEPS_PER_EPOCH, 1], epochs=2, out="pieced")
+    pieced = [line for line in read_metrics(workplace.folder / "pieced") if "error" in line]
+    assert [line["error"] for line in pieced] == [line["error"] for line in evaluations]
+
+
+def test_a_view_tells_each_metric_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(
+        progress=Progress(30, 240),
+        epoch=1,
+        total_steps=60,
+        loss=0.5,
+        samples_per_second=100.0,
+        metrics={"error": 0.25, "undefined": None, "size": 3.0},
+    )
+    LineView().show(report)
+    assert "step 30/60: epoch 1, loss 0.5000, error 0.2500, size 3.0000, 100 samples/s" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_the_machines_error_and_the_run_goes_on_later(

@@ -1,0 +1,63 @@
+"""What `autotune search` makes of its options and of the settings file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.search import read_options
+from autotune.cli.target import read_target
+from autotune.errors import UsageError
+from autotune.records import DriftLimits, Margin
+from autotune.records.script import Script
+from autotune.search.run import SearchOptions
+
+NOTHING: dict[str, str | None] = {"budget": None, "memory_limit": None, "out": None}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(max_drift: tuple[str, ...] = ()) -> SearchOptions:
+    return read_options(NOTHING, max_drift=max_drift, seed=0, resume=False, force=False)
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert read() == SearchOptions()
+    assert SearchOptions().max_drift == DriftLimits()
+
+
+def test_limits_that_are_typed_replace_those_of_the_settings(folder: Path) -> None:
+    (folder / "autotune.toml").write_text('max_drift = ["1%", "accuracy:0.1pp"]')
+    from_file = DriftLimits(loss=Margin(amount=0.01), metrics={"accuracy": Margin(amount=0.001, unit="absolute")})
+    assert read().max_drift == from_file
+    assert read(("2%",)).max_drift == DriftLimits(loss=Margin(amount=0.02))
+    (folder / "autotune.toml").write_text('max_drift = "1"')
+    with pytest.raises(UsageError, match="--max-drift '1' is a number without a unit"):
+        read()
+
+
+def test_metrics_of_a_script_are_read_in_order() -> None:
+    script = read_target(
+        ["python", "train.py"],
+        metric_regexes=["acc=(.*)"],
+        metric_keys=["loss", "kappa"],
+        directions=["maximize", "minimize", "maximize"],
+    )
+    assert isinstance(script, Script)
+    assert [(metric.name, metric.direction) for metric in script.metrics] == [
+        ("acc", "maximize"),
+        ("loss", "minimize"),
+        ("kappa", "maximize"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["metric_regexes", "metric_keys", "directions"])
+def test_metrics_are_for_scripts(name: str) -> None:
+    with pytest.raises(UsageError, match="is for a script, and none was named"):
+        read_target(["train.py:workload"], **{name: ["minimize"]})
+    assert read_target(["train.py:workload"], **{name: []}) == "train.py:workload"

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UsageError
+from autotune.targets.resolve import ProjectSettings, read_project_settings
+
+
+@pytest.mark.parametrize(
+    ("written", "texts"),
+    [('"0.5%"', ("0.5%",)), ('["0.5%", "accuracy:0.1pp"]', ("0.5%", "accuracy:0.1pp")), ("[]", ())],
+)
+@pytest.mark.parametrize("name", ["autotune.toml", "pyproject.toml"])
+def test_the_settings_may_hold_one_limit_or_several(
+    tmp_path: Path, name: str, written: str, texts: tuple[str, ...]
+) -> None:
+    header = "[tool.autotune]\n" if name == "pyproject.toml" else ""
+    (tmp_path / name).write_text(f'{header}budget = "20m"\nmax_drift = {written}\n')
+    assert read_project_settings(tmp_path) == ProjectSettings(budget="20m", max_drift=texts)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("max_drift = 0.005", "max_drift = 0.005 is not text"),
+        ('max_drift = ["0.5%", 1]', "max_drift = ['0.5%', 1] is not text"),
+        ('budget = ["20m"]', "budget = ['20m'] is not text"),
+        ('max_drifts = "1%"', "unknown key 'max_drifts'"),
+    ],
+)
+def test_settings_of_another_type_are_refused(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "autotune.toml").write_text(line)
+    with pytest.raises(UsageError) as caught:
+        read_project_settings(tmp_path)
+    assert message in caught.value.message
+
+
+def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
+    assert read_project_settings(tmp_path) == ProjectSettings()
