@@ -29,7 +29,7 @@ from autotune.engine.compilation import apply_compilation
 from autotune.engine.dataloader import Order, build_loader, move_batch, read_generators, restore_generators
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
-from autotune.engine.optimizer import apply_optimizer_implementation
+from autotune.engine.optimizer import apply_learning_rate_scale, apply_optimizer_implementation
 from autotune.engine.precision import autocast, build_scaler, tf32
 from autotune.engine.threads import intra_op_threads
 from autotune.engine.windows import Window, Windows
@@ -95,6 +95,7 @@ class Training:
                 f"{loaded.label}: LBFGS calls the model many times a step", hint="choose another optimizer"
             )
         apply_optimizer_implementation(self.optimizer, config)
+        apply_learning_rate_scale(self.optimizer, config)
         self.scheduler = _check_scheduler(loaded.build_scheduler(self.optimizer), loaded)
         self.scaler = build_scaler(config, device)
         order = Order(seed=seed, shuffle=loaded.shuffle, drop_last=loaded.drop_last)
@@ -239,8 +240,8 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-def evaluate(loaded: LoadedWorkload, model: nn.Module, config: TrainConfig, device: torch.device) -> float:
-    """Return the workload's metric in the config's precision, without gradients.
+def evaluate(loaded: LoadedWorkload, model: nn.Module, config: TrainConfig, device: torch.device) -> dict[str, float]:
+    """Return the workload's metrics by name, in the config's precision and without gradients.
 
     The model is put back to training and the random generators to where they were: a training goes on the same whether
     it was evaluated or not.

@@ -1,4 +1,4 @@
-"""Knob `optimizer_implementation`: how the optimizer walks its parameters."""
+"""Knobs `optimizer_implementation` and `learning_rate_scale`: how the optimizer walks its parameters, and how far."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def apply_optimizer_implementation(optimizer: Optimizer, config: TrainConfig) ->
             group["fused"] = wanted == "fused"
         if "foreach" in group:
             group["foreach"] = wanted == "foreach"
+
+
+def apply_learning_rate_scale(optimizer: Optimizer, config: TrainConfig) -> None:
+    """Scale every learning rate of a fresh optimizer, before a scheduler takes them for its own."""
+    if config.learning_rate_scale == 1.0:
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * config.learning_rate_scale
 
 
 def current_implementation(optimizer: Optimizer, device: torch.device) -> OptimizerImplementation | None:

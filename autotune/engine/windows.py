@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -34,14 +34,17 @@ class Windows:
     Attributes:
         epoch: the epoch of the window to come.
         batches_done: micro batches of that epoch handed out so far.
+        sampler: of the loader; None for an iterable dataset.
+        loader: they come from.
+        accumulation: micro batches of an effective batch.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: EpochBatchSampler | None, accumulation: int) -> None:
         self.epoch = 0
         self.batches_done = 0
-        self._loader = loader
-        self._sampler = sampler
-        self._accumulation = accumulation
+        self.loader = loader
+        self.sampler = sampler
+        self.accumulation = accumulation
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []
 
@@ -58,26 +61,26 @@ class Windows:
         """
         if self._iterator is None:
             self._iterator = self._open_epoch()
-        window = [*self._held, *self._take(self._accumulation - len(self._held))]
+        window = [*self._held, *self._take(self.accumulation - len(self._held))]
         if not window:
             raise TargetError("the training set is empty", hint="train_dataset() must hold at least one sample")
         counts = [self._count(batch, self.batches_done + i) for i, batch in enumerate(window)]
         self.batches_done += len(window)
         # One batch of look-ahead tells whether the epoch is over, so that a new one opens with its own window.
-        self._held = self._take(1) if len(window) == self._accumulation else []
+        self._held = self._take(1) if len(window) == self.accumulation else []
         ends_epoch = not self._held
         if ends_epoch:
             self.epoch, self.batches_done, self._iterator = self.epoch + 1, 0, None
         return Window(batches=window, counts=counts, ends_epoch=ends_epoch)
 
     def _open_epoch(self) -> Iterator[Any]:
-        if self._sampler is None:
-            iterator = iter(self._loader)
+        if self.sampler is None:
+            iterator = iter(self.loader)
             for _ in range(self.batches_done):
                 next(iterator, None)
             return iterator
-        self._sampler.epoch, self._sampler.start = self.epoch, self.batches_done
-        return iter(self._loader)
+        self.sampler.epoch, self.sampler.start = self.epoch, self.batches_done
+        return iter(self.loader)
 
     def _take(self, count: int) -> list[Any]:
         assert self._iterator is not None
@@ -85,7 +88,20 @@ class Windows:
 
     def _count(self, batch: Any, position: int) -> int:
         # An iterable dataset has no sampler to ask; its batches are counted by their first tensor.
-        return count_samples(batch) if self._sampler is None else self._sampler.batch_length(position)
+        return count_samples(batch) if self.sampler is None else self.sampler.batch_length(position)
+
+
+class GivenWindows(Windows):
+    """Windows made beforehand, each once."""
+
+    def __init__(self, windows: Iterable[Window]) -> None:
+        self.epoch = 0
+        self.batches_done = 0
+        self._windows = iter(windows)
+
+    def next_window(self) -> Window:
+        """Return the next window."""
+        return next(self._windows)
 
 
 class ResidentWindows(Windows):

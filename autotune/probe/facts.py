@@ -25,12 +25,15 @@ from autotune.engine.precision import allows_tf32
 from autotune.engine.windows import ResidentWindows
 from autotune.measure.clock import Clock, clock_for
 from autotune.measure.throughput import time_training
+from autotune.probe.additivity import measure_additivity
 from autotune.probe.interference import watch_interference
 from autotune.probe.limits import measure_ceilings
 from autotune.records.config import TrainConfig
-from autotune.records.probe import DataFacts, ModelFacts, StepPhases, TargetFacts
+from autotune.records.probe import Additivity, DataFacts, ModelFacts, StepPhases, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.workload import LoadedWorkload
+
+SPLIT_KNOBS = ("micro_batch_size", "gradient_accumulation_steps")
 
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
@@ -54,6 +57,7 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
         baseline = baseline.replace(optimizer_implementation=current_implementation(training.optimizer, device))
         facts = _look_at_training(training, loaded, baseline, device, data=data)
         del training
+        additivity = measure_additivity(loaded, baseline, device, seed=spec.seeds[0], random_sources=sources)
         fresh = Training(loaded, baseline, device=device, seed=spec.seeds[0], random_sources=sources)
         measurement, curve = time_training(
             fresh, baseline, spec.limits, device, seed=spec.seeds[0], interference=watch_interference(device)
@@ -66,8 +70,17 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
         measurement=measurement,
         curves=(curve,),
         # The ceilings come last: they touch a lot of memory, which would count as the training's peak.
-        facts=facts.replace(ceilings=measure_ceilings(device, budget_seconds=_CEILINGS_SECONDS)),
+        facts=_add_additivity(facts, additivity).replace(
+            ceilings=measure_ceilings(device, budget_seconds=_CEILINGS_SECONDS)
+        ),
     )
+
+
+def _add_additivity(facts: TargetFacts, additivity: Additivity | None) -> TargetFacts:
+    """Return the facts with what a split of the batch is on this target: no more than rounding, or another training."""
+    splits = facts.model.has_batch_norm or (additivity is not None and not additivity.holds)
+    numerics = facts.numerics | dict.fromkeys(SPLIT_KNOBS if splits else (), "semantic")
+    return facts.replace(additivity=additivity, numerics=numerics)
 
 
 def _look_at_training(
@@ -89,8 +102,7 @@ def _look_at_training(
         compute_seconds_per_step=compute_seconds,
         knobs=loaded.knobs,
         numerics={f"user_knobs.{name}": kind for name, kind in loaded.knob_numerics.items()},
-        metric_name=None if loaded.metric is None else loaded.metric.name,
-        metric_direction="minimize" if loaded.metric is None else loaded.metric.direction,
+        metrics={metric.name: metric.direction for metric in loaded.metrics},
         evaluate_seconds=evaluate_seconds,
         supports_bf16=supports_bf16(device),
         warnings=(*troubles, *find_troubles()),
@@ -213,7 +225,7 @@ def _time_evaluation(
     loaded: LoadedWorkload, training: Training, baseline: TrainConfig, device: torch.device
 ) -> tuple[float | None, tuple[str, ...]]:
     """Return the seconds of one evaluation, or None and why there is no number."""
-    if loaded.metric is None:
+    if not loaded.metrics:
         return None, ()
 
     def give_up(*_: Any) -> None:

@@ -19,7 +19,7 @@ from autotune.engine.hooks.steps import ScriptStep
 from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
-from autotune.probe.facts import find_troubles, supports_bf16
+from autotune.probe.facts import SPLIT_KNOBS, find_troubles, supports_bf16
 from autotune.probe.limits import measure_ceilings
 from autotune.probe.script_data import look_at_data
 from autotune.records.config import Precision, TrainConfig
@@ -73,22 +73,24 @@ class ScriptProbe:
         baseline = self._read_baseline(script, loader)
         data, fixed, numerics = look_at_data(hooks, loader, baseline)
         fixed |= self._find_fixed(script, baseline)
+        model = self._look_at_models(measurement)
         return TargetFacts(
             label=spec.target.spec,
             fingerprint="",  # known to the supervisor, who sees the folder as it was before the script wrote to it
             device="cuda" if hooks.device.type == "cuda" else "cpu",
             baseline=baseline,
-            model=self._look_at_models(measurement),
+            model=model,
             data=data,
             optimizer=look_at_optimizers(hooks.optimizers.optimizers, hooks.device),
             phases=phases,
             compute_seconds_per_step=max(1e-9, measurement.seconds_per_step * (1.0 - measurement.data_wait_fraction)),
             knobs={knob.name: knob.values for knob in script.knobs},
-            metric_name=None if script.metric is None else script.metric.name,
-            metric_direction="minimize" if script.metric is None else script.metric.direction,
-            evaluate_seconds=None if script.metric is None else 0.0,
+            metrics={metric.name: metric.direction for metric in script.metrics},
+            evaluate_seconds=0.0 if script.metrics else None,
             fixed=fixed,
-            numerics=numerics | {f"user_knobs.{knob.name}": knob.numerics for knob in script.knobs},
+            numerics=numerics
+            | {f"user_knobs.{knob.name}": knob.numerics for knob in script.knobs}
+            | dict.fromkeys(SPLIT_KNOBS if model.has_batch_norm else (), "semantic"),
             scales_loss=hooks.optimizers.scales_loss,
             training_loaders=tuple(sorted(hooks.watch.training_loaders)),
             aside_fraction=min(1.0, max(0.0, aside_fraction)),

@@ -3,7 +3,7 @@
 from autotune.records.codec import SCHEMA_VERSION, Record, parse_record, read_record, write_record
 from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
-from autotune.records.measurement import Block, Interval, Measurement, PeakMemory, QualityCheck
+from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
 from autotune.records.probe import (
     Advice,
     Ceilings,
@@ -18,6 +18,7 @@ from autotune.records.probe import (
     Verdict,
 )
 from autotune.records.profile import Evidence, OneOffCosts, Profile, ProfileTarget, baseline_interval
+from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 
 __all__ = [
@@ -26,11 +27,13 @@ __all__ = [
     "Block",
     "Ceilings",
     "DataFacts",
+    "DriftLimits",
     "Evidence",
     "GpuInfo",
     "HardwareInfo",
     "Interval",
     "LossCurve",
+    "Margin",
     "MatmulRate",
     "Measurement",
     "ModelFacts",

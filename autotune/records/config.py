@@ -28,6 +28,8 @@ class TrainConfig(Record):
     """Samples per device in one forward pass."""
     gradient_accumulation_steps: PositiveCount = 1
     """Forward and backward passes per optimizer step."""
+    learning_rate_scale: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Factor on every learning rate: 1 unless the effective batch differs and the user names a rule for it."""
     precision: Precision = "fp32"
     """Arithmetic of the forward pass: fp32, or autocast to bf16 or to fp16 (the latter with loss scaling)."""
     allow_tf32: bool = False

@@ -156,24 +156,3 @@ class Measurement(Record):
     def data_wait_fraction(self) -> float:
         """Share of the measured time spent waiting for the loader."""
         return min(1.0, self.data_wait_seconds / self.seconds)
-
-
-class QualityCheck(Record):
-    """One comparison of a config's learning with the baseline's."""
-
-    test: Literal["exact-losses", "paired-losses", "metric"]
-    """exact-losses: bit for bit; paired-losses and metric: paired seeds, one-sided 95 % bound against a margin."""
-    metric: str
-    """What was compared, e.g. `training loss` or `bits_per_byte`."""
-    difference: Interval | None
-    """Relative worsening against the baseline (positive is worse); None when it cannot be computed."""
-    margin: NonNegative
-    """Largest relative worsening allowed, fixed beforehand."""
-    verdict: Literal["non-inferior", "inferior", "inconclusive"]
-    """non-inferior only when the upper bound is inside the margin; a missing value is never a pass."""
-    seeds: Annotated[int, Field(ge=0)]
-    """Paired seeds compared."""
-    samples: Annotated[int, Field(ge=0)]
-    """Samples trained on per seed; nothing beyond was tested."""
-    reason: str = ""
-    """One sentence."""

@@ -88,6 +88,24 @@ class DataFacts(Record):
     """An IterableDataset."""
 
 
+class Additivity(Record):
+    """Whether the gradient of a batch is that of its parts, found by computing both."""
+
+    error: float
+    """Relative L2 difference of the worst window."""
+    reordering: float
+    """The same between a window and itself with its samples in reverse: what rounding alone does."""
+    limit: float
+    """What the difference may be."""
+    parts: int
+    """Micro batches that a window was split into."""
+
+    @property
+    def holds(self) -> bool:
+        """A batch may be split."""
+        return self.error <= self.limit
+
+
 class OptimizerFacts(Record):
     """What the optimizer lets be changed."""
 
@@ -122,12 +140,12 @@ class TargetFacts(Record):
     """One optimizer step on a batch that is already on the device: no loader, no copy."""
     knobs: dict[str, tuple[KnobValue, ...]] = {}
     """The workload's own knobs and their allowed values."""
-    metric_name: str | None = None
-    """The metric `evaluate` returns; None without one."""
-    metric_direction: Literal["minimize", "maximize"] = "minimize"
-    """Which way the metric is better."""
+    metrics: dict[str, Literal["minimize", "maximize"]] = {}
+    """The metrics that `evaluate` returns or the script prints, each with the way it is better; empty without."""
     evaluate_seconds: float | None = None
     """One call of `evaluate`; None without one, or when it takes too long for a drift check."""
+    additivity: Additivity | None = None
+    """Of the loss over parts of a batch; None where it was not tested."""
     fixed: dict[str, str] = {}
     """Knobs that cannot be varied on this target, by name, each with the reason in one sentence."""
     numerics: dict[str, Numerics] = {}

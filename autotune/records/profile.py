@@ -10,7 +10,8 @@ from pydantic import Field
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
-from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory, QualityCheck
+from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory
+from autotune.records.quality import QualityCheck
 
 MAX_PROFILE_BYTES = 1024 * 1024
 

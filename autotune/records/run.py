@@ -66,10 +66,8 @@ class TrainingSummary(Record):
     """Samples trained on, earlier sessions included."""
     loss: float | None
     """Training loss of the last step; None when no step was taken."""
-    metric_name: str | None
-    """What `evaluate` returns; None without one."""
-    metric: float | None
-    """Metric at the end; None without one."""
+    metrics: dict[str, float | None]
+    """What `evaluate` returned at the end, None where not finite; empty without it."""
     samples_per_second: float | None
     """In this session, set-up, evaluation and checkpoints not counted; None when no step was taken."""
     promised_samples_per_second: float | None

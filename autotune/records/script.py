@@ -24,7 +24,7 @@ class OwnKnob(Record):
 
 
 class PrintedMetric(Record):
-    """How the script's own figure of merit is found in what it prints."""
+    """How a figure of merit of the script's own is found in what it prints."""
 
     name: str
     """What it is called."""
@@ -43,8 +43,8 @@ class Script(Record):
     """The words as typed; `{name}` and `{name:value}` stand for a knob, the value being the user's own."""
     knobs: tuple[OwnKnob, ...] = ()
     """The script's own knobs."""
-    metric: PrintedMetric | None = None
-    """The figure to judge quality by; None for the training loss alone."""
+    metrics: tuple[PrintedMetric, ...] = ()
+    """The figures to judge quality by; empty for the training loss alone."""
     quality_steps: Annotated[int, Field(ge=1)] | None = None
     """Optimizer steps of a quality run; None to let the budget decide."""
     quality_epochs: Annotated[int, Field(ge=1)] | None = None

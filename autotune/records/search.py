@@ -8,7 +8,11 @@ from pydantic import Field
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue
+from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target
+
+LearningRateRule = Literal["none", "sqrt", "linear"]
+"""What a larger effective batch does to the learning rate."""
 
 
 class PlannedRun(Record):
@@ -29,14 +33,18 @@ class SearchState(Record):
     """What is tuned."""
     seed: int
     """Of proposals, initial weights and data order."""
-    max_drift: Annotated[float, Field(ge=0, lt=1)]
-    """Largest relative loss of quality."""
+    max_drift: DriftLimits
+    """How much worse the training loss and each metric may get."""
     memory_limit_bytes: Annotated[int, Field(gt=0)] | None
     """Of a trial; None for the machine's own limit."""
     planned_run: PlannedRun | None = None
     """Length of the final training, whose time is then what is made short; None to look at throughput alone."""
     only: tuple[str, ...] = ()
     """The knobs to vary, every other one stays as it is; empty for all."""
+    allowed: tuple[Literal["batch"], ...] = ()
+    """Changes of what is learned that the user allows."""
+    learning_rate_rule: LearningRateRule = "none"
+    """For effective batches other than the user's own."""
     measure_seconds: Annotated[float, Field(gt=0)]
     """Wall time of the measured blocks of one launch, the same for every trial of the search."""
 

@@ -72,6 +72,40 @@ class TrialLimits(Record):
     """Allocator limit on the device; None for no limit."""
 
 
+class FidelityPlan(Record):
+    """What a fidelity trial writes down: what the optimizer gets and does in the same windows at the same weights."""
+
+    windows: Annotated[int, Field(ge=1)] = 16
+    """Effective batches at each point."""
+    later_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of the baseline from the initial weights to the later point; 0 for the initial weights alone."""
+    weights: str | None = None
+    """File with the baseline's weights at the later point; None to train there and write it."""
+    dropout: bool = True
+    """False: every dropout lets everything pass, for settings that draw random numbers in another order."""
+    reference: bool = False
+    """Compute the model in float64."""
+
+
+class Tape(Record):
+    """What a loader handed to the training."""
+
+    batches: tuple[str, ...]
+    """Digest of the contents of each of the first effective batches, in order."""
+    shapes: tuple[str, ...]
+    """Their types and shapes, e.g. `int64[32, 64]`, joined by `+`."""
+    ends: tuple[str, ...] = ()
+    """Digests of the last effective batches of the first epoch and of the first one of the second."""
+    end_shapes: tuple[str, ...] = ()
+    """Their types and shapes."""
+    order: str = ""
+    """Digest of every sample's index in the first epoch; empty where the loader does not tell."""
+    samples: Annotated[int, Field(ge=0)] | None = None
+    """Samples in an epoch."""
+    repeated: Annotated[int, Field(ge=0)] = 0
+    """Of these, how many came more than once."""
+
+
 class TrialSpec(Record):
     """One trial to run."""
 
@@ -79,8 +113,9 @@ class TrialSpec(Record):
     """Version of this file."""
     number: Annotated[int, Field(ge=0)]
     """Position in the search; also the folder's name."""
-    purpose: Literal["probe", "measure", "final", "quality"]
-    """probe: find the target's facts; measure, final: time it; quality: train for its losses."""
+    purpose: Literal["probe", "measure", "final", "quality", "fidelity", "tape"]
+    """probe: find the target's facts; measure, final: time it; quality: train for its losses; fidelity: write down its
+    gradients; tape: write down its data."""
     target: Target
     """What is tuned."""
     config: TrainConfig | None
@@ -93,6 +128,8 @@ class TrialSpec(Record):
     """Optimizer steps per seed of a quality trial."""
     evaluate: bool = False
     """Let a quality trial also call the target's `evaluate`."""
+    fidelity: FidelityPlan | None = None
+    """Of a fidelity trial."""
     random_sources: tuple[str, ...] = ()
     """Generators the dataset draws from, as the probe found them: seeded for each sample of a workload."""
     baseline: TrainConfig | None = None
@@ -101,6 +138,10 @@ class TrialSpec(Record):
     """Which of a script's loaders it trains from, as the probe found them."""
     limits: TrialLimits
     """Time and memory."""
+
+
+GROWTH_STEPS = 50
+"""Steps after which a loss scale grows in a quality trial: PyTorch's 2000 would never be seen there."""
 
 
 class LossCurve(Record):
@@ -112,8 +153,10 @@ class LossCurve(Record):
     """Training loss of each optimizer step, None where it was not finite."""
     samples: int
     """Samples trained on."""
-    metric: float | None = None
-    """The target's metric after the last step; None without one, or when it is not finite."""
+    skipped: int = 0
+    """Optimizer steps of the last half that a loss scaler left out."""
+    metrics: dict[str, float | None] = {}
+    """The target's metrics after the last step, None where not finite; empty without, or when not evaluated."""
 
 
 class TrialResult(Record):
@@ -137,6 +180,12 @@ class TrialResult(Record):
     """The timing; None when the trial did not get that far, or was not a timing."""
     curves: tuple[LossCurve, ...] = ()
     """Losses: one curve per seed."""
+    captures: str | None = None
+    """File with what a fidelity trial wrote down."""
+    draws_random: bool = False
+    """A fidelity trial's training drew random numbers: there is dropout or the like."""
+    tape: Tape | None = None
+    """What the loader handed to the training of a tape or fidelity trial."""
     facts: TargetFacts | None = None
     """What a probe found."""
     written: tuple[str, ...] = ()

@@ -19,10 +19,11 @@ from autotune.measure.throughput import finite_or_none, time_training
 from autotune.probe.interference import watch_interference
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
-from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import GROWTH_STEPS, LossCurve, TrialResult, TrialSpec, TrialStatus
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 from autotune.trial.causes import explain_exception
+from autotune.trial.fidelity import capture_workload, record_workload_tape
 from autotune.trial.files import RESULT_FILE, SPEC_FILE
 from autotune.trial.prepare import exit_at_once, prepare_process
 
@@ -36,7 +37,7 @@ def main(folder: Path, *, started: float) -> None:
     """
     prepare_process()
     spec = read_record(folder / SPEC_FILE, TrialSpec)
-    result = run_spec(spec, started=started)
+    result = run_spec(spec, folder, started=started)
     write_record(folder / RESULT_FILE, result)
 
 
@@ -57,10 +58,16 @@ def run_and_exit(folder: Path, *, started: float) -> NoReturn:
         exit_at_once(status)
 
 
-def run_spec(spec: TrialSpec, *, started: float) -> TrialResult:
-    """Return the result of a trial run in this process; every exception becomes a status."""
+def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
+    """Return the result of a trial run in this process; every exception becomes a status.
+
+    Args:
+        spec: what is asked.
+        folder: the trial's own, for what does not fit into a result.
+        started: `time.monotonic()` when the process was started.
+    """
     try:
-        return _dispatch(spec, started=started)
+        return _dispatch(spec, folder, started=started)
     except AutotuneError as error:
         traceback.print_exc()
         cause = {UsageError: "usage", TargetError: "target"}.get(type(error), "target")
@@ -71,7 +78,7 @@ def run_spec(spec: TrialSpec, *, started: float) -> TrialResult:
         return _failed(spec, *explain_exception(error), started=started)
 
 
-def _dispatch(spec: TrialSpec, *, started: float) -> TrialResult:
+def _dispatch(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
     device = choose_device(spec.device)
     limit_device_memory(spec.limits.device_memory_limit_bytes, device)
     loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
@@ -81,6 +88,10 @@ def _dispatch(spec: TrialSpec, *, started: float) -> TrialResult:
         return probe_workload(spec, loaded, device, started=started)
     assert spec.config is not None
     with backend_settings(spec.config, device):
+        if spec.purpose == "fidelity":
+            return capture_workload(spec, spec.config, loaded, device, folder, started=started)
+        if spec.purpose == "tape":
+            return record_workload_tape(spec, spec.config, loaded, device, started=started)
         if spec.purpose == "quality":
             return _learn(spec, spec.config, loaded, device, started=started)
         return _measure(spec, spec.config, loaded, device, started=started)
@@ -116,10 +127,19 @@ def _learn_seed(
     seed: int, spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device
 ) -> LossCurve:
     training = Training(loaded, config, device=device, seed=seed, random_sources=spec.random_sources)
-    outcomes = [training.step() for _ in range(spec.quality_steps)]
+    outcomes, skipped = [], 0
+    if training.scaler is not None:
+        training.scaler.set_growth_interval(GROWTH_STEPS)
+    for step in range(spec.quality_steps):
+        scale = training.scaler.get_scale() if training.scaler is not None else 0.0
+        outcomes.append(training.step())
+        fell = training.scaler is not None and training.scaler.get_scale() < scale
+        skipped += int(fell and step >= spec.quality_steps // 2)
     losses = tuple(finite_or_none(float(outcome.loss)) for outcome in outcomes)
-    metric = finite_or_none(evaluate(loaded, training.model, config, device)) if spec.evaluate else None
-    return LossCurve(seed=seed, losses=losses, samples=sum(outcome.samples for outcome in outcomes), metric=metric)
+    found = evaluate(loaded, training.model, config, device) if spec.evaluate else {}
+    metrics = {name: finite_or_none(value) for name, value in found.items()}
+    samples = sum(outcome.samples for outcome in outcomes)
+    return LossCurve(seed=seed, losses=losses, samples=samples, skipped=skipped, metrics=metrics)
 
 
 def _failed(spec: TrialSpec, status: TrialStatus, cause: str, error: str, *, started: float) -> TrialResult:

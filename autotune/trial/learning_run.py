@@ -1,8 +1,9 @@
-"""Let a script train for its losses, and until it prints its metric."""
+"""Let a script train for its losses, and until it prints its metrics."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,20 @@ if TYPE_CHECKING:
 
 
 class LearningRun:
-    """Lets a script train for its losses, and until it prints its metric."""
+    """Lets a script train for its losses, and until it has printed each of its metrics."""
 
     def __init__(self, spec: TrialSpec) -> None:
         assert spec.target.script is not None
-        self._spec, self._script = spec, spec.target.script
+        self._spec = spec
         self._losses: list[torch.Tensor] = []
         self._samples = 0
         self._learned = False
-        self._metric: float | None = None
+        self._wanted = {metric.name: metric for metric in spec.target.script.metrics} if spec.evaluate else {}
+        self._metrics: dict[str, float] = {}
+        self._unheard = set(self._wanted)
+
+    def watch(self, hooks: ScriptHooks) -> None:
+        """Losses and lines are all it needs."""
 
     def begin(self, hooks: ScriptHooks) -> None:
         """Nothing to prepare."""
@@ -42,27 +48,25 @@ class LearningRun:
             self._losses.append(loss)
             self._samples += max(1, step.samples)
             self._learned = len(self._losses) >= self._spec.quality_steps
-        return self._learned and not self._waits_for_metric
-
-    @property
-    def _waits_for_metric(self) -> bool:
-        return self._spec.evaluate and self._script.metric is not None
+        return self._learned and not self._unheard
 
     def heard(self, line: str) -> bool:
-        """Look for the metric in a printed line; True when this was the one waited for."""
-        if not self._waits_for_metric or self._script.metric is None:
+        """Look for metrics in a printed line; True when each was printed after enough steps, the last one here."""
+        found = {name: read_metric(line, metric) for name, metric in self._wanted.items()}
+        numbers = {name: value for name, value in found.items() if value is not None}
+        self._metrics |= numbers
+        if not self._learned or not numbers:
             return False
-        found = read_metric(line, self._script.metric)
-        self._metric = self._metric if found is None else found
-        return found is not None and self._learned
+        self._unheard -= numbers.keys()
+        return not self._unheard
 
     def result(self, trial: ScriptTrial) -> TrialResult:
         """Return the curve; shorter than asked for when the script ended earlier."""
         if not self._losses:
             return describe_too_short(trial)
         losses = tuple(finite_or_none(float(loss)) for loss in self._losses)
-        metric = None if self._metric is None else finite_or_none(self._metric)
-        curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._samples, metric=metric)
+        metrics = {name: finite_or_none(self._metrics.get(name, math.nan)) for name in self._wanted}
+        curve = LossCurve(seed=trial.spec.seeds[0], losses=losses, samples=self._samples, metrics=metrics)
         return TrialResult(
             spec=trial.spec,
             status=TrialStatus.COMPLETED,

@@ -27,6 +27,7 @@ from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import placeholder_names
 from autotune.trial.causes import Outcome, explain_exception
+from autotune.trial.fidelity_run import FidelityRun, TapeRun
 from autotune.trial.files import RESULT_FILE
 from autotune.trial.learning_run import LearningRun
 from autotune.trial.prepare import exit_at_once
@@ -40,6 +41,9 @@ _FLAG_STEPS = 4
 
 class _Run(Protocol):
     """What a trial wants of a script."""
+
+    def watch(self, hooks: ScriptHooks) -> None:
+        """The hooks are hung up, and nothing has happened yet."""
 
     def begin(self, hooks: ScriptHooks) -> None:
         """The script's first training call."""
@@ -72,7 +76,7 @@ class ScriptTrial:
         self._leads = os.environ.get("RANK", "0") == "0"
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._stack = ExitStack()
-        self._run: _Run = LearningRun(spec) if spec.purpose == "quality" else TimingRun(spec, leads=self._leads)
+        self._run = _make_run(spec, folder, leads=self._leads)
         self._watchdog: threading.Timer | None = None
         self._last_line = last_line
 
@@ -91,6 +95,7 @@ class ScriptTrial:
         )
         self._stack.enter_context(shifted_seeds(spec.seeds[0], self._note_seed))
         self._stack.enter_context(self.hooks.installed())
+        self._run.watch(self.hooks)
 
     def unhook(self) -> None:
         """Take the hooks off: what follows is ours, not the script's."""
@@ -211,6 +216,17 @@ class ScriptTrial:
         return ""
 
 
+def _make_run(spec: TrialSpec, folder: Path, *, leads: bool) -> _Run:
+    match spec.purpose:
+        case "quality":
+            return LearningRun(spec)
+        case "fidelity":
+            return FidelityRun(spec, folder, leads=leads)
+        case "tape":
+            return TapeRun(spec)
+    return TimingRun(spec, leads=leads)
+
+
 def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings:
     """Return what is to be changed about a script: what its own flags do not change already."""
     baseline = spec.baseline
@@ -218,7 +234,8 @@ def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings
         return ScriptSettings(TrainConfig())
     assert spec.target.script is not None
     changed = frozenset(changed_fields(config, baseline)) - placeholder_names(spec.target.script)
-    return ScriptSettings(config, changed, spec.training_loaders)
+    in_float64 = spec.fidelity is not None and spec.fidelity.reference
+    return ScriptSettings(config, changed, spec.training_loaders, in_float64)
 
 
 def _add_losses(step: ScriptStep) -> torch.Tensor:

@@ -57,6 +57,7 @@ class LoaderHooks:
 
     Attributes:
         random_sources: generators of the training process that moved while a batch was fetched.
+        on_batch: called with the key of a loader and each of its batches; None to look at none.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class LoaderHooks:
             inspects: keep loaders alive, to look at them when the script has ended.
         """
         self.random_sources: set[str] = set()
+        self.on_batch: Callable[[str, Any], None] | None = None
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._loaders: dict[str, weakref.ref[DataLoader[Any]]] = {}
@@ -161,6 +163,8 @@ class LoaderHooks:
         if before is not None and key in self._watch.training_loaders:
             self._left_to_watch -= 1
             self.random_sources.update(moved_generators(before, read_generators()))
+        if self.on_batch is not None:
+            self.on_batch(key, batch)
         self._watch.loader_yielded(key, self._count_samples(key, batch, self._batch_sizes.get(iterator)))
         return batch
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from autotune.engine.gradients import StepRecorder
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 
 _UNSCALED = "_autotune_unscaled"
@@ -21,6 +22,7 @@ class OptimizerHooks:
 
     Attributes:
         optimizers: those that have stepped, in the order of their first step.
+        recorder: notes what each step gets and does; None to note nothing.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class OptimizerHooks:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.optimizers: list[Optimizer] = []
+        self.recorder: StepRecorder | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._watch, self._timer, self._prepare = watch, timer, prepare
         self._unseen, self._on_error = unseen, on_error
@@ -67,11 +70,15 @@ class OptimizerHooks:
         if not any(optimizer is one for one in self.optimizers):
             self.optimizers.append(optimizer)
             self._prepare(optimizer)
+        if self.recorder is not None:
+            self.recorder.before(optimizer)
         self._timer.enter("optimizer")
         self._watch.optimizer_began()
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._timer.leave()
+        if self.recorder is not None:
+            self.recorder.after(optimizer)
         self._watch.optimizer_ended(id(optimizer))
 
     def _count_built(self, plain: Callable[..., None]) -> Callable[..., None]:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing, can_checkpoint
 from autotune.engine.compilation import apply_compilation
 from autotune.engine.dataloader import move_batch
+from autotune.engine.determinism import make_reference
 from autotune.engine.hooks.loaders import LoaderHooks, apply_loader_knobs
 from autotune.engine.hooks.models import Call, ModelHooks
 from autotune.engine.hooks.optimizers import OptimizerHooks
@@ -41,11 +42,13 @@ class ScriptSettings:
         config: the settings wanted.
         changed: knobs in which they differ from what the script does; all others are left alone.
         training_loaders: keys of the loaders it trains from; empty while they are not known.
+        in_float64: compute its models in float64.
     """
 
     config: TrainConfig
     changed: frozenset[str] = frozenset()
     training_loaders: tuple[str, ...] = ()
+    in_float64: bool = False
 
 
 class ScriptHooks:
@@ -137,6 +140,8 @@ class ScriptHooks:
             apply_activation_checkpointing(root, config)
         if "compile_mode" in changed:
             apply_compilation(root, config)
+        if self._settings.in_float64:
+            make_reference(root)
 
         def arrange(tensor: torch.Tensor) -> torch.Tensor:
             return arrange_input(tensor, config)

@@ -1,0 +1,102 @@
+"""Make two trainings comparable step by step: no dropout, and a model in float64 as a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.engine.dataloader import move_batch
+
+_DROPOUTS = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
+
+
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    """Let every dropout pass everything, those in attention and between recurrent layers too.
+
+    The functions are exchanged, not the modules' modes: a model in evaluation mode would also normalise differently.
+    """
+    with ExitStack() as stack:
+        for name in _DROPOUTS:
+            _exchange(stack, F, name, _let_pass)
+        _exchange(stack, torch, "dropout", _let_pass)
+        _exchange(stack, F, "scaled_dot_product_attention", _attend_fully(F.scaled_dot_product_attention))
+        for kind in (nn.RNN, nn.LSTM, nn.GRU):
+            _exchange(stack, kind, "forward", _without_own_dropout(kind.forward))
+        yield
+
+
+def make_reference(model: nn.Module) -> None:
+    """Compute a model in float64, in place; it still takes and returns what it did, so that the loss goes on as it is.
+
+    Raises:
+        RuntimeError: the device has no float64.
+    """
+    model.double()
+    model.register_forward_pre_hook(_widen_inputs, with_kwargs=True)
+    model.register_forward_hook(_narrow_outputs)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Return a floating-point tensor as float64, any other as it is."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def narrow(tensor: Tensor) -> Tensor:
+    """Return a float64 tensor as float32, any other as it is."""
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def _widen_inputs(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return move_batch((args, kwargs), widen)  # type: ignore[no-any-return]
+
+
+def _narrow_outputs(_module: nn.Module, _args: Any, returned: Any) -> Any:
+    return move_batch(returned, narrow)
+
+
+def _exchange(stack: ExitStack, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, replacement)
+
+
+def _let_pass(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    return input
+
+
+def _attend_fully(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        return plain(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
+    return attend
+
+
+def _without_own_dropout(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        own, module.dropout = module.dropout, 0.0
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            module.dropout = own
+
+    return forward

@@ -1,0 +1,178 @@
+"""What an optimizer gets and does at weights that are held: gradients, changes of weights, learning rates.
+
+    window ── forward, backward, clip ──▶ gradient, noted ── optimizer steps ──▶ change, noted ── weights put back
+
+Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from autotune.engine.dataloader import mix_seed
+
+MOST_ELEMENTS = 2**18
+"""Noted of a model; norms of more than these few hundred thousand are the same to a tenth of a per cent."""
+
+_LEAST_OF_LAYER = 256
+
+
+@dataclass(frozen=True)
+class NotedStep:
+    """One optimizer step at held weights.
+
+    Attributes:
+        gradient: float32 or float64 `[elements]`, as the optimizer got it: unscaled and clipped.
+        update: what it changed, `[elements]`.
+        learning_rates: of its parameter groups.
+    """
+
+    gradient: Tensor
+    update: Tensor
+    learning_rates: tuple[float, ...]
+
+
+@dataclass
+class _Arm:
+    """One optimizer of the training."""
+
+    parameters: list[Tensor]
+    chosen: list[Tensor | None]
+    before: list[Tensor] = field(default_factory=list)
+    gradient: Tensor | None = None
+    is_fresh: bool = True
+
+
+class StepRecorder:
+    """Notes the steps of one training's optimizers; hang `before` and `after` around each of their steps.
+
+    Attributes:
+        holds: put the weights back after each step, and a fresh optimizer's state too.
+        layers: name, noted elements and elements of each parameter, in the order of a step's row.
+    """
+
+    def __init__(self, names: Callable[[Tensor], str | None] = lambda _parameter: None) -> None:
+        """Prepare to record.
+
+        Args:
+            names: what a parameter is called; None where it has no name.
+        """
+        self.holds = True
+        self.layers: list[tuple[str, int, int]] = []
+        self._names = names
+        self._arms: dict[int, _Arm] = {}
+        self._noted: dict[int, NotedStep] = {}
+
+    def before(self, optimizer: Optimizer) -> None:
+        """Note the gradients that a step begins with."""
+        arm = self._arms.get(id(optimizer)) or self._adopt(optimizer)
+        if self.holds:
+            arm.is_fresh = not optimizer.state
+            arm.before = [parameter.detach().clone() for parameter in arm.parameters]
+            gradients = [_dense_gradient(parameter) for parameter in arm.parameters]
+            arm.gradient = None if _overflowed(optimizer) else _pick(gradients, arm.chosen) / _own_scale(optimizer)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Note what the step changed, and put it back while the weights are held."""
+        arm = self._arms[id(optimizer)]
+        if not self.holds:
+            return
+        with torch.no_grad():
+            changes = [new.detach() - old for new, old in zip(arm.parameters, arm.before, strict=True)]
+            for parameter, old in zip(arm.parameters, arm.before, strict=True):
+                parameter.copy_(old)
+        if arm.is_fresh:
+            optimizer.state.clear()  # a state that went on would carry the error of one window into all later ones
+        if arm.gradient is None:
+            return
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+        self._noted[id(optimizer)] = NotedStep(arm.gradient, _pick(changes, arm.chosen), rates)
+        arm.before, arm.gradient = [], None
+
+    def take(self) -> NotedStep | None:
+        """Return the steps noted since the last call as one, optimizers in the order of their first; None for none."""
+        if not self._noted or self._noted.keys() != self._arms.keys():
+            self._noted.clear()
+            return None
+        steps = [self._noted[key] for key in self._arms]
+        self._noted.clear()
+        return NotedStep(
+            torch.cat([step.gradient for step in steps]),
+            torch.cat([step.update for step in steps]),
+            tuple(rate for step in steps for rate in step.learning_rates),
+        )
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Every parameter that the optimizers seen so far train."""
+        return [parameter for arm in self._arms.values() for parameter in arm.parameters]
+
+    def _adopt(self, optimizer: Optimizer) -> _Arm:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        first = len(self.layers)
+        widths = _share_elements([parameter.numel() for parameter in parameters])
+        chosen: list[Tensor | None] = []
+        for position, (parameter, width) in enumerate(zip(parameters, widths, strict=True), start=first):
+            name = self._names(parameter) or f"parameter {position} of shape {list(parameter.shape)}"
+            self.layers.append((name, width, parameter.numel()))
+            chosen.append(_choose(parameter.numel(), width, seed=position, device=parameter.device))
+        arm = self._arms[id(optimizer)] = _Arm(parameters, chosen)
+        return arm
+
+
+def name_parameters(model: torch.nn.Module) -> Callable[[Tensor], str | None]:
+    """Return what finds a parameter's name in a model."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return lambda parameter: names.get(id(parameter))
+
+
+def _share_elements(sizes: Sequence[int]) -> list[int]:
+    total = sum(sizes)
+    if total <= MOST_ELEMENTS:
+        return list(sizes)
+    return [min(size, max(_LEAST_OF_LAYER, MOST_ELEMENTS * size // total)) for size in sizes]
+
+
+def _choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor | None:
+    """Return which elements of a parameter are noted, one at random from each of equal parts; None for all."""
+    if width == size:
+        return None
+    generator = torch.Generator().manual_seed(mix_seed(seed, size))
+    starts = torch.arange(width) * size // width
+    parts = torch.diff(starts, append=torch.tensor([size]))
+    chosen = starts + (torch.rand(width, generator=generator, dtype=torch.float64) * parts).long()
+    return chosen.to(device)
+
+
+def _own_scale(optimizer: Optimizer) -> float:
+    """Return the loss scale that a fused optimizer takes off by itself; 1 where the gradients came without."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
+def _overflowed(optimizer: Optimizer) -> bool:
+    """Return whether a fused optimizer is going to leave out a step because a gradient has overflowed."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def _dense_gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _pick(tensors: Sequence[Tensor], chosen: Sequence[Tensor | None]) -> Tensor:
+    parts = []
+    for tensor, elements in zip(tensors, chosen, strict=True):
+        flat = tensor.detach().reshape(-1)  # the logical order, whatever the layout in memory
+        part = flat if elements is None else flat[elements]
+        parts.append(part.to(torch.float64 if part.dtype == torch.float64 else torch.float32).cpu())
+    return torch.cat(parts) if parts else torch.zeros(0)
