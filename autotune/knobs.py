@@ -15,9 +15,15 @@ from autotune.records.probe import TargetFacts
 from autotune.records.script import Numerics
 
 Cost = Literal["restart", "environment", "compile"]
+DriftTest = Literal["tape", "additivity", "gradients"]
+"""The cheap tests of the drift gate: the data, parts of a batch against the whole, gradients at the same weights."""
+
+Allowed = Literal["batch"]
+"""Changes of what is learned that a user may allow: another effective batch, or another split where it matters."""
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
+_LARGER_BATCHES = (2, 4)
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,12 @@ class Facts:
     Attributes:
         target: what the probe found about the target.
         hardware: the machine.
+        allowed: changes of what is learned that the user allows.
     """
 
     target: TargetFacts
     hardware: HardwareInfo
+    allowed: frozenset[Allowed] = frozenset()
 
     @property
     def on_gpu(self) -> bool:
@@ -48,13 +56,16 @@ class Knob:
 
     Attributes:
         field: field of TrainConfig.
-        numerics: exact (bit for bit), rounding (other order or width of arithmetic), semantic (another training).
+        numerics: exact (bit for bit), rounding (other order or width of arithmetic), semantic (another training); on a
+            target it may be another class, which its facts then say.
+        tests: what shows cheaply that it is no more than that; a semantic change is judged by trainings alone.
         cost: what a change needs: a fresh process, one with another environment, or a compilation as well.
         choices: values worth trying for these facts, and why the others are not.
     """
 
     field: str
     numerics: Numerics
+    tests: tuple[DriftTest, ...]
     cost: Cost
     choices: Callable[[Facts], Choices]
 
@@ -64,21 +75,38 @@ def _only(reason: str, *values: KnobValue) -> Choices:
 
 
 def _micro_batch_sizes(facts: Facts) -> Choices:
-    baseline, model = facts.target.baseline, facts.target.model
+    baseline, target = facts.target.baseline, facts.target
     effective = baseline.effective_batch_size
-    if facts.target.data.iterable:
+    if target.data.iterable:
         return _only("an iterable dataset may end inside a batch, and the effective batch must be held", effective // 2)
-    divisors = [size for size in range(effective, 0, -1) if effective % size == 0]
-    if model.has_batch_norm:
-        reason = "BatchNorm normalises over the micro batch: another size is another model"
-        return _only(
-            reason, *(size for size in divisors[:_MOST_MICRO_BATCH_SIZES] if size != baseline.micro_batch_size)
-        )
-    return tuple(divisors[:_MOST_MICRO_BATCH_SIZES]), {}
+    divisors = [size for size in range(effective, 0, -1) if effective % size == 0][:_MOST_MICRO_BATCH_SIZES]
+    larger = [factor * effective for factor in _LARGER_BATCHES]
+    if "batch" in facts.allowed:
+        return (*divisors, *larger), {}
+    reasons: dict[KnobValue, str] = dict.fromkeys(larger, "another effective batch is another training: --allow batch")
+    why_not = _find_split_trouble(target)
+    if why_not is None:
+        return tuple(divisors), reasons
+    return (), reasons | {size: why_not for size in divisors if size != baseline.micro_batch_size}
+
+
+def _find_split_trouble(target: TargetFacts) -> str | None:
+    """Return why parts of a batch are not the whole; None where they are, as far as it was tested."""
+    if target.model.has_batch_norm:
+        return "BatchNorm normalises over the micro batch: another size is another model"
+    additivity = target.additivity
+    if additivity is None or additivity.holds:
+        return None
+    error = f"{100 * additivity.error:.2g} % (limit {100 * additivity.limit:.2g} %)"
+    return f"the gradient of a batch is not that of its parts: {error}; a mean over tokens needs (mean loss, count)"
 
 
 def _accumulation_steps(facts: Facts) -> Choices:
     return (), {}  # follows from the micro batch size: the effective batch is held
+
+
+def _learning_rate_scales(facts: Facts) -> Choices:
+    return (), {}  # follows from the effective batch, by the rule that the user names
 
 
 def _precisions(facts: Facts) -> Choices:
@@ -218,22 +246,26 @@ def _non_blocking(facts: Facts) -> Choices:
 
 
 KNOBS: tuple[Knob, ...] = (
-    Knob("num_workers", "exact", "restart", _worker_counts),
-    Knob("prefetch_factor", "exact", "restart", _prefetch_factors),
-    Knob("persistent_workers", "exact", "restart", _persistent_workers),
-    Knob("pin_memory", "exact", "restart", _pin_memory),
-    Knob("non_blocking", "exact", "restart", _non_blocking),
-    Knob("host_allocator", "exact", "environment", _host_allocators),
-    Knob("device_allocator", "exact", "environment", _device_allocators),
-    Knob("precision", "rounding", "restart", _precisions),
-    Knob("allow_tf32", "rounding", "restart", _tf32),
-    Knob("attention_backend", "rounding", "restart", _attention_backends),
-    Knob("optimizer_implementation", "rounding", "restart", _optimizer_implementations),
-    Knob("memory_format", "rounding", "restart", _memory_formats),
-    Knob("cudnn_benchmark", "rounding", "restart", _cudnn_benchmark),
-    Knob("num_threads", "rounding", "restart", _thread_counts),
-    Knob("micro_batch_size", "rounding", "restart", _micro_batch_sizes),
-    Knob("gradient_accumulation_steps", "rounding", "restart", _accumulation_steps),
-    Knob("activation_checkpointing", "rounding", "restart", _checkpointing),
-    Knob("compile_mode", "rounding", "compile", _compile_modes),
+    Knob("num_workers", "exact", ("tape",), "restart", _worker_counts),
+    Knob("prefetch_factor", "exact", ("tape",), "restart", _prefetch_factors),
+    Knob("persistent_workers", "exact", ("tape",), "restart", _persistent_workers),
+    Knob("pin_memory", "exact", ("tape",), "restart", _pin_memory),
+    Knob("non_blocking", "exact", ("gradients",), "restart", _non_blocking),
+    Knob("host_allocator", "exact", ("gradients",), "environment", _host_allocators),
+    Knob("device_allocator", "exact", ("gradients",), "environment", _device_allocators),
+    Knob("precision", "rounding", ("gradients",), "restart", _precisions),
+    Knob("allow_tf32", "rounding", ("gradients",), "restart", _tf32),
+    Knob("attention_backend", "rounding", ("gradients",), "restart", _attention_backends),
+    Knob("optimizer_implementation", "rounding", ("gradients",), "restart", _optimizer_implementations),
+    Knob("memory_format", "rounding", ("gradients",), "restart", _memory_formats),
+    Knob("cudnn_benchmark", "rounding", ("gradients",), "restart", _cudnn_benchmark),
+    Knob("num_threads", "rounding", ("gradients",), "restart", _thread_counts),
+    Knob("micro_batch_size", "rounding", ("additivity", "gradients"), "restart", _micro_batch_sizes),
+    Knob("gradient_accumulation_steps", "rounding", ("additivity", "gradients"), "restart", _accumulation_steps),
+    Knob("learning_rate_scale", "semantic", (), "restart", _learning_rate_scales),
+    Knob("activation_checkpointing", "rounding", ("gradients",), "restart", _checkpointing),
+    Knob("compile_mode", "rounding", ("gradients",), "compile", _compile_modes),
 )
+
+DATA_KNOBS = tuple(knob.field for knob in KNOBS if knob.tests == ("tape",))
+"""Knobs of the loader alone: every other test leaves them as they are."""

@@ -8,13 +8,20 @@ from statistics import fmean
 
 from autotune.records.measurement import Interference
 from autotune.records.profile import MachineNoise, OneOffCosts, Profile
+from autotune.records.quality import DriftLimits, Margin, QualityCheck
+from autotune.units import format_percent
 
 TELLING_COMPILE_SECONDS = 0.1
+
+JUDGED_BY_BOUNDS = ("exact-losses", "paired-losses", "metric")
+"""Drift tests whose worsening and margin say it all; the others have their figures in their reason."""
 
 _TELLING_RANGE = 1.10
 _TELLING_SHARE = 0.05
 _MINUTES_UP_TO = 3 * 3600
 _HOURS_UP_TO = 72
+_FOUR_DECIMALS_FROM = 0.001
+_BEYOND_TELLING = 20.0
 
 
 def describe_power(profile: Profile) -> str | None:
@@ -24,7 +31,9 @@ def describe_power(profile: Profile) -> str | None:
         return None
     ended = " (ended at half of the pairs, the others would hardly have shown it)" if confirmation.futile else ""
     pairs = count(profile.evidence.pairs, "pair")
-    text = f"with this noise {pairs} show a gain of {confirmation.smallest_detectable:.2f}x or more{ended}"
+    least = confirmation.smallest_detectable
+    shown = f"a gain of {least:.2f}x or more" if least < _BEYOND_TELLING else "nothing"
+    text = f"with this noise {pairs} show {shown}{ended}"
     if confirmation.wanted_speedup is None:
         return text
     if confirmation.budget_needed_seconds is None:
@@ -82,6 +91,76 @@ def describe_interference(readings: Sequence[Interference | None]) -> list[str]:
             words.append(f"{100 * fmean(shares):.0f} % {what}")
     held = sorted({reason for reading in seen if reading.gpu is not None for reason in reading.gpu.slowdowns})
     return [*words, f"the GPU was held down ({', '.join(held)})"] if held else words
+
+
+def format_drift(worsening: float, margin: Margin) -> str:
+    """Return a worsening in the unit of a margin: `+0.12%` if that is relative, else `+0.0012`."""
+    if margin.unit == "relative":
+        return format_percent(worsening)
+    is_small = 0.0 < abs(worsening) < _FOUR_DECIMALS_FROM
+    return f"{worsening:+.2g}" if is_small else f"{worsening:+.4f}"
+
+
+def format_margin(margin: Margin) -> str:
+    """Return what a margin allows: `+0.50%`, or `+0.0010` in the figure's own unit."""
+    return format_drift(margin.amount, margin)
+
+
+def describe_limits(limits: DriftLimits) -> str:
+    """Return what `--max-drift` allows as one line, e.g. `loss +0.50%, metrics +0.50%, accuracy +0.0010`."""
+    named = [("loss", limits.loss), ("metrics", limits.metric or limits.loss), *limits.metrics.items()]
+    return ", ".join(f"{name} {format_margin(margin)}" for name, margin in named)
+
+
+def describe_drift(profile: Profile) -> str | None:
+    """Return exactly what was tested of the training, and how far; None when nothing was.
+
+    The bound is the worst of the one-sided 95 % bounds of the losses and metrics that were compared.
+    """
+    trained = [check for check in profile.quality if check.seeds > 1 and check.difference is not None]
+    if not trained:
+        return _describe_gradients(profile.quality)
+    samples = min(check.samples for check in trained)
+    planned = profile.one_off.planned_samples
+    share = "of a planned run whose length was not told" if planned is None else _share_of(samples, planned)
+    bounds = [check.difference.high for check in trained if check.difference and check.margin.unit == "relative"]
+    words = [f"{100 * max(0.0, *bounds):.2g} %"] if bounds else []
+    for check in trained:
+        if check.difference is not None and check.margin.unit == "absolute":
+            words.append(f"{format_drift(check.difference.high, check.margin)} of {check.metric}")
+    seeds = count(min(check.seeds for check in trained), "seed")
+    return f"drift <= {', '.join(words)} (95 %) up to {samples:,} samples {share}, {seeds}; beyond that not tested"
+
+
+def _share_of(samples: int, planned: float) -> str:
+    return f"= {100 * samples / planned:.2g} % of the planned run"
+
+
+def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
+    found = next((check for check in checks if check.test == "gradients" and check.fidelity), None)
+    if found is not None:
+        points = " and ".join(dict.fromkeys(one.point for one in found.fidelity))
+        windows = min(one.windows for one in found.fidelity)
+        return f"the gradients of {windows} batches are the same at {points}; no training was compared"
+    data = next((check for check in checks if check.test == "tape"), None)
+    return None if data is None else f"the training data are the same: {data.reason}; nothing else is changed"
+
+
+def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log_speedup: float | None) -> str:
+    """Return why the drift gate refused some changes, for the notes of a search.
+
+    Args:
+        changes: each as `name=value`.
+        checks: of the candidate; one of them was not passed.
+        log_speedup: of the candidate in the search; None when it was not timed.
+    """
+    check = next(check for check in checks if check.verdict != "non-inferior")
+    ran = "" if log_speedup is None else f" (a candidate with it ran at {math.exp(log_speedup):.2f}x)"
+    found = check.reason
+    if check.test in ("paired-losses", "metric") and check.difference is not None:
+        worsening = format_drift(check.difference.estimate, check.margin)
+        found = f"{check.metric} worse by {worsening}, limit {format_margin(check.margin)}"
+    return f"{', '.join(changes)} was refused by the drift check{ran}: {found}"
 
 
 def format_budget(seconds: float) -> str:

@@ -6,7 +6,9 @@ every config to the one spelling of what it does, so that nothing is run twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import UsageError
@@ -14,6 +16,10 @@ from autotune.knobs import KNOBS, Facts
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knob
 from autotune.records.probe import RuledOut
 from autotune.records.script import Numerics
+from autotune.records.search import LearningRateRule
+
+BATCH_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "learning_rate_scale"})
+"""They make one change together."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +30,24 @@ class SearchSpace:
         baseline: the user's own settings.
         choices: values by knob name, in order; the baseline's is among them.
         ruled_out: what is not tried, and why.
+        batch_is_free: the effective batch may differ from the baseline's.
+        learning_rate_rule: what it then does to the learning rate.
     """
 
     baseline: TrainConfig
     choices: dict[str, tuple[KnobValue, ...]]
     ruled_out: tuple[RuledOut, ...]
+    batch_is_free: bool = False
+    learning_rate_rule: LearningRateRule = "none"
 
     def contains(self, config: TrainConfig) -> bool:
-        """Return whether every knob has an allowed value and the effective batch is the baseline's."""
-        if config.effective_batch_size != self.baseline.effective_batch_size:
+        """Return whether every knob has an allowed value and the effective batch is the baseline's, or may differ."""
+        effective = self.baseline.effective_batch_size
+        if config.effective_batch_size != effective and not self.batch_is_free:
             return False
-        free = {*self.choices, "gradient_accumulation_steps"}
+        if config.learning_rate_scale != scale_learning_rate(self._growth(config), self.learning_rate_rule):
+            return False
+        free = {*self.choices, "gradient_accumulation_steps", "learning_rate_scale"}
         fixed = [name for name in changed_fields(config, self.baseline) if name not in free]
         return not fixed and all(get_knob(config, name) in values for name, values in self.choices.items())
 
@@ -44,8 +57,10 @@ class SearchSpace:
         for name, value in values.items():
             config = with_knob(config, name, value)
         if config.micro_batch_size != self.baseline.micro_batch_size:
-            steps = self.baseline.effective_batch_size // config.micro_batch_size
+            steps = max(1, self.baseline.effective_batch_size // config.micro_batch_size)
             config = config.replace(gradient_accumulation_steps=steps)
+            scale = scale_learning_rate(self._growth(config), self.learning_rate_rule)
+            config = config.replace(learning_rate_scale=self.baseline.learning_rate_scale * scale)
         return canonical(config, self.baseline)
 
     def keep(self, config: TrainConfig) -> TrainConfig:
@@ -68,11 +83,32 @@ class SearchSpace:
             raise UsageError(f"{unknown[0]!r} cannot be varied here", hint=f"what can: {', '.join(self.choices)}")
         others = [name for name in self.choices if name not in names]
         ruled_out = (RuledOut(knob=name, value=None, reason="left out of this search") for name in others)
-        return SearchSpace(self.baseline, {name: self.choices[name] for name in names}, (*self.ruled_out, *ruled_out))
+        choices = {name: self.choices[name] for name in names}
+        return dataclasses.replace(self, choices=choices, ruled_out=(*self.ruled_out, *ruled_out))
+
+    def _growth(self, config: TrainConfig) -> float:
+        return config.effective_batch_size / self.baseline.effective_batch_size
 
 
-def build_space(facts: Facts) -> SearchSpace:
-    """Return the space of one target on one machine."""
+def scale_learning_rate(growth: float, rule: LearningRateRule) -> float:
+    """Return the factor on the learning rate for an effective batch that has grown.
+
+    Sources: linear for SGD (Goyal et al. 2017), the square root for Adam and its like (Malladi et al. 2022).
+
+    Args:
+        growth: new effective batch size over the old one.
+        rule: by name.
+    """
+    return {"none": 1.0, "sqrt": math.sqrt(growth), "linear": growth}[rule]
+
+
+def build_space(facts: Facts, *, learning_rate_rule: LearningRateRule = "none") -> SearchSpace:
+    """Return the space of one target on one machine.
+
+    Args:
+        facts: what is known about both.
+        learning_rate_rule: for effective batches other than the baseline's, where they are allowed.
+    """
     baseline = facts.target.baseline
     choices: dict[str, tuple[KnobValue, ...]] = {}
     ruled_out: list[RuledOut] = []
@@ -88,7 +124,13 @@ def build_space(facts: Facts) -> SearchSpace:
         ruled_out += [RuledOut(knob=knob.field, value=v, reason=r) for v, r in reasons.items() if v != current]
     for name, own in facts.target.knobs.items():
         choices[f"user_knobs.{name}"] = own
-    return SearchSpace(baseline=baseline, choices=choices, ruled_out=tuple(ruled_out))
+    return SearchSpace(
+        baseline=baseline,
+        choices=choices,
+        ruled_out=tuple(ruled_out),
+        batch_is_free="batch" in facts.allowed,
+        learning_rate_rule=learning_rate_rule,
+    )
 
 
 def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
@@ -114,18 +156,37 @@ def numerics_of(config: TrainConfig, baseline: TrainConfig, special: Mapping[str
         special: knobs whose class on this target is not the table's.
     """
     rank: dict[Numerics, int] = {"exact": 0, "rounding": 1, "semantic": 2}
-    by_field = {knob.field: knob.numerics for knob in KNOBS} | dict(special or {})
-    found: list[Numerics] = [by_field.get(name, "semantic") for name in changed_fields(config, baseline)]
+    found = classify_changes(config, baseline, special).values()
     return max(found, key=rank.__getitem__, default="exact")
+
+
+def classify_changes(
+    config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None
+) -> dict[str, Numerics]:
+    """Return the class of every change a config makes to the baseline, by knob; arguments as of `numerics_of`."""
+    by_field = {knob.field: knob.numerics for knob in KNOBS} | dict(special or {})
+    found: dict[str, Numerics] = {name: by_field.get(name, "semantic") for name in changed_fields(config, baseline)}
+    if config.effective_batch_size != baseline.effective_batch_size:
+        found |= dict.fromkeys(BATCH_KNOBS & found.keys(), "semantic")
+    return found
+
+
+def put_back(config: TrainConfig, baseline: TrainConfig, names: Iterable[str]) -> TrainConfig:
+    """Return a config with some knobs as the baseline has them; those of the batch go together."""
+    wanted = set(names)
+    if wanted & BATCH_KNOBS:
+        wanted |= BATCH_KNOBS
+    for name in wanted:
+        config = with_knob(config, name, get_knob(baseline, name))
+    return canonical(config, baseline)
 
 
 def inexact_changes(
     config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None
 ) -> frozenset[str]:
     """Return the changes to the baseline that are not exact, as `name=value`; arguments as of `numerics_of`."""
-    by_field = {knob.field: knob.numerics for knob in KNOBS} | dict(special or {})
-    names = (name for name in changed_fields(config, baseline) if by_field.get(name) != "exact")
-    return frozenset(f"{name}={get_knob(config, name)}" for name in names)
+    found = classify_changes(config, baseline, special)
+    return frozenset(f"{name}={get_knob(config, name)}" for name, kind in found.items() if kind != "exact")
 
 
 def needs_compilation(config: TrainConfig) -> bool:

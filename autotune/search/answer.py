@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from autotune.measure.confidence import hodges_lehmann
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import PeakMemory, QualityCheck
+from autotune.records.measurement import PeakMemory
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import (
     Confirmation,
@@ -22,6 +22,7 @@ from autotune.records.profile import (
     StopReason,
     baseline_interval,
 )
+from autotune.records.quality import QualityCheck
 from autotune.records.trial import TrialResult
 from autotune.search.confirm import FinalsPlan, budget_for
 from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable

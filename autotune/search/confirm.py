@@ -81,11 +81,13 @@ def confirm(launcher: Launcher, plan: FinalsPlan) -> FinalsOutcome:
         return None if result.status is TrialStatus.INTERRUPTED else result
 
     def cost(config: TrainConfig, finals: Sequence[TrialResult]) -> float:
-        if launcher.planned_samples is None:
-            return 0.0
         key = config.model_dump_json()
+        # Faster samples, of which more are needed: what counts is the net figure, by the upper end.
+        more = math.log(launcher.samples_ratios.get(key, 1.0))
+        if launcher.planned_samples is None:
+            return more
         searched = [one.result for one in launcher.judged if one.key == key]
-        return compile_cost([*searched, *finals], launcher.planned_samples)
+        return more + compile_cost([*searched, *finals], launcher.planned_samples)
 
     return run_finals(
         plan.finalists,

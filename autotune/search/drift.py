@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.measure.quality import check_losses, check_metric, has_learned
+from autotune.measure.metric_quality import check_metric
+from autotune.measure.quality import check_losses, has_learned
+from autotune.measure.samples_to_loss import check_samples_to_loss
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import QualityCheck
 from autotune.records.probe import TargetFacts
+from autotune.records.quality import DriftLimits, Margin, QualityCheck
+from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult
+from autotune.search.bookkeeping import check_skipped_steps
+from autotune.sentences import format_margin
 from autotune.space import numerics_of
-from autotune.units import format_percent
 
 SEEDS = 4
 LEAST_STEPS = 8
@@ -20,6 +24,10 @@ GOOD_STEPS = 60
 MOST_STEPS = 300
 
 USABLE_SHARE = 0.85
+_TRAININGS = ("exact-losses", "paired-losses", "metric", "samples-to-loss")
+_PRELIMINARY = ("additivity", "gradients")
+CHEAP_TESTS = ("tape", "schedule", "additivity", "gradients")
+"""They need no training."""
 _START_SECONDS = 1.0
 
 
@@ -29,7 +37,7 @@ class DriftPlan:
 
     Attributes:
         steps: optimizer steps per seed.
-        evaluate: compare the target's metric too.
+        evaluate: compare the target's metrics too.
         candidates: how many there is time for.
     """
 
@@ -48,70 +56,101 @@ class DriftGate:
 
     Attributes:
         facts: what the probe found.
-        max_drift: largest relative loss of quality.
+        max_drift: how much worse the training loss and each metric may get.
         plan: how much is trained.
         train: runs a config.
     """
 
     facts: TargetFacts
-    max_drift: float
+    max_drift: DriftLimits
     plan: DriftPlan
     train: Train
     _baseline: tuple[LossCurve, ...] | None = None
 
-    def check(self, config: TrainConfig) -> tuple[QualityCheck, ...] | None:
-        """Return the checks of a config; None when there was no time for them."""
+    def check(
+        self, config: TrainConfig, *, speedup: float | None = None, predicted: float | None = None, shown: bool = False
+    ) -> tuple[QualityCheck, ...] | None:
+        """Return the checks of a config; None when there was no time for them.
+
+        Args:
+            config: the settings.
+            speedup: of its throughput, as the search saw it; what it costs in samples is held against that.
+            predicted: samples that it needs over the baseline's, by the gradient noise scale; None where not known.
+            shown: its gradients were shown to be the baseline's. Losses of a training in which nothing is learned then
+                say nothing, and there is no check of them.
+        """
         if self._baseline is None:
             trained = self.train(self.facts.baseline, self.plan)
             if trained is None or not trained.curves:
                 return None
             self._baseline = trained.curves
+        learns = has_learned(self._baseline, margin=self.max_drift.loss.amount)
+        if shown and not learns and not self._compares_metrics:
+            return ()
         candidate = self.train(config, self.plan)
         if candidate is None:
             return None
         numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
-        checks = [check_losses(candidate.curves, self._baseline, margin=self.max_drift, exact=numerics == "exact")]
-        if checks[0].test != "exact-losses" and not has_learned(self._baseline, margin=self.max_drift):
-            checks[0] = _blind(checks[0])
-        if self.plan.evaluate and self.facts.metric_name is not None:
-            checks.append(
-                check_metric(
-                    candidate.curves,
-                    self._baseline,
-                    name=self.facts.metric_name,
-                    direction=self.facts.metric_direction,
-                    margin=self.max_drift,
-                )
-            )
-        elif numerics == "semantic":
-            checks.append(_unjudged(self.facts.metric_name, self.max_drift))
-        return tuple(checks)
+        if config.effective_batch_size != self.facts.baseline.effective_batch_size:
+            # After as many samples it has taken fewer steps, and lags: only the samples it needs can be compared.
+            return (check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted),)
+        if numerics == "semantic":
+            losses = [check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=None)]
+        else:
+            exact = numerics == "exact"
+            losses = [check_losses(candidate.curves, self._baseline, margin=self.max_drift.loss, exact=exact)]
+            if losses[0].test != "exact-losses" and not learns:
+                losses = [] if shown else [_blind(losses[0])]
+        skips = check_skipped_steps(candidate.curves, self._baseline) if config.precision == "fp16" else None
+        return (*losses, *self._check_metrics(candidate.curves, numerics), *([skips] if skips else []))
+
+    @property
+    def _compares_metrics(self) -> bool:
+        return self.plan.evaluate and bool(self.facts.metrics)
+
+    def _check_metrics(self, curves: tuple[LossCurve, ...], numerics: Numerics) -> list[QualityCheck]:
+        limits, metrics = self.max_drift, self.facts.metrics
+        assert self._baseline is not None
+        if self._compares_metrics:
+            return [
+                check_metric(curves, self._baseline, name=name, direction=direction, margin=limits.of(name))
+                for name, direction in metrics.items()
+            ]
+        if numerics == "semantic" or any(limits.of(name).amount < 0 for name in metrics):
+            return [_unjudged(name, limits.of(name)) for name in metrics or ("metric",)]
+        return []
 
 
 def _blind(check: QualityCheck) -> QualityCheck:
     reason = (
-        f"the baseline's own training loss does not fall by more than {format_percent(check.margin)} in these steps: "
+        f"the baseline's own training loss does not fall by more than {format_margin(check.margin)} in these steps: "
         "nothing is learned that could be lost, so nothing can be judged"
     )
     return check.replace(verdict="inconclusive", difference=None, reason=reason)
 
 
-def _unjudged(metric: str | None, margin: float) -> QualityCheck:
+def _unjudged(metric: str, margin: Margin) -> QualityCheck:
     return QualityCheck(
         test="metric",
-        metric=metric or "metric",
+        metric=metric,
         difference=None,
         margin=margin,
         verdict="inconclusive",
         seeds=0,
         samples=0,
-        reason="a setting that changes what is learned is judged by the metric, and it was not compared",
+        reason="what changes or has to improve what is learned is judged by the metric, and it was not compared",
     )
 
 
 def is_passed(checks: tuple[QualityCheck, ...]) -> bool:
-    """Return whether every check showed that nothing is lost."""
-    return bool(checks) and all(check.verdict == "non-inferior" for check in checks)
+    """Return whether every check showed that nothing is lost; what the gradients leave open, trainings decide."""
+    trained = any(check.test in _TRAININGS for check in checks)
+    judged = [check for check in checks if not (trained and check.test in _PRELIMINARY and _is_open(check))]
+    return bool(judged) and all(check.verdict == "non-inferior" for check in judged)
+
+
+def _is_open(check: QualityCheck) -> bool:
+    return check.verdict == "inconclusive"
 
 
 def plan_drift(
@@ -123,7 +162,7 @@ def plan_drift(
     start_seconds: float = _START_SECONDS,
     asked_steps: int | None = None,
 ) -> DriftPlan | None:
-    """Return what fits the time: the metric before more candidates; None when not even the least number of steps does.
+    """Return what fits the time: the metrics before more candidates; None when not even the least number of steps does.
 
     Args:
         seconds: for the baseline and all candidates together.
@@ -138,13 +177,13 @@ def plan_drift(
         with_metric = [(count, asked_steps, True) for count in range(candidates, 0, -1)]
     losses_only = [(count, wanted, False) for count, wanted, _ in with_metric]
     for count, wanted, evaluate in [*with_metric, *losses_only]:
-        if evaluate and facts.evaluate_seconds is None and facts.metric_name is not None:
+        if evaluate and facts.evaluate_seconds is None and facts.metrics:
             continue
         evaluation = (facts.evaluate_seconds or 0.0) if evaluate else 0.0
         arm_seconds = USABLE_SHARE * seconds / (1 + count) - start_seconds
         steps = int((arm_seconds / SEEDS - evaluation) / max(seconds_per_step, 1e-6))
         if steps >= wanted:
-            has_metric = evaluate and facts.metric_name is not None
+            has_metric = evaluate and bool(facts.metrics)
             most = asked_steps or min(MOST_STEPS, steps)
             return DriftPlan(steps=most, evaluate=has_metric, candidates=count)
     return None

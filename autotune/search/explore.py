@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.records.config import TrainConfig
 from autotune.records.profile import StopReason
@@ -11,6 +12,9 @@ from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.launcher import Launcher
 from autotune.search.objective import Judged, score_trial
 from autotune.search.study import Proposal
+
+LEAST_GAIN = math.log(1.005)
+"""A candidate that was not even this much faster in the search is not taken any further."""
 
 _LEAST_TRIAL_SECONDS = 20.0
 _PATIENCE = 4.0
@@ -41,7 +45,35 @@ Suggest = Callable[[TrainConfig, Sequence[TrainConfig], float], TrainConfig | No
 """From the incumbent, what was tried and the seconds left to the next config of the fixed plan; None when used up."""
 
 
-def explore(launcher: Launcher, study: Proposals, suggest: Suggest, baseline: LossCurve) -> StopReason:
+class Tried(Sequence[TrainConfig]):
+    """The configs that need not be proposed any more: those that ran, and any that makes a refused change.
+
+    Args:
+        launcher: knows both.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._configs = list({one.key: one.config for one in launcher.judged}.values())
+        self._is_refused = launcher.is_refused
+
+    def __contains__(self, config: object) -> bool:
+        return config in self._configs or (isinstance(config, TrainConfig) and self._is_refused(config))
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._configs[place]
+
+
+def explore(
+    launcher: Launcher,
+    study: Proposals,
+    suggest: Suggest,
+    baseline: LossCurve,
+    *,
+    look_at: Callable[[TrainConfig], None] = lambda _config: None,
+) -> StopReason:
     """Run trials into `launcher.judged` and return why it ended.
 
     Args:
@@ -49,6 +81,7 @@ def explore(launcher: Launcher, study: Proposals, suggest: Suggest, baseline: Lo
         study: proposes, once the plan is used up.
         suggest: the plan.
         baseline: the baseline's losses, which a trial's are screened against.
+        look_at: called with each new best config, which the drift gate may refuse.
     """
     while True:
         proposal = _propose(launcher, study, suggest)
@@ -61,6 +94,9 @@ def explore(launcher: Launcher, study: Proposals, suggest: Suggest, baseline: Lo
         judged = Judged(result, score_trial(result, baseline, launcher.limits()))
         launcher.judged.append(judged)
         study.close(proposal, judged, launcher.ranking().score_of(judged))
+        best = next(iter(launcher.ranking().entries), None)
+        if best is not None and best.config == judged.config and best.score > LEAST_GAIN:
+            look_at(best.config)
 
 
 def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal | StopReason:
@@ -72,7 +108,7 @@ def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal
     again = schedule.find_due()
     if again is None or left < launcher.predict_seconds(again):
         best = ranking.simplest_of_best()
-        tried = list({one.key: one.config for one in launcher.judged}.values())
+        tried = Tried(launcher)
         config = suggest(best.config if best else launcher.baseline, tried, left)
         if left < launcher.predict_seconds(config or launcher.baseline):
             return "budget"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
-from autotune.records.trial import Rival, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import FidelityPlan, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.budget import Budget
-from autotune.search.drift import DriftPlan
 from autotune.search.objective import Judged, Limits
 from autotune.search.progress import SearchReporter, Standing
 from autotune.search.ranking import Ranking
@@ -23,12 +23,29 @@ from autotune.space import needs_compilation
 from autotune.trial.spawn import KILL_SECONDS
 
 RunTrial = Callable[[TrialSpec], TrialResult]
-Purpose = Literal["measure", "final", "quality"]
+Purpose = Literal["measure", "final", "quality", "fidelity", "tape"]
 
 _DEVICE_SHARE = 0.95
 _HOST_SHARE = 0.92
 _LEAST_SECONDS = 0.5
 _TYPICAL_OVERHEAD_SECONDS = 1.3
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a trial that is not timed looks at.
+
+    Attributes:
+        steps: optimizer steps of a quality or tape trial.
+        evaluate: compute the target's metrics after them.
+        seeds: to train with; empty for the search's own.
+        fidelity: plan of a fidelity trial.
+    """
+
+    steps: int = 1
+    evaluate: bool = False
+    seeds: tuple[int, ...] = ()
+    fidelity: FidelityPlan | None = None
 
 
 @dataclass
@@ -50,6 +67,8 @@ class Launcher:
         planned_samples: of the final training; None when its length is not known.
         measured_seconds: inside measured blocks, over all trials.
         session_start: how many of `judged` are of an earlier session.
+        refused: changes that the drift gate has refused, each alone or together with others.
+        samples_ratios: for configs that need more samples for the same loss, how many times as many at most.
     """
 
     state: SearchState
@@ -66,7 +85,9 @@ class Launcher:
     planned_samples: float | None = None
     measured_seconds: float = 0.0
     session_start: int = 0
-    _ranked: tuple[int, Ranking] | None = None
+    refused: list[frozenset[str]] = field(default_factory=list)
+    samples_ratios: dict[str, float] = field(default_factory=dict)
+    _ranked: tuple[tuple[int, int], Ranking] | None = None
 
     @property
     def known_report(self) -> ProbeReport:
@@ -90,8 +111,7 @@ class Launcher:
         purpose: Purpose,
         seconds: float,
         *,
-        plan: DriftPlan | None = None,
-        seeds: tuple[int, ...] | None = None,
+        look: Look | None = None,
         ends_with_stage: bool = True,
         rival: Rival | None = None,
         measure_samples: int | None = None,
@@ -100,10 +120,9 @@ class Launcher:
 
         Args:
             config: the settings.
-            purpose: time it, or train it for its losses with every seed.
+            purpose: time it, train it for its losses with every seed, or write down its gradients or its data.
             seconds: until it is killed, the kill included.
-            plan: of a quality trial.
-            seeds: to train with; None for the search's own.
+            look: at what, for a trial that is not timed.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
             rival: end the timing early once it is clearly slower than this.
             measure_samples: time this many, whatever the precision.
@@ -115,9 +134,10 @@ class Launcher:
             target=self.state.target,
             config=config,
             device=target.device,
-            seeds=seeds or (self.state.seed,),
-            quality_steps=plan.steps if plan else 1,
-            evaluate=plan is not None and plan.evaluate,
+            seeds=(look.seeds if look else ()) or (self.state.seed,),
+            quality_steps=look.steps if look else 1,
+            fidelity=look.fidelity if look else None,
+            evaluate=look is not None and look.evaluate,
             random_sources=target.data.random_sources,
             baseline=None if self.state.target.script is None else target.baseline,
             training_loaders=target.training_loaders,
@@ -157,7 +177,7 @@ class Launcher:
             device = asked or int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) or None
             asked = None
         host = asked or int(_HOST_SHARE * hardware.memory_limit_bytes)
-        return Limits(host_memory_bytes=host, device_memory_bytes=device, max_drift=self.state.max_drift)
+        return Limits(host_memory_bytes=host, device_memory_bytes=device, max_drift=self.state.max_drift.loss.amount)
 
     def predict_seconds(self, config: TrainConfig) -> float:
         """Return how long a timing launch of a config will take, from the ones seen so far, in seconds."""
@@ -178,11 +198,33 @@ class Launcher:
 
     def ranking(self) -> Ranking:
         """Return where the configs stand."""
-        if self._ranked is None or self._ranked[0] != len(self.judged):
-            probed = math.log(self.known_report.measurement.samples_per_second)
-            ranking = Ranking(self.judged, self.baseline, probed=probed, planned_samples=self.planned_samples)
-            self._ranked = (len(self.judged), ranking)
+        state = (len(self.judged), len(self.refused))
+        if self._ranked is None or self._ranked[0] != state:
+            self._ranked = (state, self._rank(self.is_refused))
         return self._ranked[1]
+
+    def ranking_of_all(self) -> Ranking:
+        """Return where the configs stand, the refused ones among them."""
+        return self._rank(lambda _config: False)
+
+    def _rank(self, is_refused: Callable[[TrainConfig], bool]) -> Ranking:
+        return Ranking(
+            self.judged,
+            self.baseline,
+            probed=math.log(self.known_report.measurement.samples_per_second),
+            planned_samples=self.planned_samples,
+            is_refused=is_refused,
+        )
+
+    def is_refused(self, config: TrainConfig) -> bool:
+        """Return whether a config makes a change that the drift gate has refused."""
+        changes = list_changes(config, self.baseline, changed_fields(config, self.baseline)) if self.refused else ()
+        return any(refused <= frozenset(changes) for refused in self.refused)
+
+    def lend_drift_time(self, seconds: float) -> None:
+        """Take time that was spent on the drift gate during the search off what is kept for it."""
+        share = max(0.0, self.budget.drift_share - seconds / self.budget.seconds)
+        self.budget = dataclasses.replace(self.budget, drift_share=share)
 
     def schedule(self) -> Schedule:
         """Return what decides which config is launched again."""
@@ -206,3 +248,9 @@ class Launcher:
         if not self.judged or not self.ranking().anchors.values:
             return self.report.measurement.samples_per_second
         return math.exp(self.ranking().anchors.level_now()[0])
+
+
+def list_changes(config: TrainConfig, baseline: TrainConfig, names: Iterable[str]) -> frozenset[str]:
+    """Return the changes that some knobs make to the baseline, each as `name=value`."""
+    changed = changed_fields(config, baseline)
+    return frozenset(f"{name}={get_knob(config, name)}" for name in names if name in changed)

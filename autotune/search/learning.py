@@ -10,7 +10,7 @@ from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.budget import DRIFT_SHARE, MOST_DRIFT_SHARE
 from autotune.search.drift import GOOD_STEPS, SEEDS, USABLE_SHARE, DriftPlan, plan_drift
-from autotune.search.launcher import Launcher
+from autotune.search.launcher import Launcher, Look
 
 PROCESS_SECONDS = 1.0
 """What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
@@ -73,8 +73,9 @@ class Learner:
             seconds = launcher.budget.drift_remaining_seconds
             if seconds <= 0 or launcher.should_stop():
                 return None
-            again = self._find_learned(config, plan, some)
-            result = again or launcher.launch(config, "quality", seconds, plan=plan, seeds=some)
+            look = Look(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
+            again = self._find_learned(config, look)
+            result = again or launcher.launch(config, "quality", seconds, look=look)
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
@@ -82,9 +83,14 @@ class Learner:
                 break
         return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
 
-    def _find_learned(self, config: TrainConfig, plan: DriftPlan, seeds: tuple[int, ...]) -> TrialResult | None:
+    def _steps_for(self, config: TrainConfig, plan: DriftPlan) -> int:
+        """Return the steps that take as many samples as the plan's do with the baseline's effective batch."""
+        baseline = self._report.target.baseline.effective_batch_size
+        return max(1, round(plan.steps * baseline / config.effective_batch_size))
+
+    def _find_learned(self, config: TrainConfig, look: Look) -> TrialResult | None:
         """Return an earlier session's training of the same config by the same plan; None when there is none."""
-        wanted = ("quality", config, plan.steps, plan.evaluate, seeds)
+        wanted = ("quality", config, look.steps, look.evaluate, look.seeds)
         for result in self._known:
             spec = result.spec
             if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, spec.seeds) == wanted:

@@ -30,7 +30,7 @@ class Limits:
     Attributes:
         host_memory_bytes: of the training process and its workers.
         device_memory_bytes: None on a CPU.
-        max_drift: largest relative loss of quality.
+        max_drift: largest relative worsening of the training loss.
     """
 
     host_memory_bytes: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,6 +70,7 @@ class Ranking:
         baseline: the user's own settings.
         probed: log samples per second of the probe's measurement, a launch of the baseline before all others.
         planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
+        is_refused: the drift gate has refused a change that a config makes.
 
     Attributes:
         anchors: the baseline's launches among them.
@@ -82,8 +83,9 @@ class Ranking:
         *,
         probed: float | None = None,
         planned_samples: float | None = None,
+        is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> None:
-        self._judged = judged
+        self._judged, self._is_refused = judged, is_refused
         self._baseline, self._baseline_key = baseline, baseline.model_dump_json()
         self._probed = probed
         self._planned_samples = planned_samples
@@ -93,7 +95,7 @@ class Ranking:
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Every feasible config, the highest shrunk score first; the baseline is one of them."""
-        plain = [one for one in self._all if one.feasible]
+        plain = [one for one in self._all if one.feasible and not self._is_refused(one.config)]
         variance = self.noise[0] ** 2
         level = variance / self.anchors.level_now()[1] if plain else 0.0
         noises = [level + variance / max(1, one.sound_launches) for one in plain]

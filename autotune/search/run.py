@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.knobs import Allowed
 from autotune.probe.hardware import read_hardware, read_software
 from autotune.records.profile import Profile
+from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
-from autotune.records.search import PlannedRun, SearchState
+from autotune.records.search import LearningRateRule, PlannedRun, SearchState
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
 from autotune.search.session import Session
+from autotune.sentences import describe_limits
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
 
+_KEPT = ("target", "seed", "max_drift", "memory_limit_bytes", "planned_run", "only", "allowed", "learning_rate_rule")
+"""What a resumed search is asked again and has to be asked alike."""
+
 LEAST_BUDGET_SECONDS = 15.0
 DEFAULT_BUDGET_SECONDS = 20 * 60.0
-DEFAULT_MAX_DRIFT = 0.005
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class SearchOptions:
 
     Attributes:
         budget_seconds: deadline of the whole search.
-        max_drift: largest relative loss of quality, e.g. 0.005.
+        max_drift: how much worse the training loss and each metric may get.
         memory_limit_bytes: of a trial, on the device or on the host without one; None for the machine's own.
         out: where the profile goes.
         seed: of proposals, initial weights and data order.
@@ -45,10 +50,12 @@ class SearchOptions:
         planned_run: length of the final training, whose time is then made short; None for throughput alone.
         only: knobs to vary; empty for all.
         measure_seconds: longest measurement of a launch; None for a sixtieth of the budget.
+        allowed: changes of what is learned that may be tried too; they are judged by samples to the same loss.
+        learning_rate_rule: for effective batches other than the user's own.
     """
 
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
-    max_drift: float = DEFAULT_MAX_DRIFT
+    max_drift: DriftLimits = field(default_factory=DriftLimits)
     memory_limit_bytes: int | None = None
     out: str | Path = "best.json"
     seed: int = 0
@@ -57,6 +64,8 @@ class SearchOptions:
     planned_run: PlannedRun | None = None
     only: tuple[str, ...] = ()
     measure_seconds: float | None = None
+    allowed: tuple[Allowed, ...] = ()
+    learning_rate_rule: LearningRateRule = "none"
 
 
 def run_search(
@@ -150,6 +159,8 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
         memory_limit_bytes=options.memory_limit_bytes,
         planned_run=options.planned_run,
         only=options.only,
+        allowed=options.allowed,
+        learning_rate_rule=options.learning_rate_rule,
         measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
     )
     if not options.resume:
@@ -165,12 +176,20 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
-    for name in ("target", "seed", "max_drift", "memory_limit_bytes", "planned_run", "only"):
+    for name in (
+        "target",
+        "seed",
+        "max_drift",
+        "memory_limit_bytes",
+        "planned_run",
+        "only",
+        "allowed",
+        "learning_rate_rule",
+    ):
         old, new = getattr(before, name), getattr(now, name)
         if old != new:
-            shown = (old.spec, new.spec) if isinstance(old, Target) else (old, new)
             raise UsageError(
-                f"--resume: {name} was {shown[0]} when the search began and is {shown[1]} now",
+                f"--resume: {name} was {_show_option(old)} when the search began and is {_show_option(new)} now",
                 hint="give the same as then, or leave --resume out",
             )
     probe = found.read_probe()
@@ -181,3 +200,9 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     if changed or hardware.fingerprint != probe.hardware.fingerprint or software != probe.software:
         what = "the target" if changed else "the machine or its software"
         raise UsageError(f"--resume: {what} has changed since the search began", hint="leave --resume out")
+
+
+def _show_option(value: object) -> object:
+    if isinstance(value, DriftLimits):
+        return describe_limits(value)
+    return value.spec if isinstance(value, Target) else value

@@ -6,7 +6,6 @@ probe (trial 0) ── explore ── drift checks ── finals ── answer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,15 +15,15 @@ from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
 from autotune.probe.run import describe_written, probe_target
 from autotune.records.config import TrainConfig, changed_fields, get_knob
-from autotune.records.measurement import QualityCheck
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer import Findings, build_profile
 from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
 from autotune.search.confirm import confirm, plan_finals
-from autotune.search.drift import LEAST_STEPS, SEEDS, DriftGate, is_passed
-from autotune.search.explore import Proposals, explore
+from autotune.search.drift import LEAST_STEPS, SEEDS
+from autotune.search.drift_stage import DriftStage
+from autotune.search.explore import LEAST_GAIN, Proposals, explore
 from autotune.search.finals import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
@@ -32,15 +31,12 @@ from autotune.search.objective import Judged, score_trial
 from autotune.search.planned import find_planned_samples
 from autotune.search.strategy import suggest
 from autotune.search.study import Study
-from autotune.space import SearchSpace, build_space, inexact_changes
-from autotune.units import format_bytes, format_duration, format_percent
-
-LEAST_GAIN = math.log(1.005)
-"""A candidate that was not even this much faster in the search is not taken to the finals."""
+from autotune.sentences import count
+from autotune.space import SearchSpace, build_space
+from autotune.targets.drift_limits import require_metrics
+from autotune.units import format_bytes, format_duration
 
 PROBE_WARMUP_SECONDS = 30.0
-MOST_FINALISTS = 2
-MOST_CHECKED = 3
 
 
 class Place(Protocol):
@@ -103,13 +99,14 @@ class Session:
         self._known = folder.read_trials()
         self._findings: Findings
         self._learner: Learner
+        self._drift: DriftStage
         self._space: SearchSpace
 
     def run(self) -> Profile:
         """Run every stage and return the answer.
 
         Raises:
-            UsageError: the target cannot be found, or the budget is too small for it.
+            UsageError: the target cannot be found, lacks a metric that has a limit, or needs a larger budget.
             NothingFeasibleError: the user's own settings break the memory limit.
             TargetError: the training fails with its own settings.
         """
@@ -151,11 +148,14 @@ class Session:
             launcher.number = max(1, launcher.number)
             launcher.measured_seconds += report.measurement.seconds
             self._folder.write_probe(report)
+        require_metrics(launcher.state.max_drift, report.target.metrics)
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
         self._baseline_key = report.target.baseline.model_dump_json()
-        space = build_space(Facts(target=report.target, hardware=report.hardware))
-        self._space = space.restrict(launcher.state.only) if launcher.state.only else space
+        state = launcher.state
+        facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
+        space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
+        self._space = space.restrict(state.only) if state.only else space
         self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
         launcher.reporter.probed(report)
         launcher.note_written(probed)
@@ -163,6 +163,9 @@ class Session:
         self._require_time(probed)
         self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
         self._learner.reserve_time()
+        self._drift = DriftStage(
+            launcher, self._findings, self._learner, startup_seconds=probed.startup_seconds, known=self._known
+        )
         return probed
 
     def _require_memory(self) -> None:
@@ -201,7 +204,8 @@ class Session:
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
         plan = partial(self._suggest_from, self._space, launcher.known_report)
-        self._findings.stop_reason = explore(launcher, study, plan, curve)
+        look_at = self._drift.look_at
+        self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
         self._answer()
 
     def _check_drift(self) -> list[TrainConfig]:
@@ -211,56 +215,13 @@ class Session:
         if not candidates or launcher.should_stop():
             findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
             return []
-        plan = self._learner.plan(min(MOST_FINALISTS, len(candidates)))
-        if plan is None:
-            findings.notes.append("there was no time for the drift checks, so nothing is claimed")
-            return []
-        if findings.report.target.metric_name is not None and not plan.evaluate:
-            findings.notes.append(
-                f"{findings.report.target.metric_name} was not compared: there was no time to evaluate"
-            )
-        launcher.enter("drift", f"{SEEDS} seeds of {plan.steps} steps for the baseline and each candidate")
-        gate = DriftGate(findings.report.target, launcher.state.max_drift, plan, self._learner.learn)
-        passed = self._pass_gate(gate, candidates)
+        launcher.enter("drift", f"{count(len(candidates), 'candidate')} faster than your settings so far")
+        passed = self._drift.choose(candidates)
         if not findings.checks:
-            findings.notes.append("the drift checks were not finished, so nothing is claimed")
+            findings.notes.append("there was no time for the drift checks, so nothing is claimed")
         elif not passed:
             findings.notes.append("no faster candidate was shown to learn as well as your settings")
         return passed
-
-    def _pass_gate(self, gate: DriftGate, candidates: list[TrainConfig]) -> list[TrainConfig]:
-        """Return those that pass, and note every check; what failed is not tried again with more on top."""
-        baseline = self._space.baseline
-        passed: list[TrainConfig] = []
-        failed: list[frozenset[str]] = []
-        for config in candidates:
-            changes = inexact_changes(config, baseline, self._findings.report.target.numerics)
-            if any(one <= changes for one in failed):
-                continue
-            if len(passed) == gate.plan.candidates or len(passed) + len(failed) == MOST_CHECKED:
-                break
-            checks = gate.check(config)
-            if checks is None:
-                break
-            self._findings.checks.append((config, checks))
-            if is_passed(checks):
-                passed.append(config)
-            else:
-                failed.append(changes)
-                self._findings.notes.append(self._describe_refusal(config, checks))
-        return passed
-
-    def _describe_refusal(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> str:
-        entry = self._launcher.ranking().find(config)
-        ran = f"ran at {math.exp(entry.score):.2f}x in the search and " if entry else ""
-        check = next(check for check in checks if check.verdict != "non-inferior")
-        by = f": {check.metric} worse by {format_percent(check.difference.estimate)}" if check.difference else ""
-        limit = format_percent(check.margin)
-        return f"{self._describe_config(config)} {ran}was refused by the drift check{by}, limit {limit}"
-
-    def _describe_config(self, config: TrainConfig) -> str:
-        names = changed_fields(config, self._space.baseline)
-        return ", ".join(f"{name}={get_knob(config, name)}" for name in names)
 
     def _rank_candidates(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline in the search, the most promising first.
@@ -290,3 +251,7 @@ class Session:
             for one in finals.candidates
             if one.failure
         ]
+
+    def _describe_config(self, config: TrainConfig) -> str:
+        names = changed_fields(config, self._space.baseline)
+        return ", ".join(f"{name}={get_knob(config, name)}" for name in names)

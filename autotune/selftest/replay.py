@@ -31,6 +31,7 @@ from autotune.records.probe import (
     TargetFacts,
     Verdict,
 )
+from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
@@ -110,7 +111,7 @@ def replay_one(case: Case, seed: int) -> Outcome:
     state = SearchState(
         target=_TARGET,
         seed=seed,
-        max_drift=0.005,
+        max_drift=DriftLimits(),
         memory_limit_bytes=None,
         only=(f"user_knobs.{KNOB}",),
         measure_seconds=MEASURE_SECONDS,

@@ -29,6 +29,8 @@ from autotune.records import (
     Advice,
     Evidence,
     GpuInfo,
+    Interval,
+    Margin,
     ProfileTarget,
     QualityCheck,
     RuledOut,
@@ -189,7 +191,7 @@ def test_hostile_text_is_harmless_everywhere() -> None:
         test="metric",
         metric=HOSTILE,
         difference=None,
-        margin=0.005,
+        margin=Margin(amount=0.005),
         verdict="inconclusive",
         seeds=1,
         samples=1,
@@ -400,6 +402,16 @@ def test_a_missing_difference_is_not_a_pass() -> None:
     row = next(row for row in page.cells if row[0] == "losses, paired seeds")
     assert row[2] == "not known"
     assert row[5] == "not provenA loss was not finite."
+
+
+def test_a_worsening_in_the_metrics_own_unit_is_no_percentage() -> None:
+    (check,) = make_profile().quality
+    worsening = Interval(estimate=0.0012, low=-0.001, high=0.0034, confidence_level=0.9, method="t")
+    margin = Margin(amount=-0.01, unit="absolute")
+    check = check.replace(test="metric", metric="accuracy", difference=worsening, margin=margin)
+    page = Page(render(profile=make_profile(quality=(check,))))
+    row = next(row for row in page.cells if row[0] == "metric, paired seeds")
+    assert row[1:4] == ["accuracy", "+0.0012 (-0.0010 to +0.0034)", "-0.0100"]
 
 
 def test_what_was_ruled_out_is_listed_with_its_reason() -> None:

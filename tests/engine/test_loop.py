@@ -419,7 +419,7 @@ def test_evaluation_leaves_no_trace(precision: Any) -> None:
         for _ in range(6):
             found.append(float(training.step().loss))
             if evaluated:
-                assert evaluate(load(workload), training.model, config, CPU) == 0.25
+                assert evaluate(load(workload), training.model, config, CPU) == {"score": 0.25}
                 dtype = torch.bfloat16 if precision == "bf16" else torch.float32
                 assert workload.seen[:4] == (False, False, dtype, CPU)
                 assert all(module.training for module in training.model.modules())
@@ -446,7 +446,7 @@ def test_evaluation_that_fails_leaves_no_trace_either() -> None:
 @pytest.mark.parametrize(("returned", "value"), [(torch.tensor(0.5), 0.5), (np.float32(0.5), 0.5), (3, 3.0)])
 def test_a_metric_may_be_any_number(returned: Any, value: float) -> None:
     training = build(Evaluated(returned), MICRO)
-    assert evaluate(training._loaded, training.model, MICRO, CPU) == value
+    assert evaluate(training._loaded, training.model, MICRO, CPU) == {"score": value}
 
 
 @pytest.mark.parametrize("returned", [None, {"accuracy": 1.0}, "good"])

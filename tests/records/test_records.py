@@ -35,8 +35,8 @@ from autotune.records import (
     parse_record,
     with_knob,
 )
-from autotune.records.measurement import QualityCheck
 from autotune.records.profile import MAX_PROFILE_BYTES
+from autotune.records.quality import Margin, QualityCheck
 
 
 def _record_classes() -> list[type[Record]]:
@@ -285,7 +285,7 @@ def _profile(label: str = "train.py:workload") -> Profile:
                 test="metric",
                 metric="m",
                 difference=None,
-                margin=0.01,
+                margin=Margin(amount=0.01),
                 verdict="inconclusive",
                 seeds=0,
                 samples=0,

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from autotune.measure.captured import Captured, Layers
 from autotune.measure.racing import is_clearly_slower
 from autotune.records import (
     Block,
     Ceilings,
     DataFacts,
+    DriftLimits,
     HardwareInfo,
     LossCurve,
     MatmulRate,
@@ -37,8 +41,8 @@ from autotune.records import (
 from autotune.records.config import KnobValue
 from autotune.records.measurement import Canary
 from autotune.records.script import Script
-from autotune.records.search import PlannedRun, SearchState
-from autotune.records.trial import Rival
+from autotune.records.search import SearchState
+from autotune.records.trial import Rival, Tape
 from autotune.search.budget import Budget
 from autotune.search.explore import explore
 from autotune.search.finals import FinalsOutcome, run_finals
@@ -49,6 +53,7 @@ from autotune.search.progress import SearchReporter
 from autotune.search.session import OpenStudy, Session
 from autotune.search.study import Proposal
 from autotune.space import SearchSpace
+from autotune.trial.captures import CAPTURES_FILE, Captures, Point, write_captures
 
 BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementation="for-loop")
 BASE_RATE = 1000.0
@@ -71,6 +76,7 @@ class Machine:
     Attributes:
         speed: true throughput of a config over the baseline's.
         loss: factor on a config's losses; 1.0 learns the same.
+        metrics: what a config's evaluation returns.
         fate: status of a config's trials.
         noise: standard deviation of a launch's log throughput, the same for all of its blocks.
         block_noise: standard deviation of the log throughput of a block within a launch.
@@ -82,10 +88,14 @@ class Machine:
         learns: its losses fall.
         facts: what the probe finds beside the usual.
         written: files that each trial makes.
+        gradient_error: relative error of a config's gradients, the same in every window; 0.0 rounds differently.
+        tape: what a config's loader hands over, in a word.
+        trials: where fidelity trials write; None for nowhere.
     """
 
     speed: Callable[[TrainConfig], float] = bf16_wins
     loss: Callable[[TrainConfig], float] = lambda _config: 1.0
+    metrics: Callable[[TrainConfig], dict[str, float | None]] = lambda _config: {}
     fate: Callable[[TrainConfig], TrialStatus] = lambda _config: TrialStatus.COMPLETED
     noise: float = 0.01
     block_noise: float = 0.0
@@ -102,6 +112,9 @@ class Machine:
     learns: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
     written: tuple[str, ...] = ()
+    gradient_error: Callable[[TrainConfig], float] = lambda _config: 0.0
+    tape: Callable[[TrainConfig], str] = lambda _config: "samples"
+    trials: Path | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -115,7 +128,8 @@ class Machine:
     def __call__(self, spec: TrialSpec) -> TrialResult:
         self.specs.append(spec)
         config = spec.config or BASELINE
-        measurement = None if spec.purpose == "quality" else self._measure(spec, config)
+        timed = spec.purpose in ("probe", "measure", "final")
+        measurement = self._measure(spec, config) if timed else None
         full = self.seconds + self.compile_seconds(config)
         if measurement is not None:
             full -= 0.5 * self.seconds * max(0.0, 1 - len(measurement.blocks) / self.blocks)
@@ -131,11 +145,31 @@ class Machine:
         if status is not TrialStatus.COMPLETED:
             return TrialResult(spec=spec, status=status, cause="planted", error="planted", elapsed_seconds=took)
         result = TrialResult(spec=spec, status=status, elapsed_seconds=took, measurement=measurement)
+        if spec.purpose == "tape":
+            return result.replace(tape=Tape(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000))
+        if spec.purpose == "fidelity":
+            return result.replace(captures=self._capture(spec, config))
         result = result.replace(
             written=self.written,
             curves=self.curves(config, seeds=spec.seeds, steps=spec.quality_steps if spec.purpose == "quality" else 40),
         )
         return result.replace(facts=self.find_facts()) if spec.purpose == "probe" else result
+
+    def _capture(self, spec: TrialSpec, config: TrainConfig) -> str | None:
+        if self.trials is None or spec.fidelity is None:
+            return None
+        windows, columns = spec.fidelity.windows, 64
+        truth, luck = np.random.default_rng(1), np.random.default_rng(abs(hash(config.to_json())))
+        rows = 0.3 + truth.standard_normal((windows, columns))
+        rounded = 0.0 if config == BASELINE else 1e-6
+        rows = rows * (1 + self.gradient_error(config)) + rounded * luck.standard_normal(rows.shape)
+        keys = 32 * np.arange(1, 1 + windows)
+        point = Point(Captured(keys, rows), Captured(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))
+        layers = Layers(("weight",), np.array([columns]), np.array([columns]))
+        path = self.trials / f"{spec.number:04d}" / CAPTURES_FILE
+        path.parent.mkdir(exist_ok=True)
+        write_captures(path, Captures(layers, (point, point) if spec.fidelity.later_steps else (point,)))
+        return str(path)
 
     def _measure(self, spec: TrialSpec, config: TrainConfig) -> Measurement:
         speed = self.speed(config) * self.drift(self.now)
@@ -185,13 +219,14 @@ class Machine:
 
     def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
         curves = []
+        metrics = self.metrics(config)
         for seed in seeds:
             # Rounding moves a loss a little, the same in every run of the same config and seed.
             jitter = random.Random(f"{config.to_json()}{seed}")
             plain = [2.0 / (1 + 0.1 * step * self.learns) for step in range(steps)]
             same = config.replace(user_knobs={}) == BASELINE
             losses = tuple(x * self.loss(config) * (1.0 if same else 1 + jitter.gauss(0, 1e-5)) for x in plain)
-            curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps))
+            curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps, metrics=metrics))
         return tuple(curves)
 
     def find_facts(self) -> TargetFacts:
@@ -272,7 +307,7 @@ def make_report(machine: Machine) -> ProbeReport:
 def make_launcher(machine: Machine, *, budget: float = 600.0, planned_samples: float | None = None) -> Launcher:
     """Return a launcher past its probe: no disk, no database."""
     state = SearchState(
-        target=make_target(), seed=machine.seed, max_drift=0.005, memory_limit_bytes=None, measure_seconds=2.0
+        target=make_target(), seed=machine.seed, max_drift=DriftLimits(), memory_limit_bytes=None, measure_seconds=2.0
     )
     return Launcher(
         state,
@@ -422,26 +457,21 @@ def run_simulated(
     *,
     budget: float = 240.0,
     folder: SearchFolder | None = None,
-    memory_limit: int | None = None,
     script: Script | None = None,
-    planned_run: PlannedRun | None = None,
     open_study: OpenStudy = RandomStudy,
+    **asked: Any,
 ) -> Run:
-    """Run a whole search on a simulated machine, in a new folder or going on in an old one."""
+    """Run a whole search on a simulated machine, in a new folder or going on in an old one.
+
+    What is asked are fields of `SearchState` that are not the usual ones.
+    """
     target = Target(spec="toy.py:workload", folder=str(work), script=script)
     if folder is None:
         folder = create_search_folder(work, target.spec)
-        folder.write_state(
-            SearchState(
-                target=target,
-                seed=machine.seed,
-                max_drift=0.005,
-                memory_limit_bytes=memory_limit,
-                planned_run=planned_run,
-                measure_seconds=2.0,
-            )
-        )
+        usual: dict[str, Any] = {"max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
+        folder.write_state(SearchState(target=target, seed=machine.seed, **(usual | asked)))
     saved: list[Profile] = []
+    machine.trials = folder.trials
 
     def run_and_keep(spec: TrialSpec) -> TrialResult:
         result = machine(spec)

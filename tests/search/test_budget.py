@@ -30,7 +30,7 @@ def test_a_launch_measures_a_sixtieth_of_the_budget_within_bounds(budget, second
 
 
 FACTS = Machine().find_facts()
-WITH_METRIC = FACTS.replace(metric_name="error", evaluate_seconds=0.5)
+WITH_METRIC = FACTS.replace(metrics={"error": "minimize"}, evaluate_seconds=0.5)
 
 
 def arm_seconds(plan: DriftPlan, evaluation: float = 0.0) -> float:

@@ -10,8 +10,9 @@ from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 
 from autotune.records import TrainConfig
 from autotune.search.confirm import confirm, plan_finals
+from autotune.search.drift_stage import MOST_FINALISTS
+from autotune.search.explore import LEAST_GAIN
 from autotune.search.finals import FinalsOutcome
-from autotune.search.session import LEAST_GAIN, MOST_FINALISTS
 
 BUDGET = 110.0
 

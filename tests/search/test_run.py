@@ -5,12 +5,13 @@ from simulated import Machine, run_simulated
 
 from autotune.errors import UsageError
 from autotune.probe.hardware import read_software
-from autotune.records import Profile, Target
+from autotune.records import DriftLimits, Profile, Target
 from autotune.records.search import SearchState
 from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, _holds_proof, run_search
+from autotune.targets.drift_limits import read_drift_limits
 
-STATE = {"seed": 0, "max_drift": 0.005, "memory_limit_bytes": None, "measure_seconds": 2.0}
+STATE = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
 
 
 def test_a_proven_answer_is_known_as_such(tmp_path):
@@ -28,7 +29,11 @@ def test_a_proven_answer_is_known_as_such(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_drift": 0.01}, "--resume: max_drift was 0.005 when the search began and is 0.01 now"),
+        (
+            {"max_drift": read_drift_limits(["1%", "accuracy:0.1pp"])},
+            r"--resume: max_drift was loss \+0.50%, metrics \+0.50% when the search began "
+            r"and is loss \+1.00%, metrics \+1.00%, accuracy \+0.0010 now",
+        ),
         ({"seed": 3}, "--resume: seed was 0 when the search began and is 3 now"),
         ({"memory_limit_bytes": 10}, "--resume: memory_limit_bytes was None"),
     ],

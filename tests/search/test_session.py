@@ -7,10 +7,11 @@ import pytest
 from simulated import BASELINE, Machine, all_equal, run_simulated
 
 from autotune.errors import NothingFeasibleError, TargetError, UsageError
-from autotune.records import TrainConfig, TrialStatus
+from autotune.records import Margin, TrainConfig, TrialStatus
 from autotune.search.ranking import Ranking
 from autotune.search.schedule import ELITE_LAUNCHES, ELITES
 from autotune.search.study import Study
+from autotune.targets.drift_limits import read_drift_limits
 
 
 def test_a_planted_gain_is_found_proven_and_saved(tmp_path):
@@ -64,7 +65,7 @@ def test_a_fast_setting_that_learns_worse_is_refused_with_the_number(tmp_path):
     assert profile.config == BASELINE
     assert profile.candidate_config is not None
     assert profile.candidate_config.precision == "bf16"
-    check = profile.quality[0]
+    check = next(check for check in profile.quality if check.test == "paired-losses")
     assert check.verdict == "inferior"
     assert check.difference is not None
     assert check.difference.estimate == pytest.approx(0.015, rel=0.01)
@@ -79,7 +80,7 @@ def test_each_refusal_is_told_with_its_figures(tmp_path):
     assert told
     for note in told:
         assert note.startswith("precision=bf16")
-        assert "ran at 1.50x in the search" in note
+        assert "(a candidate with it ran at 1.50x)" in note
         assert note.endswith("training loss worse by +1.50%, limit +0.50%")
 
 
@@ -144,12 +145,12 @@ def test_a_stopped_search_keeps_what_was_finished_and_says_so(tmp_path):
     assert run.profile.verdict == "keep"
     assert run.profile.config == BASELINE
     assert run.profile.evidence.stop_reason == "interrupted"
-    finished = [result for result in run.folder.read_trials() if result.spec.purpose == "measure"]
-    assert len(finished) == 4  # six were started: the probe, four finished, and the one that was cut
+    finished = [result for result in run.folder.read_trials() if result.status is TrialStatus.COMPLETED]
+    assert len(finished) == 5  # six were started: five finished, and the one that was cut
 
 
 def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
-    first = run_simulated(Machine(stop_after=6), tmp_path, open_study=Study)
+    first = run_simulated(Machine(stop_after=10), tmp_path, open_study=Study)
     before = [result.spec for result in first.folder.read_trials()]
     machine = Machine(seed=first.machine.seed)
     second = run_simulated(machine, tmp_path, folder=first.folder, open_study=Study)
@@ -181,7 +182,7 @@ def test_every_launch_of_a_search_measures_equally_long(tmp_path):
 
 def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
     with pytest.raises(NothingFeasibleError, match=r"your own settings use 500.0 MiB, more than the 100.0 MiB allowed"):
-        run_simulated(Machine(), tmp_path, memory_limit=100 * 2**20)
+        run_simulated(Machine(), tmp_path, memory_limit_bytes=100 * 2**20)
 
 
 def test_a_stop_in_the_finals_keeps_the_rounds_that_were_finished(tmp_path):
@@ -216,6 +217,64 @@ def test_a_setting_that_changes_the_training_needs_the_metric(tmp_path):
     assert profile.candidate_config is not None
     assert profile.candidate_config.user_knobs == {"variant": "b"}
     assert [check.verdict for check in profile.quality] == ["non-inferior", "inconclusive"]
+
+
+BOTH_METRICS = {"metrics": {"accuracy": "maximize", "error": "minimize"}, "evaluate_seconds": 0.1}
+
+
+def test_each_metric_is_judged_by_its_own_limit(tmp_path):
+    def metrics(config: TrainConfig) -> dict[str, float | None]:
+        return {"accuracy": 0.8, "error": 0.005 if config.precision == "bf16" else 0.0}
+
+    limits = read_drift_limits(["1%", "error:max-degradation=0.01"])
+    profile = run_simulated(Machine(metrics=metrics, facts=BOTH_METRICS), tmp_path, max_drift=limits).profile
+    assert profile.verdict == "improved"
+    trained = [check for check in profile.quality if check.test in ("paired-losses", "metric")]
+    assert [(check.metric, check.margin) for check in trained] == [
+        ("training loss", Margin(amount=0.01)),
+        ("accuracy", Margin(amount=0.01)),
+        ("error", Margin(amount=0.01, unit="absolute")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit", "told"),
+    [
+        ({"accuracy": 0.8, "error": 0.3}, "error:0.1pp", "error worse by +0.1000, limit +0.0010"),
+        ({"accuracy": 0.79, "error": 0.2}, "accuracy:1%", "accuracy worse by +1.25%, limit +1.00%"),
+        (
+            {"accuracy": 0.805, "error": 0.2},
+            "accuracy:min-improvement=0.01",
+            "accuracy worse by -0.0050, limit -0.0100",
+        ),
+        ({"accuracy": 0.8, "error": None}, "error:9%", "no finite error for seed 0; the baseline has 0.2"),
+    ],
+)
+def test_one_metric_that_is_worse_refuses_a_candidate(tmp_path, measured, limit, told):
+    def metrics(config: TrainConfig) -> dict[str, float | None]:
+        return measured if config.precision == "bf16" else {"accuracy": 0.8, "error": 0.2}
+
+    machine = Machine(metrics=metrics, facts=BOTH_METRICS, noise=0)
+    profile = run_simulated(machine, tmp_path, max_drift=read_drift_limits([limit])).profile
+    assert profile.verdict == "keep"
+    assert any(note.endswith(told) for note in profile.evidence.notes)
+
+
+def test_a_required_improvement_that_could_not_be_measured_is_none(tmp_path):
+    facts = {**BOTH_METRICS, "evaluate_seconds": None}
+    limits = read_drift_limits(["error:min-improvement=0.01"])
+    profile = run_simulated(Machine(facts=facts), tmp_path, max_drift=limits).profile
+    assert profile.verdict == "keep"
+    assert ("error", "inconclusive") in [(check.metric, check.verdict) for check in profile.quality]
+    assert any("accuracy, error" in note and "no time to evaluate" in note for note in profile.evidence.notes)
+
+
+def test_a_limit_of_a_metric_that_the_target_lacks_ends_the_search(tmp_path):
+    machine = Machine(facts=BOTH_METRICS)
+    with pytest.raises(UsageError, match="names 'f1', and the target has no such metric") as caught:
+        run_simulated(machine, tmp_path, max_drift=read_drift_limits(["f1:0.1pp"]))
+    assert caught.value.hint == "its metrics are accuracy, error"
+    assert [spec.purpose for spec in machine.specs] == ["probe"]
 
 
 def test_a_trial_cut_by_the_end_of_a_stage_is_run_again_on_resume(tmp_path):

@@ -37,8 +37,9 @@ def explain_unmapped(config: TrainConfig, fields: Iterable[str], *, lack: str) -
 
 
 def own_knobs(config: TrainConfig, *, lack: str) -> dict[str, str]:
-    """Return the sentence for the workload's own knobs; empty when there are none to carry over."""
-    return explain_unmapped(config, ["user_knobs"], lack=lack) if config.user_knobs else {}
+    """Return the sentences for the workload's own knobs and its learning rate; empty when they stay as they are."""
+    changed = {"user_knobs": bool(config.user_knobs), "learning_rate_scale": config.learning_rate_scale != 1.0}
+    return explain_unmapped(config, [name for name, is_changed in changed.items() if is_changed], lack=lack)
 
 
 def comment_lines(unmapped: dict[str, str]) -> list[str]:
@@ -112,6 +113,7 @@ _INSTRUCTIONS: dict[str, Callable[[TrainConfig], str]] = {
     "gradient_accumulation_steps": lambda config: (
         f"pass gradient_accumulation_steps={config.gradient_accumulation_steps} to Accelerator"
     ),
+    "learning_rate_scale": lambda config: f"multiply your learning rate by {config.learning_rate_scale!r}",
     "allow_tf32": _tf32,
     "activation_checkpointing": _checkpointing,
     "compile_mode": _compilation,

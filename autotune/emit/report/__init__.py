@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotune.emit.report import charts, tables, wording
 from autotune.records import ProbeReport, Profile, TrialResult
+from autotune.sentences import describe_drift
 
 __all__ = ["render_report"]
 
@@ -40,6 +41,7 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "tally": tables.tally(ordered),
         "quality": tables.list_quality(profile.quality),
+        "drift": describe_drift(profile),
         "ruled_out": tables.list_ruled_out(probe.ruled_out),
         "advice": tables.list_advice(probe.advice),
         "notes": tables.list_notes(profile, probe),

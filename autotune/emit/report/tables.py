@@ -10,7 +10,6 @@ from autotune.emit.report.wording import format_ratio, shorten
 from autotune.records import (
     Advice,
     GpuInfo,
-    Interval,
     Measurement,
     ProbeReport,
     Profile,
@@ -22,13 +21,27 @@ from autotune.records import (
     changed_fields,
     get_knob,
 )
-from autotune.sentences import count, describe_break_even, describe_interference, describe_noise, describe_power
-from autotune.units import format_bytes, format_duration, format_percent, format_rate
+from autotune.sentences import (
+    JUDGED_BY_BOUNDS,
+    count,
+    describe_break_even,
+    describe_interference,
+    describe_noise,
+    describe_power,
+    format_drift,
+    format_margin,
+)
+from autotune.units import format_bytes, format_duration, format_rate
 
 _DASH = "\N{EN DASH}"
 _MAX_VALUE_LENGTH = 60
 _QUALITY_VERDICTS = {"non-inferior": "not worse", "inferior": "worse", "inconclusive": "not proven"}
 _QUALITY_TESTS = {
+    "tape": "data, batch by batch",
+    "schedule": "steps and learning rates",
+    "additivity": "a batch against its parts",
+    "gradients": "gradients at the same weights",
+    "samples-to-loss": "samples to the same loss",
     "exact-losses": "losses bit for bit",
     "paired-losses": "losses, paired seeds",
     "metric": "metric, paired seeds",
@@ -197,9 +210,9 @@ def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
         QualityRow(
             test=_QUALITY_TESTS[check.test],
             metric=shorten(check.metric, _MAX_VALUE_LENGTH),
-            difference=_format_worsening(check.difference),
-            margin=format_percent(check.margin),
-            scope=f"{check.seeds} seed{'s' if check.seeds != 1 else ''}, {check.samples:,} samples each",
+            difference=_format_worsening(check) if check.test in JUDGED_BY_BOUNDS else "",
+            margin=format_margin(check.margin) if check.test in JUDGED_BY_BOUNDS else "",
+            scope=_describe_scope(check),
             verdict=_QUALITY_VERDICTS[check.verdict],
             kind=check.verdict,
             reason=shorten(check.reason),
@@ -208,11 +221,18 @@ def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
     ]
 
 
-def _format_worsening(difference: Interval | None) -> str:
-    if difference is None:
+def _describe_scope(check: QualityCheck) -> str:
+    if check.seeds < 1 or check.samples < 1:
+        return ""
+    return f"{count(check.seeds, 'seed')}, {check.samples:,} samples each"
+
+
+def _format_worsening(check: QualityCheck) -> str:
+    found = check.difference
+    if found is None:
         return "not known"
-    low, high = format_percent(difference.low), format_percent(difference.high)
-    return f"{format_percent(difference.estimate)} ({low} to {high})"
+    estimate, low, high = (format_drift(value, check.margin) for value in (found.estimate, found.low, found.high))
+    return f"{estimate} ({low} to {high})"
 
 
 def list_ruled_out(ruled_out: Sequence[RuledOut]) -> list[tuple[str, str, str]]:

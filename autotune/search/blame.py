@@ -1,0 +1,112 @@
+"""Which of a candidate's changes made it fail the drift gate: leave one out, and see whether the rest passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.knobs import DATA_KNOBS
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.probe import TargetFacts
+from autotune.records.quality import QualityCheck
+from autotune.space import BATCH_KNOBS, classify_changes, put_back
+
+_SUSPECTS = ("precision", "compile_mode", "allow_tf32", "attention_backend", "activation_checkpointing")
+"""The first to be left out; own knobs come before them."""
+
+_STANDS_OUT = 2.0
+"""Times smaller that the bias gets without the change."""
+_TELLING_BIAS = 1e-3
+"""Of the gradients; below it any two of them differ by chance."""
+
+
+class Screens(Protocol):
+    """A gate, as far as blame needs it."""
+
+    @property
+    def facts(self) -> TargetFacts:
+        """What the probe found."""
+        ...
+
+    def screen(self, config: TrainConfig) -> tuple[QualityCheck, ...] | None:
+        """Return the cheap tests of a config; None when there was no time for them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who is guilty.
+
+    Attributes:
+        knobs: whose change is to be dropped.
+        rest: the candidate without it; None when nothing is left, or when the rest was not shown to be any better.
+    """
+
+    knobs: tuple[str, ...]
+    rest: TrainConfig | None
+
+
+def find_guilty(gate: Screens, config: TrainConfig, checks: Sequence[QualityCheck]) -> Blame:
+    """Return which change is to be dropped, found by leaving out one after the other.
+
+    What changes the training itself is guilty first. Else the change without which the gradients are closest to the
+    baseline's; where the candidate failed on its gradients, the rest has to pass.
+
+    Args:
+        gate: screens what is left.
+        config: the candidate.
+        checks: that it failed.
+    """
+    facts = gate.facts
+    baseline = facts.baseline
+    classes = classify_changes(config, baseline, facts.numerics)
+    failed = next((check.test for check in checks if check.verdict != "non-inferior"), None)
+    certain: tuple[str, ...] = ()
+    if failed == "tape":
+        certain = tuple(name for name in classes if name in DATA_KNOBS) or tuple(n for n in classes if "." in n)
+    elif failed == "additivity":
+        certain = tuple(name for name in classes if name in BATCH_KNOBS)
+    else:
+        certain = tuple(name for name, kind in classes.items() if kind == "semantic")
+    if certain:
+        return Blame(certain, _rest(config, baseline, certain))
+    groups = _group([name for name, kind in classes.items() if kind != "exact"])
+    if len(groups) < 2:
+        names = groups[0] if groups else tuple(classes)
+        return Blame(names, _rest(config, baseline, names))
+    passing: list[tuple[tuple[str, ...], float]] = []
+    for names in groups:
+        screened = gate.screen(put_back(config, baseline, names))
+        if screened is None:
+            break
+        if all(check.verdict != "inferior" for check in screened):
+            passing.append((names, _severity(screened)))
+            if failed in ("gradients", "schedule"):
+                break  # without it the rest passes: that is the one
+    if not passing:
+        return Blame(tuple(name for names in groups for name in names), None)
+    # Where only trainings show it, the one that moves the gradients most; if none stands out, the first suspect.
+    clearest, severity = min(passing, key=lambda one: one[1])
+    stands_out = _severity(checks) > max(_TELLING_BIAS, _STANDS_OUT * severity)
+    guilty = clearest if stands_out else passing[0][0]
+    return Blame(guilty, _rest(config, baseline, guilty))
+
+
+def _rest(config: TrainConfig, baseline: TrainConfig, names: Sequence[str]) -> TrainConfig | None:
+    rest = put_back(config, baseline, names)
+    return rest if changed_fields(rest, baseline) else None
+
+
+def _group(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the changes one by one, the most suspicious first; those of the batch go together."""
+    batch = tuple(name for name in names if name in BATCH_KNOBS)
+    alone = [name for name in names if name not in BATCH_KNOBS]
+    order = {name: place for place, name in enumerate(_SUSPECTS, start=1)}
+    alone.sort(key=lambda name: 0 if "." in name else order.get(name, len(order) + 1))
+    return [*((name,) for name in alone), *([batch] if batch else [])]
+
+
+def _severity(checks: Sequence[QualityCheck]) -> float:
+    ends = [one.bias.estimate for check in checks for one in check.fidelity if one.bias is not None]
+    return max(ends, default=0.0)

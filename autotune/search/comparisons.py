@@ -1,0 +1,92 @@
+"""From the captures of two fidelity trials to what they show. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from autotune.measure.captured import Captured
+from autotune.measure.fidelity import compare
+from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.trial.captures import Captures
+
+_LEAST_GRADIENT = 1e-5
+"""Of the typical element; float32 rounds at 6e-8 of the terms that make it up."""
+
+
+def have_same_layers(candidate: Captures, baseline: Captures) -> bool:
+    """Return whether two trainings have parameters of the same names and sizes in the same order."""
+    ours, theirs = candidate.layers, baseline.layers
+    return (
+        ours.names == theirs.names
+        and np.array_equal(ours.elements, theirs.elements)
+        and np.array_equal(ours.widths, theirs.widths)
+    )
+
+
+def compare_points(
+    candidate: Captures, baseline: Captures, reference: Captures | None, *, steps: int
+) -> list[Fidelity]:
+    """Compare the gradients at each point.
+
+    Args:
+        candidate: of one arm.
+        baseline: of the other.
+        reference: of the baseline in float64; None without.
+        steps: between the points.
+    """
+    found = []
+    for number, (ours, theirs) in enumerate(zip(candidate.points, baseline.points, strict=False)):
+        exact: Captured | None = None
+        if reference is not None and len(reference.points) > number:
+            exact = reference.points[number].gradients
+        point = f"after {steps} steps" if number else "initial weights"
+        found.append(
+            compare(
+                ours.gradients, theirs.gradients, baseline.layers, subject="gradients", point=point, reference=exact
+            )
+        )
+    return found
+
+
+def compare_updates(candidate: Captures, baseline: Captures) -> Fidelity:
+    """Compare what two optimizers do at the initial weights, where neither has seen anything else yet.
+
+    Elements whose gradient is rounding noise are left out: Adam divides a gradient by its own size.
+    """
+    ours, theirs = candidate.points[0], baseline.points[0]
+    sizes = np.sqrt(np.mean(np.square(theirs.gradients.rows, dtype=np.float64), axis=0))
+    matters = sizes > _LEAST_GRADIENT * math.sqrt(float(np.mean(np.square(sizes)))) if sizes.size else sizes > 0
+    matters |= ~np.isfinite(ours.updates.rows).all(axis=0)
+    mine, base = (Captured(one.updates.keys, np.where(matters, one.updates.rows, 0.0)) for one in (ours, theirs))
+    return compare(mine, base, baseline.layers, subject="updates", point="initial weights")
+
+
+def report_other_model() -> QualityCheck:
+    """Return the check of a candidate whose gradients are none of the baseline's."""
+    return _report("gradients", "inferior", "it trains other parameters than the baseline")
+
+
+def report_unread(result: TrialResult, test: Literal["additivity", "gradients"]) -> QualityCheck:
+    """Return the check where one of the two trials wrote nothing down: only a training can tell."""
+    reason = "nothing was written down"
+    if result.status is not TrialStatus.COMPLETED:
+        reason = f"{result.status}: {result.error or result.cause}"[:200]
+    return _report(test, "inconclusive", reason)
+
+
+def _report(test: Literal["additivity", "gradients"], verdict: QualityVerdict, reason: str) -> QualityCheck:
+    margin = Margin(amount=0.0)
+    return QualityCheck(
+        test=test,
+        metric="gradients",
+        difference=None,
+        margin=margin,
+        verdict=verdict,
+        seeds=0,
+        samples=0,
+        reason=reason,
+    )

@@ -1,0 +1,287 @@
+"""The drift gate's cheap tests: seconds each, no training needed. Trials in, `QualityCheck`s out.
+
+    loader knobs  ── tape ──────── the same samples, order, shapes, bytes
+    batch split   ── additivity ── the gradient of a batch is that of its parts
+    arithmetic    ── gradients ─── the same windows at the same weights, at the start and further on
+                     schedule ──── the same steps at the same learning rates
+
+Every test has the loader knobs, or everything but them, as the baseline has them, so that one cannot hide another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from autotune.knobs import DATA_KNOBS, KNOBS
+from autotune.measure.additivity import check_additivity
+from autotune.measure.fidelity import judge
+from autotune.measure.noise_scale import gradient_noise_scale
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.probe import TargetFacts
+from autotune.records.quality import QualityCheck
+from autotune.records.script import Numerics
+from autotune.records.trial import FidelityPlan, TrialResult
+from autotune.search.bookkeeping import check_schedule, check_tape
+from autotune.search.comparisons import (
+    compare_points,
+    compare_updates,
+    have_same_layers,
+    report_other_model,
+    report_unread,
+)
+from autotune.space import classify_changes, put_back
+from autotune.trial.captures import WEIGHTS_FILE, Captures, read_captures
+
+_PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0))
+"""Windows at each point and steps between the points, the best first."""
+
+_PATIENCE = 1.6
+"""A step that notes its gradients takes longer than one that does not."""
+
+_REORDERING_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "compile_mode"})
+"""They draw the random numbers of a step in another order: their masks are others, and no worse."""
+
+_TAPE_STEPS = 24
+
+
+class Run(Protocol):
+    """Runs one trial of the gate."""
+
+    def __call__(
+        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: FidelityPlan | None, steps: int
+    ) -> TrialResult | None:
+        """Return its result; None when the time is up or the user stopped."""
+        ...
+
+
+def plan_fidelity(
+    seconds: float, *, seconds_per_step: float, start_seconds: float, candidates: int, repeats_steps: bool
+) -> FidelityPlan | None:
+    """Return what fits the time for the baseline and some candidates; None when nothing does.
+
+    Args:
+        seconds: for all of them.
+        seconds_per_step: of the baseline.
+        start_seconds: what one process spends before its first step.
+        candidates: how many.
+        repeats_steps: candidates go through the steps between the points too, as scripts do.
+    """
+    for windows, later in _PLANS:
+        points = 2 if later else 1
+        own = points * windows + later
+        theirs = own if repeats_steps else points * windows
+        steps = own + candidates * theirs
+        if (1 + candidates) * start_seconds + _PATIENCE * steps * seconds_per_step <= seconds:
+            return FidelityPlan(windows=windows, later_steps=later)
+    return None
+
+
+@dataclass
+class Gate:
+    """Tests candidates against one baseline.
+
+    Attributes:
+        facts: what the probe found.
+        plan: how much is looked at, fixed before the first test.
+        run: runs a trial.
+        knows_order: the target is a workload, whose loaders tell which samples they take.
+    """
+
+    facts: TargetFacts
+    plan: FidelityPlan
+    run: Run
+    knows_order: bool = True
+
+    def __post_init__(self) -> None:
+        self._results: dict[str, TrialResult] = {}
+        self._captures: dict[str, Captures | None] = {}
+        self._screened: dict[str, tuple[QualityCheck, ...]] = {}
+
+    def screen(self, config: TrainConfig) -> tuple[QualityCheck, ...] | None:
+        """Return the cheap tests that a config's changes ask for, up to the first that fails.
+
+        None when there was no time for them. Semantic changes are put back first: they are judged by trainings.
+        """
+        baseline = self.facts.baseline
+        semantic = [name for name, kind in self._classify(config).items() if kind == "semantic"]
+        config = put_back(config, baseline, semantic)
+        key = config.model_dump_json()
+        if key in self._screened:
+            return self._screened[key]
+        asked = {test for knob in KNOBS if knob.field in changed_fields(config, baseline) for test in knob.tests}
+        # A knob of the user's own that is declared to be no more than rounding has to show it like every other.
+        asked |= {test for name in changed_fields(config, baseline) if "." in name for test in ("tape", "gradients")}
+        checks: list[QualityCheck] = []
+        tests: tuple[tuple[str, Callable[[TrainConfig], list[QualityCheck] | None]], ...] = (
+            ("tape", self._test_tape),
+            ("additivity", self._test_additivity),
+            ("gradients", self._test_gradients),
+        )
+        for name, test in tests:
+            if name not in asked:
+                continue
+            found = test(config)
+            if found is None:
+                return None
+            checks += found
+            if any(check.verdict == "inferior" for check in found):
+                break
+        self._screened[key] = tuple(checks)
+        return tuple(checks)
+
+    def noise_scale(self) -> float | None:
+        """Return the gradient noise scale of the baseline in samples, at the latest point; None where it is not known.
+
+        Source: McCandlish et al. 2018, appendix A.1.
+        """
+        captures = self._capture(self.facts.baseline)
+        if captures is None:
+            return None
+        rows = captures.points[-1].gradients.rows
+        return gradient_noise_scale(rows, captures.layers, batch_size=self.facts.baseline.effective_batch_size)
+
+    def _classify(self, config: TrainConfig) -> dict[str, Numerics]:
+        return classify_changes(config, self.facts.baseline, self.facts.numerics)
+
+    def _test_tape(self, config: TrainConfig) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        others = [name for name in changed_fields(config, baseline) if name not in DATA_KNOBS and "." not in name]
+        ours = self._launch(put_back(config, baseline, others), "tape")
+        theirs = self._launch(baseline, "tape")
+        if ours is None or theirs is None:
+            return None
+        return [check_tape(ours, theirs, random_sources=self.facts.data.random_sources, whole=self.knows_order)]
+
+    def _test_additivity(self, config: TrainConfig) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        exact = {"precision": "fp32", "compile_mode": "off", "allow_tf32": False}
+        if not self.knows_order:
+            exact = {}  # a script casts and compiles by itself, and goes on doing so
+        whole = baseline.replace(**exact)
+        parts = whole.replace(
+            micro_batch_size=config.micro_batch_size, gradient_accumulation_steps=config.gradient_accumulation_steps
+        )
+        if parts == whole:
+            return []
+        plan = self.plan.replace(later_steps=0, dropout=not self._has_dropout())
+        ours, theirs = (self._launch(one, "fidelity", plan) for one in (parts, whole))
+        if ours is None or theirs is None:
+            return None
+        split, plain = self._read(ours), self._read(theirs)
+        if split is None or plain is None:
+            return [report_unread(ours if split is None else theirs, "additivity")]
+        reordering = self.facts.additivity.reordering if self.facts.additivity else 0.0
+        if baseline.precision != "fp32" and not self.knows_order:
+            return []  # a script that casts rounds too much for this test; its gradients are compared anyway
+        first, base = split.points[0].gradients, plain.points[0].gradients
+        return [check_additivity(first, base, plain.layers, reordering=reordering)]
+
+    def _test_gradients(self, config: TrainConfig) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        config = put_back(config, baseline, DATA_KNOBS)
+        if config == baseline:
+            return []
+        changed = set(changed_fields(config, baseline))
+        reorders = bool(changed & _REORDERING_KNOBS) and self._has_dropout()
+        checks = self._compare_gradients(config, dropout=not reorders)
+        if checks is None or not reorders or any(check.verdict == "inferior" for check in checks):
+            return checks
+        # Without dropout a recomputation whose masks differ cannot be seen: the rest of the changes, with it.
+        rest = put_back(config, baseline, changed & _REORDERING_KNOBS)
+        if rest == baseline:
+            return checks
+        more = self._compare_gradients(rest, dropout=True)
+        return None if more is None else [*checks, *more]
+
+    def _compare_gradients(self, config: TrainConfig, *, dropout: bool) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        arms = self._capture_pair(config, dropout=dropout)
+        if not isinstance(arms, tuple):
+            return arms
+        candidate, base = arms
+        if not have_same_layers(candidate, base):
+            return [report_other_model()]
+        found = compare_points(candidate, base, None, steps=self.plan.later_steps)
+        if any(one.verdict != "non-inferior" for one in found):
+            reference = self._capture_reference(dropout=dropout)
+            if reference is not None:
+                found = compare_points(candidate, base, reference, steps=self.plan.later_steps)
+        stepping = put_back(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
+        if stepping != baseline:
+            # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.
+            arms = self._capture_pair(stepping, dropout=dropout)
+            if not isinstance(arms, tuple):
+                return arms
+            found.append(compare_updates(*arms))
+        samples = (self.plan.windows + self.plan.later_steps) * baseline.effective_batch_size
+        return [
+            check_schedule(candidate.points[0], base.points[0]),
+            judge(found, samples=samples if self.plan.later_steps else 0),
+        ]
+
+    def _stepping_knobs(self, config: TrainConfig) -> set[str]:
+        """Return the knobs that may change what an optimizer does with a gradient."""
+        own = {f"user_knobs.{name}" for name in config.user_knobs}
+        return {"optimizer_implementation"} | own
+
+    def _capture_pair(
+        self, config: TrainConfig, *, dropout: bool
+    ) -> tuple[Captures, Captures] | list[QualityCheck] | None:
+        """Return a config's and the baseline's captures; a check that says why there are none; None without time."""
+        plan = self.plan.replace(dropout=dropout)
+        theirs = self._launch(self.facts.baseline, "fidelity", plan)
+        if theirs is None:
+            return None
+        ours = self._launch(config, "fidelity", plan.replace(weights=_weights_of(theirs)))
+        if ours is None:
+            return None
+        candidate, baseline = self._read(ours), self._read(theirs)
+        if candidate is None or baseline is None:
+            return [report_unread(ours if candidate is None else theirs, "gradients")]
+        return candidate, baseline
+
+    def _capture_reference(self, *, dropout: bool) -> Captures | None:
+        """Return the baseline's captures in float64; None where it does not run."""
+        plan = self.plan.replace(dropout=dropout)
+        theirs = self._launch(self.facts.baseline, "fidelity", plan)
+        plan = plan.replace(weights=_weights_of(theirs) if theirs else None)
+        plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
+        result = self._launch(plain, "fidelity", plan.replace(reference=True))
+        return None if result is None else self._read(result)
+
+    def _has_dropout(self) -> bool:
+        result = self._launch(self.facts.baseline, "fidelity", self.plan)
+        return result is None or result.draws_random
+
+    def _capture(self, config: TrainConfig) -> Captures | None:
+        result = self._launch(config, "fidelity", self.plan)
+        return None if result is None else self._read(result)
+
+    def _launch(
+        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], plan: FidelityPlan | None = None
+    ) -> TrialResult | None:
+        key = f"{purpose} {config.model_dump_json()} {plan.model_dump_json() if plan else ''}"
+        if key not in self._results:
+            result = self.run(config, purpose, plan=plan, steps=_TAPE_STEPS)
+            if result is None:
+                return None
+            self._results[key] = result
+        return self._results[key]
+
+    def _read(self, result: TrialResult) -> Captures | None:
+        if result.captures is None:
+            return None
+        if result.captures not in self._captures:
+            found = read_captures(result.captures)
+            self._captures[result.captures] = found if found is not None and found.points else None
+        return self._captures[result.captures]
+
+
+def _weights_of(baseline: TrialResult) -> str | None:
+    if baseline.captures is None:
+        return None
+    weights = Path(baseline.captures).with_name(WEIGHTS_FILE)
+    return str(weights) if weights.exists() else None
