@@ -13,7 +13,10 @@ from autotune.units import format_percent
 
 TELLING_COMPILE_SECONDS = 0.1
 
-JUDGED_BY_BOUNDS = ("exact-losses", "paired-losses", "metric")
+TRAININGS = ("exact-losses", "paired-losses", "metric", "samples-to-loss")
+"""Drift tests that train."""
+
+JUDGED_BY_BOUNDS = TRAININGS[:3]
 """Drift tests whose worsening and margin say it all; the others have their figures in their reason."""
 
 _TELLING_RANGE = 1.10
@@ -117,19 +120,29 @@ def describe_drift(profile: Profile) -> str | None:
 
     The bound is the worst of the one-sided 95 % bounds of the losses and metrics that were compared.
     """
-    trained = [check for check in profile.quality if check.seeds > 1 and check.difference is not None]
+    trained = [check for check in profile.quality if check.test in TRAININGS and check.difference is not None]
     if not trained:
         return _describe_gradients(profile.quality)
     samples = min(check.samples for check in trained)
     planned = profile.one_off.planned_samples
     share = "of a planned run whose length was not told" if planned is None else _share_of(samples, planned)
-    bounds = [check.difference.high for check in trained if check.difference and check.margin.unit == "relative"]
-    words = [f"{100 * max(0.0, *bounds):.2g} %"] if bounds else []
-    for check in trained:
-        if check.difference is not None and check.margin.unit == "absolute":
-            words.append(f"{format_drift(check.difference.high, check.margin)} of {check.metric}")
     seeds = count(min(check.seeds for check in trained), "seed")
-    return f"drift <= {', '.join(words)} (95 %) up to {samples:,} samples {share}, {seeds}; beyond that not tested"
+    bounds = ", ".join(_list_bounds(trained))
+    return f"{bounds} (95 %) up to {samples:,} samples {share}, {seeds}; beyond that not tested"
+
+
+def _list_bounds(trained: Sequence[QualityCheck]) -> list[str]:
+    """Return the worst bound of all relative worsenings, and the others one by one."""
+    relative, others = [], []
+    for check in trained:
+        high = check.difference.high if check.difference is not None else 0.0
+        if check.test == "samples-to-loss":
+            others.append(f"samples to the same loss <= {1.0 + high:.2f}x")
+        elif check.margin.unit == "absolute":
+            others.append(f"{check.metric} worse by <= {format_drift(high, check.margin)}")
+        else:
+            relative.append(high)
+    return [*([f"drift <= {100 * max(0.0, *relative):.2g} %"] if relative else []), *others]
 
 
 def _share_of(samples: int, planned: float) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -21,7 +22,7 @@ from autotune.cli.target import (
     read_target,
 )
 from autotune.cli.terminal import print_json, reported_errors, result_console, say, stop_on_signals
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from autotune.records.profile import Profile
@@ -57,6 +58,17 @@ def search(
             "made short then, compilation included."
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="batch: try other effective batch sizes too. They change what is learned and are judged by the "
+            "samples they need for the same loss; the speed-up is then the net one."
+        ),
+    ] = None,
+    learning_rate_rule: Annotated[
+        str,
+        typer.Option(help="What a larger effective batch does to the learning rate: none, sqrt (Adam), linear (SGD)."),
+    ] = "none",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
@@ -78,6 +90,7 @@ def search(
         options = read_options(
             given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
         )
+        options = allow_changes(options, allow or (), learning_rate_rule)
         chosen = read_target(
             target,
             knobs=knob,
@@ -133,6 +146,29 @@ def read_options(
         force=force,
         planned_run=None if planned_run is None else read_planned_run(planned_run),
     )
+
+
+def allow_changes(options: SearchOptions, allow: Sequence[str], rule: str) -> SearchOptions:
+    """Return the options with the changes of what is learned that the user allows.
+
+    Raises:
+        UsageError: a change or a rule is not known, or a rule is given where the batch is held.
+    """
+    from autotune.records.search import LearningRateRule
+
+    wrong = [name for name in allow if name != "batch"]
+    if wrong:
+        raise UsageError(f"--allow {wrong[0]!r} is no change that can be allowed", hint="it is --allow batch")
+    rules: tuple[LearningRateRule, ...] = get_args(LearningRateRule)
+    chosen = next((known for known in rules if known == rule), None)
+    if chosen is None:
+        raise UsageError(f"--learning-rate-rule {rule!r} is not known", hint=f"it is one of {', '.join(rules)}")
+    if chosen != "none" and not allow:
+        raise UsageError(
+            f"--learning-rate-rule {rule} is given, and the effective batch is held", hint="add --allow batch"
+        )
+    allowed: tuple[Literal["batch"], ...] = ("batch",) if allow else ()
+    return dataclasses.replace(options, allowed=allowed, learning_rate_rule=chosen)
 
 
 def read_planned_run(text: str) -> PlannedRun:

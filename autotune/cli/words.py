@@ -22,6 +22,8 @@ from autotune.sentences import (
 )
 from autotune.units import format_bytes, format_duration, format_rate
 
+_TELLING_SAMPLES = 0.005
+
 
 def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
     """Return how a config differs from the baseline, e.g. `precision=bf16 num_workers=2`."""
@@ -40,7 +42,10 @@ def describe_speedup(profile: Profile) -> str:
         # Rounded down, or "at least" would not be true.
         least = math.floor(100 * speedup.low) / 100
         whole = " over the planned run" if profile.one_off.planned_samples is not None else ""
-        return f"improved: at least {least:.2f}x faster{whole} (point {speedup.estimate:.2f}x, {shown})"
+        more = next((check.difference for check in profile.quality if check.test == "samples-to-loss"), None)
+        costs = more is not None and more.high >= _TELLING_SAMPLES
+        net = f", net of up to {1.0 + more.high:.2f}x the samples for the same loss" if more and costs else ""
+        return f"improved: at least {least:.2f}x faster{whole}{net} (point {speedup.estimate:.2f}x, {shown})"
     if profile.verdict == "inconclusive":
         return f"inconclusive: keep your settings (best candidate {speedup.estimate:.2f}x, {shown})"
     if confirmation is not None:
@@ -57,6 +62,8 @@ def list_evidence(profile: Profile) -> list[str]:
     trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
     share = evidence.measured_fraction
     measured = "" if share is None else f", {100 * share:.0f} % of it inside measured blocks"
+    if evidence.drift_fraction:
+        measured += f", {100 * evidence.drift_fraction:.0f} % in the drift gate"
     compiled = costs.compile_seconds > TELLING_COMPILE_SECONDS
     once = f"; compilation {format_duration(costs.compile_seconds)} once" if compiled else ""
     lines.append(f"search {format_duration(costs.search_seconds)} ({trials or 'no trial'}){measured}{once}")

@@ -118,6 +118,8 @@ class Evidence(Record):
     """Of the machine; None before the search."""
     measured_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the time used that was spent inside measured blocks."""
+    drift_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the time used that the drift gate took."""
     trials: dict[str, int] = {}
     """Trials by status."""
     stop_reason: StopReason = "running"

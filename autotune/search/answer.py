@@ -51,6 +51,7 @@ class Findings:
         notes: for the user, one sentence each.
         elapsed_seconds: of the whole command.
         measured_seconds: of these, inside measured blocks.
+        gate_seconds: of these, in trials of the drift gate.
         planned_samples: of the final training; None when its length is not known.
     """
 
@@ -63,6 +64,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     elapsed_seconds: float = 0.0
     measured_seconds: float = 0.0
+    gate_seconds: float = 0.0
     planned_samples: float | None = None
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
@@ -129,7 +131,7 @@ def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
     compile_seconds = max((r.measurement.compile_seconds for r in (*searched, *finals) if r.measurement), default=0.0)
     base = [one.result for one in findings.judged if one.config == findings.report.target.baseline]
     extra = max(0.0, compile_seconds - max((r.measurement.compile_seconds for r in base if r.measurement), default=0.0))
-    saved = _saved_per_sample(winner, findings.finals)
+    saved = _saved_per_sample(winner, findings)
     return OneOffCosts(
         compile_seconds=compile_seconds,
         startup_seconds=max((r.startup_seconds for r in finals), default=0.0),
@@ -140,12 +142,23 @@ def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
     )
 
 
-def _saved_per_sample(winner: Finalist | None, finals: FinalsOutcome | None) -> float | None:
-    """Return the seconds that a sample takes less once compiled, at the lower end; None without a gain."""
+def _saved_per_sample(winner: Finalist | None, findings: Findings) -> float | None:
+    """Return the seconds that a sample takes less once compiled, at the lower end; None without a gain.
+
+    A sample of the user's own training: where more of them are needed for the same loss, they are counted in.
+    """
+    finals = findings.finals
     if winner is None or winner.ratio is None or finals is None:
         return None
-    low = winner.ratio.low * math.exp(winner.cost - finals.baseline.cost)
+    more = samples_ratio(findings.checks_of(winner.config))
+    low = winner.ratio.low * math.exp(winner.cost - finals.baseline.cost) / more
     return (1.0 - 1.0 / low) / fmean(finals.baseline.rates) if low > 1.0 else None
+
+
+def samples_ratio(checks: Sequence[QualityCheck]) -> float:
+    """Return how many times the baseline's samples a config needs at most for the same loss; 1 where it is the same."""
+    found = (check.difference for check in checks if check.test == "samples-to-loss")
+    return next((1.0 + difference.high for difference in found if difference is not None), 1.0)
 
 
 def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:
@@ -174,6 +187,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
         confirmation=confirmation,
         noise=summarise_noise(launches, ranking) if findings.judged else None,
         measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,
+        drift_fraction=min(1.0, findings.gate_seconds / used) if used > 0 else None,
         trials=dict(Counter(judged.score.status.value for judged in findings.judged)),
         stop_reason=findings.stop_reason,
         notes=tuple(notes),

@@ -14,7 +14,7 @@ from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.bookkeeping import check_skipped_steps
-from autotune.sentences import format_margin
+from autotune.sentences import TRAININGS, format_margin
 from autotune.space import numerics_of
 
 SEEDS = 4
@@ -24,7 +24,6 @@ GOOD_STEPS = 60
 MOST_STEPS = 300
 
 USABLE_SHARE = 0.85
-_TRAININGS = ("exact-losses", "paired-losses", "metric", "samples-to-loss")
 _PRELIMINARY = ("additivity", "gradients")
 CHEAP_TESTS = ("tape", "schedule", "additivity", "gradients")
 """They need no training."""
@@ -144,7 +143,7 @@ def _unjudged(metric: str, margin: Margin) -> QualityCheck:
 
 def is_passed(checks: tuple[QualityCheck, ...]) -> bool:
     """Return whether every check showed that nothing is lost; what the gradients leave open, trainings decide."""
-    trained = any(check.test in _TRAININGS for check in checks)
+    trained = any(check.test in TRAININGS for check in checks)
     judged = [check for check in checks if not (trained and check.test in _PRELIMINARY and _is_open(check))]
     return bool(judged) and all(check.verdict == "non-inferior" for check in judged)
 

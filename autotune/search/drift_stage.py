@@ -16,7 +16,7 @@ from autotune.measure.noise_scale import predicted_samples_ratio
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.quality import QualityCheck
 from autotune.records.trial import FidelityPlan, TrialResult, TrialStatus
-from autotune.search.answer import Findings
+from autotune.search.answer import Findings, samples_ratio
 from autotune.search.blame import Blame, find_guilty
 from autotune.search.drift import CHEAP_TESTS, SEEDS, DriftGate, DriftPlan, is_passed
 from autotune.search.explore import LEAST_GAIN
@@ -105,7 +105,8 @@ class DriftStage:
                 break
             self._findings.checks.append((config, checks))
             if is_passed(checks):
-                self._charge_samples(config, checks)
+                # Where it needs more samples for the same loss, only the net speed-up may be claimed.
+                launcher.samples_ratios[config.model_dump_json()] = samples_ratio(checks)
                 passed.append(config)
                 continue
             rest = self._refuse(config, checks)
@@ -133,12 +134,6 @@ class DriftStage:
         ]
         # Where the guilty change was as fast without the others, they add nothing.
         return scores.get(config.model_dump_json(), math.inf) - max(without, default=0.0) > LEAST_GAIN
-
-    def _charge_samples(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> None:
-        """Remember how many more samples a config needs for the same loss: only the net speed-up may be claimed."""
-        for check in checks:
-            if check.test == "samples-to-loss" and check.difference is not None:
-                self._launcher.samples_ratios[config.model_dump_json()] = 1.0 + check.difference.high
 
     def _test(self, config: TrainConfig, candidates: int) -> tuple[QualityCheck, ...] | None:
         """Return every check of a config; None when there was no time for those that it needs."""

@@ -66,6 +66,7 @@ class Launcher:
         report: of the probe; None before it is done.
         planned_samples: of the final training; None when its length is not known.
         measured_seconds: inside measured blocks, over all trials.
+        gate_seconds: in trials of the drift gate.
         session_start: how many of `judged` are of an earlier session.
         refused: changes that the drift gate has refused, each alone or together with others.
         samples_ratios: for configs that need more samples for the same loss, how many times as many at most.
@@ -84,6 +85,7 @@ class Launcher:
     report: ProbeReport | None = None
     planned_samples: float | None = None
     measured_seconds: float = 0.0
+    gate_seconds: float = 0.0
     session_start: int = 0
     refused: list[frozenset[str]] = field(default_factory=list)
     samples_ratios: dict[str, float] = field(default_factory=dict)
@@ -149,6 +151,7 @@ class Launcher:
         self.reporter.trial_started(self.standing(), config)
         result = self.run_trial(spec)
         self.measured_seconds += result.measurement.seconds if result.measurement else 0.0
+        self.gate_seconds += result.elapsed_seconds if look is not None else 0.0
         self.note_written(result)
         self.reporter.trial_finished(self.standing(), result)
         return result

@@ -37,6 +37,11 @@ class Limits:
     device_memory_bytes: int | None
     max_drift: float
 
+    @property
+    def screen_drift(self) -> float:
+        """Relative worsening above which one run of a few steps is screened out."""
+        return max(SCREEN_FACTOR * self.max_drift, LEAST_SCREEN)
+
 
 @dataclass(frozen=True)
 class Score:
@@ -72,8 +77,7 @@ def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Sco
         constraints = {"failure": 1.0, "memory": over, "drift": 0.0}
         return Score(value=None, constraints=constraints, status=result.status)
     drift = screen_losses(_first_steps(result.curves[0]), _first_steps(baseline)) if result.curves else None
-    allowed = max(SCREEN_FACTOR * limits.max_drift, LEAST_SCREEN)
-    over_drift = 0.0 if drift is None else drift - allowed
+    over_drift = 0.0 if drift is None else drift - limits.screen_drift
     memory = measurement.peak_memory.host_bytes / limits.host_memory_bytes - 1.0
     if measurement.peak_memory.device_bytes is not None and limits.device_memory_bytes is not None:
         memory = max(memory, measurement.peak_memory.device_bytes / limits.device_memory_bytes - 1.0)

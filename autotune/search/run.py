@@ -102,6 +102,11 @@ def run_search(
         )
     work = Path(folder or Path.cwd()).resolve()
     resolved = resolve_target(target, folder=work).target
+    if resolved.script is not None and chosen.learning_rate_rule != "none":
+        raise UsageError(
+            "--learning-rate-rule cannot reach the learning rate of a script",
+            hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
+        )
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with lock_searches(work):

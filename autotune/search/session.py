@@ -6,6 +6,7 @@ probe (trial 0) ── explore ── drift checks ── finals ── answer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from autotune.probe.run import describe_written, probe_target
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
-from autotune.records.trial import TrialLimits, TrialResult
+from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer import Findings, build_profile
 from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
 from autotune.search.confirm import confirm, plan_finals
@@ -34,7 +35,7 @@ from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
 from autotune.targets.drift_limits import require_metrics
-from autotune.units import format_bytes, format_duration
+from autotune.units import format_bytes, format_duration, format_percent
 
 PROBE_WARMUP_SECONDS = 30.0
 
@@ -125,6 +126,7 @@ class Session:
         launcher, findings = self._launcher, self._findings
         findings.elapsed_seconds = launcher.budget.elapsed_seconds
         findings.measured_seconds = launcher.measured_seconds
+        findings.gate_seconds = launcher.gate_seconds
         profile = build_profile(findings, launcher.ranking(), budget_seconds=launcher.budget.seconds)
         self._save(profile)
         return profile
@@ -212,6 +214,7 @@ class Session:
         """Return the candidates for the finals: faster in the search, and shown to learn as well."""
         launcher, findings = self._launcher, self._findings
         candidates = self._rank_candidates()
+        self._note_screened_out()
         if not candidates or launcher.should_stop():
             findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
             return []
@@ -236,6 +239,20 @@ class Session:
         if simplest is not None and simplest.config in ranked:
             ranked = [simplest.config, *(config for config in ranked if config != simplest.config)]
         return ranked
+
+    def _note_screened_out(self) -> None:
+        """Tell of what would have been the fastest, and learned something else within a few steps."""
+        ranking, limits = self._launcher.ranking(), self._launcher.limits()
+        drifted = [one for one in self._launcher.judged if one.score.status is TrialStatus.DRIFTED]
+        fastest = max(drifted, key=lambda one: ranking.score_of(one) or -math.inf, default=None)
+        score = None if fastest is None else ranking.score_of(fastest)
+        if fastest is None or score is None or score <= max(LEAST_GAIN, *(one.score for one in ranking.entries)):
+            return
+        worse = format_percent(fastest.score.constraints["drift"] + limits.screen_drift)
+        self._findings.notes.append(
+            f"{self._describe_config(fastest.config)} ran at {math.exp(score):.2f}x and was left out: "
+            f"its training loss is worse by {worse} within its first steps"
+        )
 
     def _run_finals(self, finalists: list[TrainConfig]) -> None:
         launcher = self._launcher

@@ -28,6 +28,7 @@ HOSTILE = 'a"b\'; import os\n# \u2028"""\x1b[31m{{ 7 * 7 }}'
 OTHER_VALUES: dict[str, Any] = {
     "micro_batch_size": 48,
     "gradient_accumulation_steps": 3,
+    "learning_rate_scale": 1.5,
     "precision": "bf16",
     "allow_tf32": True,
     "activation_checkpointing": "full",
@@ -137,12 +138,13 @@ def test_what_each_format_lacks_is_exact() -> None:
     model = {"memory_format", "attention_backend"}
     code = {"allow_tf32", "cudnn_benchmark", "optimizer_implementation", "activation_checkpointing", "non_blocking"}
     environment = {"num_threads", "host_allocator", "device_allocator"}
+    own = {"user_knobs", "learning_rate_scale"}
     expected = {
         "torch": set(),
-        "hf": model | {"user_knobs"},
-        "lightning": model | {"activation_checkpointing", "user_knobs"},
-        "accelerate": model | loader | code | {"micro_batch_size", "gradient_accumulation_steps", "user_knobs"},
-        "deepspeed": model | loader | code | environment | {"compile_mode", "user_knobs"},
+        "hf": model | own,
+        "lightning": model | own | {"activation_checkpointing"},
+        "accelerate": model | loader | code | own | {"micro_batch_size", "gradient_accumulation_steps"},
+        "deepspeed": model | loader | code | environment | own | {"compile_mode"},
     }
     assert {name: set(export_config(CHANGED, name).unmapped) for name in EXPORTERS} == expected
 

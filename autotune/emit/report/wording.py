@@ -36,7 +36,7 @@ def describe_verdict(profile: Profile) -> VerdictWords:
         )
         return VerdictWords(
             tone="good",
-            headline=f"At least {format_ratio_down(profile.speedup.low)} faster",
+            headline=f"At least {format_ratio_down(profile.speedup.low)} faster{_describe_net(profile)}",
             evidence=evidence,
             advice=f"Train with the chosen settings below: {checked}.",
         )
@@ -53,6 +53,12 @@ def describe_verdict(profile: Profile) -> VerdictWords:
         evidence=evidence,
         advice="A difference may exist, but it is smaller than what this machine could resolve in the time given.",
     )
+
+
+def _describe_net(profile: Profile) -> str:
+    """Return what was taken off a speed-up that needs more samples for the same loss; empty where it needs no more."""
+    more = next((check.difference for check in profile.quality if check.test == "samples-to-loss"), None)
+    return f", net of up to {format_ratio(1.0 + more.high)} the samples" if more and more.high >= 0.005 else ""
 
 
 def _describe_evidence(profile: Profile) -> str:
