@@ -22,7 +22,7 @@ from autotune.search.drift import CHEAP_TESTS, SEEDS, DriftGate, DriftPlan, is_p
 from autotune.search.explore import LEAST_GAIN
 from autotune.search.gate import Gate, plan_fidelity
 from autotune.search.launcher import Launcher, Look, list_changes
-from autotune.search.learning import PROCESS_SECONDS, Learner
+from autotune.search.learning import LEAST_SECONDS, PROCESS_SECONDS, Learner
 from autotune.sentences import describe_refusal
 from autotune.space import classify_changes, numerics_of
 
@@ -30,12 +30,11 @@ MOST_FINALISTS = 2
 MOST_TESTED = 6
 """Candidates looked at, those with a guilty change left out among them."""
 
-_SCREEN_SHARE = 0.4
+_SCREEN_SHARE = 0.5
 """Of the time for drift checks; trainings have the rest."""
-_EARLY_SHARE = 0.5
+_EARLY_SHARE = 0.6
 """Of that again, for a look during the search."""
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
-_PATIENCE_SECONDS = 20.0
 
 
 class DriftStage:
@@ -137,8 +136,11 @@ class DriftStage:
 
     def _test(self, config: TrainConfig, candidates: int) -> tuple[QualityCheck, ...] | None:
         """Return every check of a config; None when there was no time for those that it needs."""
-        screened = self._gate.screen(config) if self._gate is not None else None
-        checks = screened or ()
+        checks: tuple[QualityCheck, ...] | None = ()
+        if self._gate is not None:
+            checks = self._gate.screen(config)
+        if checks is None:
+            return None
         if any(check.verdict == "inferior" for check in checks):
             return checks
         numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
@@ -223,7 +225,7 @@ class DriftStage:
             if (spec.purpose, spec.config, spec.fidelity, spec.quality_steps) == (purpose, config, plan, steps):
                 return one
         seconds = launcher.budget.drift_remaining_seconds
-        if seconds <= 0 or launcher.should_stop():
+        if seconds < LEAST_SECONDS or launcher.should_stop():
             return None
         result = launcher.launch(config, purpose, seconds, look=Look(steps=steps, fidelity=plan))
         return None if result.status is TrialStatus.INTERRUPTED else result

@@ -12,6 +12,9 @@ from autotune.search.budget import DRIFT_SHARE, MOST_DRIFT_SHARE
 from autotune.search.drift import GOOD_STEPS, SEEDS, USABLE_SHARE, DriftPlan, plan_drift
 from autotune.search.launcher import Launcher, Look
 
+LEAST_SECONDS = 2.0
+"""Nothing is started with less time than that."""
+
 PROCESS_SECONDS = 1.0
 """What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
 
@@ -32,6 +35,7 @@ class Learner:
         self._launcher, self._report, self._known = launcher, report, known
         # Each seed of a script is a process of its own: it cannot be started twice in one.
         self._script = launcher.state.target.script
+        self._process_seconds = 0.0
         self._start_seconds = SEEDS * (startup_seconds + PROCESS_SECONDS)
 
     def reserve_time(self) -> None:
@@ -69,9 +73,12 @@ class Learner:
         launcher = self._launcher
         seeds = tuple(launcher.state.seed + i for i in range(SEEDS))
         results: list[TrialResult] = []
-        for some in [seeds] if self._script is None else [(seed,) for seed in seeds]:
+        processes = [seeds] if self._script is None else [(seed,) for seed in seeds]
+        for number, some in enumerate(processes):
             seconds = launcher.budget.drift_remaining_seconds
-            if seconds <= 0 or launcher.should_stop():
+            # The baseline's losses are of no use without a candidate's.
+            left = len(processes) - number + (len(processes) if config == launcher.baseline else 0)
+            if launcher.should_stop() or seconds < max(LEAST_SECONDS, left * self._process_seconds):
                 return None
             look = Look(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
             again = self._find_learned(config, look)
@@ -79,6 +86,7 @@ class Learner:
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
+            self._process_seconds = result.elapsed_seconds if again is None else self._process_seconds
             if not result.curves:
                 break
         return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
