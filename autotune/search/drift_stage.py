@@ -30,10 +30,10 @@ MOST_FINALISTS = 2
 MOST_TESTED = 6
 """Candidates looked at, those with a guilty change left out among them."""
 
-_SCREEN_SHARE = 0.5
-"""Of the time for drift checks; trainings have the rest."""
 _EARLY_SHARE = 0.6
-"""Of that again, for a look during the search."""
+"""Of the time kept for the gate: for the cheap tests while the search goes on."""
+_SCREEN_SHARE = 0.7
+"""Of what is left of it after the search; trainings have the rest."""
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
 
 
@@ -75,7 +75,7 @@ class DriftStage:
         new = {f"{name}={get_knob(config, name)}" for name, kind in changes.items() if kind == "rounding"}
         if new <= self._seen:
             return
-        seconds = _EARLY_SHARE * _SCREEN_SHARE * launcher.budget.drift_share * launcher.budget.seconds
+        seconds = _EARLY_SHARE * launcher.budget.drift_share * launcher.budget.seconds
         began = time.monotonic()
         if self._gate is None:
             self._gate = self._open_gate(seconds, _EARLY_CANDIDATES)

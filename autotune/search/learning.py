@@ -18,6 +18,9 @@ LEAST_SECONDS = 2.0
 PROCESS_SECONDS = 1.0
 """What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
 
+_SCREENS, _SCREEN_STEPS = 5, 60
+"""Processes of a first look at a script's gradients and data, and what each of them costs in steps."""
+
 
 class Learner:
     """Trains configs for the drift checks.
@@ -39,13 +42,16 @@ class Learner:
         self._start_seconds = SEEDS * (startup_seconds + PROCESS_SECONDS)
 
     def reserve_time(self) -> None:
-        """Keep enough of the budget to check one candidate of a script."""
+        """Keep enough of the budget for the cheap tests of a script, and for its trainings where these are a must."""
         if self._script is None:
             return
         launcher = self._launcher
-        steps_seconds = SEEDS * GOOD_STEPS * self._report.measurement.seconds_per_step
-        arm_seconds = (self._start_seconds + steps_seconds) / USABLE_SHARE
-        share = min(MOST_DRIFT_SHARE, max(DRIFT_SHARE, 2.1 * arm_seconds / launcher.budget.seconds))
+        step = self._report.measurement.seconds_per_step
+        if launcher.state.allowed or any(knob.numerics == "semantic" for knob in self._script.knobs):
+            needed = 2.1 * (self._start_seconds + SEEDS * GOOD_STEPS * step) / USABLE_SHARE
+        else:
+            needed = _SCREENS * (self._start_seconds / SEEDS + _SCREEN_STEPS * step)
+        share = min(MOST_DRIFT_SHARE, max(DRIFT_SHARE, needed / launcher.budget.seconds))
         launcher.budget = dataclasses.replace(launcher.budget, drift_share=share)
 
     def plan(self, candidates: int) -> DriftPlan | None:
