@@ -18,6 +18,7 @@ from autotune.sentences import TRAININGS, format_margin
 from autotune.space import numerics_of
 
 SEEDS = 4
+MOST_SEEDS = 8
 LEAST_STEPS = 8
 GOOD_STEPS = 60
 """Fewer steps than these are run only when there is no time for more."""
@@ -38,11 +39,13 @@ class DriftPlan:
         steps: optimizer steps per seed.
         evaluate: compare the target's metrics too.
         candidates: how many there is time for.
+        seeds: trained with in each arm.
     """
 
     steps: int
     evaluate: bool
     candidates: int
+    seeds: int = SEEDS
 
 
 Train = Callable[[TrainConfig, DriftPlan], TrialResult | None]
@@ -160,6 +163,7 @@ def plan_drift(
     candidates: int,
     start_seconds: float = _START_SECONDS,
     asked_steps: int | None = None,
+    seed_seconds: float = 0.0,
 ) -> DriftPlan | None:
     """Return what fits the time: the metrics before more candidates; None when not even the least number of steps does.
 
@@ -170,6 +174,7 @@ def plan_drift(
         candidates: how many could be checked.
         start_seconds: what one arm spends before and between its seeds.
         asked_steps: steps per seed that the user asked for; None to choose by the time.
+        seed_seconds: what one more seed costs beside its steps.
     """
     with_metric = [(count, wanted, True) for wanted in (GOOD_STEPS, LEAST_STEPS) for count in range(candidates, 0, -1)]
     if asked_steps is not None:
@@ -184,5 +189,9 @@ def plan_drift(
         if steps >= wanted:
             has_metric = evaluate and bool(facts.metrics)
             most = asked_steps or min(MOST_STEPS, steps)
-            return DriftPlan(steps=most, evaluate=has_metric, candidates=count)
+            # More seeds narrow the bound faster than longer trainings, which go apart by chance.
+            each = max(1e-6, most * seconds_per_step + evaluation + seed_seconds)
+            affordable = int((arm_seconds + SEEDS * seed_seconds) / each)
+            seeds = max(SEEDS, min(MOST_SEEDS, affordable))
+            return DriftPlan(steps=most, evaluate=has_metric, candidates=count, seeds=seeds)
     return None

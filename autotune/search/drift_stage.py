@@ -18,9 +18,9 @@ from autotune.records.quality import QualityCheck
 from autotune.records.trial import FidelityPlan, TrialResult, TrialStatus
 from autotune.search.answer import Findings, samples_ratio
 from autotune.search.blame import Blame, find_guilty
-from autotune.search.drift import CHEAP_TESTS, SEEDS, DriftGate, DriftPlan, is_passed
+from autotune.search.drift import CHEAP_TESTS, DriftGate, DriftPlan, is_passed
 from autotune.search.explore import LEAST_GAIN
-from autotune.search.gate import Gate, plan_fidelity
+from autotune.search.gate import PATIENCE, Gate, count_steps, plan_fidelity
 from autotune.search.launcher import Launcher, Look, list_changes
 from autotune.search.learning import LEAST_SECONDS, PROCESS_SECONDS, Learner
 from autotune.sentences import describe_refusal
@@ -34,6 +34,8 @@ _EARLY_SHARE = 0.6
 """Of the time kept for the gate: for the cheap tests while the search goes on."""
 _SCREEN_SHARE = 0.7
 """Of what is left of it after the search; trainings have the rest."""
+_CLOSER_SHARE = 0.3
+"""Of what is left of it: for a closer look at one candidate."""
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
 
 
@@ -178,7 +180,7 @@ class DriftStage:
         return self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown)
 
     def _announce(self, plan: DriftPlan) -> None:
-        self._launcher.enter("drift", f"{SEEDS} seeds of {plan.steps} steps for the baseline and each candidate")
+        self._launcher.enter("drift", f"{plan.seeds} seeds of {plan.steps} steps for the baseline and each candidate")
         metrics = ", ".join(self._facts.metrics)
         if metrics and not plan.evaluate:
             self._findings.notes.append(f"{metrics} was not compared: there was no time to evaluate")
@@ -214,7 +216,19 @@ class DriftStage:
             candidates=candidates,
             repeats_steps=is_script,
         )
-        return None if plan is None else Gate(self._facts, plan, self._run, knows_order=not is_script)
+        if plan is None:
+            return None
+        return Gate(self._facts, plan, self._run, knows_order=not is_script, affords=self._affords)
+
+    def _affords(self, plan: FidelityPlan) -> bool:
+        """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
+        launcher = self._launcher
+        is_script = launcher.state.target.script is not None
+        steps = count_steps(plan, candidates=1, repeats_steps=is_script)
+        step = self._findings.report.measurement.seconds_per_step
+        kept = launcher.budget.drift_share * launcher.budget.seconds
+        seconds = min(kept, launcher.budget.drift_remaining_seconds)
+        return 2 * self._start_seconds + PATIENCE * steps * step <= _CLOSER_SHARE * seconds
 
     def _run(
         self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: FidelityPlan | None, steps: int

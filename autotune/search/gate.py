@@ -38,7 +38,10 @@ from autotune.trial.captures import WEIGHTS_FILE, Captures, read_captures
 _PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0))
 """Windows at each point and steps between the points, the best first."""
 
-_PATIENCE = 1.6
+CLOSER_WINDOWS = 64
+"""Looked at where fewer leave it open."""
+
+PATIENCE = 1.6
 """A step that notes its gradients takes longer than one that does not."""
 
 _REORDERING_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "compile_mode"})
@@ -70,13 +73,17 @@ def plan_fidelity(
         repeats_steps: candidates go through the steps between the points too, as scripts do.
     """
     for windows, later in _PLANS:
-        points = 2 if later else 1
-        own = points * windows + later
-        theirs = own if repeats_steps else points * windows
-        steps = own + candidates * theirs
-        if (1 + candidates) * start_seconds + _PATIENCE * steps * seconds_per_step <= seconds:
-            return FidelityPlan(windows=windows, later_steps=later)
+        plan = FidelityPlan(windows=windows, later_steps=later)
+        steps = count_steps(plan, candidates=candidates, repeats_steps=repeats_steps)
+        if (1 + candidates) * start_seconds + PATIENCE * steps * seconds_per_step <= seconds:
+            return plan
     return None
+
+
+def count_steps(plan: FidelityPlan, *, candidates: int, repeats_steps: bool) -> int:
+    """Return the optimizer steps that a plan takes for the baseline and some candidates; arguments as above."""
+    held = (2 if plan.later_steps else 1) * plan.windows
+    return held + plan.later_steps + candidates * (held + plan.later_steps * repeats_steps)
 
 
 @dataclass
@@ -88,12 +95,14 @@ class Gate:
         plan: how much is looked at, fixed before the first test.
         run: runs a trial.
         knows_order: the target is a workload, whose loaders tell which samples they take.
+        affords: there is time for a candidate and the baseline by a longer plan.
     """
 
     facts: TargetFacts
     plan: FidelityPlan
     run: Run
     knows_order: bool = True
+    affords: Callable[[FidelityPlan], bool] = lambda _plan: False
 
     def __post_init__(self) -> None:
         self._results: dict[str, TrialResult] = {}
@@ -137,7 +146,8 @@ class Gate:
 
         Source: McCandlish et al. 2018, appendix A.1.
         """
-        captures = self._capture(self.facts.baseline)
+        result = self._launch(self.facts.baseline, "fidelity", self.plan)
+        captures = None if result is None else self._read(result)
         if captures is None:
             return None
         rows = captures.points[-1].gradients.rows
@@ -197,41 +207,49 @@ class Gate:
         return None if more is None else [*checks, *more]
 
     def _compare_gradients(self, config: TrainConfig, *, dropout: bool) -> list[QualityCheck] | None:
+        plan = self.plan.replace(dropout=dropout)
+        checks = self._look(config, plan)
+        if checks is None or all(check.verdict != "inconclusive" for check in checks):
+            return checks
+        closer = plan.replace(windows=CLOSER_WINDOWS)
+        if plan.windows >= CLOSER_WINDOWS or not self.affords(closer):
+            return checks
+        return self._look(config, closer) or checks
+
+    def _look(self, config: TrainConfig, plan: FidelityPlan) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
-        arms = self._capture_pair(config, dropout=dropout)
+        arms = self._capture_pair(config, plan)
         if not isinstance(arms, tuple):
             return arms
         candidate, base = arms
         if not have_same_layers(candidate, base):
             return [report_other_model()]
-        found = compare_points(candidate, base, None, steps=self.plan.later_steps)
+        found = compare_points(candidate, base, None, steps=plan.later_steps)
         if any(one.verdict != "non-inferior" for one in found):
-            reference = self._capture_reference(dropout=dropout)
+            reference = self._capture_reference(plan)
             if reference is not None:
-                found = compare_points(candidate, base, reference, steps=self.plan.later_steps)
+                found = compare_points(candidate, base, reference, steps=plan.later_steps)
         stepping = put_back(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if stepping != baseline:
             # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.
-            arms = self._capture_pair(stepping, dropout=dropout)
+            arms = self._capture_pair(stepping, plan)
             if not isinstance(arms, tuple):
                 return arms
             found.append(compare_updates(*arms))
-        samples = (self.plan.windows + self.plan.later_steps) * baseline.effective_batch_size
+        samples = (plan.windows + plan.later_steps) * baseline.effective_batch_size
         return [
             check_schedule(candidate.points[0], base.points[0]),
-            judge(found, samples=samples if self.plan.later_steps else 0),
+            judge(found, samples=samples if plan.later_steps else 0),
         ]
 
     def _stepping_knobs(self, config: TrainConfig) -> set[str]:
         """Return the knobs that may change what an optimizer does with a gradient."""
-        own = {f"user_knobs.{name}" for name in config.user_knobs}
-        return {"optimizer_implementation"} | own
+        return {"optimizer_implementation"} | {f"user_knobs.{name}" for name in config.user_knobs}
 
     def _capture_pair(
-        self, config: TrainConfig, *, dropout: bool
+        self, config: TrainConfig, plan: FidelityPlan
     ) -> tuple[Captures, Captures] | list[QualityCheck] | None:
         """Return a config's and the baseline's captures; a check that says why there are none; None without time."""
-        plan = self.plan.replace(dropout=dropout)
         theirs = self._launch(self.facts.baseline, "fidelity", plan)
         if theirs is None:
             return None
@@ -243,9 +261,8 @@ class Gate:
             return [report_unread(ours if candidate is None else theirs, "gradients")]
         return candidate, baseline
 
-    def _capture_reference(self, *, dropout: bool) -> Captures | None:
+    def _capture_reference(self, plan: FidelityPlan) -> Captures | None:
         """Return the baseline's captures in float64; None where it does not run."""
-        plan = self.plan.replace(dropout=dropout)
         theirs = self._launch(self.facts.baseline, "fidelity", plan)
         plan = plan.replace(weights=_weights_of(theirs) if theirs else None)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
@@ -255,10 +272,6 @@ class Gate:
     def _has_dropout(self) -> bool:
         result = self._launch(self.facts.baseline, "fidelity", self.plan)
         return result is None or result.draws_random
-
-    def _capture(self, config: TrainConfig) -> Captures | None:
-        result = self._launch(config, "fidelity", self.plan)
-        return None if result is None else self._read(result)
 
     def _launch(
         self, config: TrainConfig, purpose: Literal["fidelity", "tape"], plan: FidelityPlan | None = None

@@ -72,12 +72,13 @@ class Learner:
             candidates=candidates,
             start_seconds=self._start_seconds,
             asked_steps=asked,
+            seed_seconds=self._start_seconds / SEEDS,
         )
 
     def learn(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
         """Train a config with every seed as planned; None when the time is up or the user stopped."""
         launcher = self._launcher
-        seeds = tuple(launcher.state.seed + i for i in range(SEEDS))
+        seeds = tuple(launcher.state.seed + i for i in range(plan.seeds))
         results: list[TrialResult] = []
         processes = [seeds] if self._script is None else [(seed,) for seed in seeds]
         for number, some in enumerate(processes):
