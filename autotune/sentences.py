@@ -159,6 +159,19 @@ def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
     return None if data is None else f"the training data are the same: {data.reason}; nothing else is changed"
 
 
+def find_failed(checks: Sequence[QualityCheck]) -> QualityCheck:
+    """Return the check that a candidate failed: an inferior one, else the last that was left open.
+
+    Raises:
+        ValueError: it passed all of them.
+    """
+    for verdict in ("inferior", "inconclusive"):
+        found = [check for check in checks if check.verdict == verdict]
+        if found:
+            return found[0] if verdict == "inferior" else found[-1]
+    raise ValueError("every check was passed")
+
+
 def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log_speedup: float | None) -> str:
     """Return why the drift gate refused some changes, for the notes of a search.
 
@@ -167,7 +180,7 @@ def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log
         checks: of the candidate; one of them was not passed.
         log_speedup: of the candidate in the search; None when it was not timed.
     """
-    check = next(check for check in checks if check.verdict != "non-inferior")
+    check = find_failed(checks)
     ran = "" if log_speedup is None else f" (a candidate with it ran at {math.exp(log_speedup):.2f}x)"
     found = check.reason
     if check.test in ("paired-losses", "metric") and check.difference is not None:

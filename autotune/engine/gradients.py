@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from autotune.engine.dataloader import mix_seed
 
-MOST_ELEMENTS = 2**18
-"""Noted of a model; norms of more than these few hundred thousand are the same to a tenth of a per cent."""
+MOST_ELEMENTS = 2**17
+"""Noted of a model; norms of more than these hundred thousand are the same to a tenth of a per cent."""
 
 _LEAST_OF_LAYER = 256
 
@@ -43,6 +43,7 @@ class _Arm:
 
     parameters: list[Tensor]
     chosen: list[Tensor | None]
+    held: list[Tensor] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
     gradient: Tensor | None = None
     is_fresh: bool = True
@@ -73,7 +74,9 @@ class StepRecorder:
         arm = self._arms.get(id(optimizer)) or self._adopt(optimizer)
         if self.holds:
             arm.is_fresh = not optimizer.state
-            arm.before = [parameter.detach().clone() for parameter in arm.parameters]
+            # Not only those that are noted: some join later, by another group or because they were frozen.
+            arm.held = _list_parameters(optimizer)
+            arm.before = [parameter.detach().clone() for parameter in arm.held]
             gradients = [_dense_gradient(parameter) for parameter in arm.parameters]
             arm.gradient = None if _overflowed(optimizer) else _pick(gradients, arm.chosen) / _own_scale(optimizer)
 
@@ -83,8 +86,9 @@ class StepRecorder:
         if not self.holds:
             return
         with torch.no_grad():
-            changes = [new.detach() - old for new, old in zip(arm.parameters, arm.before, strict=True)]
-            for parameter, old in zip(arm.parameters, arm.before, strict=True):
+            before = {id(parameter): old for parameter, old in zip(arm.held, arm.before, strict=True)}
+            changes = [new.detach() - before.get(id(new), new.detach()) for new in arm.parameters]
+            for parameter, old in zip(arm.held, arm.before, strict=True):
                 parameter.copy_(old)
         if arm.is_fresh:
             optimizer.state.clear()  # a state that went on would carry the error of one window into all later ones
@@ -92,7 +96,7 @@ class StepRecorder:
             return
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
         self._noted[id(optimizer)] = NotedStep(arm.gradient, _pick(changes, arm.chosen), rates)
-        arm.before, arm.gradient = [], None
+        arm.held, arm.before, arm.gradient = [], [], None
 
     def take(self) -> NotedStep | None:
         """Return the steps noted since the last call as one, optimizers in the order of their first; None for none."""
@@ -113,14 +117,14 @@ class StepRecorder:
         return [parameter for arm in self._arms.values() for parameter in arm.parameters]
 
     def _adopt(self, optimizer: Optimizer) -> _Arm:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        parameters = _list_parameters(optimizer)
         first = len(self.layers)
         widths = _share_elements([parameter.numel() for parameter in parameters])
         chosen: list[Tensor | None] = []
         for position, (parameter, width) in enumerate(zip(parameters, widths, strict=True), start=first):
             name = self._names(parameter) or f"parameter {position} of shape {list(parameter.shape)}"
-            self.layers.append((name, width, parameter.numel()))
+            parts = 2 if parameter.is_complex() else 1
+            self.layers.append((name, parts * width, parts * parameter.numel()))
             chosen.append(_choose(parameter.numel(), width, seed=position, device=parameter.device))
         arm = self._arms[id(optimizer)] = _Arm(parameters, chosen)
         return arm
@@ -150,6 +154,10 @@ def _choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor
     return chosen.to(device)
 
 
+def _list_parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
 def _own_scale(optimizer: Optimizer) -> float:
     """Return the loss scale that a fused optimizer takes off by itself; 1 where the gradients came without."""
     scale = getattr(optimizer, "grad_scale", None)
@@ -174,5 +182,6 @@ def _pick(tensors: Sequence[Tensor], chosen: Sequence[Tensor | None]) -> Tensor:
     for tensor, elements in zip(tensors, chosen, strict=True):
         flat = tensor.detach().reshape(-1)  # the logical order, whatever the layout in memory
         part = flat if elements is None else flat[elements]
+        part = torch.view_as_real(part).reshape(-1) if part.is_complex() else part
         parts.append(part.to(torch.float64 if part.dtype == torch.float64 else torch.float32).cpu())
     return torch.cat(parts) if parts else torch.zeros(0)

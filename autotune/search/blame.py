@@ -10,6 +10,7 @@ from autotune.knobs import DATA_KNOBS
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.probe import TargetFacts
 from autotune.records.quality import QualityCheck
+from autotune.sentences import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back
 
 _SUSPECTS = ("precision", "compile_mode", "allow_tf32", "attention_backend", "activation_checkpointing")
@@ -61,7 +62,7 @@ def find_guilty(gate: Screens, config: TrainConfig, checks: Sequence[QualityChec
     facts = gate.facts
     baseline = facts.baseline
     classes = classify_changes(config, baseline, facts.numerics)
-    failed = next((check.test for check in checks if check.verdict != "non-inferior"), None)
+    failed = find_failed(checks).test
     certain: tuple[str, ...] = ()
     if failed == "tape":
         certain = tuple(name for name in classes if name in DATA_KNOBS) or tuple(n for n in classes if "." in n)

@@ -38,7 +38,14 @@ def compare_points(
         reference: of the baseline in float64; None without.
         steps: between the points.
     """
-    found = []
+    found: list[Fidelity] = []
+    if len(candidate.points) < len(baseline.points):
+        reason = "the candidate did not get to the later point"
+        found.append(
+            Fidelity(
+                subject="gradients", point=f"after {steps} steps", windows=0, verdict="inconclusive", reason=reason
+            )
+        )
     for number, (ours, theirs) in enumerate(zip(candidate.points, baseline.points, strict=False)):
         exact: Captured | None = None
         if reference is not None and len(reference.points) > number:
@@ -60,6 +67,8 @@ def compare_updates(candidate: Captures, baseline: Captures) -> Fidelity:
     ours, theirs = candidate.points[0], baseline.points[0]
     sizes = np.sqrt(np.mean(np.square(theirs.gradients.rows, dtype=np.float64), axis=0))
     matters = sizes > _LEAST_GRADIENT * math.sqrt(float(np.mean(np.square(sizes)))) if sizes.size else sizes > 0
+    if not matters.any():
+        matters[:] = True  # without any gradient there is nothing to leave out
     matters |= ~np.isfinite(ours.updates.rows).all(axis=0)
     mine, base = (Captured(one.updates.keys, np.where(matters, one.updates.rows, 0.0)) for one in (ours, theirs))
     return compare(mine, base, baseline.layers, subject="updates", point="initial weights")

@@ -8,7 +8,6 @@ candidate ── screen ──▶ passed ── train ──▶ finalist
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,11 +19,13 @@ from autotune.search.answer import Findings, samples_ratio
 from autotune.search.blame import Blame, find_guilty
 from autotune.search.drift import CHEAP_TESTS, DriftGate, DriftPlan, is_passed
 from autotune.search.explore import LEAST_GAIN
-from autotune.search.gate import PATIENCE, Gate, count_steps, plan_fidelity
+from autotune.search.fidelity_plans import PATIENCE, count_steps, plan_fidelity
+from autotune.search.gate import Gate
 from autotune.search.launcher import Launcher, Look, list_changes
 from autotune.search.learning import LEAST_SECONDS, PROCESS_SECONDS, Learner
 from autotune.sentences import describe_refusal
 from autotune.space import classify_changes, numerics_of
+from autotune.trial.captures import have_captures
 
 MOST_FINALISTS = 2
 MOST_TESTED = 6
@@ -78,7 +79,7 @@ class DriftStage:
         if new <= self._seen:
             return
         seconds = _EARLY_SHARE * launcher.budget.drift_share * launcher.budget.seconds
-        began = time.monotonic()
+        began = launcher.budget.now()
         if self._gate is None:
             self._gate = self._open_gate(seconds, _EARLY_CANDIDATES)
             if self._gate is None:
@@ -89,7 +90,7 @@ class DriftStage:
             self._seen |= new
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(config, checks)
-        launcher.lend_drift_time(time.monotonic() - began)
+        launcher.lend_drift_time(launcher.budget.now() - began)
 
     def choose(self, candidates: Sequence[TrainConfig]) -> list[TrainConfig]:
         """Return the finalists: shown to learn as well, the most promising first; every check goes to the findings."""
@@ -136,6 +137,11 @@ class DriftStage:
         # Where the guilty change was as fast without the others, they add nothing.
         return scores.get(config.model_dump_json(), math.inf) - max(without, default=0.0) > LEAST_GAIN
 
+    def close(self) -> None:
+        """Delete the gradients and weights that the gate's trials wrote; what they showed is kept."""
+        if self._gate is not None:
+            self._gate.discard()
+
     def _test(self, config: TrainConfig, candidates: int) -> tuple[QualityCheck, ...] | None:
         """Return every check of a config; None when there was no time for those that it needs."""
         checks: tuple[QualityCheck, ...] | None = ()
@@ -148,12 +154,12 @@ class DriftStage:
         numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
         if numerics == "exact" and is_passed(checks) and not self._must_train:
             return checks
-        trained = self._train(config, candidates, shown=is_passed(checks) and numerics != "semantic")
-        if trained is not None:
-            return (*checks, *trained)
         needs_training = (
             self._must_train or numerics == "semantic" or config.precision == "fp16" or not is_passed(checks)
         )
+        trained = self._train(config, candidates, shown=not needs_training)
+        if trained is not None:
+            return (*checks, *trained)
         if needs_training:
             return None
         self._findings.notes.append("there was no time to compare trainings: the gradients alone were compared")
@@ -236,7 +242,8 @@ class DriftStage:
         launcher = self._launcher
         for one in self._known:
             spec = one.spec
-            if (spec.purpose, spec.config, spec.fidelity, spec.quality_steps) == (purpose, config, plan, steps):
+            asked = (spec.purpose, spec.config, spec.fidelity, spec.quality_steps)
+            if asked == (purpose, config, plan, steps) and (purpose == "tape" or have_captures(one.captures)):
                 return one
         seconds = launcher.budget.drift_remaining_seconds
         if seconds < LEAST_SECONDS or launcher.should_stop():

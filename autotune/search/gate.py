@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.knobs import DATA_KNOBS, KNOBS
@@ -33,16 +32,10 @@ from autotune.search.comparisons import (
     report_unread,
 )
 from autotune.space import classify_changes, put_back
-from autotune.trial.captures import WEIGHTS_FILE, Captures, read_captures
-
-_PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0))
-"""Windows at each point and steps between the points, the best first."""
+from autotune.trial.captures import Captures, discard_captures, find_weights, read_captures
 
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open."""
-
-PATIENCE = 1.6
-"""A step that notes its gradients takes longer than one that does not."""
 
 _REORDERING_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "compile_mode"})
 """They draw the random numbers of a step in another order: their masks are others, and no worse."""
@@ -58,32 +51,6 @@ class Run(Protocol):
     ) -> TrialResult | None:
         """Return its result; None when the time is up or the user stopped."""
         ...
-
-
-def plan_fidelity(
-    seconds: float, *, seconds_per_step: float, start_seconds: float, candidates: int, repeats_steps: bool
-) -> FidelityPlan | None:
-    """Return what fits the time for the baseline and some candidates; None when nothing does.
-
-    Args:
-        seconds: for all of them.
-        seconds_per_step: of the baseline.
-        start_seconds: what one process spends before its first step.
-        candidates: how many.
-        repeats_steps: candidates go through the steps between the points too, as scripts do.
-    """
-    for windows, later in _PLANS:
-        plan = FidelityPlan(windows=windows, later_steps=later)
-        steps = count_steps(plan, candidates=candidates, repeats_steps=repeats_steps)
-        if (1 + candidates) * start_seconds + PATIENCE * steps * seconds_per_step <= seconds:
-            return plan
-    return None
-
-
-def count_steps(plan: FidelityPlan, *, candidates: int, repeats_steps: bool) -> int:
-    """Return the optimizer steps that a plan takes for the baseline and some candidates; arguments as above."""
-    held = (2 if plan.later_steps else 1) * plan.windows
-    return held + plan.later_steps + candidates * (held + plan.later_steps * repeats_steps)
 
 
 @dataclass
@@ -174,8 +141,9 @@ class Gate:
         parts = whole.replace(
             micro_batch_size=config.micro_batch_size, gradient_accumulation_steps=config.gradient_accumulation_steps
         )
-        if parts == whole:
-            return []
+        casts = baseline.precision != "fp32" and not self.knows_order
+        if parts == whole or casts:
+            return []  # a script that casts rounds too much for this test; its gradients are compared anyway
         plan = self.plan.replace(later_steps=0, dropout=not self._has_dropout())
         ours, theirs = (self._launch(one, "fidelity", plan) for one in (parts, whole))
         if ours is None or theirs is None:
@@ -184,14 +152,14 @@ class Gate:
         if split is None or plain is None:
             return [report_unread(ours if split is None else theirs, "additivity")]
         reordering = self.facts.additivity.reordering if self.facts.additivity else 0.0
-        if baseline.precision != "fp32" and not self.knows_order:
-            return []  # a script that casts rounds too much for this test; its gradients are compared anyway
         first, base = split.points[0].gradients, plain.points[0].gradients
         return [check_additivity(first, base, plain.layers, reordering=reordering)]
 
     def _test_gradients(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
-        config = put_back(config, baseline, DATA_KNOBS)
+        # Copies are asynchronous from pinned memory alone.
+        kept = {"pin_memory"} if "non_blocking" in changed_fields(config, baseline) else set()
+        config = put_back(config, baseline, set(DATA_KNOBS) - kept)
         if config == baseline:
             return []
         changed = set(changed_fields(config, baseline))
@@ -253,7 +221,11 @@ class Gate:
         theirs = self._launch(self.facts.baseline, "fidelity", plan)
         if theirs is None:
             return None
-        ours = self._launch(config, "fidelity", plan.replace(weights=_weights_of(theirs)))
+        weights = find_weights(theirs.captures)
+        # Without the baseline's weights there is no later point in common.
+        ours = self._launch(
+            config, "fidelity", plan.replace(weights=weights, later_steps=plan.later_steps * bool(weights))
+        )
         if ours is None:
             return None
         candidate, baseline = self._read(ours), self._read(theirs)
@@ -264,7 +236,7 @@ class Gate:
     def _capture_reference(self, plan: FidelityPlan) -> Captures | None:
         """Return the baseline's captures in float64; None where it does not run."""
         theirs = self._launch(self.facts.baseline, "fidelity", plan)
-        plan = plan.replace(weights=_weights_of(theirs) if theirs else None)
+        plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
         result = self._launch(plain, "fidelity", plan.replace(reference=True))
         return None if result is None else self._read(result)
@@ -285,16 +257,19 @@ class Gate:
         return self._results[key]
 
     def _read(self, result: TrialResult) -> Captures | None:
+        """Return what a trial wrote down; the baseline's are kept, for they are compared again and again."""
         if result.captures is None:
             return None
-        if result.captures not in self._captures:
-            found = read_captures(result.captures)
-            self._captures[result.captures] = found if found is not None and found.points else None
-        return self._captures[result.captures]
+        if result.captures in self._captures:
+            return self._captures[result.captures]
+        found = read_captures(result.captures)
+        if result.spec.config == self.facts.baseline:
+            self._captures[result.captures] = found
+        return found if found is not None and found.points else None
 
-
-def _weights_of(baseline: TrialResult) -> str | None:
-    if baseline.captures is None:
-        return None
-    weights = Path(baseline.captures).with_name(WEIGHTS_FILE)
-    return str(weights) if weights.exists() else None
+    def discard(self) -> None:
+        """Delete what the trials wrote down: for a large model it is large."""
+        self._captures.clear()
+        for result in self._results.values():
+            if result.captures is not None:
+                discard_captures(result.captures)

@@ -115,6 +115,8 @@ class Session:
         self._answer()
         self._explore(probed)
         finalists = self._check_drift()
+        if not self._launcher.should_stop():  # one that is resumed goes on with them
+            self._drift.close()
         if finalists:
             self._run_finals(finalists)
         if self._launcher.should_stop():

@@ -79,6 +79,23 @@ def read_captures(path: str | Path) -> Captures | None:
     return Captures(layers, points)
 
 
+def have_captures(path: str | Path | None) -> bool:
+    """Return whether a trial's captures are still there."""
+    return path is not None and Path(path).exists()
+
+
+def discard_captures(path: str | Path) -> None:
+    """Delete a trial's captures, and the weights beside them: for a large model both are large."""
+    for file in (Path(path), Path(path).with_name(WEIGHTS_FILE)):
+        file.unlink(missing_ok=True)
+
+
+def find_weights(path: str | Path | None) -> str | None:
+    """Return the file with the weights of the later point that a trial wrote; None when it wrote none."""
+    weights = None if path is None else Path(path).with_name(WEIGHTS_FILE)
+    return str(weights) if weights is not None and weights.exists() else None
+
+
 def _read_point(arrays: np.lib.npyio.NpzFile, name: str) -> Point:
     keys = arrays[f"{name}_keys"]
     return Point(

@@ -47,7 +47,10 @@ class NotedPoints:
         names, widths, elements = zip(*self._recorder.layers, strict=True) if self._recorder.layers else ((), (), ())
         layers = Layers(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
         # Where a second optimizer joined late, the first rows lack its part.
-        return Captures(layers, tuple(_assemble(steps, width=sum(widths)) for steps in self._points if steps))
+        noted = [steps for steps in self._points if steps]
+        # Further on the optimizers of two arms have seen other gradients: what they do then is not compared.
+        points = (_assemble(steps, width=sum(widths), has_updates=not number) for number, steps in enumerate(noted))
+        return Captures(layers, tuple(points))
 
     def write(self, folder: Path) -> str:
         """Write what was noted into a folder and return the file's path.
@@ -63,14 +66,14 @@ class NotedPoints:
         return str(path)
 
 
-def _assemble(steps: list[tuple[int, NotedStep]], *, width: int) -> Point:
+def _assemble(steps: list[tuple[int, NotedStep]], *, width: int, has_updates: bool) -> Point:
     whole = [(samples, step) for samples, step in steps if step.gradient.numel() == width]
     groups = max((len(step.learning_rates) for _, step in whole), default=0)
     keys = np.array([samples for samples, _ in whole], dtype=np.int64)
     rates = np.array([step.learning_rates for _, step in whole], dtype=np.float64).reshape(len(whole), groups)
     return Point(
         gradients=Captured(keys, _stack([step.gradient for _, step in whole], width)),
-        updates=Captured(keys, _stack([step.update for _, step in whole], width)),
+        updates=Captured(keys, _stack([step.update[: width * has_updates] for _, step in whole], width * has_updates)),
         learning_rates=rates,
     )
 

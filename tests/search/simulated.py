@@ -53,7 +53,7 @@ from autotune.search.progress import SearchReporter
 from autotune.search.session import OpenStudy, Session
 from autotune.search.study import Proposal
 from autotune.space import SearchSpace
-from autotune.trial.captures import CAPTURES_FILE, Captures, Point, write_captures
+from autotune.trial.captures import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, write_captures
 
 BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementation="for-loop")
 BASE_RATE = 1000.0
@@ -169,6 +169,8 @@ class Machine:
         path = self.trials / f"{spec.number:04d}" / CAPTURES_FILE
         path.parent.mkdir(exist_ok=True)
         write_captures(path, Captures(layers, (point, point) if spec.fidelity.later_steps else (point,)))
+        if spec.fidelity.later_steps and spec.fidelity.weights is None:
+            path.with_name(WEIGHTS_FILE).touch()
         return str(path)
 
     def _measure(self, spec: TrialSpec, config: TrainConfig) -> Measurement:

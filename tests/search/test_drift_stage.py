@@ -1,0 +1,564 @@
+"""The drift gate inside a search on the simulated machine: refused early, the rest tried, trained where it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_launcher, run_simulated
+
+from autotune.records import DriftLimits, TrainConfig, TrialResult, TrialSpec, TrialStatus
+from autotune.records.config import changed_fields
+from autotune.records.script import Script
+from autotune.search.answer import Findings
+from autotune.search.budget import DRIFT_SHARE, FINALS_SHARE
+from autotune.search.drift import CHEAP_TESTS
+from autotune.search.drift_stage import MOST_FINALISTS, MOST_TESTED, DriftStage
+from autotune.search.launcher import Launcher
+from autotune.search.learning import Learner
+from autotune.targets.drift_limits import read_drift_limits
+
+CAST = BASELINE.replace(precision="bf16")
+FUSED = BASELINE.replace(optimizer_implementation="fused")
+TUNED = BASELINE.replace(host_allocator="glibc-tuned")
+HALF = BASELINE.replace(precision="fp16")
+BOTH_METRICS: dict[str, Any] = {"metrics": {"accuracy": "maximize", "error": "minimize"}, "evaluate_seconds": 0.1}
+IMPROVEMENT = read_drift_limits(["error:min-improvement=0.01"])
+NO_TIME = "there was no time to compare trainings: the gradients alone were compared"
+
+
+def fast(config: TrainConfig) -> float:
+    """Rates of the changes that win here; they multiply."""
+    rates = {"bf16": 1.5, "fp16": 1.6, "fused": 1.3, "glibc-tuned": 1.2}
+    found = (config.precision, config.optimizer_implementation, config.host_allocator)
+    speed = 1.1 if config.num_workers else 1.0
+    for value in found:
+        speed *= rates.get(str(value), 1.0)
+    return speed
+
+
+def wrong_when_cast(config: TrainConfig) -> float:
+    return 0.1 if config.precision == "bf16" else 0.0
+
+
+def drifts_when_cast(config: TrainConfig) -> float:
+    return 1.05 if config.precision == "bf16" else 1.0
+
+
+def makes(config: TrainConfig, changes: TrainConfig) -> bool:
+    """Return whether a config makes every change that another one makes to the baseline."""
+    return all(getattr(config, name) == getattr(changes, name) for name in changed_fields(changes, BASELINE))
+
+
+def of_gate(specs: Sequence[TrialSpec]) -> list[TrialSpec]:
+    return [spec for spec in specs if spec.purpose in ("fidelity", "tape")]
+
+
+def trained(specs: Sequence[TrialSpec]) -> list[TrainConfig]:
+    return [spec.config for spec in specs if spec.purpose == "quality" and spec.config is not None]
+
+
+@dataclass
+class Stage:
+    """A drift stage on a simulated machine, past the probe.
+
+    Attributes:
+        machine: with the trials that it ran.
+        launcher: starts them.
+        findings: what the stage found.
+        stage: under test.
+        results: of all trials.
+    """
+
+    machine: Machine
+    launcher: Launcher
+    findings: Findings
+    stage: DriftStage
+    results: list[TrialResult]
+
+    @property
+    def purposes(self) -> list[str]:
+        return [spec.purpose for spec in self.machine.specs]
+
+    def choose(self, *candidates: TrainConfig) -> list[TrainConfig]:
+        return self.stage.choose(candidates)
+
+    def tests_of(self, config: TrainConfig) -> list[tuple[str, str]]:
+        return [(check.test, check.verdict) for check in self.findings.checks_of(config)]
+
+
+def open_stage(
+    folder: Path,
+    machine: Machine | None = None,
+    *,
+    budget: float = 600.0,
+    limits: DriftLimits | None = None,
+    known: Sequence[TrialResult] = (),
+) -> Stage:
+    machine = machine or Machine()
+    machine.trials = folder / "trials"
+    machine.trials.mkdir(exist_ok=True)
+    launcher = make_launcher(machine, budget=budget)
+    launcher.state = launcher.state.replace(max_drift=limits or DriftLimits())
+    results: list[TrialResult] = []
+
+    def run_and_keep(spec: TrialSpec) -> TrialResult:
+        results.append(machine(spec))
+        return results[-1]
+
+    launcher.run_trial = run_and_keep
+    findings = Findings(launcher.known_report, judged=launcher.judged)
+    learner = Learner(launcher, launcher.known_report, 0.5, list(known))
+    stage = DriftStage(launcher, findings, learner, startup_seconds=0.5, known=known)
+    return Stage(machine, launcher, findings, stage, results)
+
+
+def open_late(folder: Path, machine: Machine, seconds_left: float, **options: Any) -> Stage:
+    """Return a stage that begins with so many seconds left for it."""
+    stage = open_stage(folder, machine, **options)
+    budget = stage.launcher.budget
+    machine.now = budget.seconds * (1 - FINALS_SHARE) - 1.0 - seconds_left
+    assert budget.drift_remaining_seconds == pytest.approx(seconds_left)
+    return stage
+
+
+# What a candidate goes through
+
+
+def test_a_candidate_that_rounds_is_screened_and_then_trained(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    assert stage.choose(CAST) == [CAST]
+    assert stage.purposes == ["fidelity", "fidelity", "quality", "quality"]
+    assert stage.tests_of(CAST) == [(test, "non-inferior") for test in ("schedule", "gradients", "paired-losses")]
+    assert stage.findings.notes == []
+
+
+@pytest.mark.parametrize(
+    ("config", "purposes"),
+    [
+        (TUNED, ["fidelity", "fidelity"]),
+        (BASELINE.replace(num_workers=2), ["tape", "tape"]),
+        (TUNED.replace(num_workers=2), ["tape", "tape", "fidelity", "fidelity"]),
+    ],
+)
+def test_a_candidate_that_is_exact_needs_no_training(tmp_path: Path, config: TrainConfig, purposes: list[str]) -> None:
+    stage = open_stage(tmp_path)
+    assert stage.choose(config) == [config]
+    assert stage.purposes == purposes
+
+
+def test_what_fails_the_cheap_tests_is_not_trained(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
+    assert stage.choose(CAST) == []
+    assert "quality" not in stage.purposes
+    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
+    (note,) = stage.findings.notes
+    assert note.startswith("precision=bf16 was refused by the drift check: gradients, ")
+    assert "limit 4 %" in note
+
+
+def test_gradients_that_leave_it_open_are_decided_by_trainings(tmp_path: Path) -> None:
+    def differ(config: TrainConfig) -> float:
+        return 0.03 if config.precision == "bf16" else 0.0
+
+    stage = open_stage(tmp_path, Machine(gradient_error=differ))
+    assert stage.choose(CAST) == [CAST]
+    assert stage.tests_of(CAST) == [
+        ("schedule", "non-inferior"),
+        ("gradients", "inconclusive"),
+        ("paired-losses", "non-inferior"),
+    ]
+
+
+def refuse_what_was_open(folder: Path) -> Stage:
+    def differ(config: TrainConfig) -> float:
+        return 0.03 if config.precision == "bf16" else 0.0
+
+    stage = open_stage(folder, Machine(gradient_error=differ, loss=drifts_when_cast))
+    assert stage.choose(CAST) == []
+    return stage
+
+
+def test_the_training_that_refused_what_gradients_left_open_is_told(tmp_path: Path) -> None:
+    (note,) = refuse_what_was_open(tmp_path).findings.notes
+    assert note.endswith("training loss worse by +5.00%, limit +0.50%")
+
+
+def test_trials_of_the_baseline_are_shared_by_all_candidates(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    assert stage.choose(CAST, FUSED) == [CAST, FUSED]
+    baselines = [spec.purpose for spec in stage.machine.specs if spec.config == BASELINE]
+    assert sorted(baselines) == ["fidelity", "quality"]
+
+
+def test_no_more_finalists_are_chosen_than_the_finals_take(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    candidates = [CAST, FUSED, TUNED, CAST.replace(num_workers=2)]
+    assert stage.choose(*candidates) == candidates[:MOST_FINALISTS]
+    assert [config for config, _ in stage.findings.checks] == candidates[:MOST_FINALISTS]
+
+
+def test_not_more_candidates_are_tested_than_there_is_patience(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=lambda config: 0.1 * (config != BASELINE)), budget=3000.0)
+    changes: list[dict[str, Any]] = [
+        {"precision": "bf16"},
+        {"num_threads": 1},
+        {"memory_format": "channels_last"},
+        {"optimizer_implementation": "fused"},
+        {"optimizer_implementation": "foreach"},
+        {"attention_backend": "math"},
+        {"activation_checkpointing": "full"},
+        {"compile_mode": "default"},
+    ]
+    assert stage.choose(*(BASELINE.replace(**change) for change in changes)) == []
+    assert len(stage.findings.checks) == MOST_TESTED < len(changes)
+
+
+def test_a_candidate_with_a_refused_change_is_passed_over(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
+    assert stage.choose(CAST, CAST.replace(num_threads=1), CAST.replace(num_workers=2), TUNED) == [TUNED]
+    assert [config for config, _ in stage.findings.checks] == [CAST, TUNED]
+
+
+def test_the_rest_of_a_refused_candidate_is_the_next_one(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
+    both = CAST.replace(optimizer_implementation="fused")
+    assert stage.choose(both, TUNED) == [FUSED, TUNED]
+    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
+    assert [config for config, _ in stage.findings.checks] == [both, FUSED, TUNED]
+
+
+def test_the_baseline_is_no_candidate(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    assert stage.choose(BASELINE) == []
+    assert stage.machine.specs == []
+
+
+def test_a_stop_ends_the_stage_with_what_had_passed(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(stop_after=3))
+    assert stage.choose(TUNED, CAST, FUSED) == [TUNED]
+
+
+# A look during the search
+
+
+def test_a_promising_config_is_screened_once_and_not_trained(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    stage.stage.look_at(CAST)
+    assert stage.purposes == ["fidelity", "fidelity"]
+    stage.stage.look_at(CAST)
+    stage.stage.look_at(CAST.replace(num_workers=2))  # nothing new that rounds
+    assert len(stage.purposes) == 2
+    stage.stage.look_at(CAST.replace(optimizer_implementation="fused"))
+    assert len(stage.purposes) > 2
+    assert stage.launcher.refused == []
+
+
+def test_what_was_screened_in_the_search_is_not_screened_again(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    stage.stage.look_at(CAST)
+    ran = len(stage.machine.specs)
+    assert stage.choose(CAST) == [CAST]
+    assert of_gate(stage.machine.specs[ran:]) == []
+
+
+def test_a_config_that_is_exact_is_not_looked_at_early(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    stage.stage.look_at(TUNED.replace(num_workers=2))
+    assert stage.machine.specs == []
+
+
+def test_what_fails_the_look_is_refused_with_its_reason(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
+    stage.stage.look_at(CAST.replace(optimizer_implementation="fused"))
+    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
+    assert len(stage.findings.notes) == 1
+    assert stage.launcher.is_refused(CAST.replace(num_workers=2))
+    assert not stage.launcher.is_refused(FUSED)
+
+
+def test_without_time_for_a_look_it_is_left_to_the_end(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast), budget=30.0)
+    stage.stage.look_at(CAST)
+    assert stage.machine.specs == []
+    assert stage.choose(CAST) == []
+    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
+
+
+def test_time_lent_for_a_look_is_given_back_to_the_search(tmp_path: Path) -> None:
+    launcher = open_stage(tmp_path).launcher
+    search, drift = launcher.budget.search_remaining_seconds, launcher.budget.drift_remaining_seconds
+    launcher.lend_drift_time(30.0)
+    assert launcher.budget.drift_share == pytest.approx(DRIFT_SHARE - 30.0 / 600.0)
+    assert launcher.budget.search_remaining_seconds == pytest.approx(search + 30.0)
+    assert launcher.budget.drift_remaining_seconds == drift  # what is left until the finals is left
+    launcher.lend_drift_time(1000.0)
+    assert launcher.budget.drift_share == 0.0
+
+
+def test_a_look_costs_the_drift_checks_their_time_and_not_the_search(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    before = stage.launcher.budget.search_remaining_seconds
+    stage.stage.look_at(CAST)
+    assert stage.machine.now == 2 * LAUNCH_SECONDS
+    assert stage.launcher.budget.drift_share == pytest.approx(DRIFT_SHARE - 2 * LAUNCH_SECONDS / 600.0)
+    assert stage.launcher.budget.search_remaining_seconds == pytest.approx(before)
+
+
+# Whole searches
+
+
+def run_search(work: Path, *, budget: float = 600.0, **machine: Any) -> Run:
+    return run_simulated(Machine(**({"speed": fast} | machine)), work, budget=budget)
+
+
+def split_at_refusal(specs: Sequence[TrialSpec], config: TrainConfig) -> tuple[list[TrialSpec], list[TrialSpec]]:
+    """Return the trials before the first look at a change was over, and those after it."""
+    is_looking = [spec.purpose in ("fidelity", "tape") for spec in specs]
+    first = next(i for i, spec in enumerate(specs) if is_looking[i] and makes(spec.config, config))
+    last = is_looking.index(False, first)
+    return list(specs[:last]), list(specs[last:])
+
+
+def test_wrong_gradients_are_refused_while_the_search_goes_on_and_the_next_best_wins(tmp_path: Path) -> None:
+    run = run_search(tmp_path, gradient_error=wrong_when_cast)
+    before, after = split_at_refusal(run.machine.specs, CAST)
+    assert any(spec.purpose == "measure" and makes(spec.config, CAST) for spec in before)
+    searched = [spec.config for spec in after if spec.purpose == "measure"]
+    assert len(searched) > 20
+    assert not any(makes(config, CAST) for config in searched)
+    assert not any(makes(config, CAST) for config in trained(run.machine.specs))
+    assert run.profile.verdict == "improved"
+    assert run.profile.config.precision == "fp32"
+    assert makes(run.profile.config, FUSED)
+    assert makes(run.profile.config, TUNED)
+    told = [note for note in run.profile.evidence.notes if note.startswith("precision=bf16 was refused")]
+    assert len(told) == 1
+
+
+def test_a_search_without_a_wrong_gradient_refuses_nothing(tmp_path: Path) -> None:
+    run = run_search(tmp_path)
+    assert run.launcher.refused == []
+    assert makes(run.profile.config, CAST)
+    assert not any("refused" in note for note in run.profile.evidence.notes)
+
+
+def test_a_loader_that_hands_over_something_else_is_refused_and_the_rest_wins(tmp_path: Path) -> None:
+    def read(config: TrainConfig) -> str:
+        return "other samples" if config.num_workers else "samples"
+
+    def speed(config: TrainConfig) -> float:
+        return (1.4 if config.num_workers else 1.0) * (1.3 if config.optimizer_implementation == "fused" else 1.0)
+
+    run = run_search(tmp_path, speed=speed, tape=read)
+    assert run.profile.verdict == "improved"
+    assert makes(run.profile.config, FUSED)
+    assert run.profile.config.num_workers == 0
+    assert any(any(change.startswith("num_workers=") for change in refused) for refused in run.launcher.refused)
+    assert not any(config.num_workers for config in trained(run.machine.specs))
+    told = [note for note in run.profile.evidence.notes if "was refused by the drift check" in note]
+    assert told
+    assert all("num_workers=" in note and "batches hold other values" in note for note in told)
+
+
+def test_a_change_that_only_trainings_show_is_refused_and_the_rest_is_trained(tmp_path: Path) -> None:
+    def speed(config: TrainConfig) -> float:
+        return (1.5 if config.precision == "bf16" else 1.0) * (1.2 if config.host_allocator == "glibc-tuned" else 1.0)
+
+    run = run_search(tmp_path, speed=speed, loss=drifts_when_cast)
+    assert run.profile.verdict == "improved"
+    assert run.profile.config.precision == "fp32"
+    assert makes(run.profile.config, TUNED)
+    assert run.profile.config in trained(run.machine.specs)
+    assert any(check.test in ("exact-losses", "paired-losses") for check in run.profile.quality)
+
+
+def test_an_exact_winner_needs_no_training_where_nothing_was_refused(tmp_path: Path) -> None:
+    run = run_search(tmp_path, speed=lambda config: 1.4 if config.host_allocator == "glibc-tuned" else 1.0)
+    assert run.profile.config == TUNED
+    assert TUNED not in trained(run.machine.specs)
+    assert {check.test for check in run.profile.quality} == {"schedule", "gradients"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wrong_change_never_gets_into_the_answer_whatever_it_comes_with(tmp_path: Path, seed: int) -> None:
+    run = run_search(tmp_path, gradient_error=wrong_when_cast, seed=seed, noise=0.03)
+    assert run.profile.config.precision == "fp32"
+    assert run.profile.candidate_config is None or run.profile.candidate_config.precision == "fp32"
+
+
+def test_the_gates_time_is_told(tmp_path: Path) -> None:
+    run = run_search(tmp_path)
+    spent = sum(LAUNCH_SECONDS for spec in run.machine.specs if spec.purpose in ("fidelity", "tape", "quality"))
+    assert run.launcher.gate_seconds == pytest.approx(spent)
+    assert run.profile.evidence.drift_fraction == pytest.approx(spent / run.machine.now, rel=0.02)
+
+
+def test_the_budget_stays_a_deadline_with_all_that_is_refused(tmp_path: Path) -> None:
+    for number, budget in enumerate((60.0, 90.0, 123.0, 400.0)):
+        work = tmp_path / str(number)
+        work.mkdir()
+        run = run_search(work, budget=budget, gradient_error=wrong_when_cast, loss=drifts_when_cast)
+        assert run.machine.now <= budget
+
+
+# What must be trained
+
+
+def test_after_a_refusal_by_trainings_alone_what_is_left_is_trained(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(loss=drifts_when_cast))
+    both = CAST.replace(host_allocator="glibc-tuned")
+    assert stage.choose(both) == [TUNED]
+    assert stage.tests_of(both)[-1] == ("paired-losses", "inferior")
+    assert TUNED in trained(stage.machine.specs)
+    assert stage.tests_of(TUNED)[-1] == ("paired-losses", "non-inferior")
+
+
+def test_after_a_refusal_by_gradients_what_is_exact_is_accepted_without(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
+    assert stage.choose(CAST.replace(host_allocator="glibc-tuned")) == [TUNED]
+    assert trained(stage.machine.specs) == []
+
+
+def improving(config: TrainConfig) -> dict[str, float | None]:
+    return {"accuracy": 0.8, "error": 0.1 if config.host_allocator == "glibc-tuned" else 0.2}
+
+
+@pytest.mark.parametrize("improves", [True, False])
+def test_a_required_improvement_is_looked_for_even_in_an_exact_candidate(tmp_path: Path, improves: bool) -> None:
+    metrics = improving if improves else lambda _config: {"accuracy": 0.8, "error": 0.2}
+    stage = open_stage(tmp_path, Machine(facts=BOTH_METRICS, metrics=metrics), limits=IMPROVEMENT)
+    assert stage.choose(TUNED) == ([TUNED] if improves else [])
+    assert TUNED in trained(stage.machine.specs)
+
+
+SHORT = 6.0 * 3
+"""Seconds in which two trials of 6 s are run, and no training any more."""
+
+
+def test_without_time_for_trainings_equal_gradients_are_accepted_and_it_is_told(tmp_path: Path) -> None:
+    stage = open_late(tmp_path, Machine(seconds=6.0), SHORT)
+    assert stage.choose(CAST) == [CAST]
+    assert stage.findings.notes == [NO_TIME]
+    assert {test for test, _ in stage.tests_of(CAST)} == {"schedule", "gradients"}
+
+
+def test_without_time_for_trainings_half_precision_is_not_accepted(tmp_path: Path) -> None:
+    stage = open_late(tmp_path, Machine(seconds=6.0), SHORT)
+    assert stage.choose(HALF) == []
+    assert NO_TIME not in stage.findings.notes
+
+
+def test_without_time_for_trainings_a_required_improvement_is_not_shown(tmp_path: Path) -> None:
+    machine = Machine(seconds=6.0, facts=BOTH_METRICS, metrics=improving)
+    stage = open_late(tmp_path, machine, SHORT, limits=IMPROVEMENT)
+    assert stage.choose(TUNED) == []
+
+
+def test_without_time_for_trainings_a_semantic_change_is_not_accepted(tmp_path: Path) -> None:
+    machine = Machine(seconds=6.0, knobs={"variant": ("a", "b")})
+    stage = open_late(tmp_path, machine, SHORT)
+    assert stage.choose(stage.launcher.baseline.replace(user_knobs={"variant": "b"})) == []
+
+
+def test_without_time_for_trainings_gradients_that_leave_it_open_are_no_pass(tmp_path: Path) -> None:
+    machine = Machine(seconds=6.0, gradient_error=lambda config: 0.03 * (config.precision == "bf16"))
+    stage = open_late(tmp_path, machine, SHORT + 6.0)
+    assert stage.choose(CAST) == []
+
+
+def test_without_time_for_the_cheap_tests_nothing_is_accepted(tmp_path: Path) -> None:
+    stage = open_late(tmp_path, Machine(seconds=6.0), 12.0)
+    assert stage.choose(CAST) == []
+    assert stage.findings.checks == []
+
+
+def test_half_precision_is_trained_and_its_skipped_steps_are_counted(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    assert stage.choose(HALF) == [HALF]
+    assert HALF in trained(stage.machine.specs)
+    assert [test for test, _ in stage.tests_of(HALF)] == ["schedule", "gradients", "paired-losses", "schedule"]
+
+
+def test_where_nothing_is_learned_equal_gradients_are_enough(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(learns=False))
+    assert stage.choose(CAST) == [CAST]
+    assert {test for test, _ in stage.tests_of(CAST)} <= {*CHEAP_TESTS}
+
+
+def test_half_precision_is_trained_even_where_nothing_is_learned(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(learns=False))
+    stage.choose(HALF)
+    assert HALF in trained(stage.machine.specs)
+
+
+def test_a_required_improvement_that_cannot_be_measured_is_none_even_where_nothing_is_learned(tmp_path: Path) -> None:
+    machine = Machine(learns=False, facts={**BOTH_METRICS, "evaluate_seconds": None})
+    assert open_stage(tmp_path, machine, limits=IMPROVEMENT).choose(TUNED) == []
+
+
+# Earlier sessions
+
+
+def test_what_an_earlier_session_has_run_is_not_run_again(tmp_path: Path) -> None:
+    first = open_stage(tmp_path)
+    candidate = CAST.replace(num_workers=2)
+    assert first.choose(candidate) == [candidate]
+    assert {*first.purposes} == {"tape", "fidelity", "quality"}
+    again = open_stage(tmp_path, Machine(), known=first.results)
+    assert again.choose(candidate) == [candidate]
+    assert again.machine.specs == []
+    assert again.tests_of(candidate) == first.tests_of(candidate)
+
+
+def test_a_trial_by_another_plan_is_run_again(tmp_path: Path) -> None:
+    first = open_stage(tmp_path)
+    assert first.choose(CAST) == [CAST]
+    known = [
+        one.replace(spec=one.spec.replace(fidelity=one.spec.fidelity.replace(windows=3)))
+        for one in first.results
+        if one.spec.fidelity is not None
+    ]
+    again = open_stage(tmp_path, Machine(), known=known)
+    assert again.choose(CAST) == [CAST]
+    assert len(of_gate(again.machine.specs)) == 2
+
+
+def test_a_resumed_search_screens_only_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = run_simulated(Machine(speed=fast), tmp_path / "whole")
+    stop = next(i for i, spec in enumerate(whole.machine.specs) if spec.purpose == "quality") + 1
+    first = run_simulated(Machine(speed=fast, stop_after=stop), tmp_path)
+    done = [
+        (result.spec.purpose, result.spec.config, result.spec.fidelity)
+        for result in first.folder.read_trials()
+        if result.spec.purpose in ("fidelity", "tape")
+    ]
+    assert done
+    second = run_simulated(Machine(speed=fast), tmp_path, folder=first.folder)
+    assert second.profile.verdict == "improved"
+    again = [(spec.purpose, spec.config, spec.fidelity) for spec in of_gate(second.machine.specs)]
+    assert not [one for one in again if one in done]
+
+
+def test_a_stage_of_a_script_plans_for_steps_that_its_candidates_repeat(tmp_path: Path) -> None:
+    plans = []
+    for script in (None, Script(command=("python", "train.py"))):
+        folder = tmp_path / str(len(plans))
+        folder.mkdir()
+        stage = open_stage(folder, budget=300.0)
+        stage.launcher.state = stage.launcher.state.replace(target=stage.launcher.state.target.replace(script=script))
+        stage.stage.look_at(CAST)
+        plans.append(stage.machine.specs[0].fidelity)
+    assert all(plan is not None for plan in plans)
+    assert (plans[1].later_steps, plans[1].windows) < (plans[0].later_steps, plans[0].windows)
+
+
+def test_a_trial_that_is_cut_short_by_the_end_of_its_time_is_no_result(tmp_path: Path) -> None:
+    stage = open_late(tmp_path, Machine(seconds=30.0), 25.0)
+    assert stage.choose(CAST) == []
+    assert [result.status for result in stage.results] == [TrialStatus.INTERRUPTED]
+    assert stage.findings.checks == []
