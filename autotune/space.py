@@ -45,7 +45,8 @@ class SearchSpace:
         effective = self.baseline.effective_batch_size
         if config.effective_batch_size != effective and not self.batch_is_free:
             return False
-        if config.learning_rate_scale != scale_learning_rate(self._growth(config), self.learning_rate_rule):
+        scale = scale_learning_rate(self._growth(config), self.learning_rate_rule)
+        if config.learning_rate_scale != self.baseline.learning_rate_scale * scale:
             return False
         free = {*self.choices, "gradient_accumulation_steps", "learning_rate_scale"}
         fixed = [name for name in changed_fields(config, self.baseline) if name not in free]

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,18 +61,40 @@ def digest_batches(batches: Sequence[Any]) -> tuple[str, str]:
     """Return a digest of the contents of some batches, and their types and shapes in words."""
     digest, shapes = hashlib.sha256(), []
     for part in _walk(list(batches)):
-        if isinstance(part, torch.Tensor):
-            tensor = part.detach().cpu().contiguous()
-            shapes.append(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-            content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        elif isinstance(part, np.ndarray):
-            shapes.append(f"{part.dtype}{list(part.shape)}")
-            content = np.ascontiguousarray(part).tobytes()
-        else:
-            shapes.append(type(part).__name__)
-            content = repr(part).encode() if isinstance(part, str | bytes | int | float | bool | None) else b""
-        digest.update(shapes[-1].encode() + content)
+        if isinstance(part, _Name):
+            digest.update(repr(part.name).encode())
+            continue
+        shape, content = _describe(part)
+        shapes.append(shape)
+        digest.update(shape.encode() + content)
     return digest.hexdigest()[:16], " + ".join(shapes)
+
+
+class _Name(NamedTuple):
+    """A key of a mapping within a batch."""
+
+    name: Any
+
+
+def _describe(part: Any) -> tuple[str, bytes]:
+    """Return the type and shape of a leaf of a batch in words, and its bytes."""
+    if isinstance(part, torch.Tensor):
+        tensor = part.detach().cpu()
+        tensor = (tensor if tensor.layout == torch.strided else tensor.to_dense()).contiguous()
+        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}", content
+    if isinstance(part, np.ndarray):
+        plain = part.dtype != object
+        return f"{part.dtype}{list(part.shape)}", np.ascontiguousarray(part).tobytes() if plain else _write(
+            part.tolist()
+        )
+    return type(part).__name__, _write(part)
+
+
+def _write(value: Any) -> bytes:
+    # What an object of any other class says of itself may hold its address, which differs from run to run.
+    told = isinstance(value, str | bytes | int | float | complex | bool | None | np.generic | list)
+    return repr(value).encode() if told else b""
 
 
 def _read_windows(windows: Windows, count: int) -> Iterator[list[Any]]:
@@ -83,6 +105,7 @@ def _read_windows(windows: Windows, count: int) -> Iterator[list[Any]]:
 def _walk(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         for key in value:
+            yield _Name(key)
             yield from _walk(value[key])
     elif isinstance(value, list | tuple):
         for part in value:
@@ -90,5 +113,7 @@ def _walk(value: Any) -> Iterator[Any]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _walk(getattr(value, field.name))
+    elif not isinstance(value, torch.Tensor | type) and getattr(value, "__dict__", None):
+        yield from _walk(vars(value))
     else:
         yield value

@@ -17,7 +17,7 @@ from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import StepRecorder, name_parameters
 from autotune.engine.loop import Training
 from autotune.engine.windows import GivenWindows, Window
-from autotune.measure.additivity import REORDERING_FACTOR, SMALLEST_LIMIT, relative_error
+from autotune.measure.additivity import LARGEST_LIMIT, REORDERING_FACTOR, SMALLEST_LIMIT, relative_error
 from autotune.records.config import TrainConfig
 from autotune.records.probe import Additivity
 from autotune.targets.workload import LoadedWorkload
@@ -51,7 +51,8 @@ def measure_additivity(
     batches = _fetch(training, config.effective_batch_size)
     size = config.micro_batch_size
     # Parts of different sizes: a mean of their means is then another figure than the mean of all.
-    part = max(1, size // 2 - (size > 4)) if size > 1 else 2
+    shortest = min(size, *(len(batch) for batch in batches)) if batches else size
+    part = max(1, shortest // 2 - (shortest > 4)) if shortest > 1 else 2
     collate = training.windows.loader.collate_fn
 
     def capture(samples: list[list[Any]], length: int) -> Captures:
@@ -68,7 +69,7 @@ def measure_additivity(
     return Additivity(
         error=min(1e6, relative_error(parts.points[0].gradients, gradients, whole.layers)),
         reordering=min(1e6, reordering),
-        limit=max(SMALLEST_LIMIT, REORDERING_FACTOR * min(1.0, reordering)),
+        limit=min(LARGEST_LIMIT, max(SMALLEST_LIMIT, REORDERING_FACTOR * reordering)),
         parts=-(-config.effective_batch_size // part),
     )
 

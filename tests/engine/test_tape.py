@@ -304,41 +304,22 @@ def test_what_is_not_a_number_is_a_value_like_others() -> None:
     assert digest_batches([nan]) != digest_batches([nan.flip(0)])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a numpy scalar is neither an array nor a float: only its type is looked at",
-)
 def test_a_numpy_scalar_is_read_by_its_value() -> None:
     assert digest_batches([np.float32(1.0)]) != digest_batches([np.float32(2.0)])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the bytes of an array of objects are their addresses, others in each process",
-)
 def test_an_array_of_objects_is_read_by_its_values() -> None:
     first, second = (np.array(["".join(["c", "at"]), 10**20 + 1], dtype=object) for _ in range(2))
     assert digest_batches([first]) == digest_batches([second])
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="a sparse tensor has no bytes that could be read: the digest raises"
-)
 def test_a_sparse_tensor_is_read_by_its_values() -> None:
     assert digest_batches([ONES.to_sparse()]) != digest_batches([2 * ONES.to_sparse()])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="of an object of a class of one's own only the name of the class is looked at",
-)
 def test_an_object_of_a_class_of_ones_own_is_read_by_its_values() -> None:
     assert digest_batches([Bag(ONES)]) != digest_batches([Bag(2 * ONES)])
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the names of a mapping are not looked at")
 def test_the_names_in_a_mapping_show() -> None:
     assert digest_batches([{"x": ONES, "y": 2 * ONES}]) != digest_batches([{"y": ONES, "x": 2 * ONES}])
