@@ -15,7 +15,7 @@ from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.bookkeeping import check_skipped_steps
 from autotune.sentences import TRAININGS, format_margin
-from autotune.space import numerics_of
+from autotune.space import BATCH_KNOBS, classify_changes, numerics_of
 
 SEEDS = 4
 MOST_SEEDS = 8
@@ -93,8 +93,9 @@ class DriftGate:
         if candidate is None:
             return None
         numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
-        if config.effective_batch_size != self.facts.baseline.effective_batch_size:
-            # After as many samples it has taken fewer steps, and lags: only the samples it needs can be compared.
+        classes = classify_changes(config, self.facts.baseline, self.facts.numerics)
+        if numerics == "semantic" and BATCH_KNOBS >= {name for name, kind in classes.items() if kind == "semantic"}:
+            # After as many samples it has taken other steps, and may lag: only the samples it needs can be compared.
             return (check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted),)
         if numerics == "semantic":
             losses = [check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=None)]
