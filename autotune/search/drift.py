@@ -94,7 +94,7 @@ class DriftGate:
             return None
         numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
         classes = classify_changes(config, self.facts.baseline, self.facts.numerics)
-        if numerics == "semantic" and BATCH_KNOBS >= {name for name, kind in classes.items() if kind == "semantic"}:
+        if numerics == "semantic" and {name for name, kind in classes.items() if kind == "semantic"} <= BATCH_KNOBS:
             # After as many samples it has taken other steps, and may lag: only the samples it needs can be compared.
             return (check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted),)
         if numerics == "semantic":

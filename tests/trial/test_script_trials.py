@@ -52,9 +52,8 @@ class Project:
 
     def run(self, *words: str, **wanted: Any) -> TrialResult:
         """Run a trial of a command and check that it left no process."""
-        options = {
-            name: wanted.pop(name) for name in ("knobs", "metric_regex", "metric_key", "direction") if name in wanted
-        }
+        names = ("knobs", "metric_regexes", "metric_keys", "directions")
+        options = {name: wanted.pop(name) for name in names if name in wanted}
         script = read_script((sys.executable, *(words or ("train.py",))), **options)
         number, self.world.trials = self.world.trials, self.world.trials + 1
         limits = TrialLimits(
@@ -500,31 +499,42 @@ def test_a_knob_of_the_scripts_own_reaches_it(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", [{"metric_regex": r"accuracy=([0-9.]+)"}, {"metric_key": "accuracy"}], ids=["regex", "key"]
+    "metric", [{"metric_regexes": [r"accuracy=([0-9.]+)"]}, {"metric_keys": ["accuracy"]}], ids=["regex", "key"]
 )
-def test_the_figure_printed_after_the_last_step_is_read(project: Project, metric: dict[str, str]) -> None:
+def test_the_figure_printed_after_the_last_step_is_read(project: Project, metric: dict[str, list[str]]) -> None:
     project.write(SELF_MADE)
-    result = project.run(**metric, direction="maximize", evaluate=True)
+    result = project.run(**metric, directions=["maximize"], evaluate=True)
     assert len(losses_of(result)) == 10
     log = project.log()
     figures = [float(line.split("=")[1].split()[0]) for line in log.splitlines() if line.startswith("accuracy=")]
     assert len(figures) == 2  # an epoch has eight steps, so the tenth is in the second
-    assert result.curves[0].metric == pytest.approx(figures[-1], abs=1e-4)
+    assert result.curves[0].metrics == pytest.approx({"accuracy": figures[-1]}, abs=1e-4)
+
+
+def test_every_figure_is_waited_for(project: Project) -> None:
+    project.write(SELF_MADE + '    if epoch in (0, 2):\n        print("kappa: 0.%d" % epoch)\n')
+    result = project.run(
+        metric_regexes=["kappa: ([0-9.]+)"], metric_keys=["accuracy"], directions=["maximize"], evaluate=True
+    )
+    assert len(losses_of(result)) == 10
+    figures = [float(line.split("=")[1].split()[0]) for line in project.log().splitlines() if "accuracy=" in line]
+    assert len(figures) == 3  # the tenth step is in the second epoch, and the other figure comes after the third
+    assert result.curves[0].metrics == pytest.approx({"kappa": 0.2, "accuracy": figures[-1]}, abs=1e-4)
 
 
 @pytest.mark.slow
 def test_a_figure_that_is_not_waited_for_is_not_read(project: Project) -> None:
     project.write(SELF_MADE)
-    result = project.run(metric_key="accuracy", direction="maximize", evaluate=False)
+    result = project.run(metric_keys=["accuracy"], directions=["maximize"], evaluate=False)
     assert len(losses_of(result)) == 10
-    assert result.curves[0].metric is None
+    assert result.curves[0].metrics == {}
 
 
 def test_a_figure_that_never_comes_is_none(project: Project) -> None:
     project.write(SELF_MADE)
-    result = project.run("train.py", "--epochs", "2", metric_key="f1", direction="maximize", evaluate=True)
+    result = project.run("train.py", "--epochs", "2", metric_keys=["f1"], directions=["maximize"], evaluate=True)
     assert len(losses_of(result)) == 10
-    assert result.curves[0].metric is None
+    assert result.curves[0].metrics == {"f1": None}
 
 
 def test_the_operations_of_a_step_are_the_models_own(project: Project) -> None:

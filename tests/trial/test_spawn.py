@@ -107,6 +107,25 @@ def test_a_fate_becomes_its_result(world: World, fate: str) -> None:
     assert read_record(file, TrialResult) == result
 
 
+def test_a_quality_run_returns_each_metric_by_name(warm_world: World) -> None:
+    spec = make_spec("judged")
+    plain, judged, probed = (
+        warm_world.runner(one.replace(number=warm_world.trials + index))
+        for index, one in enumerate(
+            (spec, spec.replace(evaluate=True), spec.replace(purpose="probe", config=None, quality_steps=1))
+        )
+    )
+    warm_world.trials += 3
+    assert plain.curves[0].metrics == {}
+    (curve,) = judged.curves
+    assert list(curve.metrics) == ["weight", "undefined"]
+    assert curve.metrics["undefined"] is None
+    assert curve.metrics["weight"] is not None
+    assert probed.facts is not None, probed.error
+    assert probed.facts.metrics == {"weight": "maximize", "undefined": "minimize"}
+    assert probed.facts.evaluate_seconds is not None
+
+
 @_over_fates(WORKER_FATES)
 def test_a_fate_of_a_loader_worker_becomes_its_result(world: World, fate: str) -> None:
     status, cause, error = WORKER_FATES[fate]
