@@ -323,3 +323,32 @@ def test_an_object_of_a_class_of_ones_own_is_read_by_its_values() -> None:
 
 def test_the_names_in_a_mapping_show() -> None:
     assert digest_batches([{"x": ONES, "y": 2 * ONES}]) != digest_batches([{"y": ONES, "x": 2 * ONES}])
+
+
+def as_objects(*values: Any) -> np.ndarray[Any, Any]:
+    """Return an array of objects, whatever they are."""
+    array = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        array[place] = value
+    return array
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="an array of objects is printed: addresses, and no more than the ends"
+)
+@pytest.mark.parametrize("made_of", ["objects of a class of one's own", "arrays of different lengths"])
+def test_an_array_of_objects_is_read_by_the_values_of_these(made_of: str) -> None:
+    def make(middle: float) -> Any:
+        long = np.zeros(5000)
+        long[2500] = middle
+        return as_objects(*(map(Bag, long) if "class" in made_of else (long, long[:3])))
+
+    assert digest_batches([make(1.0)]) == digest_batches([make(1.0)])
+    assert digest_batches([make(1.0)]) != digest_batches([make(2.0)])
+
+
+@pytest.mark.xfail(strict=True, raises=RecursionError, reason="what an object refers to is followed without end")
+def test_an_object_that_refers_to_itself_is_read_once() -> None:
+    bag = Bag(ONES)
+    bag.owner = bag
+    digest_batches([bag])

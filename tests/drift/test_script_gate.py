@@ -1,0 +1,60 @@
+"""The drift gate on scripts whose truth is known: it sees only what their hooks see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from controls import Control
+from gate_runs import GateRuns, open_runner
+from script_controls import SCRIPT_NEGATIVE, SCRIPT_POSITIVE
+
+from autotune.records.trial import FidelityPlan
+from autotune.search.blame import find_guilty
+
+PLAN = FidelityPlan(windows=8, later_steps=10)
+"""A script goes through every step of it in each of its processes."""
+QUICK = ("script-loss-scale", "script-dropped-batch", "script-bf16", "script-micro-batch")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateRuns]:
+    with open_runner(tmp_path_factory.mktemp("trials")) as runner:
+        yield GateRuns(runner, plan=PLAN)
+
+
+def by_target(controls: tuple[Control, ...]) -> list[Any]:
+    """Return parameters in an order in which controls of one command follow each other."""
+    return [
+        pytest.param(control, id=control.name, marks=() if control.name in QUICK else pytest.mark.slow)
+        for control in sorted(controls, key=lambda control: control.target)
+    ]
+
+
+@pytest.mark.parametrize("control", by_target(SCRIPT_NEGATIVE))
+def test_a_mistake_in_a_script_is_caught(runs: GateRuns, control: Control) -> None:
+    verdict = runs.judge(control)
+    assert control.caught_by in verdict.caught_by, verdict.checks
+    assert not verdict.passed
+
+
+@pytest.mark.parametrize("control", by_target(SCRIPT_POSITIVE))
+def test_what_is_right_in_a_script_passes(runs: GateRuns, control: Control) -> None:
+    verdict = runs.judge(control)
+    assert verdict.passed, verdict.checks
+    assert verdict.caught_by == ()
+
+
+@pytest.mark.slow
+def test_the_guilty_change_of_a_script_alone_is_dropped(runs: GateRuns) -> None:
+    scaled = SCRIPT_NEGATIVE[0]
+    opened = runs.open_target(scaled.target, scaled.knobs)
+    gate = opened.open_gate(plan=PLAN)
+    innocent = {"num_workers": 2, "optimizer_implementation": "fused", "precision": "bf16"}
+    config = opened.change(**innocent, **scaled.changes)
+    checks = gate.screen(config)
+    assert checks is not None
+    blame = find_guilty(gate, config, checks)
+    assert blame.knobs == ("user_knobs.fault",)
+    assert blame.rest == opened.change(**innocent)
