@@ -185,7 +185,8 @@ def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log
     found = check.reason
     if check.test in ("paired-losses", "metric") and check.difference is not None:
         worsening = format_drift(check.difference.estimate, check.margin)
-        found = f"{check.metric} worse by {worsening}, limit {format_margin(check.margin)}"
+        most = f" (up to {format_drift(check.difference.high, check.margin)})" if check.verdict != "inferior" else ""
+        found = f"{check.metric} worse by {worsening}{most}, limit {format_margin(check.margin)}"
     return f"{', '.join(changes)} was refused by the drift check{ran}: {found}"
 
 

@@ -18,7 +18,9 @@ from autotune.records.probe import RuledOut
 from autotune.records.script import Numerics
 from autotune.records.search import LearningRateRule
 
-BATCH_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "learning_rate_scale"})
+SPLIT_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps"})
+
+BATCH_KNOBS = SPLIT_KNOBS | {"learning_rate_scale"}
 """They make one change together."""
 
 

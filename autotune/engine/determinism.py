@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autotune.engine.dataloader import move_batch
 
@@ -42,8 +43,11 @@ def make_reference(model: nn.Module) -> None:
     """Compute a model in float64, in place; it still takes and returns what it did, so that the loss goes on as it is.
 
     Raises:
+        ValueError: the model reduces its gradients between processes, by hooks that another type would lose.
         RuntimeError: the device has no float64.
     """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("a DistributedDataParallel model cannot be computed in another type once it is built")
     model.double()
     model.register_forward_pre_hook(_widen_inputs, with_kwargs=True)
     model.register_forward_hook(_narrow_outputs)

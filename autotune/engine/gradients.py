@@ -47,6 +47,7 @@ class _Arm:
     before: list[Tensor] = field(default_factory=list)
     gradient: Tensor | None = None
     is_fresh: bool = True
+    has_closure: bool = False
 
 
 class StepRecorder:
@@ -54,6 +55,7 @@ class StepRecorder:
 
     Attributes:
         holds: put the weights back after each step, and a fresh optimizer's state too.
+        keeps_state: leave the optimizer's state as the step has made it.
         layers: name, noted elements and elements of each parameter, in the order of a step's row.
     """
 
@@ -64,33 +66,41 @@ class StepRecorder:
             names: what a parameter is called; None where it has no name.
         """
         self.holds = True
+        self.keeps_state = False
         self.layers: list[tuple[str, int, int]] = []
         self._names = names
         self._arms: dict[int, _Arm] = {}
         self._noted: dict[int, NotedStep] = {}
 
-    def before(self, optimizer: Optimizer) -> None:
-        """Note the gradients that a step begins with."""
+    def before(self, optimizer: Optimizer, *, has_closure: bool = False) -> None:
+        """Note the gradients that a step begins with.
+
+        Args:
+            optimizer: about to step.
+            has_closure: it computes its gradients itself; they are noted when it has.
+        """
         arm = self._arms.get(id(optimizer)) or self._adopt(optimizer)
         if self.holds:
             arm.is_fresh = not optimizer.state
             # Not only those that are noted: some join later, by another group or because they were frozen.
             arm.held = _list_parameters(optimizer)
             arm.before = [parameter.detach().clone() for parameter in arm.held]
-            gradients = [_dense_gradient(parameter) for parameter in arm.parameters]
-            arm.gradient = None if _overflowed(optimizer) else _pick(gradients, arm.chosen) / _own_scale(optimizer)
+            arm.has_closure = has_closure
+            arm.gradient = None if has_closure or _overflowed(optimizer) else _read_gradient(optimizer, arm)
 
     def after(self, optimizer: Optimizer) -> None:
         """Note what the step changed, and put it back while the weights are held."""
         arm = self._arms[id(optimizer)]
         if not self.holds:
             return
+        if arm.has_closure:
+            arm.gradient = _read_gradient(optimizer, arm)
         with torch.no_grad():
             before = {id(parameter): old for parameter, old in zip(arm.held, arm.before, strict=True)}
             changes = [new.detach() - before.get(id(new), new.detach()) for new in arm.parameters]
             for parameter, old in zip(arm.held, arm.before, strict=True):
                 parameter.copy_(old)
-        if arm.is_fresh:
+        if arm.is_fresh and not self.keeps_state:
             optimizer.state.clear()  # a state that went on would carry the error of one window into all later ones
         if arm.gradient is None:
             return
@@ -152,6 +162,11 @@ def _choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor
     parts = torch.diff(starts, append=torch.tensor([size]))
     chosen = starts + (torch.rand(width, generator=generator, dtype=torch.float64) * parts).long()
     return chosen.to(device)
+
+
+def _read_gradient(optimizer: Optimizer, arm: _Arm) -> Tensor:
+    gradients = [_dense_gradient(parameter) for parameter in arm.parameters]
+    return _pick(gradients, arm.chosen) / _own_scale(optimizer)
 
 
 def _list_parameters(optimizer: Optimizer) -> list[Tensor]:

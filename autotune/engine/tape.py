@@ -102,18 +102,18 @@ def _read_windows(windows: Windows, count: int) -> Iterator[list[Any]]:
         yield windows.next_window().batches
 
 
-def _walk(value: Any) -> Iterator[Any]:
+def _walk(value: Any, seen: frozenset[int] = frozenset()) -> Iterator[Any]:
     if isinstance(value, Mapping):
         for key in value:
             yield _Name(key)
-            yield from _walk(value[key])
+            yield from _walk(value[key], seen)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _walk(part)
+            yield from _walk(part, seen)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _walk(getattr(value, field.name))
-    elif not isinstance(value, torch.Tensor | type) and getattr(value, "__dict__", None):
-        yield from _walk(vars(value))
+            yield from _walk(getattr(value, field.name), seen)
+    elif not isinstance(value, torch.Tensor | type) and getattr(value, "__dict__", None) and id(value) not in seen:
+        yield from _walk(vars(value), seen | {id(value)})
     else:
         yield value

@@ -249,8 +249,10 @@ def _combine(whole: _Finding, in_layer: _Finding | None, ratio: float | None) ->
     if in_layer is not None and in_layer.verdict == "inferior":
         return _Finding("inferior", f"{in_layer.reason}; {whole.reason}")
     if ratio is not None and ratio <= AS_EXACT:
-        found = f"{ratio:.2g} x the baseline's own error against float64 (limit {AS_EXACT:.2g} x), so as exact as it"
-        return _Finding("non-inferior", f"{found}; {whole.reason}")
+        found = f"{ratio:.2g} x the baseline's own error against float64 (limit {AS_EXACT:.2g} x)"
+        if whole.verdict == "inferior":
+            return _Finding("inconclusive", f"{found}, and yet {whole.reason}: only a training can tell")
+        return _Finding("non-inferior", f"{found}, so as exact as it; {whole.reason}")
     reasons = [whole.reason] + ([] if in_layer is None else [in_layer.reason])
     if whole.verdict == "inferior" or (len(reasons) == 1 and whole.verdict == "non-inferior"):
         return whole

@@ -31,9 +31,8 @@ from autotune.probe.limits import measure_ceilings
 from autotune.records.config import TrainConfig
 from autotune.records.probe import Additivity, DataFacts, ModelFacts, StepPhases, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
-
-SPLIT_KNOBS = ("micro_batch_size", "gradient_accumulation_steps")
 
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
@@ -57,7 +56,6 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
         baseline = baseline.replace(optimizer_implementation=current_implementation(training.optimizer, device))
         facts = _look_at_training(training, loaded, baseline, device, data=data)
         del training
-        additivity = measure_additivity(loaded, baseline, device, seed=spec.seeds[0], random_sources=sources)
         fresh = Training(loaded, baseline, device=device, seed=spec.seeds[0], random_sources=sources)
         measurement, curve = time_training(
             fresh, baseline, spec.limits, device, seed=spec.seeds[0], interference=watch_interference(device)
@@ -70,17 +68,26 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
         measurement=measurement,
         curves=(curve,),
         # The ceilings come last: they touch a lot of memory, which would count as the training's peak.
-        facts=_add_additivity(facts, additivity).replace(
+        facts=_add_additivity(facts, spec, loaded, device).replace(
             ceilings=measure_ceilings(device, budget_seconds=_CEILINGS_SECONDS)
         ),
     )
 
 
-def _add_additivity(facts: TargetFacts, additivity: Additivity | None) -> TargetFacts:
+def _add_additivity(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, device: torch.device) -> TargetFacts:
     """Return the facts with what a split of the batch is on this target: no more than rounding, or another training."""
-    splits = facts.model.has_batch_norm or (additivity is not None and not additivity.holds)
-    numerics = facts.numerics | dict.fromkeys(SPLIT_KNOBS if splits else (), "semantic")
-    return facts.replace(additivity=additivity, numerics=numerics)
+    additivity: Additivity | None = None
+    is_another, fixed = facts.model.has_batch_norm, dict(facts.fixed)
+    if not is_another:
+        sources = facts.data.random_sources
+        try:
+            additivity = measure_additivity(loaded, facts.baseline, device, seed=spec.seeds[0], random_sources=sources)
+        except Exception as error:  # other parts of a batch than the user's own are more than a workload has to bear
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            fixed["micro_batch_size"] = f"parts of a batch cannot be computed: {told}"
+        is_another = additivity is not None and not additivity.holds
+    numerics = facts.numerics | dict.fromkeys(SPLIT_KNOBS if is_another else (), "semantic")
+    return facts.replace(additivity=additivity, numerics=numerics, fixed=fixed)
 
 
 def _look_at_training(

@@ -19,7 +19,7 @@ from autotune.engine.hooks.steps import ScriptStep
 from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
-from autotune.probe.facts import SPLIT_KNOBS, find_troubles, supports_bf16
+from autotune.probe.facts import find_troubles, supports_bf16
 from autotune.probe.limits import measure_ceilings
 from autotune.probe.script_data import look_at_data
 from autotune.records.config import Precision, TrainConfig
@@ -27,6 +27,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.probe import ModelFacts, OptimizerFacts, StepPhases, TargetFacts
 from autotune.records.script import Script
 from autotune.records.trial import TrialSpec
+from autotune.space import SPLIT_KNOBS
 from autotune.targets.script import own_values, placeholder_names
 
 SYNCHRONIZED_STEPS = 10

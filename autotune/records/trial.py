@@ -85,6 +85,8 @@ class FidelityPlan(Record):
     """False: every dropout lets everything pass, for settings that draw random numbers in another order."""
     reference: bool = False
     """Compute the model in float64."""
+    keeps_state: bool = False
+    """Let the optimizer's state go on from window to window: momentum shows in the second step only."""
 
 
 class Tape(Record):
@@ -153,8 +155,8 @@ class LossCurve(Record):
     """Training loss of each optimizer step, None where it was not finite."""
     samples: int
     """Samples trained on."""
-    skipped: int = 0
-    """Optimizer steps of the last half that a loss scaler left out."""
+    skipped: int | None = None
+    """Optimizer steps of the last half that a loss scaler left out; None where they are not counted."""
     metrics: dict[str, float | None] = {}
     """The target's metrics after the last step, None where not finite; empty without, or when not evaluated."""
 

@@ -158,7 +158,8 @@ def _saved_per_sample(winner: Finalist | None, findings: Findings) -> float | No
 def samples_ratio(checks: Sequence[QualityCheck]) -> float:
     """Return how many times the baseline's samples a config needs at most for the same loss; 1 where it is the same."""
     found = (check.difference for check in checks if check.test == "samples-to-loss")
-    return next((1.0 + difference.high for difference in found if difference is not None), 1.0)
+    # A short run that is ahead proves nothing of a long one: what it may need less is no gain.
+    return next((max(1.0, 1.0 + difference.high) for difference in found if difference is not None), 1.0)
 
 
 def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:

@@ -92,36 +92,52 @@ class DriftGate:
         candidate = self.train(config, self.plan)
         if candidate is None:
             return None
+        missing = {curve.seed for curve in self._baseline} - {curve.seed for curve in candidate.curves}
+        if missing:
+            return (_missing(candidate, sorted(missing), self.max_drift.loss),)
         numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
         classes = classify_changes(config, self.facts.baseline, self.facts.numerics)
         if numerics == "semantic" and {name for name, kind in classes.items() if kind == "semantic"} <= BATCH_KNOBS:
             # After as many samples it has taken other steps, and may lag: only the samples it needs can be compared.
-            return (check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted),)
+            # So with the metrics, but for those that the user gave a limit of their own.
+            check = check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted)
+            named = self._check_metrics(candidate.curves, "rounding", names=set(self.max_drift.metrics))
+            return (check, *named, *self._check_skips(config, candidate.curves))
         if numerics == "semantic":
             losses = [check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=None)]
         else:
             exact = numerics == "exact"
             losses = [check_losses(candidate.curves, self._baseline, margin=self.max_drift.loss, exact=exact)]
-            if losses[0].test != "exact-losses" and not learns:
+            is_broken = losses[0].verdict == "inferior" and losses[0].difference is None
+            if losses[0].test != "exact-losses" and not learns and not is_broken:
                 losses = [] if shown else [_blind(losses[0])]
-        skips = check_skipped_steps(candidate.curves, self._baseline) if config.precision == "fp16" else None
-        return (*losses, *self._check_metrics(candidate.curves, numerics), *([skips] if skips else []))
+        metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics))
+        return (*losses, *metrics, *self._check_skips(config, candidate.curves))
+
+    def _check_skips(self, config: TrainConfig, curves: tuple[LossCurve, ...]) -> list[QualityCheck]:
+        assert self._baseline is not None
+        counted = all(curve.skipped is not None for curve in (*curves, *self._baseline))
+        return [check_skipped_steps(curves, self._baseline)] if config.precision == "fp16" and counted else []
 
     @property
     def _compares_metrics(self) -> bool:
         return self.plan.evaluate and bool(self.facts.metrics)
 
-    def _check_metrics(self, curves: tuple[LossCurve, ...], numerics: Numerics) -> list[QualityCheck]:
-        limits, metrics = self.max_drift, self.facts.metrics
+    def _check_metrics(
+        self, curves: tuple[LossCurve, ...], numerics: Numerics, *, names: set[str]
+    ) -> list[QualityCheck]:
+        limits = self.max_drift
+        metrics = {name: direction for name, direction in self.facts.metrics.items() if name in names}
         assert self._baseline is not None
         if self._compares_metrics:
             return [
                 check_metric(curves, self._baseline, name=name, direction=direction, margin=limits.of(name))
                 for name, direction in metrics.items()
             ]
-        if numerics == "semantic" or any(limits.of(name).amount < 0 for name in metrics):
+        if numerics == "semantic":
             return [_unjudged(name, limits.of(name)) for name in metrics or ("metric",)]
-        return []
+        asked = [name for name in metrics if name in limits.metrics or limits.of(name).amount < 0]
+        return [_unjudged(name, limits.of(name)) for name in asked]
 
 
 def _blind(check: QualityCheck) -> QualityCheck:
@@ -130,6 +146,20 @@ def _blind(check: QualityCheck) -> QualityCheck:
         "nothing is learned that could be lost, so nothing can be judged"
     )
     return check.replace(verdict="inconclusive", difference=None, reason=reason)
+
+
+def _missing(candidate: TrialResult, seeds: list[int], margin: Margin) -> QualityCheck:
+    ended = f"{candidate.status}: {candidate.error or candidate.cause or 'no losses'}"[:160]
+    return QualityCheck(
+        test="paired-losses",
+        metric="training loss",
+        difference=None,
+        margin=margin,
+        verdict="inferior",
+        seeds=len(candidate.curves),
+        samples=0,
+        reason=f"it did not train with seed {seeds[0]} as the baseline did ({ended})",
+    )
 
 
 def _unjudged(metric: str, margin: Margin) -> QualityCheck:

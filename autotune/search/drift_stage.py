@@ -23,8 +23,9 @@ from autotune.search.fidelity_plans import PATIENCE, count_steps, plan_fidelity
 from autotune.search.gate import Gate
 from autotune.search.launcher import Launcher, Look, list_changes
 from autotune.search.learning import LEAST_SECONDS, PROCESS_SECONDS, Learner
+from autotune.search.strategy import COMPILE_SECONDS
 from autotune.sentences import describe_refusal
-from autotune.space import classify_changes, numerics_of
+from autotune.space import classify_changes, needs_compilation, numerics_of
 from autotune.trial.captures import have_captures
 
 MOST_FINALISTS = 2
@@ -37,6 +38,7 @@ _SCREEN_SHARE = 0.7
 """Of what is left of it after the search; trainings have the rest."""
 _CLOSER_SHARE = 0.3
 """Of what is left of it: for a closer look at one candidate."""
+_PATIENCE, _LEAST_PATIENCE_SECONDS = 4.0, 20.0
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
 
 
@@ -90,7 +92,9 @@ class DriftStage:
             self._seen |= new
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(config, checks)
-        launcher.lend_drift_time(launcher.budget.now() - began)
+        # However long it took, trainings and finalists keep their half.
+        kept = 0.5 * launcher.budget.drift_share * launcher.budget.seconds
+        launcher.lend_drift_time(min(kept, launcher.budget.now() - began))
 
     def choose(self, candidates: Sequence[TrainConfig]) -> list[TrainConfig]:
         """Return the finalists: shown to learn as well, the most promising first; every check goes to the findings."""
@@ -154,8 +158,13 @@ class DriftStage:
         numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
         if numerics == "exact" and is_passed(checks) and not self._must_train:
             return checks
+        compared = any(check.test == "gradients" for check in checks)
         needs_training = (
-            self._must_train or numerics == "semantic" or config.precision == "fp16" or not is_passed(checks)
+            self._must_train
+            or numerics == "semantic"
+            or config.precision == "fp16"
+            or not is_passed(checks)
+            or not (compared or numerics == "exact")
         )
         trained = self._train(config, candidates, shown=not needs_training)
         if trained is not None:
@@ -226,6 +235,13 @@ class DriftStage:
             return None
         return Gate(self._facts, plan, self._run, knows_order=not is_script, affords=self._affords)
 
+    def _patience(self, config: TrainConfig, plan: FidelityPlan | None) -> float:
+        """Return how long a trial of the gate may take before it counts as hanging, in seconds."""
+        held = 0 if plan is None else count_steps(plan, candidates=0, repeats_steps=True)
+        step = self._findings.report.measurement.seconds_per_step
+        compiling = COMPILE_SECONDS * needs_compilation(config)
+        return _PATIENCE * (self._start_seconds + PATIENCE * held * step + compiling) + _LEAST_PATIENCE_SECONDS
+
     def _affords(self, plan: FidelityPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
         launcher = self._launcher
@@ -248,7 +264,9 @@ class DriftStage:
         seconds = launcher.budget.drift_remaining_seconds
         if seconds < LEAST_SECONDS or launcher.should_stop():
             return None
-        result = launcher.launch(config, purpose, seconds, look=Look(steps=steps, fidelity=plan))
+        full = self._patience(config, plan)
+        look = Look(steps=steps, fidelity=plan)
+        result = launcher.launch(config, purpose, min(seconds, full), look=look, ends_with_stage=seconds < full)
         return None if result.status is TrialStatus.INTERRUPTED else result
 
 

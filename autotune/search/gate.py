@@ -25,19 +25,22 @@ from autotune.records.script import Numerics
 from autotune.records.trial import FidelityPlan, TrialResult
 from autotune.search.bookkeeping import check_schedule, check_tape
 from autotune.search.comparisons import (
+    FARTHEST_REFERENCE,
     compare_points,
     compare_updates,
+    excuse_draws,
     have_same_layers,
     report_other_model,
     report_unread,
+    require_equality,
 )
-from autotune.space import classify_changes, put_back
+from autotune.space import SPLIT_KNOBS, classify_changes, put_back
 from autotune.trial.captures import Captures, discard_captures, find_weights, read_captures
 
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open."""
 
-_REORDERING_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "compile_mode"})
+_REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend"}
 """They draw the random numbers of a step in another order: their masks are others, and no worse."""
 
 _TAPE_STEPS = 24
@@ -125,12 +128,16 @@ class Gate:
 
     def _test_tape(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
+        if not self.knows_order and not self.facts.training_loaders:
+            return []  # a script that has no loader: its gradients show what it trains on
         others = [name for name in changed_fields(config, baseline) if name not in DATA_KNOBS and "." not in name]
         ours = self._launch(put_back(config, baseline, others), "tape")
         theirs = self._launch(baseline, "tape")
         if ours is None or theirs is None:
             return None
-        return [check_tape(ours, theirs, random_sources=self.facts.data.random_sources, whole=self.knows_order)]
+        sources = self.facts.data.random_sources
+        rounds = any("." in name and kind == "rounding" for name, kind in self._classify(config).items())
+        return [check_tape(ours, theirs, random_sources=sources, whole=self.knows_order, rounds=rounds)]
 
     def _test_additivity(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
@@ -153,7 +160,8 @@ class Gate:
             return [report_unread(ours if split is None else theirs, "additivity")]
         reordering = self.facts.additivity.reordering if self.facts.additivity else 0.0
         first, base = split.points[0].gradients, plain.points[0].gradients
-        return [check_additivity(first, base, plain.layers, reordering=reordering)]
+        found = [check_additivity(first, base, plain.layers, reordering=reordering)]
+        return self._excuse_draws(found) if theirs.draws_random else found
 
     def _test_gradients(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
@@ -165,6 +173,8 @@ class Gate:
         changed = set(changed_fields(config, baseline))
         reorders = bool(changed & _REORDERING_KNOBS) and self._has_dropout()
         checks = self._compare_gradients(config, dropout=not reorders)
+        if checks is not None and reorders:
+            checks = self._excuse_draws(checks)
         if checks is None or not reorders or any(check.verdict == "inferior" for check in checks):
             return checks
         # Without dropout a recomputation whose masks differ cannot be seen: the rest of the changes, with it.
@@ -173,6 +183,10 @@ class Gate:
             return checks
         more = self._compare_gradients(rest, dropout=True)
         return None if more is None else [*checks, *more]
+
+    def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
+        result = self._launch(self.facts.baseline, "fidelity", self.plan.replace(dropout=False))
+        return excuse_draws(checks) if result is not None and result.draws_random else checks
 
     def _compare_gradients(self, config: TrainConfig, *, dropout: bool) -> list[QualityCheck] | None:
         plan = self.plan.replace(dropout=dropout)
@@ -196,18 +210,21 @@ class Gate:
         if any(one.verdict != "non-inferior" for one in found):
             reference = self._capture_reference(plan)
             if reference is not None:
-                found = compare_points(candidate, base, reference, steps=plan.later_steps)
+                farthest = FARTHEST_REFERENCE[baseline.precision]
+                found = compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
         stepping = put_back(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if stepping != baseline:
             # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.
-            arms = self._capture_pair(stepping, plan)
+            arms = self._capture_pair(stepping, plan.replace(keeps_state=True, later_steps=0))
             if not isinstance(arms, tuple):
                 return arms
             found.append(compare_updates(*arms))
         samples = (plan.windows + plan.later_steps) * baseline.effective_batch_size
+        judged = judge(found, samples=samples if plan.later_steps else 0)
+        is_exact = all(kind == "exact" for kind in self._classify(config).values())
         return [
             check_schedule(candidate.points[0], base.points[0]),
-            judge(found, samples=samples if plan.later_steps else 0),
+            require_equality(judged) if is_exact else judged,
         ]
 
     def _stepping_knobs(self, config: TrainConfig) -> set[str]:
@@ -239,7 +256,9 @@ class Gate:
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
         result = self._launch(plain, "fidelity", plan.replace(reference=True))
-        return None if result is None else self._read(result)
+        if result is None or result.draws_random:
+            return None  # other random numbers in another width: another computation
+        return self._read(result)
 
     def _has_dropout(self) -> bool:
         result = self._launch(self.facts.baseline, "fidelity", self.plan)

@@ -74,7 +74,7 @@ def read_captures(path: str | Path) -> Captures | None:
             names: Sequence[str] = arrays["names"].tolist()
             layers = Layers(tuple(names), arrays["widths"], arrays["elements"])
             points = tuple(_read_point(arrays, name) for name in POINTS if f"{name}_keys" in arrays)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile):
         return None
     return Captures(layers, points)
 

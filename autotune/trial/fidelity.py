@@ -6,6 +6,7 @@ seed ── M windows, weights held ── K steps of the baseline ── the sa
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ class _Capture:
         self._training, self._config, self._plan = training, config, plan
         self._seed, self._device = seed, device
         self._recorder = StepRecorder(name_parameters(training.model))
+        self._recorder.keeps_state = plan.keeps_state
         self._points = NotedPoints(self._recorder)
         self.draws_random = False
 
@@ -121,13 +123,22 @@ class _Capture:
         self._points.add(self._take_step(counted - 1))
 
     def _settle_scale(self) -> None:
-        windows = self._training.windows
-        for _ in range(_SETTLING_STEPS if self._training.scaler is not None else 0):
+        training = self._training
+        if training.scaler is None:
+            return
+        schedule = None if training.scheduler is None else copy.deepcopy(training.scheduler.state_dict())
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in training.optimizer.param_groups]
+        for _ in range(_SETTLING_STEPS):
             self._recorder.holds = True
             self._take_step(0)
-            windows.move_to(epoch=0, batches_done=0)
+            training.windows.move_to(epoch=0, batches_done=0)
             if self._recorder.take() is not None:
-                return
+                break
+        # The step that got through has moved the schedule on, and no other arm has taken it.
+        if training.scheduler is not None and schedule is not None:
+            training.scheduler.load_state_dict(schedule)
+        for group, before in zip(training.optimizer.param_groups, groups, strict=True):
+            group.update(before)
 
     def _take_step(self, number: int) -> int:
         """Take one step with random numbers that depend on its number alone; return its samples."""

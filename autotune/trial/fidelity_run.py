@@ -96,49 +96,66 @@ class FidelityRun:
         spec: what is asked.
         folder: the trial's own.
         leads: this process writes; the others of a launcher hold their weights all the same.
+        world_size: processes of the training.
     """
 
-    def __init__(self, spec: TrialSpec, folder: Path, *, leads: bool = True) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, *, leads: bool = True, world_size: int = 1) -> None:
         assert spec.fidelity is not None
         self._plan: FidelityPlan = spec.fidelity
         self._folder, self._leads = folder, leads
-        self._tape = TapeRun(spec)
         self._recorder = StepRecorder()
+        self._recorder.keeps_state = self._plan.keeps_state
         self._points = NotedPoints(self._recorder)
         self._points.begin_point()
-        self._steps = 0
+        # Points begin and end after as many samples in both arms: a loss scaler leaves steps out in one of them.
+        step = world_size * (spec.baseline.effective_batch_size if spec.baseline is not None else 1)
+        self._ends = (
+            self._plan.windows * step,
+            (self._plan.windows + self._plan.later_steps) * step,
+            (2 * self._plan.windows + self._plan.later_steps) * step,
+        )
+        self._samples = 0
+        self._has_exchanged = False
         self._stack = ExitStack()
+        self._hooks: ScriptHooks
         self._generators: torch.Tensor | None = None
         self._draws_random = False
 
     def watch(self, hooks: ScriptHooks) -> None:
-        """Look at batches and steps from the first one on."""
-        self._tape.watch(hooks)
+        """Look at steps from the first one on."""
+        self._hooks = hooks
         hooks.optimizers.recorder = self._recorder
         if not self._plan.dropout:
             self._stack.enter_context(without_dropout())
 
     def begin(self, hooks: ScriptHooks) -> None:
-        """Remember where the random numbers stand at the first training call."""
-        self._generators = _read_generator(hooks.device)
+        """Nothing to prepare at the first training call."""
 
     def turn(self, is_training: bool) -> None:
-        """Time does not matter."""
+        """Remember where the random numbers stand when a model is called: what a loader draws comes before."""
+        if is_training:
+            self._generators = _read_generator(self._hooks.device)
 
     def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
         """Note a step; True when every point is done."""
-        plan = self._plan
-        self._steps += 1
+        if self._generators is not None:
+            now = _read_generator(self._hooks.device)
+            self._draws_random = self._draws_random or not torch.equal(self._generators, now)
+        self._samples += step.samples
         if self._recorder.holds:
             self._points.add(step.samples)
-        if self._steps == plan.windows:
-            if not plan.later_steps:
-                return True
-            self._recorder.holds = False
-        elif self._steps == plan.windows + plan.later_steps:
+        else:
+            self._points.pass_over(step.samples)
+        first, later, last = self._ends
+        if self._samples >= last or (self._samples >= first and not self._plan.later_steps):
+            return True
+        if self._samples >= later and not self._has_exchanged:
+            self._has_exchanged = True
             self._exchange_weights()
-            self._points.begin_point()
-        return self._steps >= 2 * plan.windows + plan.later_steps
+            self._points.begin_point(restarts=False)
+        elif self._samples >= first and not self._has_exchanged:
+            self._recorder.holds = False
+        return False
 
     def heard(self, line: str) -> bool:
         """What it prints does not matter."""
@@ -147,10 +164,8 @@ class FidelityRun:
     def result(self, trial: ScriptTrial) -> TrialResult:
         """Return where the captures are; fewer of them when the script ended earlier."""
         self._stack.close()
-        if not self._steps:
+        if not self._samples:
             return describe_too_short(trial)
-        generators = _read_generator(trial.hooks.device)
-        draws = self._generators is not None and not torch.equal(self._generators, generators)
         try:
             path = self._points.write(self._folder) if self._leads else None
         except TargetError as error:
@@ -167,8 +182,7 @@ class FidelityRun:
             elapsed_seconds=trial.elapsed_seconds,
             startup_seconds=trial.startup_seconds,
             captures=path,
-            draws_random=draws,
-            tape=self._tape.tape(trial.hooks),
+            draws_random=self._draws_random,
         )
 
     def _exchange_weights(self) -> None:

@@ -25,11 +25,19 @@ class NotedPoints:
         self._points: list[list[tuple[int, NotedStep]]] = []
         self._samples = 0
 
-    def begin_point(self) -> None:
-        """From here on the weights are held."""
+    def begin_point(self, *, restarts: bool = True) -> None:
+        """From here on the weights are held.
+
+        Args:
+            restarts: the same windows come again; else the data go on, and so does the count of samples.
+        """
         self._recorder.holds = True
         self._points.append([])
-        self._samples = 0
+        self._samples = 0 if restarts else self._samples
+
+    def pass_over(self, samples: int) -> None:
+        """Count a step that is not noted."""
+        self._samples += samples
 
     def add(self, samples: int) -> None:
         """Note the step that has just ended; a loss scaler may have left it out."""
@@ -47,9 +55,11 @@ class NotedPoints:
         names, widths, elements = zip(*self._recorder.layers, strict=True) if self._recorder.layers else ((), (), ())
         layers = Layers(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
         # Where a second optimizer joined late, the first rows lack its part.
-        noted = [steps for steps in self._points if steps]
+        noted = self._points if self._points and self._points[0] else []
         # Further on the optimizers of two arms have seen other gradients: what they do then is not compared.
-        points = (_assemble(steps, width=sum(widths), has_updates=not number) for number, steps in enumerate(noted))
+        points = (
+            _assemble(steps, width=sum(widths), has_updates=not number) for number, steps in enumerate(noted) if steps
+        )
         return Captures(layers, tuple(points))
 
     def write(self, folder: Path) -> str:

@@ -221,7 +221,7 @@ def _make_run(spec: TrialSpec, folder: Path, *, leads: bool) -> _Run:
         case "quality":
             return LearningRun(spec)
         case "fidelity":
-            return FidelityRun(spec, folder, leads=leads)
+            return FidelityRun(spec, folder, leads=leads, world_size=int(os.environ.get("WORLD_SIZE", "1")))
         case "tape":
             return TapeRun(spec)
     return TimingRun(spec, leads=leads)

@@ -216,10 +216,11 @@ def run_checks(gate: Gate, drift_gate: DriftGate, config: TrainConfig) -> tuple[
     assert screened is not None, "time is never up here"
     if any(check.verdict == "inferior" for check in screened):
         return screened
-    is_semantic = numerics_of(config, gate.facts.baseline, gate.facts.numerics) == "semantic"
-    if is_passed(screened) and not is_semantic and config.precision != "fp16":
+    numerics = numerics_of(config, gate.facts.baseline, gate.facts.numerics)
+    compared = numerics == "exact" or any(check.test == "gradients" for check in screened)
+    if is_passed(screened) and compared and numerics != "semantic" and config.precision != "fp16":
         return screened
-    trained = drift_gate.check(config, shown=is_passed(screened) and not is_semantic)
+    trained = drift_gate.check(config)
     assert trained is not None, "time is never up here"
     return (*screened, *trained)
 

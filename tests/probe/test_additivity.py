@@ -365,8 +365,11 @@ def probed() -> dict[str, TargetFacts]:
 @pytest.mark.parametrize("name", PROBED)
 def test_the_probe_tells_what_a_split_is_on_this_target(probed: dict[str, TargetFacts], name: str) -> None:
     facts = probed[name]
-    assert facts.additivity is not None
-    assert facts.additivity.holds is (name == "additive")
+    if name == "batch norm":
+        assert facts.additivity is None  # known without computing anything
+    else:
+        assert facts.additivity is not None
+        assert facts.additivity.holds is (name == "additive")
     split = facts.baseline.replace(micro_batch_size=8, gradient_accumulation_steps=2)
     expected = "rounding" if name == "additive" else "semantic"
     assert numerics_of(split, facts.baseline, facts.numerics) == expected

@@ -52,7 +52,7 @@ from autotune.search.objective import KEYS, Judged, Score
 from autotune.search.progress import SearchReporter
 from autotune.search.session import OpenStudy, Session
 from autotune.search.study import Proposal
-from autotune.space import SearchSpace
+from autotune.space import SearchSpace, numerics_of
 from autotune.trial.captures import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, write_captures
 
 BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementation="for-loop")
@@ -161,7 +161,7 @@ class Machine:
         windows, columns = spec.fidelity.windows, 64
         truth, luck = np.random.default_rng(1), np.random.default_rng(abs(hash(config.to_json())))
         rows = 0.3 + truth.standard_normal((windows, columns))
-        rounded = 0.0 if config == BASELINE else 1e-6
+        rounded = 0.0 if numerics_of(config, BASELINE) == "exact" else 1e-6
         rows = rows * (1 + self.gradient_error(config)) + rounded * luck.standard_normal(rows.shape)
         keys = 32 * np.arange(1, 1 + windows)
         point = Point(Captured(keys, rows), Captured(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))
@@ -228,7 +228,7 @@ class Machine:
             plain = [2.0 / (1 + 0.1 * step * self.learns) for step in range(steps)]
             same = config.replace(user_knobs={}) == BASELINE
             losses = tuple(x * self.loss(config) * (1.0 if same else 1 + jitter.gauss(0, 1e-5)) for x in plain)
-            curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps, metrics=metrics))
+            curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps, skipped=0, metrics=metrics))
         return tuple(curves)
 
     def find_facts(self) -> TargetFacts:

@@ -31,7 +31,7 @@ from autotune.search.comparisons import (
 )
 from autotune.search.fidelity_plans import plan_fidelity
 from autotune.search.gate import Gate
-from autotune.space import put_back
+from autotune.space import numerics_of, put_back
 from autotune.trial.captures import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, read_captures, write_captures
 
 PLAN = FidelityPlan(windows=12, later_steps=10)
@@ -122,7 +122,7 @@ class Runs:
         folder.mkdir()
         luck = np.random.default_rng(len(self.calls))
         rows = make_rows(plan.windows) * (1 + self.error(config, plan))
-        if config != BASE:
+        if numerics_of(config, BASE) != "exact":
             rows = rows + 1e-6 * luck.standard_normal(rows.shape)
         updates = -1e-3 * rows * (1 + self.update_error(config))
         point = make_point(rows, updates, rate=self.rate(config), every=self.every(config))
@@ -440,10 +440,10 @@ def test_dropout_is_off_where_its_masks_come_in_another_order(tmp_path: Path, ch
 
 def test_the_rest_is_compared_again_with_dropout(tmp_path: Path) -> None:
     runs = Runs(tmp_path, draws=True)
-    checks = screen(runs, {"compile_mode": "default", "precision": "bf16", "num_workers": 2})
+    checks = screen(runs, {"compile_mode": "default", "activation_checkpointing": "full", "num_workers": 2})
     assert [test for test, _ in outcome(checks)] == ["tape", "schedule", "gradients", "schedule", "gradients"]
-    (alone,) = runs.plans_of(BASE.replace(precision="bf16"))
-    (both,) = runs.plans_of(BASE.replace(precision="bf16", compile_mode="default"))
+    (alone,) = runs.plans_of(BASE.replace(activation_checkpointing="full"))
+    (both,) = runs.plans_of(BASE.replace(activation_checkpointing="full", compile_mode="default"))
     assert (alone.dropout, both.dropout) == (True, False)
 
 
@@ -471,7 +471,7 @@ def test_a_model_that_draws_nothing_is_compared_as_it_is(tmp_path: Path) -> None
 
 def test_changes_that_keep_the_order_of_random_numbers_are_compared_with_dropout(tmp_path: Path) -> None:
     runs = Runs(tmp_path, draws=True)
-    screen(runs, {"precision": "bf16", "activation_checkpointing": "full"})
+    screen(runs, {"num_threads": 1, "activation_checkpointing": "full"})
     assert all(plan is not None and plan.dropout for _, plan in runs.of("fidelity"))
 
 
@@ -512,7 +512,6 @@ def test_one_reference_serves_all_candidates(tmp_path: Path) -> None:
     assert sum(plan is not None and plan.reference for _, plan in runs.of("fidelity")) == 1
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="two errors are compared, however large both are")
 @pytest.mark.parametrize("error", [0.1, 0.3])
 def test_a_reference_that_is_far_from_the_baseline_is_none(tmp_path: Path, error: float) -> None:
     runs = Runs(tmp_path, error=lambda config, plan: 0.7 if plan.reference else error * is_cast(config))
@@ -667,11 +666,11 @@ def compare_tapes(ours: Tape | None, theirs: Tape | None, **options: Any) -> tup
 def test_equal_tapes_pass_and_tell_what_was_compared() -> None:
     assert compare_tapes(make_tape(), make_tape()) == (
         PASSED,
-        "4 batches, the end of the epoch and all its 1,000 samples equal byte for byte",
+        "4 batches and the end of the epoch equal byte for byte, all 1,000 samples of an epoch in the same order",
     )
     assert compare_tapes(make_tape(), make_tape(), whole=False) == (PASSED, "4 batches equal byte for byte")
     stream = make_tape(ends=(), end_shapes=(), order="", samples=None)
-    assert compare_tapes(stream, stream) == (PASSED, "4 batches equal byte for byte")
+    assert compare_tapes(stream, stream) == (PASSED, "4 batches and the end of the epoch equal byte for byte")
 
 
 @pytest.mark.parametrize(
@@ -711,7 +710,7 @@ def test_a_baseline_that_repeats_samples_lets_the_candidate_do_so() -> None:
 
 def test_of_tapes_of_different_lengths_the_common_part_is_compared() -> None:
     verdict, reason = compare_tapes(make_tape(count=2), make_tape(count=4))
-    assert (verdict, reason.split(",")[0]) == (PASSED, "2 batches")
+    assert (verdict, reason.split(" and")[0]) == (PASSED, "2 batches")
     assert compare_tapes(make_tape(count=4, order="other"), make_tape(count=2))[0] == "inferior"
 
 
@@ -905,7 +904,7 @@ def test_a_reference_serves_the_points_that_it_has() -> None:
     base = make_captures(make_point(1.02 * rows), make_point(1.02 * later))
     ours = make_captures(make_point(1.05 * rows), make_point(1.05 * later))
     reference = make_captures(make_point(rows))
-    found = compare_points(ours, base, reference, steps=40)
+    found = compare_points(ours, base, reference, steps=40, farthest=0.1)
     assert [one.verdict for one in found] == [PASSED, "inconclusive"]
     assert [one.reference_ratio is None for one in found] == [False, True]
 

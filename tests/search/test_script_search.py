@@ -23,7 +23,7 @@ def script(tmp_path: Path) -> Script:
 
 def test_every_seed_of_a_script_is_a_process_of_its_own(tmp_path: Path, script: Script) -> None:
     machine = Machine(facts={"training_loaders": ("Data[10] by RandomSampler",)})
-    run = run_simulated(machine, tmp_path, script=script)
+    run = run_simulated(machine, tmp_path, script=script, budget=600)
     assert run.profile.verdict == "improved"
     learned = [spec for spec in machine.specs if spec.purpose == "quality"]
     assert {spec.seeds for spec in learned} == {(seed,) for seed in range(SEEDS)}
@@ -54,7 +54,7 @@ def test_a_workload_still_learns_all_seeds_in_one_process(tmp_path: Path) -> Non
 
 def test_where_nothing_is_learned_losses_judge_nothing(tmp_path: Path, script: Script) -> None:
     machine = Machine(learns=False, gradient_error=lambda config: 0.0 if config == BASELINE else 0.03)
-    run = run_simulated(machine, tmp_path, script=script)
+    run = run_simulated(machine, tmp_path, script=script, budget=600)
     assert run.profile.verdict != "improved"
     assert run.profile.config == BASELINE
     assert {check.test: check.verdict for check in run.profile.quality} == {

@@ -150,7 +150,7 @@ def test_a_stopped_search_keeps_what_was_finished_and_says_so(tmp_path):
 
 
 def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
-    first = run_simulated(Machine(stop_after=10), tmp_path, open_study=Study)
+    first = run_simulated(Machine(stop_after=16), tmp_path, open_study=Study)
     before = [result.spec for result in first.folder.read_trials()]
     machine = Machine(seed=first.machine.seed)
     second = run_simulated(machine, tmp_path, folder=first.folder, open_study=Study)

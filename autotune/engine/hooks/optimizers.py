@@ -66,12 +66,12 @@ class OptimizerHooks:
                 stack.callback(setattr, owner, name, plain)
             yield
 
-    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not any(optimizer is one for one in self.optimizers):
             self.optimizers.append(optimizer)
             self._prepare(optimizer)
         if self.recorder is not None:
-            self.recorder.before(optimizer)
+            self.recorder.before(optimizer, has_closure=len(args) > 1 or bool(kwargs.get("closure")))
         self._timer.enter("optimizer")
         self._watch.optimizer_began()
 
