@@ -34,7 +34,7 @@ from autotune.records.probe import (
 from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
-from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import LossCurve, Tape, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.budget import Budget
 from autotune.search.launcher import Launcher
 from autotune.search.objective import Judged
@@ -51,6 +51,7 @@ MEASURE_SECONDS = 2.0
 
 _RATE = 1000.0
 _BLOCK_SAMPLES = 250
+_LOOK_SECONDS = 0.2
 _STARTUP_SECONDS, _WARMUP_SECONDS = 0.6, 0.6
 _TARGET = Target(spec="placebo", folder=".")
 _PEAK = PeakMemory(host_bytes=2**28)
@@ -178,6 +179,10 @@ class _Simulation:
     def run(self, spec: TrialSpec) -> TrialResult:
         """Run a trial: real stop rules over simulated blocks."""
         began = self.now
+        if spec.purpose in ("tape", "fidelity"):
+            # Its data are always the same, and its gradients are left to the trainings.
+            self.now += min(_LOOK_SECONDS, spec.limits.time_limit_seconds)
+            return _finish(spec, self.now - began, tape=Tape(batches=("",), shapes=("",)))
         if spec.purpose == "quality":
             self.now += _STARTUP_SECONDS
             curves = tuple(_CURVE.replace(seed=seed) for seed in spec.seeds)
@@ -190,7 +195,11 @@ class _Simulation:
             seconds = _BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(next(paces))
             timed.blocks.append(Block(optimizer_steps=1, samples=_BLOCK_SAMPLES, seconds=seconds))
             elapsed += seconds
-        self.now += _STARTUP_SECONDS + _WARMUP_SECONDS + elapsed
+        took = _STARTUP_SECONDS + _WARMUP_SECONDS + elapsed
+        self.now += min(took, spec.limits.time_limit_seconds)
+        if took > spec.limits.time_limit_seconds:
+            status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
+            return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
         measurement = Measurement(
             blocks=tuple(timed.blocks),
             step_seconds=(),

@@ -276,9 +276,6 @@ def test_a_schedule_moves_with_the_steps_and_not_with_the_micro_batches(trials: 
     assert check_schedule(ours, theirs).verdict == "non-inferior"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the step that settles the loss scale moves the schedule as well"
-)
 def test_a_schedule_is_the_same_in_half_precision(trials: Trials) -> None:
     ours, theirs = trials.candidate("scheduled", precision="fp16").points[0], trials.capture("scheduled").points[0]
     check = check_schedule(ours, theirs)
@@ -412,7 +409,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         yield project
 
 
-SCRIPT: dict[str, Any] = {"training_loaders": SELF_MADE_LOADERS}
+OWN = TrainConfig(num_threads=1, optimizer_implementation="for-loop", micro_batch_size=8)
+SCRIPT: dict[str, Any] = {"training_loaders": SELF_MADE_LOADERS, "baseline": OWN, "config": OWN}
 DDP_LOADERS = ("TensorDataset[1400] by DistributedSampler",)
 
 
@@ -436,14 +434,9 @@ def test_a_script_against_itself_is_the_same_at_both_points(project: Project) ->
     assert np.array_equal(ours.points[1].gradients.rows, theirs.points[1].gradients.rows)
     assert not np.array_equal(theirs.points[1].gradients.rows, theirs.points[0].gradients.rows)
     assert ours.points[0].gradients.keys.tolist() == [8, 16, 24, 32, 40]
-    # 60 samples are 8 batches, the last of 4: the later point begins with the second epoch's second batch.
-    assert ours.points[1].gradients.keys.tolist() == [8, 16, 24, 32, 40]
+    # 60 samples are 8 batches, the last of 4: the later point begins once 9 whole batches have been trained on.
+    assert ours.points[1].gradients.keys.tolist() == [84, 92, 100, 108, 116]
     assert first.draws_random
-    assert first.tape == second.tape
-    assert first.tape is not None
-    assert len(first.tape.batches) == 2 * 5 + 4
-    assert first.tape.shapes[7:9] == ("float32[4, 6] + int64[4]", "float32[8, 6] + int64[8]")
-    assert first.tape.samples == 64
     cast = project_cast(project, plan)
     for number in (0, 1):
         error = error_of(cast.points[number].gradients.rows, theirs.points[number].gradients.rows)
@@ -457,8 +450,8 @@ def project_cast(project: Project, plan: FidelityPlan) -> Captures:
 
 
 def make_config(**changes: Any) -> TrainConfig:
-    config = TrainConfig(num_threads=1, optimizer_implementation="for-loop").replace(**changes)
-    assert changed_fields(config, TrainConfig(num_threads=1, optimizer_implementation="for-loop"))
+    config = OWN.replace(**changes)
+    assert changed_fields(config, OWN)
     return config
 
 
@@ -470,7 +463,6 @@ def test_a_script_without_dropout_draws_nothing(project: Project) -> None:
     assert np.array_equal(captures_of(dry).points[0].gradients.rows, captures_of(bare).points[0].gradients.rows)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the order that a new epoch draws counts as well")
 def test_the_order_of_an_epoch_is_no_dropout(project: Project) -> None:
     assert not capture_script(project, "plain.py", plan=ONE_POINT.replace(windows=12)).draws_random
 
@@ -549,7 +541,7 @@ def test_the_reference_of_a_script_on_several_processes_is_near_to_it(project: P
 def test_a_tape_of_a_script_is_the_same_with_workers(project: Project) -> None:
     wanted: dict[str, Any] = {"purpose": "tape", "quality_steps": 10, **SCRIPT}
     plain_tape = project.run("dropping.py", **wanted)
-    workers = project.run("dropping.py", **wanted, config=make_config(num_workers=2))
+    workers = project.run("dropping.py", **(wanted | {"config": make_config(num_workers=2)}))
     for result in (plain_tape, workers):
         assert (result.status, result.error, result.captures) == (TrialStatus.COMPLETED, "", None)
     assert workers.tape == plain_tape.tape
@@ -593,9 +585,6 @@ def test_a_later_point_without_a_step_is_left_out() -> None:
     assert note_points(0, 0).points == ()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a first point without a step makes the later one the first"
-)
 def test_a_first_point_without_a_step_does_not_pass_the_later_one_off_as_itself() -> None:
     captures = note_points(0, 3)
     assert captures.points == () or len(captures.points[0].gradients.keys) == 0
@@ -724,16 +713,12 @@ def write_array(path: Path) -> None:
         np.save(file, np.ones(3))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=(AttributeError, TypeError), reason="numpy then returns something that is no file of arrays"
-)
 @pytest.mark.parametrize("write", [write_zip, write_array], ids=["a zip without arrays", "a single array"])
 def test_a_foreign_file_that_numpy_reads_is_none_too(tmp_path: Path, write: Any) -> None:
     write(tmp_path / CAPTURES_FILE)
     assert read_captures(tmp_path / CAPTURES_FILE) is None
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="what zipfile says of an encrypted entry is not expected")
 def test_a_file_whose_flags_were_damaged_is_none(tmp_path: Path) -> None:
     path = tmp_path / CAPTURES_FILE
     write_captures(path, make_captures())
