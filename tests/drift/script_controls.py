@@ -31,8 +31,8 @@ SCRIPT_NEGATIVE = (
     _change("loss-scale", "gradients", **_switch_on("loss-scale")),
     _change("doubled-rate", "schedule", **_switch_on("doubled-rate")),
     _change("dropped-batch", "tape", **_switch_on("dropped-batch")),
-    # The loader hands the short batch over; from there on the data is a step ahead.
-    _change("skipped-batch", "gradients", script=_DRY_SCRIPT, **_switch_on("skipped-batch")),
+    # The loader hands the short batch over, and no step is taken on it.
+    _change("skipped-batch", "schedule", script=_DRY_SCRIPT, **_switch_on("skipped-batch")),
     # Masks drawn twice also move the order of the next epoch, which the tape would see first in a short one.
     _change("forgotten-masks", "gradients", script=_LONG_SCRIPT, **_switch_on("forgotten-masks")),
     _change("unequal-means", "additivity", script=_UNEQUAL_MEANS, **FOUR_BY_FOUR),

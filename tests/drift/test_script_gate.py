@@ -15,6 +15,9 @@ from autotune.search.blame import find_guilty
 
 PLAN = FidelityPlan(windows=8, later_steps=10)
 """A script goes through every step of it in each of its processes."""
+MISSED = {
+    "script-skipped-batch": "a step that is left out shows in no window in common, and steps between are not counted",
+}
 QUICK = ("script-loss-scale", "script-dropped-batch", "script-bf16", "script-micro-batch")
 
 
@@ -27,9 +30,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateRuns]:
 def by_target(controls: tuple[Control, ...]) -> list[Any]:
     """Return parameters in an order in which controls of one command follow each other."""
     return [
-        pytest.param(control, id=control.name, marks=() if control.name in QUICK else pytest.mark.slow)
+        pytest.param(control, id=control.name, marks=list(marks_of(control.name)))
         for control in sorted(controls, key=lambda control: control.target)
     ]
+
+
+def marks_of(name: str) -> Iterator[pytest.MarkDecorator]:
+    if name not in QUICK:
+        yield pytest.mark.slow
+    if name in MISSED:
+        yield pytest.mark.xfail(strict=True, reason=MISSED[name])
 
 
 @pytest.mark.parametrize("control", by_target(SCRIPT_NEGATIVE))
@@ -51,7 +61,7 @@ def test_the_guilty_change_of_a_script_alone_is_dropped(runs: GateRuns) -> None:
     scaled = SCRIPT_NEGATIVE[0]
     opened = runs.open_target(scaled.target, scaled.knobs)
     gate = opened.open_gate(plan=PLAN)
-    innocent = {"num_workers": 2, "optimizer_implementation": "fused", "precision": "bf16"}
+    innocent = {"num_workers": 2, "optimizer_implementation": "fused"}
     config = opened.change(**innocent, **scaled.changes)
     checks = gate.screen(config)
     assert checks is not None
