@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.records.config import KnobValue
+from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
-from autotune.records.probe import TargetFacts
 from autotune.records.script import Numerics
 
 Cost = Literal["restart", "environment", "compile"]

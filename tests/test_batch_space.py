@@ -14,7 +14,7 @@ from test_space import BASELINE, DATA, MODEL, cpu_facts, reasons_of
 
 from autotune.knobs import KNOBS, Facts
 from autotune.records import TrainConfig, changed_fields, get_knob
-from autotune.records.probe import Additivity
+from autotune.records.facts import Additivity
 from autotune.space import (
     BATCH_KNOBS,
     SearchSpace,

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from autotune.records.config import OptimizerImplementation, TrainConfig
-from autotune.records.probe import OptimizerFacts
+from autotune.records.facts import OptimizerFacts
 
 
 def apply_optimizer_implementation(optimizer: Optimizer, config: TrainConfig) -> None:

@@ -20,7 +20,7 @@ from autotune.engine.loop import Training
 from autotune.engine.windows import GivenWindows, Window
 from autotune.measure.additivity import LARGEST_LIMIT, REORDERING_FACTOR, SMALLEST_LIMIT, relative_error
 from autotune.records.config import TrainConfig
-from autotune.records.probe import Additivity
+from autotune.records.facts import Additivity
 from autotune.targets.workload import LoadedWorkload
 from autotune.trial.captures import Captures
 from autotune.trial.noted import NotedPoints

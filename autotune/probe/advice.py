@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from autotune.knobs import KNOBS, Facts
 from autotune.probe.figures import StepFigures, derive_figures, format_flops, format_share, format_step
 from autotune.records.config import KnobValue, TrainConfig, get_knob
+from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
-from autotune.records.probe import Advice, Limit, TargetFacts
+from autotune.records.probe import Advice, Limit
 from autotune.units import format_bytes, format_duration
 
 _FASTER_ARITHMETIC = 1.3

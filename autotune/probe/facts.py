@@ -29,7 +29,7 @@ from autotune.probe.additivity import measure_additivity
 from autotune.probe.interference import watch_interference
 from autotune.probe.limits import measure_ceilings
 from autotune.records.config import TrainConfig
-from autotune.records.probe import Additivity, DataFacts, ModelFacts, StepPhases, TargetFacts
+from autotune.records.facts import Additivity, DataFacts, ModelFacts, StepPhases, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.records.ceilings import Ceilings
+from autotune.records.facts import StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
-from autotune.records.probe import Ceilings, StepPhases, TargetFacts
 from autotune.units import format_duration
 
 

@@ -17,8 +17,8 @@ from time import perf_counter
 import torch
 
 from autotune.engine.precision import tf32
+from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.config import TrainConfig
-from autotune.records.probe import Ceilings, MatmulRate
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Smallest and largest edge of the square matrices. A size doubles until one product is long enough to be timed well.

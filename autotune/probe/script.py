@@ -23,8 +23,8 @@ from autotune.probe.facts import find_troubles, supports_bf16
 from autotune.probe.limits import measure_ceilings
 from autotune.probe.script_data import look_at_data
 from autotune.records.config import Precision, TrainConfig
+from autotune.records.facts import ModelFacts, OptimizerFacts, StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
-from autotune.records.probe import ModelFacts, OptimizerFacts, StepPhases, TargetFacts
 from autotune.records.script import Script
 from autotune.records.trial import TrialSpec
 from autotune.space import SPLIT_KNOBS

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.records.config import TrainConfig
-from autotune.records.probe import DataFacts
+from autotune.records.facts import DataFacts
 from autotune.records.script import Numerics
 
 _MOST_PICKLED_BYTES = 2**29

@@ -19,9 +19,10 @@ from autotune.probe.figures import (
     format_share,
     format_step,
 )
+from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
-from autotune.records.probe import Advice, Limit, TargetFacts, Verdict
+from autotune.records.probe import Advice, Limit, Verdict
 
 _INPUT_WAIT_FRACTION = 0.10
 _INPUT_STEP_RATIO = 1.1

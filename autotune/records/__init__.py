@@ -1,22 +1,21 @@
 """What flows between the stages: frozen, strict values. Importing them imports no torch."""
 
+from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.codec import SCHEMA_VERSION, Record, parse_record, read_record, write_record
 from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
-from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
-from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
-from autotune.records.probe import (
-    Advice,
-    Ceilings,
+from autotune.records.facts import (
     DataFacts,
-    MatmulRate,
+    MemoryFacts,
+    MemoryMode,
     ModelFacts,
     OptimizerFacts,
-    ProbeReport,
-    RuledOut,
     StepPhases,
+    StepWork,
     TargetFacts,
-    Verdict,
 )
+from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
+from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
+from autotune.records.probe import Advice, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
 from autotune.records.profile import Evidence, OneOffCosts, Profile, ProfileTarget, baseline_interval
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
@@ -29,13 +28,17 @@ __all__ = [
     "DataFacts",
     "DriftLimits",
     "Evidence",
+    "GainRange",
     "GpuInfo",
     "HardwareInfo",
     "Interval",
     "LossCurve",
+    "MachineReport",
     "Margin",
     "MatmulRate",
     "Measurement",
+    "MemoryFacts",
+    "MemoryMode",
     "ModelFacts",
     "OneOffCosts",
     "OptimizerFacts",
@@ -48,6 +51,7 @@ __all__ = [
     "RuledOut",
     "SoftwareInfo",
     "StepPhases",
+    "StepWork",
     "Target",
     "TargetFacts",
     "TrainConfig",
@@ -55,6 +59,7 @@ __all__ = [
     "TrialResult",
     "TrialSpec",
     "TrialStatus",
+    "Trouble",
     "Verdict",
     "baseline_interval",
     "changed_fields",

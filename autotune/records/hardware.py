@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 from autotune.records.codec import Record
 
@@ -22,6 +23,24 @@ class GpuInfo(Record):
     """Enforced power limit; None when unknown."""
     other_processes: int = 0
     """Processes other than ours that hold memory on it."""
+    sm_clock_mhz: int | None = None
+    """Clock of the multiprocessors at the time of the probe; None when the driver does not say, as below."""
+    sm_clock_max_mhz: int | None = None
+    """Highest clock they may reach."""
+    temperature_celsius: int | None = None
+    """Of the chip."""
+    slowdowns: tuple[str, ...] = ()
+    """Why the clock is held down, e.g. `power-cap`, `thermal`, `hardware`; empty when it is not."""
+    utilization_fraction: float | None = None
+    """Share of the last second in which it ran anything."""
+    pcie_generation: int | None = None
+    """Of the link to the host as it can be here; an idle link may run slower."""
+    pcie_width: int | None = None
+    """Lanes of that link."""
+    nvlinks: int = 0
+    """Active links to other GPUs."""
+    mig: Literal["off", "on", "slice"] | None = None
+    """Multi-instance GPU: `on` for a GPU that is divided, `slice` for a part of one."""
 
 
 class HardwareInfo(Record):
@@ -49,6 +68,24 @@ class HardwareInfo(Record):
     """Preloadable malloc libraries found, by knob value: `jemalloc`, `tcmalloc`."""
     has_cpp_compiler: bool = False
     """A C++ compiler is on PATH (torch.compile needs one on a CPU)."""
+    affinity_cpu_count: int | None = None
+    """CPUs this process may be scheduled on; None when not known, as below."""
+    cpu_quota: float | None = None
+    """CPU time that the cgroup grants, in CPUs; None without a quota."""
+    core_count: int | None = None
+    """Physical cores among those CPUs."""
+    numa_node_count: int | None = None
+    """Memory nodes those CPUs belong to."""
+    last_level_cache_bytes: int | None = None
+    """Largest cache that those CPUs reach, all of its instances together."""
+    swap_total_bytes: int = 0
+    """Swap space."""
+    swap_used_bytes: int = 0
+    """Of it in use."""
+    shared_memory_total_bytes: int | None = None
+    """Size of /dev/shm."""
+    environment: tuple[str, ...] = ()
+    """What this process runs in, in words: a container, a Slurm job, a Kubernetes pod; empty on a plain machine."""
 
     @property
     def fingerprint(self) -> str:

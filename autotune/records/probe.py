@@ -1,4 +1,4 @@
-"""What a probe finds: the target's facts, the machine's ceilings, the verdict and the advice."""
+"""What a probe answers: the verdict, the advice, the troubles, and the reports that hold them."""
 
 from __future__ import annotations
 
@@ -6,162 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.records.ceilings import Ceilings
 from autotune.records.codec import SCHEMA_VERSION, Record
-from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.config import KnobValue
+from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
-from autotune.records.measurement import Measurement
-from autotune.records.script import Numerics
+from autotune.records.measurement import Measurement, NonNegative
 
-Limit = Literal["input", "launch", "bandwidth", "compute", "unknown"]
-
-
-class MatmulRate(Record):
-    """Measured rate of a square matrix product."""
-
-    dtype: Literal["fp32", "tf32", "bf16", "fp16"]
-    """Arithmetic."""
-    flops_per_second: float
-    """Floating-point operations per second, multiply and add counted apart."""
-
-
-class Ceilings(Record):
-    """Measured limits of the device."""
-
-    matmul: tuple[MatmulRate, ...] = ()
-    """Best rate for each arithmetic the device ran."""
-    memory_bytes_per_second: float | None = None
-    """Large copy, read plus write traffic; None when not measured."""
-    copy_to_device_bytes_per_second: float | None = None
-    """Pinned host to device; None without a device."""
-
-    def flops_per_second(self, dtype: str) -> float | None:
-        """Return the measured rate for one arithmetic; None when it was not measured."""
-        return next((rate.flops_per_second for rate in self.matmul if rate.dtype == dtype), None)
-
-
-class StepPhases(Record):
-    """Where the time of one optimizer step goes, in seconds per step, the device synchronised between phases."""
-
-    data_wait_seconds: float
-    """Waiting for the loader."""
-    copy_seconds: float
-    """Moving the batch to the device."""
-    forward_seconds: float
-    """Forward pass and loss."""
-    backward_seconds: float
-    """Backward pass."""
-    optimizer_seconds: float
-    """Clipping, optimizer, scheduler, zeroing gradients; for a script the optimizer alone."""
-    other_seconds: float = 0.0
-    """Whatever else a script does in a step: the loss, clipping, copies, logging."""
-
-
-class ModelFacts(Record):
-    """What the model is made of, as far as knobs depend on it."""
-
-    parameter_count: int
-    """Elements of all trainable parameters."""
-    parameter_bytes: int
-    """Their size."""
-    has_batch_norm: bool
-    """A BatchNorm layer in training mode: its statistics depend on the micro batch."""
-    has_4d_convolution: bool
-    """A 2-d convolution, whose weight channels_last lays out anew."""
-    calls_attention: bool
-    """scaled_dot_product_attention was called in a step."""
-    checkpointable_blocks: int
-    """Repeated blocks found for activation checkpointing; 0 when there are none."""
-    flops_per_sample: float | None = None
-    """Forward and backward, matrix products and convolutions only; None when not countable."""
-
-
-class DataFacts(Record):
-    """What the dataset costs and how it behaves."""
-
-    sample_count: int | None
-    """Length of the training set; None for an iterable dataset."""
-    seconds_per_sample: float
-    """Fetching and collating in one process."""
-    random_sources: tuple[str, ...]
-    """Global generators its samples draw from: any of `torch`, `numpy`, `random`."""
-    iterable: bool
-    """An IterableDataset."""
-
-
-class Additivity(Record):
-    """Whether the gradient of a batch is that of its parts, found by computing both."""
-
-    error: float
-    """Relative L2 difference of the worst window."""
-    reordering: float
-    """The same between a window and itself with its samples in reverse: what rounding alone does."""
-    limit: float
-    """What the difference may be."""
-    parts: int
-    """Micro batches that a window was split into."""
-
-    @property
-    def holds(self) -> bool:
-        """A batch may be split."""
-        return self.error <= self.limit
-
-
-class OptimizerFacts(Record):
-    """What the optimizer lets be changed."""
-
-    name: str
-    """Class name."""
-    implementations: tuple[str, ...]
-    """Implementations it can be switched to: any of `for-loop`, `foreach`, `fused`."""
-    reason: str = ""
-    """Why there are none, in one sentence."""
-
-
-class TargetFacts(Record):
-    """What a child process found by building and running the target with its own settings."""
-
-    label: str
-    """The target as the user names it."""
-    fingerprint: str
-    """Twelve hex digits over the target's source file."""
-    device: Literal["cpu", "cuda"]
-    """Where it was run."""
-    baseline: TrainConfig
-    """The user's own settings, with every default resolved."""
-    model: ModelFacts
-    """The model."""
-    data: DataFacts
-    """The dataset."""
-    optimizer: OptimizerFacts
-    """The optimizer."""
-    phases: StepPhases
-    """One optimizer step at the baseline."""
-    compute_seconds_per_step: float
-    """One optimizer step on a batch that is already on the device: no loader, no copy."""
-    knobs: dict[str, tuple[KnobValue, ...]] = {}
-    """The workload's own knobs and their allowed values."""
-    metrics: dict[str, Literal["minimize", "maximize"]] = {}
-    """The metrics that `evaluate` returns or the script prints, each with the way it is better; empty without."""
-    evaluate_seconds: float | None = None
-    """One call of `evaluate`; None without one, or when it takes too long for a drift check."""
-    additivity: Additivity | None = None
-    """Of the loss over parts of a batch; None where it was not tested."""
-    fixed: dict[str, str] = {}
-    """Knobs that cannot be varied on this target, by name, each with the reason in one sentence."""
-    numerics: dict[str, Numerics] = {}
-    """Knobs whose class on this target is not the table's; own knobs by their `user_knobs.NAME`."""
-    scales_loss: bool = True
-    """The loss is scaled for fp16: by the engine for a workload, by a script only if it does so itself."""
-    training_loaders: tuple[str, ...] = ()
-    """Which of a script's loaders it trains from."""
-    aside_fraction: float = 0.0
-    """Share of the time a script spends on validation and the like, which no knob of a step makes shorter."""
-    supports_bf16: bool = True
-    """bf16 autocast runs on the device."""
-    ceilings: Ceilings = Ceilings()
-    """Measured limits."""
-    warnings: tuple[str, ...] = ()
-    """Things the user should know, one sentence each."""
+Limit = Literal["input", "launch", "bandwidth", "compute", "communication", "unknown"]
 
 
 class Verdict(Record):
@@ -171,8 +23,21 @@ class Verdict(Record):
     """The binding limit."""
     sentence: str
     """The verdict for people, with its evidence in numbers."""
+    evidence: tuple[str, ...] = ()
+    """What it rests on, one figure a sentence, the strongest first."""
     speedup_ceiling: float | None = None
     """No speed-up above this is possible on this machine for this model; None when not computable."""
+    ceiling_reason: str = ""
+    """What sets that bound, in one sentence; empty without a bound."""
+
+
+class GainRange(Record):
+    """Speed-up of a whole step to expect of one change, as a factor; above 1 is faster."""
+
+    low: Annotated[float, Field(gt=0)]
+    """Cautious."""
+    high: Annotated[float, Field(gt=0)]
+    """Hopeful: the change does all it can do to the share of a step it acts on."""
 
 
 class Advice(Record):
@@ -182,6 +47,19 @@ class Advice(Record):
     """Field name."""
     reason: str
     """Why, with a number where there is one."""
+    gain: GainRange | None = None
+    """What to expect; None when the evidence does not say."""
+
+
+class Trouble(Record):
+    """Something that slows this training or endangers it, and that is no knob."""
+
+    name: str
+    """Short name, e.g. `swap`, `shared-memory`, `thermal`, `host-syncs`."""
+    sentence: str
+    """What was seen, with its number."""
+    remedy: str
+    """What to do."""
 
 
 class RuledOut(Record):
@@ -193,6 +71,25 @@ class RuledOut(Record):
     """The value; None for every value but the baseline's."""
     reason: str
     """Why, in one sentence."""
+
+
+class MachineReport(Record):
+    """What a machine can do, without a target."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    hardware: HardwareInfo
+    """The machine."""
+    software: SoftwareInfo
+    """The versions."""
+    ceilings: Ceilings
+    """Its measured limits."""
+    ceilings_age_seconds: NonNegative = 0.0
+    """How long ago they were measured."""
+    troubles: tuple[Trouble, ...] = ()
+    """What is wrong with it."""
+    elapsed_seconds: NonNegative = 0.0
+    """Wall time of the probe."""
 
 
 class ProbeReport(Record):
@@ -214,5 +111,9 @@ class ProbeReport(Record):
     """Knobs worth trying, best first."""
     ruled_out: tuple[RuledOut, ...] = ()
     """What will not be tried, and why."""
+    troubles: tuple[Trouble, ...] = ()
+    """What is wrong with the machine or the training, and is no knob."""
+    ceilings_age_seconds: NonNegative = 0.0
+    """How long ago the machine's limits were measured."""
     elapsed_seconds: float = 0.0
     """Wall time of the probe."""

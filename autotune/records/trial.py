@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.records.ceilings import Ceilings
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
+from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Measurement
-from autotune.records.probe import TargetFacts
 from autotune.records.script import Script
 
 
@@ -70,6 +71,8 @@ class TrialLimits(Record):
     """Kill the trial above this; None for no limit."""
     device_memory_limit_bytes: Annotated[int, Field(gt=0)] | None = None
     """Allocator limit on the device; None for no limit."""
+    ceilings_seconds: Annotated[float, Field(gt=0)] = 2.0
+    """Time to measure the machine's limits in, where a probe is not told them."""
 
 
 class FidelityPlan(Record):
@@ -115,9 +118,9 @@ class TrialSpec(Record):
     """Version of this file."""
     number: Annotated[int, Field(ge=0)]
     """Position in the search; also the folder's name."""
-    purpose: Literal["probe", "measure", "final", "quality", "fidelity", "tape"]
-    """probe: find the target's facts; measure, final: time it; quality: train for its losses; fidelity: write down its
-    gradients; tape: write down its data."""
+    purpose: Literal["machine", "probe", "measure", "final", "quality", "fidelity", "tape"]
+    """machine: measure its limits, without a target; probe: find the target's facts; measure, final: time it; quality:
+    train for its losses; fidelity: write down its gradients; tape: write down its data."""
     target: Target
     """What is tuned."""
     config: TrainConfig | None
@@ -138,6 +141,8 @@ class TrialSpec(Record):
     """What a script does by itself, as the probe found it: only what differs is applied; None for a workload."""
     training_loaders: tuple[str, ...] = ()
     """Which of a script's loaders it trains from, as the probe found them."""
+    ceilings: Ceilings | None = None
+    """The machine's limits where a probe need not measure them again."""
     limits: TrialLimits
     """Time and memory."""
 
@@ -190,6 +195,8 @@ class TrialResult(Record):
     """What the loader handed to the training of a tape or fidelity trial."""
     facts: TargetFacts | None = None
     """What a probe found."""
+    ceilings: Ceilings | None = None
+    """What a machine trial measured."""
     written: tuple[str, ...] = ()
     """Files a script made, changed or deleted in its disposable view, relative to the working folder."""
     written_elsewhere: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from autotune.knobs import DATA_KNOBS
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.probe import TargetFacts
+from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.sentences import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back

@@ -9,7 +9,7 @@ from autotune.measure.metric_quality import check_metric
 from autotune.measure.quality import check_losses, has_learned
 from autotune.measure.samples_to_loss import check_samples_to_loss
 from autotune.records.config import TrainConfig
-from autotune.records.probe import TargetFacts
+from autotune.records.facts import TargetFacts
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult

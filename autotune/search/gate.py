@@ -19,7 +19,7 @@ from autotune.measure.additivity import check_additivity
 from autotune.measure.fidelity import judge
 from autotune.measure.noise_scale import gradient_noise_scale
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.probe import TargetFacts
+from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import FidelityPlan, TrialResult

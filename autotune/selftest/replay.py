@@ -18,19 +18,12 @@ from pathlib import Path
 
 from autotune.measure.throughput import TimedBlocks
 from autotune.probe.hardware import read_hardware, read_software
+from autotune.records.ceilings import Ceilings
 from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.facts import DataFacts, ModelFacts, OptimizerFacts, StepPhases, TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Block, Measurement, PeakMemory
-from autotune.records.probe import (
-    Ceilings,
-    DataFacts,
-    ModelFacts,
-    OptimizerFacts,
-    ProbeReport,
-    StepPhases,
-    TargetFacts,
-    Verdict,
-)
+from autotune.records.probe import ProbeReport, Verdict
 from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome

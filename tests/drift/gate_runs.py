@@ -19,7 +19,8 @@ from controls import Control
 from autotune.knobs import Facts
 from autotune.probe.run import probe_target
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.probe import ProbeReport, TargetFacts
+from autotune.records.facts import TargetFacts
+from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits, QualityCheck
 from autotune.records.trial import FidelityPlan, Target, TrialLimits, TrialResult, TrialSpec
 from autotune.search.drift import GOOD_STEPS, DriftGate, DriftPlan, is_passed

@@ -12,8 +12,8 @@ from controls import CONTROLS, NEGATIVE, POSITIVE, Control
 from gate_runs import GateRuns, OpenTarget, Verdict, open_runner, run_checks, take_class_off
 
 from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
-from autotune.records.probe import TargetFacts
 from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
 from autotune.records.trial import FidelityPlan
 from autotune.search.blame import find_guilty

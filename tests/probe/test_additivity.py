@@ -23,7 +23,7 @@ from autotune.measure.additivity import REORDERING_FACTOR, SMALLEST_LIMIT
 from autotune.probe.additivity import measure_additivity
 from autotune.probe.facts import SPLIT_KNOBS, probe_workload
 from autotune.records import TargetFacts, TrainConfig
-from autotune.records.probe import Additivity
+from autotune.records.facts import Additivity
 from autotune.records.trial import Target, TrialLimits, TrialSpec
 from autotune.space import build_space, numerics_of
 from autotune.targets.workload import LoadedWorkload, check_workload

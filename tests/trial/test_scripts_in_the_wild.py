@@ -13,7 +13,7 @@ from test_script_trials import SCRIPTS, TORCHRUN, Project, losses_of, open_proje
 
 from autotune.knobs import Facts
 from autotune.probe.hardware import read_hardware
-from autotune.records.probe import TargetFacts
+from autotune.records.facts import TargetFacts
 from autotune.space import SearchSpace, build_space
 
 EXACT = ("num_workers", "prefetch_factor", "persistent_workers", "host_allocator")

@@ -1,0 +1,56 @@
+"""The measured limits of a device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autotune.records.codec import Record
+
+
+class MatmulRate(Record):
+    """Measured rate of a square matrix product."""
+
+    dtype: Literal["fp32", "tf32", "bf16", "fp16"]
+    """Arithmetic."""
+    flops_per_second: float
+    """Floating-point operations per second of the best few products, multiply and add counted apart."""
+    sustained_flops_per_second: float | None = None
+    """The same over the last half of a longer run, when clocks have come down; None when not measured."""
+
+
+class Ceilings(Record):
+    """Measured limits of the device."""
+
+    matmul: tuple[MatmulRate, ...] = ()
+    """Rates for each arithmetic the device ran."""
+    memory_bytes_per_second: float | None = None
+    """Large copy, read plus write traffic; None when not measured, as below."""
+    triad_bytes_per_second: float | None = None
+    """a + s*b into c on arrays of the same size: two reads and a write."""
+    copy_to_device_bytes_per_second: float | None = None
+    """Page-locked host memory to the device; None without a device, as the next three."""
+    copy_from_device_bytes_per_second: float | None = None
+    """Device to page-locked host memory."""
+    pageable_to_device_bytes_per_second: float | None = None
+    """Ordinary host memory to the device."""
+    pageable_from_device_bytes_per_second: float | None = None
+    """Device to ordinary host memory."""
+    launch_seconds: float | None = None
+    """One operation on a tiny tensor, called from Python, one after the other without waiting."""
+    synchronize_seconds: float | None = None
+    """Waiting for a device that has nothing to do; None on a CPU."""
+    all_reduce_bytes_per_second: float | None = None
+    """Bus bandwidth of an all-reduce over the ranks of this training; None with one rank."""
+    ranks: int = 1
+    """Processes it was measured between."""
+
+    def flops_per_second(self, dtype: str) -> float | None:
+        """Return the best measured rate for one arithmetic; None when it was not measured."""
+        return next((rate.flops_per_second for rate in self.matmul if rate.dtype == dtype), None)
+
+    def sustained_flops_per_second(self, dtype: str) -> float | None:
+        """Return the rate one arithmetic keeps up, else its best one; None when neither was measured."""
+        rates = (
+            rate.sustained_flops_per_second or rate.flops_per_second for rate in self.matmul if rate.dtype == dtype
+        )
+        return next(rates, None)
