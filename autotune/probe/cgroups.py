@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from autotune.probe.small_files import read_text
+
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 2**60
 _DEFAULT_PERIOD_MICROSECONDS = 100_000
@@ -155,14 +157,11 @@ def _unescape(text: str) -> str:
 
 
 def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return (read_text(path) or "").splitlines()
 
 
 def _read_words(path: Path) -> list[str]:
-    return " ".join(_read_lines(path)).split()
+    return (read_text(path) or "").split()
 
 
 def _read_pairs(path: Path) -> dict[str, str]:

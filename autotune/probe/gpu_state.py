@@ -6,14 +6,13 @@ NVML stays open between two readings: opening it takes longer than many a traini
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from autotune.probe.nvml import NvmlFailure, list_devices, open_nvml, read_optional, read_visible_devices, walk_visible
 from autotune.records.measurement import GpuState
 
 # Numbers of nvml.h, because bindings differ in the names they have.
-_CLOCK_SM = 1
+CLOCK_SM = 1
 _TEMPERATURE_GPU = 0
 _SLOWDOWNS = {
     "power-cap": 0x04,  # SwPowerCap
@@ -45,7 +44,7 @@ class GpuWatch:
                 shown = [device for _, device in walk_visible(nvml, list_devices(nvml), visible)]
                 device = shown[index] if 0 <= index < len(shown) else None
                 if device is not None and device.error is None:
-                    self._nvml, self._handle = nvml, device.handle
+                    self._nvml, self._handle = nvml, device.chip
                     self._open = opening.pop_all()
         except NvmlFailure:
             pass  # The probe has said why; a training is timed all the same.
@@ -53,13 +52,14 @@ class GpuWatch:
     def read(self) -> GpuState | None:
         """Return clock (MHz), power (watts), temperature (degrees Celsius) and slowdowns of this moment.
 
+        Of a slice of a GPU (MIG) they are those of the whole chip, which its slices share.
         What the GPU does not tell is None; slowdowns that it does not tell are none. Without any answer the whole is
         None, and the driver is not asked again.
         """
         if self._nvml is None:
             return None
         try:
-            state = _read_state(self._nvml, self._handle)
+            state = read_state(self._nvml, self._handle)
         except self._nvml.NVMLError:
             state = None
         if state is None:
@@ -72,15 +72,19 @@ class GpuWatch:
         self._open.close()
 
 
-def _read_state(nvml: Any, handle: Any) -> GpuState | None:
+def read_state(nvml: Any, handle: Any) -> GpuState | None:
     """Return the state, None when the GPU tells nothing.
+
+    Args:
+        nvml: the open bindings.
+        handle: of the chip.
 
     Raises:
         pynvml.NVMLError: the GPU fell off the bus or needs a reset.
     """
-    clock_mhz = read_optional(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, _CLOCK_SM))
-    power_milliwatts = read_optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    temperature = read_optional(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU))
+    clock_mhz = read_optional(nvml, "nvmlDeviceGetClockInfo", handle, CLOCK_SM)
+    power_milliwatts = read_optional(nvml, "nvmlDeviceGetPowerUsage", handle)
+    temperature = read_optional(nvml, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)
     reasons = _read_clock_reasons(nvml, handle)
     if clock_mhz is None and power_milliwatts is None and temperature is None and reasons is None:
         return None
@@ -96,11 +100,7 @@ def _read_clock_reasons(nvml: Any, handle: Any) -> int | None:
     """Return why the clock is what it is, as bits; None when neither the newer nor the older call answers."""
     # A new binding has the newer call even where the driver beneath does not, so the older one is tried after it.
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-        reasons: int | None = read_optional(nvml, partial(_call, nvml, name, handle))
+        reasons: int | None = read_optional(nvml, name, handle)
         if reasons is not None:
             return reasons
     return None
-
-
-def _call(nvml: Any, name: str, handle: Any) -> Any:
-    return getattr(nvml, name)(handle)

@@ -1,7 +1,8 @@
 """What the machine and its software are. Nothing in, `HardwareInfo` and `SoftwareInfo` out.
 
     /proc, /sys, /dev/shm ──┐
-    psutil (memory) ────────┼──▶ HardwareInfo          NVML (driver), torch/version.py (text) ──▶ SoftwareInfo
+    psutil (memory, swap) ──┤
+    environment variables ──┼──▶ HardwareInfo          NVML (driver), torch/version.py (text) ──▶ SoftwareInfo
     NVML (GPUs) ────────────┘
 
 Neither torch nor CUDA is started: a fact that cannot be read becomes a default and a sentence in `missing`, never an
@@ -14,35 +15,28 @@ import math
 import os
 import platform
 import shutil
+import warnings
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from autotune import __version__
 from autotune.probe.cgroups import read_cpu_quota, read_memory_headroom, read_memory_limit
-from autotune.probe.nvml import (
-    NvmlDevice,
-    NvmlFailure,
-    explain,
-    list_devices,
-    open_nvml,
-    read_optional,
-    read_visible_devices,
-    to_text,
-    walk_visible,
+from autotune.probe.cpus import (
+    count_cores,
+    count_numa_nodes,
+    name_cpu,
+    read_affinity,
+    read_cpu_fields,
+    read_cpu_flags,
+    read_last_level_cache_bytes,
+    select_features,
 )
+from autotune.probe.gpus import read_gpus
+from autotune.probe.nvml import NvmlFailure, open_nvml, to_text
+from autotune.probe.surroundings import read_surroundings
 from autotune.probe.toolchain import find_host_allocators, has_cpp_compiler, read_torch_build
-from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
-
-# Instruction sets PyTorch's kernels and oneDNN choose by, as the kernel spells them: x86 `flags`, arm64 `Features`.
-_CPU_FEATURES = frozenset(
-    (
-        *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
-        *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
-        *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16", "sme"),
-    )
-)
+from autotune.records.hardware import HardwareInfo, SoftwareInfo
 
 
 def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
@@ -51,22 +45,41 @@ def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
     Args:
         root: where the file system starts.
     """
-    cpu_name, cpu_features, cpu_gaps = _read_cpu(root)
-    gpus, gpu_gaps = _read_gpus()
+    fields = read_cpu_fields(root)
+    flags = read_cpu_flags(fields)
+    affinity, quota = read_affinity(), read_cpu_quota(root)
+    cpus = affinity or frozenset()
+    topology = {
+        "CPU cores": count_cores(root, cpus),
+        "memory nodes": count_numa_nodes(root, cpus),
+        "CPU caches": read_last_level_cache_bytes(root, cpus),
+    }
     memory = psutil.virtual_memory()
     limit, headroom = read_memory_limit(root), read_memory_headroom(root)
+    swap = _read_swap_bytes()
+    shared_memory = _read_space_bytes(root / "dev/shm")
+    gpus, gpu_gaps = read_gpus()
     return HardwareInfo(
-        cpu_name=cpu_name,
-        usable_cpu_count=_count_usable_cpus(root),
-        cpu_features=cpu_features,
+        cpu_name=name_cpu(fields),
+        usable_cpu_count=_count_usable_cpus(affinity, quota),
+        cpu_features=select_features(flags or frozenset()),
         memory_total_bytes=memory.total,
         memory_limit_bytes=memory.total if limit is None else min(memory.total, limit),
         memory_available_bytes=memory.available if headroom is None else min(memory.available, headroom),
-        shared_memory_free_bytes=_read_free_bytes(root / "dev/shm"),
+        shared_memory_free_bytes=0 if shared_memory is None else shared_memory[1],
         gpus=gpus,
-        missing=(*cpu_gaps, *gpu_gaps),
+        missing=(*_find_gaps(flags is not None, topology, swap is not None), *gpu_gaps),
         host_allocators=find_host_allocators(root),
         has_cpp_compiler=has_cpp_compiler(),
+        affinity_cpu_count=None if affinity is None else len(affinity),
+        cpu_quota=quota,
+        core_count=topology["CPU cores"],
+        numa_node_count=topology["memory nodes"],
+        last_level_cache_bytes=topology["CPU caches"],
+        swap_total_bytes=0 if swap is None else swap[0],
+        swap_used_bytes=0 if swap is None else swap[1],
+        shared_memory_total_bytes=None if shared_memory is None else shared_memory[0],
+        environment=read_surroundings(root),
     )
 
 
@@ -92,94 +105,35 @@ def read_software() -> SoftwareInfo:
     )
 
 
-def _read_cpu(root: Path) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return model name, features and what could not be read, from the first processor of /proc/cpuinfo."""
-    fields: dict[str, str] = {}
+def _find_gaps(has_flags: bool, topology: dict[str, int | None], has_swap: bool) -> list[str]:
+    """Return a sentence for each fact of the host that could not be read."""
+    gaps = [] if has_flags else ["CPU features could not be read: /proc/cpuinfo does not list them"]
+    unread = [name for name, value in topology.items() if value is None]
+    if unread:
+        gaps.append(f"{', '.join(unread)} could not be read: /sys/devices/system does not list them")
+    return gaps if has_swap else [*gaps, "swap space could not be read (0 stands for unknown)"]
+
+
+def _count_usable_cpus(affinity: frozenset[int] | None, quota: float | None) -> int:
+    count = len(affinity) if affinity else os.cpu_count() or 1
+    return count if quota is None else max(1, min(count, math.ceil(quota)))
+
+
+def _read_swap_bytes() -> tuple[int, int] | None:
+    """Return total and used; None when they cannot be read."""
     try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # pages swapped in and out, which nobody asked for
+            swap = psutil.swap_memory()
+    except (psutil.Error, OSError, RuntimeError, ValueError, KeyError):
+        return None
+    return swap.total, swap.used
+
+
+def _read_space_bytes(folder: Path) -> tuple[int, int] | None:
+    """Return total and free of the file system a folder is on; None without the folder."""
+    try:
+        usage = shutil.disk_usage(folder)
     except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    if "model name" not in fields and "CPU part" in fields:
-        name = f"{platform.machine()} implementer {fields.get('CPU implementer', '?')} part {fields['CPU part']}"
-    flags = fields.get("flags", fields.get("Features"))
-    if flags is None:
-        return name, (), ("CPU features could not be read: /proc/cpuinfo does not list them",)
-    return name, tuple(sorted(_CPU_FEATURES & set(flags.split()))), ()
-
-
-def _count_usable_cpus(root: Path) -> int:
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = read_cpu_quota(root)
-    return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
-
-
-def _read_free_bytes(folder: Path) -> int:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return 0
-
-
-def _read_gpus() -> tuple[tuple[GpuInfo, ...], tuple[str, ...]]:
-    """Return the GPUs CUDA will show, in its order, and what could not be read."""
-    visible = read_visible_devices()
-    if visible == ():
-        return (), ()
-    try:
-        with open_nvml() as nvml:
-            return _list_gpus(nvml, visible)
-    except NvmlFailure as reason:
-        return (), (f"GPUs could not be read: {reason}",)
-
-
-def _list_gpus(nvml: Any, visible: tuple[str, ...] | None) -> tuple[tuple[GpuInfo, ...], tuple[str, ...]]:
-    devices = list_devices(nvml)
-    gpus: list[GpuInfo] = []
-    missing: list[str] = []
-    for entry, device in walk_visible(nvml, devices, visible):
-        if device is None:
-            missing.append(f"CUDA_VISIBLE_DEVICES names GPU {entry}, which is not there: it hides what follows")
-            break
-        try:
-            gpu, gaps = _read_gpu(nvml, device)
-        except nvml.NVMLError as reason:
-            missing.append(f"GPU {entry} could not be read: {explain(reason)}")
-            continue
-        gpus.append(gpu)
-        missing += [f"{gap} of GPU {entry} ({gpu.name}) could not be read" for gap in gaps]
-    by_number = visible is None or any(entry.isdigit() for entry in visible)
-    unlike = len({device.name for device in devices if device.error is None}) > 1
-    if by_number and unlike and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        missing.append("CUDA's order of these unlike GPUs could not be read: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return tuple(gpus), tuple(missing)
-
-
-def _read_gpu(nvml: Any, device: NvmlDevice) -> tuple[GpuInfo, list[str]]:
-    """Return one GPU and what it does not tell.
-
-    Raises:
-        pynvml.NVMLError: the GPU cannot be identified, or it fell off the bus.
-    """
-    if device.error is not None:
-        raise device.error
-    handle = device.handle
-    memory = read_optional(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    capability = read_optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    power_milliwatts = read_optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    compute = read_optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    graphics = read_optional(nvml, lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
-    others = {process.pid for process in (*(compute or ()), *(graphics or ()))} - {os.getpid()}
-    gpu = GpuInfo(
-        name=device.name,
-        memory_total_bytes=int(memory.total) if memory is not None else 0,
-        memory_free_bytes=int(memory.free) if memory is not None else 0,
-        compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
-        power_limit_watts=power_milliwatts / 1000 if power_milliwatts is not None else None,
-        other_processes=len(others),
-    )
-    facts = {"the memory (0 stands for unknown)": memory, "the other processes": compute}
-    return gpu, [fact for fact, value in facts.items() if value is None]
+        return None
+    return usage.total, usage.free

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 # Codes of nvml.h by number, because old bindings lack the names.
 _LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED, _VERSION_MISMATCH = 12, 9, 18
@@ -21,8 +21,6 @@ _EXPLANATIONS = {
     _DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
     _VERSION_MISMATCH: "the loaded NVIDIA driver and its library differ in version (restart after a driver update)",
 }
-
-T = TypeVar("T")
 
 
 class NvmlFailure(Exception):
@@ -38,12 +36,17 @@ class NvmlDevice:
         name: product name; empty when there is an error.
         uuid: empty when it is not told.
         error: why the device cannot be identified; None when it can.
+        is_slice: it is a part of a GPU that is divided (MIG).
+        chip: what is asked of the whole chip, e.g. its temperature: for a slice the GPU it is cut from, where that
+            can be reached, else the handle itself.
     """
 
     handle: Any = None
     name: str = ""
     uuid: str = ""
     error: Exception | None = None
+    is_slice: bool = False
+    chip: Any = None
 
 
 @contextmanager
@@ -116,14 +119,19 @@ def walk_visible(
             return
 
 
-def read_optional(nvml: Any, read: Callable[[], T]) -> T | None:
+def read_optional(nvml: Any, function: str, *arguments: Any) -> Any:
     """Return a fact, None when this GPU or this binding does not offer it; a lost GPU is no missing fact.
+
+    Args:
+        nvml: the open bindings.
+        function: name of the call.
+        arguments: what it takes, the handle first.
 
     Raises:
         pynvml.NVMLError: the GPU fell off the bus or needs a reset.
     """
     try:
-        return read()
+        return getattr(nvml, function)(*arguments)
     except (nvml.NVMLError, AttributeError) as reason:
         if getattr(reason, "value", None) in (_GPU_IS_LOST, _RESET_REQUIRED):
             raise
@@ -144,8 +152,8 @@ def _identify(nvml: Any, find_handle: Callable[[], Any]) -> NvmlDevice:
     """Return a device by its handle; one that fails keeps its place, so that the numbers of the others hold."""
     try:
         handle = find_handle()
-        uuid = read_optional(nvml, lambda: nvml.nvmlDeviceGetUUID(handle))
-        return NvmlDevice(handle, to_text(nvml.nvmlDeviceGetName(handle)), to_text(uuid or ""))
+        uuid = read_optional(nvml, "nvmlDeviceGetUUID", handle)
+        return NvmlDevice(handle, to_text(nvml.nvmlDeviceGetName(handle)), to_text(uuid or ""), chip=handle)
     except nvml.NVMLError as reason:
         return NvmlDevice(error=reason)
 
@@ -155,6 +163,18 @@ def _find_device(nvml: Any, entry: str, devices: list[NvmlDevice]) -> NvmlDevice
     if entry.isdigit():
         return devices[int(entry)] if int(entry) < len(devices) else None
     if entry.startswith("MIG-"):
-        return _identify(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(entry))
+        return _find_slice(nvml, entry)
     matches = [device for device in devices if device.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
+
+
+def _find_slice(nvml: Any, uuid: str) -> NvmlDevice:
+    """Return a slice and the GPU it is cut from."""
+    device = _identify(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(uuid))
+    if device.error is not None:
+        return replace(device, is_slice=True)
+    try:
+        chip = read_optional(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device.handle)
+    except nvml.NVMLError as reason:
+        return NvmlDevice(error=reason, is_slice=True)
+    return replace(device, is_slice=True, chip=device.handle if chip is None else chip)

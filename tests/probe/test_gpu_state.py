@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from fake_machine import LOST, NOT_SUPPORTED, UNKNOWN, FakeNvml, Gpu
+from fake_machine import LOST, NOT_SUPPORTED, UNKNOWN, FakeNvml, Gpu, divided_gpu
 
 from autotune.probe.gpu_state import GpuWatch
 from autotune.records.measurement import GpuState
@@ -189,6 +189,12 @@ def test_a_gpu_that_cannot_be_identified_keeps_its_number(plant: Any) -> None:
     assert not nvml.is_open
     assert watch.read() is None
     assert read_clock(1) == 2_000
+
+
+def test_a_slice_has_the_state_of_its_chip(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(FakeNvml([divided_gpu()]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5")
+    assert GpuWatch().read() == GpuState(sm_clock_mhz=1_980, power_watts=452.25, temperature_celsius=61)
 
 
 def test_hidden_gpus_are_not_even_asked_for(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
