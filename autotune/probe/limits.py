@@ -1,7 +1,8 @@
 """Measured limits of a device. Device in, `Ceilings` out; imports torch, so it runs in a child process.
 
-    |<- fp32 ->|<- tf32 ->|<- bf16 ->|<- fp16 ->|<- memory copy ->|<- copy to the device ->|
-     each takes an equal part of the time that is left: warm-up, then the best of several repetitions
+    |<----------------------- quick -------------------------->|<------- sustained, if there is time ------>|
+    | products per arithmetic | launches | memory | host copies | fp32, 2 s | tf32, 2 s | bf16, 2 s | fp16  |
+      each takes an equal part of the time that is left: warm-up, then the best of several repetitions
 
 The best repetition is the limit: everything that disturbs a repetition makes it longer. The global precision setting
 and the random generators are left as they were; on a CPU fp32 runs under the precision setting of the process.
@@ -9,40 +10,40 @@ and the random generators are left as they were; on a CPU fp32 runs under the pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
-from autotune.engine.precision import tf32
+from autotune.probe.copies import measure_copy, measure_host_copies, measure_memory
+from autotune.probe.products import Burst, list_arithmetics, measure_burst, measure_sustained
+from autotune.probe.repetitions import synchronize, time_repetition
 from autotune.records.ceilings import Ceilings, MatmulRate
-from autotune.records.config import TrainConfig
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Smallest and largest edge of the square matrices. A size doubles until one product is long enough to be timed well.
-_EDGES = {"cpu": (128, 1024), "cuda": (1024, 8192)}
-# Both buffers of a memory copy together: beyond the last-level cache of all but the largest CPUs and GPUs.
-_COPY_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30}
-_PINNED_BYTES = 128 * 2**20
-_LEAST_REPETITIONS = 3
-# One timed repetition is at least this long, so that a synchronisation (tens of microseconds) does not count.
-_REPETITION_SECONDS = 0.005
 # Emulated arithmetic is this much slower than fp32; as a ceiling it would only mislead.
-_ABSURD_FRACTION = 0.02
-# Leave most of the device's free memory alone: somebody else's process may need it.
-_DEVICE_MEMORY_FRACTION = 0.25
+_ABSURD_FRACTION = 0.05
+# Below this a window would be too short for a chip to heat up in it.
+_SUSTAINED_BUDGET_SECONDS = 6.0
+_WINDOW_SECONDS = 2.0
+_LEAST_QUICK_FRACTION = 0.4
+_LAUNCHES = 1000
+_SYNCHRONIZATIONS = 100
+_CALL_REPETITIONS = 20
+_SPOT_CHECK_SECONDS = 0.3
+_SPOT_CHECK_TOLERANCE = 0.1
+
+T = TypeVar("T")
 
 
 def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ceilings:
     """Return the best rates the device reached; what it does not run, or only emulates, is left out.
 
-    Rates: 2 n^3 operations per product of two n x n matrices; a copy in memory reads and writes every byte.
-
     Args:
         device: where to measure; a GPU's cache of free memory is emptied afterwards.
-        budget_seconds: wall time in all, about; each limit is timed at least a few repetitions, however short.
+        budget_seconds: wall time in all, about; each limit is timed at least a few repetitions, however short. From
+            6 s on the rates that products keep up are measured as well; windows of 2 s for them need 8 to 14 s in all.
 
     Raises:
         ValueError: the budget is not positive.
@@ -50,131 +51,120 @@ def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ce
     if budget_seconds <= 0:
         raise ValueError(f"budget_seconds {budget_seconds} is not positive")
     deadline = perf_counter() + budget_seconds
-    names = _list_arithmetics(device)
-    parts = len(names) + (2 if device.type == "cuda" else 1)
-    rates: dict[str, float] = {}
-    for position, name in enumerate(names):
-        rate = _try_measure(partial(_measure_matmul, name, device), deadline, parts - position)
-        if rate is not None and rate >= _ABSURD_FRACTION * rates.get("fp32", 0.0):
-            rates[name] = rate
-    memory = _try_measure(partial(_measure_memory, device), deadline, parts - len(names))
-    upload = None
-    if device.type == "cuda":
-        upload = _try_measure(partial(_measure_upload, device), deadline, 1)
-        torch.cuda.empty_cache()
+    names, on_gpu = list_arithmetics(device), device.type == "cuda"
+    sustained_seconds = 0.0
+    if budget_seconds >= _SUSTAINED_BUDGET_SECONDS:
+        sustained_seconds = min(_WINDOW_SECONDS * len(names), (1 - _LEAST_QUICK_FRACTION) * budget_seconds)
+    quick = _Shares(deadline - sustained_seconds, len(names) + (6 if on_gpu else 2))
+    bursts = _measure_bursts(names, device, quick)
+    launch, wait = _attempt(partial(_measure_calls, device)) or (None, None)
+    memory, triad = quick.attempt(partial(measure_memory, device), parts=2) or (None, None)
+    pinned = pageable = None
+    if on_gpu:
+        pinned = quick.attempt(partial(measure_host_copies, device, pinned=True), parts=2)
+        pageable = quick.attempt(partial(measure_host_copies, device, pinned=False), parts=2)
+    sustained = _measure_sustained(bursts, device, deadline) if sustained_seconds else {}
+    _release_memory(device)
     return Ceilings(
-        matmul=tuple(MatmulRate.model_validate({"dtype": name, "flops_per_second": rates[name]}) for name in rates),
+        matmul=tuple(_build_rate(name, burst, sustained.get(name)) for name, burst in bursts.items()),
         memory_bytes_per_second=memory,
-        copy_to_device_bytes_per_second=upload,
+        triad_bytes_per_second=triad,
+        copy_to_device_bytes_per_second=pinned and pinned[0],
+        copy_from_device_bytes_per_second=pinned and pinned[1],
+        pageable_to_device_bytes_per_second=pageable and pageable[0],
+        pageable_from_device_bytes_per_second=pageable and pageable[1],
+        launch_seconds=launch,
+        synchronize_seconds=wait,
     )
 
 
-def _list_arithmetics(device: torch.device) -> tuple[str, ...]:
-    """Return the arithmetics worth trying, fp32 first: the others are held against it."""
-    # TF32 came with compute capability 8.0; older GPUs accept the setting and ignore it.
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        return ("fp32", "tf32", "bf16", "fp16")
-    return ("fp32", "bf16", "fp16")
+def spot_check_ceilings(device: torch.device, known: Ceilings) -> bool:
+    """Return whether known limits still hold: False when the device is seen to be more than 10 % faster.
+
+    Then they were measured while something disturbed the machine. Slower is fine: a ceiling stays a ceiling.
+    Takes less than half a second, and on a GPU the first start of its libraries.
+
+    Args:
+        device: where to measure.
+        known: measured earlier on the same machine.
+    """
+    shares = _Shares(perf_counter() + _SPOT_CHECK_SECONDS, 2)
+    burst = shares.attempt(partial(measure_burst, "fp32", device))
+    copy = shares.attempt(partial(measure_copy, device))
+    _release_memory(device)
+    product = burst.flops_per_second if burst is not None else None
+    pairs = ((product, known.flops_per_second("fp32")), (copy, known.memory_bytes_per_second))
+    return all(now <= (1 + _SPOT_CHECK_TOLERANCE) * then for now, then in pairs if now is not None and then is not None)
 
 
-def _try_measure(measure: Callable[[float], float], deadline: float, parts_left: int) -> float | None:
-    """Return a rate measured in an equal part of the time left; None when the device refuses."""
-    share = max(0.0, deadline - perf_counter()) / parts_left
+class _Shares:
+    """Splits the time that is left among the measurements that are left, so that what one leaves the others get.
+
+    Args:
+        deadline: as `perf_counter` counts.
+        parts: to split the time into.
+    """
+
+    def __init__(self, deadline: float, parts: int) -> None:
+        self._deadline = deadline
+        self._parts = parts
+
+    def attempt(self, measure: Callable[[float], T], *, parts: int = 1) -> T | None:
+        """Return what was measured in some parts of the time left; None when the device refuses."""
+        share = max(0.0, self._deadline - perf_counter()) * parts / self._parts
+        self._parts -= parts
+        return _attempt(partial(measure, share))
+
+
+def _attempt(measure: Callable[[], T]) -> T | None:
     try:
-        return measure(share)
-    except RuntimeError:
+        return measure()
+    except (RuntimeError, MemoryError):
         # No kernel for this dtype, no memory left, or no page-locked memory: all are RuntimeErrors in torch.
         return None
 
 
-def _measure_matmul(name: str, device: torch.device, share_seconds: float) -> float:
-    """Return the best rate of a square matrix product in operations per second, over the sizes there is time for."""
-    dtype = _DTYPES[name]
-    edge, largest = _EDGES[device.type]
-    largest = min(largest, _largest_edge(device, dtype))
-    until = perf_counter() + share_seconds
-    best_rate = 0.0
-    with torch.no_grad(), tf32(TrainConfig(allow_tf32=name == "tf32"), device):
-        while True:
-            multiply = _build_matmul(edge, device, dtype)
-            # The shortest of a few: one that the scheduler held up would end the growth far too early.
-            seconds = min(_time_repetition(multiply, device, 1) for _ in range(_LEAST_REPETITIONS))
-            best_rate = max(best_rate, 2.0 * edge**3 / seconds)
-            # A product of twice the edge takes at most eight times as long, and its first run counts as well.
-            if 2 * edge > largest or 2 * 8 * seconds > until - perf_counter():
-                break
-            edge *= 2
-        best_seconds = _best_seconds(multiply, device, until - perf_counter())
-    return max(best_rate, 2.0 * edge**3 / best_seconds)
+def _measure_bursts(names: tuple[str, ...], device: torch.device, shares: _Shares) -> dict[str, Burst]:
+    bursts: dict[str, Burst] = {}
+    for name in names:
+        burst = shares.attempt(partial(measure_burst, name, device))
+        least = _ABSURD_FRACTION * bursts["fp32"].flops_per_second if "fp32" in bursts else 0.0
+        if burst is not None and burst.flops_per_second >= least:
+            bursts[name] = burst
+    return bursts
 
 
-def _largest_edge(device: torch.device, dtype: torch.dtype) -> int:
+def _measure_sustained(bursts: dict[str, Burst], device: torch.device, deadline: float) -> dict[str, float | None]:
+    sustained: dict[str, float | None] = {}
+    for name, burst in bursts.items():
+        window = min(_WINDOW_SECONDS, max(0.0, deadline - perf_counter()) / (len(bursts) - len(sustained)))
+        measure = partial(measure_sustained, name, device, edge=burst.largest_edge, window_seconds=window)
+        sustained[name] = _attempt(measure)
+    return sustained
+
+
+def _build_rate(name: str, burst: Burst, sustained: float | None) -> MatmulRate:
+    # What was kept up was reached as well, if by chance never in the burst.
+    best = max(burst.flops_per_second, sustained or 0.0)
+    return MatmulRate.model_validate({"dtype": name, "flops_per_second": best, "sustained_flops_per_second": sustained})
+
+
+def _measure_calls(device: torch.device) -> tuple[float, float | None]:
+    """Return the seconds of one tiny operation in a row of many, and of waiting for an idle GPU."""
+    add = partial(torch.zeros(1, dtype=torch.float32, device=device).add_, 1.0)
+    launch = min(time_repetition(add, device, _LAUNCHES) for _ in range(_CALL_REPETITIONS)) / _LAUNCHES
     if device.type != "cuda":
-        return _EDGES[device.type][1]
-    budget_bytes = _DEVICE_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]
-    return math.isqrt(int(budget_bytes / (3 * dtype.itemsize)))
+        return launch, None
+    wait = partial(synchronize, device)
+    waits = (time_repetition(wait, device, _SYNCHRONIZATIONS) for _ in range(_CALL_REPETITIONS))
+    return launch, min(waits) / _SYNCHRONIZATIONS
 
 
-def _build_matmul(edge: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Return a product of random matrices that has run once: zeros would let a GPU clock higher."""
-    generator = torch.Generator(device).manual_seed(0)
-    left, right = (
-        torch.randn(edge, edge, device=device, dtype=torch.float32, generator=generator).to(dtype) for _ in range(2)
-    )
-    product = torch.empty(edge, edge, device=device, dtype=dtype)
-
-    def multiply() -> object:
-        return torch.mm(left, right, out=product)
-
-    multiply()
-    return multiply
-
-
-def _measure_memory(device: torch.device, share_seconds: float) -> float:
-    """Return the best rate of a copy inside the device's memory, in bytes read plus bytes written per second."""
-    total_bytes = _COPY_BYTES[device.type]
-    if device.type == "cuda":
-        total_bytes = min(total_bytes, int(_DEVICE_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]))
-    # Written once before it is timed: untouched pages of a CPU are all the same page of zeros, which stays cached.
-    source = torch.ones(total_bytes // 8, dtype=torch.float32, device=device)
-    target = torch.zeros_like(source)
-    best = _best_seconds(lambda: target.copy_(source), device, share_seconds)
-    return 2.0 * source.nbytes / best
-
-
-def _measure_upload(device: torch.device, share_seconds: float) -> float:
-    """Return the best rate of a copy from page-locked host memory to the device, in bytes per second."""
-    source = torch.ones(_PINNED_BYTES // 4, dtype=torch.float32).pin_memory()
-    target = torch.empty(source.shape, dtype=source.dtype, device=device)
-    target.copy_(source, non_blocking=True)
-    best = _best_seconds(lambda: target.copy_(source, non_blocking=True), device, share_seconds)
-    return source.nbytes / best
-
-
-def _best_seconds(run: Callable[[], object], device: torch.device, share_seconds: float) -> float:
-    """Return the time of one run in the fastest repetition; a repetition makes enough runs to be timed well.
-
-    At least a few repetitions are made, also when no time is left.
-    """
-    until = perf_counter() + share_seconds
-    first = _time_repetition(run, device, 1)
-    runs = max(1, math.ceil(_REPETITION_SECONDS / max(first, 1e-9)))
-    best, repetitions = first, 1
-    while repetitions < _LEAST_REPETITIONS or perf_counter() < until:
-        best = min(best, _time_repetition(run, device, runs) / runs)
-        repetitions += 1
-    return best
-
-
-def _time_repetition(run: Callable[[], object], device: torch.device, runs: int) -> float:
-    _synchronize(device)
-    start = perf_counter()
-    for _ in range(runs):
-        run()
-    _synchronize(device)
-    return perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _release_memory(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    # Page-locked memory has a cache of its own. Its public name is newer than the oldest PyTorch supported here (2.6).
+    release = getattr(torch.accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
+    if release is not None:
+        release()

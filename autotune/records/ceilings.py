@@ -21,6 +21,8 @@ class MatmulRate(Record):
 class Ceilings(Record):
     """Measured limits of the device."""
 
+    device: Literal["cpu", "cuda"] | None = None
+    """What they are the limits of; None when not said."""
     matmul: tuple[MatmulRate, ...] = ()
     """Rates for each arithmetic the device ran."""
     memory_bytes_per_second: float | None = None

@@ -1,0 +1,141 @@
+"""Measured limits kept between runs: a file per machine, software and way to start, in the user's cache folder.
+
+    hardware, software, device, threads, ranks, environment ──hash──▶ ceilings-<key>.json ──▶ ceilings and their age
+
+A file that is damaged, too old or somebody else's counts as absent: the limits are then measured anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from autotune.errors import AutotuneError
+from autotune.records.ceilings import Ceilings
+from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
+from autotune.records.hardware import HardwareInfo, SoftwareInfo
+
+OLDEST_SECONDS = 30 * 24 * 3600.0
+"""Limits older than this are measured anew."""
+
+# Part of the key; to be raised when the same machine would be given other figures by another way of measuring.
+_METHOD = 1
+_LARGEST_FILE_BYTES = 64 * 1024
+_ENVIRONMENT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+class CachedCeilings(Record):
+    """Limits of one machine as one file holds them."""
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file."""
+    key: str
+    """What they depend on, hashed."""
+    device: str
+    """Where they were measured, e.g. `cpu` or `cuda`."""
+    measured_at: float
+    """Seconds since 1970."""
+    ceilings: Ceilings
+    """The limits."""
+
+
+def find_cached_ceilings(
+    hardware: HardwareInfo,
+    software: SoftwareInfo,
+    *,
+    device: str,
+    threads: int | None,
+    ranks: int = 1,
+    now: float | None = None,
+) -> tuple[Ceilings, float] | None:
+    """Return limits measured earlier and their age in seconds; None when there are none to rely on.
+
+    Args:
+        hardware: the machine.
+        software: its versions.
+        device: where they were measured.
+        threads: of a CPU's operations; None for PyTorch's own choice.
+        ranks: processes of the training.
+        now: seconds since 1970; None for the clock's.
+    """
+    key = _build_key(hardware, software, device=device, threads=threads, ranks=ranks)
+    path = _find_path(key)
+    try:
+        if path is None or path.stat().st_uid != os.geteuid():
+            return None
+        cached = read_record(path, CachedCeilings, max_bytes=_LARGEST_FILE_BYTES)
+    except (OSError, AutotuneError):
+        return None
+    age = (time.time() if now is None else now) - cached.measured_at
+    if cached.key != key or cached.device != device or not 0 <= age <= OLDEST_SECONDS:
+        return None
+    return cached.ceilings, age
+
+
+def save_ceilings(
+    ceilings: Ceilings,
+    hardware: HardwareInfo,
+    software: SoftwareInfo,
+    *,
+    device: str,
+    threads: int | None,
+    ranks: int = 1,
+    now: float | None = None,
+) -> bool:
+    """Keep limits for later runs, where the cache folder can be written.
+
+    Args:
+        ceilings: kept only when the rates that products keep up are among them: without, they were measured in haste.
+        hardware: as for `find_cached_ceilings`.
+        software: likewise.
+        device: likewise.
+        threads: likewise.
+        ranks: likewise.
+        now: likewise.
+
+    Returns:
+        Whether they are kept.
+    """
+    key = _build_key(hardware, software, device=device, threads=threads, ranks=ranks)
+    path = _find_path(key)
+    is_full = bool(ceilings.matmul) and all(rate.sustained_flops_per_second is not None for rate in ceilings.matmul)
+    if path is None or not is_full:
+        return False
+    measured_at = time.time() if now is None else now
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_record(path, CachedCeilings(key=key, device=device, measured_at=measured_at, ceilings=ceilings))
+    except OSError:
+        return False
+    return True
+
+
+def _build_key(hardware: HardwareInfo, software: SoftwareInfo, *, device: str, threads: int | None, ranks: int) -> str:
+    parts = {
+        "method": _METHOD,
+        "hardware": hardware.fingerprint,
+        "affinity": hardware.affinity_cpu_count,
+        "quota": hardware.cpu_quota,
+        "software": software.fingerprint,
+        "device": device,
+        "threads": threads,
+        "ranks": ranks,
+        "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _find_path(key: str) -> Path | None:
+    """Return where the limits are kept; None when the user has no home.
+
+    Source: XDG Base Directory Specification 0.8; a relative path in the variable is to be ignored.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = named if named.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return folder / "autotune" / f"ceilings-{key}.json"
