@@ -6,12 +6,16 @@ phases: |  data    | copy | forward | backward | optimizer |     each one synchr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from autotune.records.ceilings import Ceilings
+from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.facts import StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.units import format_duration
+
+_INPUT_WAIT_FRACTION = 0.10
+_INPUT_STEP_RATIO = 1.1
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class StepFigures:
         optimizer_fraction: share of the phases' sum spent in the optimizer.
         arithmetic: the measured arithmetic the baseline's matrix products are held against.
         flops_per_second: model operations per second of wall time; None when not countable.
-        ceiling_flops_per_second: measured rate of that arithmetic; None when not measured.
+        ceiling_flops_per_second: the rate that arithmetic keeps up here; None when not measured, as the next.
+        burst_flops_per_second: its best rate.
     """
 
     step_seconds: float
@@ -41,6 +46,7 @@ class StepFigures:
     arithmetic: str
     flops_per_second: float | None
     ceiling_flops_per_second: float | None
+    burst_flops_per_second: float | None
 
     @property
     def wait_fraction(self) -> float:
@@ -48,24 +54,43 @@ class StepFigures:
         return self.wait_seconds / self.step_seconds
 
     @property
+    def compute_fraction(self) -> float:
+        """Share of a step that is neither waiting nor copying: what the shares of `StepWork` are shares of."""
+        return max(0.0, 1.0 - self.wait_fraction - self.copy_fraction)
+
+    @property
+    def is_input_bound(self) -> bool:
+        """Waiting is more than a tenth of a step, or most of what a step takes beyond its computation.
+
+        Source: Mohan et al. 2021 (arXiv 2007.06775), the differential method.
+        """
+        if self.wait_fraction > _INPUT_WAIT_FRACTION:
+            return True
+        slower = self.step_seconds > _INPUT_STEP_RATIO * self.compute_seconds
+        return slower and self.wait_seconds > 0.5 * (self.step_seconds - self.compute_seconds)
+
+    @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: operations per second over the measured rate; None when either is unknown.
+        """Model FLOPs utilisation: operations per second over the sustained rate; None when either is unknown.
 
         Source: Chowdhery et al. 2022 (arXiv 2204.02311), appendix B, with a measured instead of a data sheet's rate.
         """
-        if self.flops_per_second is None or not self.ceiling_flops_per_second:
-            return None
-        return self.flops_per_second / self.ceiling_flops_per_second
+        return divide(self.flops_per_second, self.ceiling_flops_per_second)
+
+    @property
+    def burst_mfu(self) -> float | None:
+        """The same over the best measured rate, which a long run does not keep up."""
+        return divide(self.flops_per_second, self.burst_flops_per_second)
 
 
 def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
     """Return the figures of the baseline."""
     phases, step_seconds = facts.phases, measurement.seconds_per_step
     flops_per_sample = facts.model.flops_per_sample
-    arithmetic = _name_arithmetic(facts)
+    arithmetic = name_arithmetic(facts)
     return StepFigures(
         step_seconds=step_seconds,
-        samples_per_step=measurement.samples_per_second * step_seconds,
+        samples_per_step=measurement.samples / sum(block.optimizer_steps for block in measurement.blocks),
         wait_seconds=measurement.data_wait_fraction * step_seconds,
         compute_seconds=facts.compute_seconds_per_step,
         copy_fraction=_share(phases.copy_seconds, phases),
@@ -73,13 +98,28 @@ def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
         optimizer_fraction=_share(phases.optimizer_seconds, phases),
         arithmetic=arithmetic,
         flops_per_second=flops_per_sample * measurement.samples_per_second if flops_per_sample else None,
-        ceiling_flops_per_second=facts.ceilings.flops_per_second(arithmetic),
+        ceiling_flops_per_second=facts.ceilings.sustained_flops_per_second(arithmetic),
+        burst_flops_per_second=facts.ceilings.flops_per_second(arithmetic),
     )
 
 
-def best_flops_per_second(ceilings: Ceilings) -> float | None:
-    """Return the fastest measured arithmetic's rate; None when none was measured."""
-    return max((rate.flops_per_second for rate in ceilings.matmul), default=None)
+def divide(part: float | None, whole: float | None) -> float | None:
+    """Return a ratio; None when a number is missing, the whole is nothing or the ratio is beyond all numbers."""
+    if part is None or whole is None or whole <= 0:
+        return None
+    ratio = part / whole
+    return ratio if math.isfinite(ratio) else None
+
+
+def optimizer_share(phases: StepPhases) -> float:
+    """Return the optimizer's share of the computation: of forward, backward and itself."""
+    computation = phases.forward_seconds + phases.backward_seconds + phases.optimizer_seconds
+    return phases.optimizer_seconds / computation if computation > 0 else 0.0
+
+
+def fastest_arithmetic(ceilings: Ceilings) -> MatmulRate | None:
+    """Return the arithmetic with the best measured rate; None when none was measured."""
+    return max(ceilings.matmul, key=lambda rate: rate.flops_per_second, default=None)
 
 
 def format_step(seconds: float) -> str:
@@ -89,7 +129,7 @@ def format_step(seconds: float) -> str:
 
 def format_share(fraction: float) -> str:
     """Return a share of a whole for people, e.g. `62 %`."""
-    return f"{100 * fraction:.0f} %"
+    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
 
 
 def format_flops(per_second: float) -> str:
@@ -100,7 +140,12 @@ def format_flops(per_second: float) -> str:
     return f"{_three_digits(per_second)} FLOP/s"
 
 
-def _name_arithmetic(facts: TargetFacts) -> str:
+def format_bandwidth(per_second: float) -> str:
+    """Return a memory or copy rate for people, e.g. `15 GB/s`."""
+    return f"{_three_digits(per_second / 1e9)} GB/s"
+
+
+def name_arithmetic(facts: TargetFacts) -> str:
     """Return the arithmetic of the baseline's matrix products and convolutions."""
     baseline = facts.baseline
     if baseline.precision != "fp32" or facts.device != "cuda":
