@@ -12,7 +12,7 @@ PROCESS_TESTS := tests/train tests/cli/test_cli.py tests/trial/test_spawn.py tes
 
 demo: .venv/.installed
 	mkdir -p demo
-	cd demo && ../$(BIN)/autotune probe
+	cd demo && ../$(BIN)/autotune probe demo
 	cd demo && ../$(BIN)/autotune search --budget $(BUDGET)
 	cd demo && ../$(BIN)/autotune train --profile best.json --steps 200
 	@echo

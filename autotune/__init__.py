@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.errors import AutotuneError
-    from autotune.probe.run import run_probe
+    from autotune.probe.run import run_machine_probe, run_probe
     from autotune.records import DriftLimits, Margin, Profile, TrainConfig
     from autotune.search.run import SearchOptions, run_search
     from autotune.targets.workload import Workload
@@ -28,6 +28,7 @@ __all__ = [
     "TrainingOptions",
     "Workload",
     "__version__",
+    "run_machine_probe",
     "run_probe",
     "run_search",
     "run_training",
@@ -42,6 +43,7 @@ _HOME = {
     "TrainConfig": "autotune.records",
     "TrainingOptions": "autotune.train.run",
     "Workload": "autotune.targets.workload",
+    "run_machine_probe": "autotune.probe.run",
     "run_probe": "autotune.probe.run",
     "run_search": "autotune.search.run",
     "run_training": "autotune.train.run",

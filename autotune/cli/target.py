@@ -13,9 +13,10 @@ from autotune.cli.terminal import say
 if TYPE_CHECKING:
     from autotune.records.script import Script
 
+DEMO = "demo"
 TARGET_HELP = (
     "The training: file.py:attr or package.module:attr, or a script's command after --, as in: -- python train.py "
-    "--lr 0.1. Without one: target of the tool.autotune table in pyproject.toml, else the built-in demo."
+    "--lr 0.1. Without one: target of the tool.autotune table in pyproject.toml, else the built-in demo (name: demo)."
 )
 
 Target = Annotated[list[str] | None, typer.Argument(help=TARGET_HELP, show_default=False, metavar="[TARGET]")]
@@ -64,6 +65,7 @@ def read_target(
         UsageError: a script's command or an option for scripts cannot be used as given.
     """
     from autotune.errors import UsageError
+    from autotune.targets.resolve import DEMO_TARGET
     from autotune.targets.script import read_script
 
     options = {
@@ -89,6 +91,8 @@ def read_target(
         raise UsageError(
             f"{given[0]} is for a script, and none was named", hint="write its command after --: -- python train.py"
         )
+    if words and words[0] == DEMO:
+        return DEMO_TARGET
     return words[0] if words else None
 
 
@@ -96,7 +100,18 @@ def is_command(word: str) -> bool:
     """Return whether a single word is a program rather than the name of a workload."""
     import shutil
 
-    return ":" not in word and not word.endswith(".py") and shutil.which(word) is not None
+    return word != DEMO and ":" not in word and not word.endswith(".py") and shutil.which(word) is not None
+
+
+def has_target(target: str | Script | None, folder: Path) -> bool:
+    """Return whether a training was named, on the command line or in the settings file.
+
+    Raises:
+        UsageError: the settings file is not valid.
+    """
+    from autotune.targets.resolve import resolve_target
+
+    return resolve_target(target, folder=folder).origin != "demo"
 
 
 def announce_target(target: str | Script | None, folder: Path) -> None:
@@ -117,6 +132,9 @@ def announce_target(target: str | Script | None, folder: Path) -> None:
 def show_target(target: str | Script | None) -> str:
     """Return the words that name the target in another command; empty when none was named."""
     from autotune.records.script import Script
+    from autotune.targets.resolve import DEMO_TARGET
     from autotune.targets.script import script_label
 
-    return f" -- {script_label(target.command)}" if isinstance(target, Script) else f" {target}" if target else ""
+    if isinstance(target, Script):
+        return f" -- {script_label(target.command)}"
+    return f" {DEMO}" if target == DEMO_TARGET else f" {target}" if target else ""

@@ -22,26 +22,63 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.emit.report import render_report
-from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, find_pair_ratios
+from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, draw_work, find_pair_ratios
 from autotune.emit.report.tables import describe_difference, find_baseline_rate, list_settings
 from autotune.emit.report.wording import format_interval, format_ratio_down, shorten
 from autotune.records import (
     Advice,
     Evidence,
+    GainRange,
     GpuInfo,
     Interval,
     Margin,
+    MemoryFacts,
+    MemoryMode,
     ProfileTarget,
     QualityCheck,
     RuledOut,
     StepPhases,
+    StepWork,
     TrainConfig,
     TrialResult,
     TrialStatus,
+    Trouble,
     Verdict,
 )
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} \x1b[31m\x00\u202e\ud800</style>"
+WORK = StepWork(
+    products_fraction=0.5,
+    traffic_fraction=0.375,
+    overhead_fraction=0.125,
+    operations_per_step=900.0,
+    host_syncs_per_step=1.0,
+)
+MEMORY = MemoryFacts(
+    base_bytes=2**30,
+    weights_bytes=2**20,
+    gradient_bytes=2**20,
+    optimizer_bytes=2**21,
+    activation_bytes_per_sample=3 * 2**20,
+    limit_bytes=8 * 2**30,
+    modes=(
+        MemoryMode(precision="fp32", activation_checkpointing="off", fixed_bytes=2**30, bytes_per_sample=2**25),
+        MemoryMode(
+            precision="bf16",
+            activation_checkpointing="full",
+            fixed_bytes=2**30,
+            bytes_per_sample=2**20,
+            largest_micro_batch_size=7168,
+        ),
+        MemoryMode(
+            precision="bf16",
+            activation_checkpointing="off",
+            fixed_bytes=2**34,
+            bytes_per_sample=2**20,
+            largest_micro_batch_size=0,
+        ),
+    ),
+)
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
 
@@ -214,8 +251,9 @@ def test_hostile_text_is_harmless_everywhere() -> None:
             evidence=Evidence(pairs=8, notes=(HOSTILE,)),
         ),
         probe=make_probe(
-            target=make_facts(label=HOSTILE, warnings=(HOSTILE,)),
-            verdict=Verdict(limit="unknown", sentence=HOSTILE),
+            target=make_facts(label=HOSTILE, warnings=(HOSTILE,), memory=MEMORY.replace(missing=HOSTILE)),
+            verdict=Verdict(limit="unknown", sentence=HOSTILE, speedup_ceiling=2.0, ceiling_reason=HOSTILE),
+            troubles=(Trouble(name=HOSTILE, sentence=HOSTILE, remedy=HOSTILE),),
             advice=(Advice(knob=HOSTILE, reason=HOSTILE),),
             ruled_out=(RuledOut(knob=HOSTILE, value=HOSTILE, reason=HOSTILE),),
         ),
@@ -225,7 +263,8 @@ def test_hostile_text_is_harmless_everywhere() -> None:
         ],
     )
     page = Page(html)
-    clean = {tag for tag, _ in Page(render(trials=[*search_trials(), make_trial(99, rate=None)])).elements}
+    full = make_probe(target=make_facts(memory=MEMORY))
+    clean = {tag for tag, _ in Page(render(probe=full, trials=[*search_trials(), make_trial(99, rate=None)])).elements}
     assert {tag for tag, _ in page.elements} <= clean
     assert html.count("</style>") == 1
     assert not {name for _, attributes in page.elements for name in attributes if name.startswith("on")}
@@ -311,6 +350,66 @@ def test_a_shown_interval_holds_the_interval(low: float, width: float) -> None:
     shown_low, shown_high = re.fullmatch(r"98 % interval ([\d.]+)-([\d.]+)", text).groups()  # type: ignore[union-attr]
     assert low - 0.0101 <= float(shown_low) <= low
     assert low + width <= float(shown_high) <= low + width + 0.0101
+
+
+# ---- what the probe found
+
+
+def test_troubles_come_with_what_to_do() -> None:
+    trouble = Trouble(name="swap", sentence="1.5 GiB of swap is in use", remedy="free memory first")
+    page = Page(render(probe=make_probe(troubles=(trouble,))))
+    assert "What slows it, and is no setting 1.5 GiB of swap is in use" in page.words()
+    assert page.count("span", **{"class": "error"}) == 1
+    assert "free memory first" in page.text
+    assert "is no setting" not in Page(render()).text
+
+
+def test_what_a_step_is_spent_on() -> None:
+    page = Page(render(probe=make_probe(target=make_facts(work=WORK))))
+    assert ["matrix products", "16.9 ms", "50 %"] in page.cells
+    assert ["overhead of small operations", "4.21 ms", "12 %"] in page.cells
+    assert page.count("svg", **{"class": "bar"}) == 2
+    assert [segment.x for segment in draw_work(make_facts(work=WORK))] == [0.0, 50.0, 87.5]
+    assert draw_work(make_facts()) == ()
+    assert draw_work(make_facts(work=WORK, compute_seconds_per_step=0.0)) == ()
+
+
+def test_what_the_memory_is_made_of_and_what_else_would_fit() -> None:
+    page = Page(render(probe=make_probe(target=make_facts(memory=MEMORY))))
+    assert "Process 1.00 GiB, weights 1.0 MiB, gradients 1.0 MiB, optimizer 2.0 MiB" in page.words()
+    assert "3.0 MiB of activations a sample; 8.00 GiB may be used." in page.words()
+    assert ["fp32 yours", "2.00 GiB", "32.0 MiB", "not known"] in page.cells
+    assert ["bf16, full checkpointing", "1.03 GiB", "1.0 MiB", "7,168"] in page.cells
+    assert ["bf16", "16.03 GiB", "1.0 MiB", "none fits"] in page.cells
+
+
+def test_memory_that_was_not_predicted() -> None:
+    memory = MEMORY.replace(modes=(), activation_bytes_per_sample=None, missing="The loss depends on the batch.")
+    words = Page(render(probe=make_probe(target=make_facts(memory=memory)))).words()
+    assert "optimizer 2.0 MiB; 8.00 GiB may be used. The loss depends on the batch." in words
+    assert "Largest micro batch" not in words
+    assert "What its memory is made of" not in Page(render()).words()
+
+
+def test_advice_has_its_gain_where_there_is_one() -> None:
+    advice = (
+        Advice(knob="precision", reason="bf16 is faster", gain=GainRange(low=1.1, high=1.8)),
+        Advice(knob="memory_format", reason="there are convolutions"),
+    )
+    words = Page(render(probe=make_probe(advice=advice))).words()
+    assert "precision 1.10-1.80x: bf16 is faster memory_format: there are convolutions" in words
+
+
+def test_the_ceiling_has_its_reason() -> None:
+    verdict = Verdict(limit="compute", sentence="compute-bound", speedup_ceiling=2.4, ceiling_reason="the products")
+    words = Page(render(probe=make_probe(verdict=verdict))).words()
+    assert "compute-bound. No more than 2.40x is possible on this machine for this model: the products" in words
+
+
+def test_a_sustained_rate_is_shown_beside_the_best() -> None:
+    rate = make_facts().ceilings.matmul[0].replace(sustained_flops_per_second=4.8e13)
+    facts = make_facts(ceilings=make_facts().ceilings.replace(matmul=(rate,)))
+    assert ["fp32 products", "52 TFLOP/s, 48 sustained"] in Page(render(probe=make_probe(target=facts))).cells
 
 
 # ---- the tables

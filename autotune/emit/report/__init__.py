@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotune.emit.report import charts, tables, wording
+from autotune.emit.report import charts, probed, tables, wording
 from autotune.records import DriftLimits, ProbeReport, Profile, TrialResult
 from autotune.search.objective import Limits, score_trial
 from autotune.sentences import describe_drift
@@ -37,6 +37,10 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "candidate_shown": tables.is_candidate_apart(profile),
         "limit": wording.describe_limit(probe),
         "phases": charts.draw_phases(probe.target.phases),
+        "work": charts.draw_work(probe.target),
+        "memory": probed.describe_memory(probe.target),
+        "modes": probed.list_modes(probe.target),
+        "troubles": probed.list_troubles(probe.troubles),
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "finals_chart": charts.draw_finals(ordered, profile),
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
@@ -44,7 +48,7 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "quality": tables.list_quality(profile.quality),
         "drift": describe_drift(profile),
         "ruled_out": tables.list_ruled_out(probe.ruled_out),
-        "advice": tables.list_advice(probe.advice),
+        "advice": probed.list_advice(probe.advice),
         "notes": tables.list_notes(profile, probe),
         "machine": tables.list_machine(profile, probe),
         "versions": tables.list_versions(profile),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autotune.emit.report.tables import describe_difference
 from autotune.emit.report.wording import format_interval, format_ratio
-from autotune.records import Profile, StepPhases, TrainConfig, TrialResult, TrialStatus
+from autotune.records import Profile, StepPhases, TargetFacts, TrainConfig, TrialResult, TrialStatus
 from autotune.units import format_duration
 
 _PHASES = (
@@ -22,6 +22,11 @@ _PHASES = (
     ("optimizer_seconds", "optimizer"),
     ("other_seconds", "everything else"),
 )
+_WORK = (
+    ("products_fraction", "matrix products", "phase-4"),
+    ("traffic_fraction", "memory traffic", "phase-3"),
+    ("overhead_fraction", "overhead of small operations", "phase-1"),
+)
 _TRIALS_HEIGHT = 240
 _FAILED_BAND = 28
 _EDGE = 2.0
@@ -30,13 +35,14 @@ _ROW_HEIGHT = 22
 
 @dataclass(frozen=True)
 class Segment:
-    """One phase of a step; `x` and `width` in percent."""
+    """One part of a step; `x` and `width` in percent, `kind` is the name of its colour."""
 
     name: str
     time: str
     share: str
     x: float
     width: float
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -97,15 +103,28 @@ class FinalsChart:
 def draw_phases(phases: StepPhases) -> tuple[Segment, ...]:
     """Return the phases of one step as parts of a bar; none when nothing was timed."""
     seconds = [(label, max(0.0, getattr(phases, field))) for field, label in _PHASES]
+    if phases.other_seconds <= 0:
+        seconds.pop()
+    return _draw_parts(seconds, [f"phase-{index}" for index in range(1, len(_PHASES) + 1)])
+
+
+def draw_work(facts: TargetFacts) -> tuple[Segment, ...]:
+    """Return what the computation of one step is spent on as parts of a bar; none when it is not known."""
+    if facts.work is None:
+        return ()
+    seconds = [(label, getattr(facts.work, field) * facts.compute_seconds_per_step) for field, label, _ in _WORK]
+    return _draw_parts(seconds, [kind for _, _, kind in _WORK])
+
+
+def _draw_parts(seconds: Sequence[tuple[str, float]], kinds: Sequence[str]) -> tuple[Segment, ...]:
     total = sum(value for _, value in seconds)
     if total <= 0:
         return ()
-    if phases.other_seconds <= 0:
-        seconds.pop()
     segments, x = [], 0.0
-    for name, value in seconds:
+    for (name, value), kind in zip(seconds, kinds, strict=False):
         width = 100 * value / total
-        segments.append(Segment(name, _format_milliseconds(value), f"{width:.0f} %", round(x, 3), round(width, 3)))
+        share = f"{width:.0f} %"
+        segments.append(Segment(name, _format_milliseconds(value), share, round(x, 3), round(width, 3), kind))
         x += width
     return tuple(segments)
 

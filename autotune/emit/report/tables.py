@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from autotune.emit.report.wording import format_ratio, shorten
 from autotune.records import (
-    Advice,
     GpuInfo,
+    MatmulRate,
     Measurement,
     ProbeReport,
     Profile,
@@ -247,11 +247,6 @@ def list_ruled_out(ruled_out: Sequence[RuledOut]) -> list[tuple[str, str, str]]:
     ]
 
 
-def list_advice(advice: Sequence[Advice]) -> list[tuple[str, str]]:
-    """Return knob and reason of what was worth trying."""
-    return [(shorten(item.knob, _MAX_VALUE_LENGTH), shorten(item.reason)) for item in advice]
-
-
 def list_notes(profile: Profile, probe: ProbeReport) -> list[str]:
     """Return what the user should know, each sentence once."""
     power, costs = describe_power(profile), describe_break_even(profile.one_off)
@@ -270,13 +265,20 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
         *(("GPU", _describe_gpu(gpu)) for gpu in hardware.gpus),
         ("trained on", probe.target.device),
         *(("noise", shorten(describe_noise(seen))) for seen in [profile.evidence.noise] if seen is not None),
-        *((f"{rate.dtype} products", f"{rate.flops_per_second / 1e12:.3g} TFLOP/s") for rate in ceilings.matmul),
+        *((f"{rate.dtype} products", _describe_rate(rate)) for rate in ceilings.matmul),
     ]
     if ceilings.memory_bytes_per_second is not None:
         rows.append(("memory traffic", f"{ceilings.memory_bytes_per_second / 1e9:,.0f} GB/s"))
     if ceilings.copy_to_device_bytes_per_second is not None:
         rows.append(("copy to device", f"{ceilings.copy_to_device_bytes_per_second / 1e9:,.1f} GB/s"))
     return rows
+
+
+def _describe_rate(rate: MatmulRate) -> str:
+    kept = (
+        "" if rate.sustained_flops_per_second is None else f", {rate.sustained_flops_per_second / 1e12:.3g} sustained"
+    )
+    return f"{rate.flops_per_second / 1e12:.3g} TFLOP/s{kept}"
 
 
 def _describe_gpu(gpu: GpuInfo) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
-from autotune.records import Interval, ProbeReport, Profile
+from autotune.records import GainRange, Interval, ProbeReport, Profile
 
 _MAX_LENGTH = 300
 
@@ -77,7 +77,15 @@ def describe_limit(probe: ProbeReport) -> str:
     sentence = shorten(probe.verdict.sentence)
     if ceiling is None:
         return sentence
-    return f"{sentence}. No more than {format_ratio(ceiling)} is possible on this machine for this model."
+    reason = f": {shorten(probe.verdict.ceiling_reason)}" if probe.verdict.ceiling_reason else "."
+    return f"{sentence}. No more than {format_ratio(ceiling)} is possible on this machine for this model{reason}"
+
+
+def format_gain(gain: GainRange | None) -> str:
+    """Return what a change was expected to give, e.g. `1.10-1.80` with its signs; empty when not known."""
+    if gain is None:
+        return ""
+    return f"{_quantize(gain.low, ROUND_HALF_EVEN)}\N{EN DASH}{format_ratio(gain.high)}"
 
 
 def format_interval(interval: Interval) -> str:

@@ -1,0 +1,89 @@
+"""The page of `autotune probe`, from the machine down to what to try: what matters most ends up above the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.cli.page import LinePage, open_page
+from autotune.cli.probe_machine import show_limits, show_machine
+from autotune.cli.probe_step import show_input, show_memory, show_roofline, show_step
+from autotune.cli.probe_words import format_factor, format_gain
+from autotune.records.probe import Advice, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
+
+
+def print_report(report: ProbeReport) -> None:
+    """Print what a probe found out about a target on stdout."""
+    page = open_page()
+    show_machine(page, report.hardware, report.software)
+    show_limits(page, report.target.ceilings, report.ceilings_age_seconds)
+    show_step(page, report)
+    show_roofline(page, report)
+    show_memory(page, report)
+    show_input(page, report)
+    _show_ruled_out(page, report.ruled_out)
+    _show_notes(page, (*report.target.warnings, *report.hardware.missing))
+    _show_verdict(page, report.verdict)
+    _show_troubles(page, report.troubles)
+    _show_advice(page, report.advice)
+
+
+def print_machine(report: MachineReport) -> None:
+    """Print what a machine can do on stdout."""
+    page = open_page()
+    show_machine(page, report.hardware, report.software)
+    show_limits(page, report.ceilings, report.ceilings_age_seconds)
+    _show_notes(page, report.hardware.missing)
+    _show_troubles(page, report.troubles)
+    page.heading("next")
+    page.entry("autotune probe -- python train.py", "where the time of your script goes, and what to try")
+    page.entry("autotune probe train.py:workload", "the same for a workload, which can be varied further")
+    page.entry("autotune probe demo", "the built-in demo, a small GPT that learns Python's standard library")
+
+
+def _show_verdict(page: LinePage, verdict: Verdict) -> None:
+    page.heading("verdict")
+    page.sentence(verdict.sentence, style="bold")
+    for sentence in verdict.evidence:
+        page.sentence(sentence, style="dim", bullet=True)
+    if verdict.speedup_ceiling is not None:
+        reason = f": {verdict.ceiling_reason}" if verdict.ceiling_reason else ""
+        page.sentence(f"at most {format_factor(verdict.speedup_ceiling)} is possible here{reason}")
+
+
+def _show_troubles(page: LinePage, troubles: Sequence[Trouble]) -> None:
+    if troubles:
+        page.heading("troubles")
+    for trouble in troubles:
+        page.entry(trouble.name, trouble.sentence, remedy=trouble.remedy, style="bold yellow")
+
+
+def _show_advice(page: LinePage, advice: Sequence[Advice]) -> None:
+    page.heading("worth trying", "best first" if len(advice) > 1 else "")
+    if not advice:
+        page.sentence("nothing that this evidence speaks for")
+    for item in advice:
+        page.entry(_short(item.knob), item.reason, badge=format_gain(item.gain))
+
+
+def _show_ruled_out(page: LinePage, ruled_out: Sequence[RuledOut]) -> None:
+    """Print a line a reason: knobs, each with its values."""
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for item in ruled_out:
+        values = reasons.setdefault(item.reason, {}).setdefault(_short(item.knob), [])
+        values += [] if item.value is None else [str(item.value)]
+    if reasons:
+        page.heading("ruled out")
+    for reason, knobs in reasons.items():
+        names = ", ".join(f"{knob}={'/'.join(values)}" if values else knob for knob, values in knobs.items())
+        page.sentence(f"{names}: {reason}", bullet=True)
+
+
+def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
+    if notes:
+        page.heading("notes")
+    for note in dict.fromkeys(notes):
+        page.sentence(note, style="yellow", bullet=True)
+
+
+def _short(knob: str) -> str:
+    return knob.removeprefix("user_knobs.")

@@ -1,0 +1,73 @@
+"""What the report says of the probe beyond its verdict: records in, rows of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.emit.report.wording import format_gain, shorten
+from autotune.records import Advice, MemoryMode, TargetFacts, Trouble
+from autotune.units import format_bytes
+
+_MAX_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class ModeRow:
+    """One mode of the training's memory."""
+
+    name: str
+    peak: str
+    per_sample: str
+    largest: str
+    is_baseline: bool
+
+
+def list_troubles(troubles: Sequence[Trouble]) -> list[tuple[str, str]]:
+    """Return what was seen and what to do of everything that slows the training and is no setting."""
+    return [(shorten(trouble.sentence), shorten(trouble.remedy)) for trouble in troubles]
+
+
+def list_advice(advice: Sequence[Advice]) -> list[tuple[str, str, str]]:
+    """Return knob, expected gain (empty when not known) and reason of what was worth trying."""
+    return [(shorten(item.knob, _MAX_NAME_LENGTH), format_gain(item.gain), shorten(item.reason)) for item in advice]
+
+
+def list_modes(facts: TargetFacts) -> list[ModeRow]:
+    """Return what the baseline's micro batch needs in each mode, and the largest that fits; empty when not known."""
+    baseline, memory = facts.baseline, facts.memory
+    if memory is None:
+        return []
+    yours = memory.find_mode(baseline.precision, baseline.activation_checkpointing)
+    return [
+        ModeRow(
+            name=_name_mode(mode),
+            peak=format_bytes(mode.predict_bytes(baseline.micro_batch_size)),
+            per_sample=format_bytes(mode.bytes_per_sample),
+            largest=_describe_largest(mode.largest_micro_batch_size),
+            is_baseline=mode == yours,
+        )
+        for mode in memory.modes
+    ]
+
+
+def describe_memory(facts: TargetFacts) -> str:
+    """Return what the baseline's memory is made of, or why more could not be said; empty when not known."""
+    memory = facts.memory
+    if memory is None:
+        return ""
+    sizes = {"process": memory.base_bytes, "weights": memory.weights_bytes, "gradients": memory.gradient_bytes}
+    parts = [f"{name} {format_bytes(size)}" for name, size in (sizes | {"optimizer": memory.optimizer_bytes}).items()]
+    if memory.activation_bytes_per_sample is not None:
+        parts.append(f"{format_bytes(memory.activation_bytes_per_sample)} of activations a sample")
+    text = f"{', '.join(parts)}; {format_bytes(memory.limit_bytes)} may be used."
+    return f"{text[0].upper()}{text[1:]} {shorten(memory.missing)}".strip()
+
+
+def _name_mode(mode: MemoryMode) -> str:
+    saving = mode.activation_checkpointing
+    return mode.precision if saving == "off" else f"{mode.precision}, {saving} checkpointing"
+
+
+def _describe_largest(size: int | None) -> str:
+    return "not known" if size is None else f"{size:,}" if size else "none fits"
