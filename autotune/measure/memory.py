@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from autotune.records.measurement import PeakMemory
 
-_KIBIBYTES = re.compile(r"^(?:VmHWM|Pss):\s+(\d+) kB$", re.MULTILINE)
+_STATUS = Path("/proc/self/status")
+_FORGET_PEAK = "5"
+"""Written to /proc/self/clear_refs it sets VmHWM back to VmRSS (proc(5), since Linux 4.0)."""
 
 
 class MemoryMeter:
@@ -22,8 +27,7 @@ class MemoryMeter:
 
     def sample(self) -> None:
         """Note what the loader workers hold now: their proportional set size, shared pages counted once."""
-        workers = sum(_read_kibibytes(Path(f"/proc/{pid}/smaps_rollup")) for pid in _child_pids())
-        self._worker_peak = max(self._worker_peak, workers)
+        self._worker_peak = max(self._worker_peak, sum(_child_bytes()))
 
     def reset_device(self) -> None:
         """Forget the device's peak so far; called after the optimizer's state exists."""
@@ -32,9 +36,79 @@ class MemoryMeter:
 
     def read(self) -> PeakMemory:
         """Return the peak: resident set of this process plus workers, and device memory reserved by PyTorch."""
-        own = _read_kibibytes(Path("/proc/self/status")) or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         device = torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
-        return PeakMemory(host_bytes=own + self._worker_peak, device_bytes=device)
+        return PeakMemory(host_bytes=peak_host_bytes() + self._worker_peak, device_bytes=device)
+
+
+def peak_host_bytes() -> int:
+    """Return the largest resident set of this process so far, or since `reset_host_peak`."""
+    return _read_kibibytes(_STATUS) or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_bytes() -> int:
+    """Return the resident set of this process; 0 where the system does not tell."""
+    return _read_kibibytes(_STATUS, "VmRSS")
+
+
+def reset_host_peak() -> bool:
+    """Forget the largest resident set so far; False where the system does not allow it."""
+    try:
+        Path("/proc/self/clear_refs").write_text(_FORGET_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def release_free_memory() -> None:
+    """Collect garbage and hand freed memory back to the system: the host's, and what PyTorch keeps of a GPU's."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        pass  # no glibc
+
+
+def measure_outside_bytes(device: torch.device, own_bytes: int) -> int:
+    """Return what is in use beside some tensors once free memory was released.
+
+    Args:
+        device: of a GPU the use by all processes counts (context and libraries too), of the host by this one.
+        own_bytes: what the tensors take; on a GPU all of PyTorch's are left out instead.
+    """
+    release_free_memory()
+    if device.type != "cuda":
+        return max(0, resident_bytes() - own_bytes)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total - free) - torch.cuda.memory_reserved(device))
+
+
+def measure_peak(run: Callable[[], None], device: torch.device) -> int | None:
+    """Return the most in use while something ran, as `measure_outside_bytes` counts; None when it cannot be known."""
+    outside = measure_outside_bytes(device, 0)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        torch.cuda.synchronize(device)
+        return outside + torch.cuda.max_memory_reserved(device)
+    forgotten, before = reset_host_peak(), peak_host_bytes()
+    run()
+    after = peak_host_bytes()
+    return after if forgotten or after > before else None
+
+
+def worker_bytes() -> int | None:
+    """Return what a child process (a loader worker) holds on average, None without one.
+
+    The proportional set size: private pages plus a part of those shared, batches in shared memory among them.
+    """
+    found = [held for held in _child_bytes() if held]
+    return round(sum(found) / len(found)) if found else None
+
+
+def _child_bytes() -> list[int]:
+    return [_read_kibibytes(Path(f"/proc/{pid}/smaps_rollup")) for pid in _child_pids()]
 
 
 def _child_pids() -> list[int]:
@@ -44,9 +118,9 @@ def _child_pids() -> list[int]:
         return []
 
 
-def _read_kibibytes(file: Path) -> int:
+def _read_kibibytes(file: Path, names: str = "VmHWM|Pss") -> int:
     try:
-        found = _KIBIBYTES.search(file.read_text())
+        found = re.search(rf"^(?:{names}):\s+(\d+) kB$", file.read_text(), re.MULTILINE)
     except OSError:
         return 0
     return 1024 * int(found.group(1)) if found else 0

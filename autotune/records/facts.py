@@ -62,12 +62,14 @@ class MemoryMode(Record):
     """The process, libraries, weights, gradients, optimizer state: what a larger batch does not change."""
     bytes_per_sample: NonNegative
     """Growth of the peak with each sample of a micro batch: activations and temporaries."""
+    least_bytes: NonNegative = 0.0
+    """Peak while the optimizer steps, gradients and its temporaries there: needed for the smallest batch as well."""
     largest_micro_batch_size: Annotated[int, Field(ge=0)] | None = None
     """Predicted to stay inside the limit, head room left; 0 when nothing fits, None when growth cannot be seen."""
 
     def predict_bytes(self, micro_batch_size: int) -> float:
         """Return the predicted peak at a micro batch size."""
-        return self.fixed_bytes + self.bytes_per_sample * micro_batch_size
+        return max(self.least_bytes, self.fixed_bytes + self.bytes_per_sample * micro_batch_size)
 
 
 class MemoryFacts(Record):

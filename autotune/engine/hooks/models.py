@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.engine.dataloader import count_samples
+from autotune.engine.dataloader import count_samples, move_batch
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 from autotune.engine.operations import Operations, watched_operations
 
@@ -30,6 +30,7 @@ class ModelHooks:
         roots: models found so far, in the order of their first training call.
         compiles_itself: the script compiles a model.
         seen: operations of the first training call of every root together, if they were asked for.
+        calls: the arguments of that call, `(args, kwargs)` by the root's position, its tensors without their data.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ModelHooks:
         self.roots: list[nn.Module] = []
         self.compiles_itself = False
         self.seen = Operations()
+        self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._on_error, self._inspects = on_error, inspects
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
@@ -124,6 +126,11 @@ class ModelHooks:
 
     def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._turn(True)  # whatever begins with the first training call is no part of the model
+        position = next(position for position, one in enumerate(self.roots) if one is root)
+        try:
+            self.calls[position] = move_batch((args, kwargs), lambda tensor: tensor.detach().to("meta"))
+        except Exception:  # a container or a tensor of its own kind: the call itself must not suffer from it
+            pass
         with watched_operations() as seen:
             returned = self._train(root, run, inner, args, kwargs)
         self.seen.flops += seen.flops
