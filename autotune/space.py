@@ -75,6 +75,13 @@ class SearchSpace:
                 allowed[name] = value
         return self.complete(allowed)
 
+    def without(self, names: Iterable[str], reason: str) -> SearchSpace:
+        """Return the space in which some knobs stay as the baseline has them, for a reason in one sentence."""
+        dropped = [name for name in names if name in self.choices]
+        ruled_out = (RuledOut(knob=name, value=None, reason=reason) for name in dropped)
+        choices = {name: values for name, values in self.choices.items() if name not in dropped}
+        return dataclasses.replace(self, choices=choices, ruled_out=(*self.ruled_out, *ruled_out))
+
     def restrict(self, names: Sequence[str]) -> SearchSpace:
         """Return the space in which only some knobs vary.
 
@@ -85,9 +92,8 @@ class SearchSpace:
         if unknown:
             raise UsageError(f"{unknown[0]!r} cannot be varied here", hint=f"what can: {', '.join(self.choices)}")
         others = [name for name in self.choices if name not in names]
-        ruled_out = (RuledOut(knob=name, value=None, reason="left out of this search") for name in others)
-        choices = {name: self.choices[name] for name in names}
-        return dataclasses.replace(self, choices=choices, ruled_out=(*self.ruled_out, *ruled_out))
+        space = self.without(others, "left out of this search")
+        return dataclasses.replace(space, choices={name: self.choices[name] for name in names})
 
     def _growth(self, config: TrainConfig) -> float:
         return config.effective_batch_size / self.baseline.effective_batch_size

@@ -1,14 +1,16 @@
 """Inside the probe's process: build the target with its own settings, look at it, time it.
 
-dataset ── cost, randomness      one training ── model, FLOPs, phases, compute alone
-machine ── ceilings              another one, fresh ── end-to-end throughput
+dataset ── cost, randomness, files     one training ── model, FLOPs, phases, compute alone, what it is spent on
+machine ── ceilings                    another one, fresh ── end-to-end throughput, a pass over twice the samples
+loader alone, memory by mode           each part within its allowance; what there is no time for is None
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,30 +18,64 @@ from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
-from autotune.engine.dataloader import find_random_sources
+from autotune.engine.dataloader import Order, build_loader, find_random_sources
 from autotune.engine.loop import Training, backend_settings, evaluate
 from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.operations import watched_operations
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
-from autotune.engine.windows import ResidentWindows
-from autotune.measure.clock import Clock, clock_for
+from autotune.measure.clock import clock_for
 from autotune.measure.throughput import time_training
 from autotune.probe.additivity import measure_additivity
+from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
+from autotune.probe.child import (
+    can_checkpoint,
+    describe_profile,
+    find_hazards,
+    list_precisions,
+    memory_limit,
+    settle_ceilings,
+    supports_bf16,
+    used_bytes,
+)
+from autotune.probe.disk import measure_disk_read, opened_files
 from autotune.probe.interference import watch_interference
-from autotune.probe.limits import measure_ceilings
+from autotune.probe.loader import drain_loader
+from autotune.probe.memory import look_at_memory
+from autotune.probe.step import ResidentSteps, measure_elasticity, time_phases, time_resident_steps
+from autotune.probe.work import WorkProfile, profile_steps
 from autotune.records.config import TrainConfig
-from autotune.records.facts import Additivity, DataFacts, ModelFacts, StepPhases, TargetFacts
+from autotune.records.facts import Additivity, DataFacts, ModelFacts, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
 
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
-_PHASES_SECONDS = 1.0
-_CEILINGS_SECONDS = 2.0
 _EVALUATION_SECONDS = 20.0
-_PHASES = ("data", "copy", "forward", "backward", "optimizer")
+_LOADER_SECONDS = 1.5
+_MEMORY_SECONDS = 8.0
+_SLOW_STEP_SECONDS = 5.0
+"""A training with longer steps is neither profiled nor given twice the samples: that alone would take a minute."""
+
+_PROFILED_SECONDS = 0.5
+_ROOM_FOR_TWICE = 0.4
+"""Share of the memory that a training may use and still be given twice the samples."""
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What was fetched in one process.
+
+    Attributes:
+        facts: about the data.
+        fetched: samples.
+        files: that were opened for them.
+    """
+
+    facts: DataFacts
+    fetched: list[Any]
+    files: list[Path]
 
 
 def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device, *, started: float) -> TrialResult:
@@ -48,18 +84,31 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
     """
+    allowance, seed = Allowance(started, spec.limits.time_limit_seconds), spec.seeds[0]
     baseline = _resolve_settings(loaded.baseline, device)
-    data, sources = _look_at_data(loaded, baseline)
+    samples = _look_at_data(loaded, baseline)
+    sources, base_bytes = samples.facts.random_sources, used_bytes(device)
     with backend_settings(baseline, device):
-        training = Training(loaded, baseline, device=device, seed=spec.seeds[0], random_sources=sources)
+        training = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         startup = time.monotonic() - started
         baseline = baseline.replace(optimizer_implementation=current_implementation(training.optimizer, device))
-        facts = _look_at_training(training, loaded, baseline, device, data=data)
+        facts, profile, resident = _look_at_training(training, loaded, baseline, device, data=samples.facts)
         del training
-        fresh = Training(loaded, baseline, device=device, seed=spec.seeds[0], random_sources=sources)
+        fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         measurement, curve = time_training(
-            fresh, baseline, spec.limits, device, seed=spec.seeds[0], interference=watch_interference(device)
+            fresh, baseline, spec.limits, device, seed=seed, interference=watch_interference(device)
         )
+        if used_bytes(device) < _ROOM_FOR_TWICE * memory_limit(device) and resident.seconds < _SLOW_STEP_SECONDS:
+            facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, baseline, samples, device))
+        del fresh
+        facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
+        facts = _add_memory(facts, spec, loaded, device, base_bytes=base_bytes, allowance=allowance)
+    # The ceilings come last: they touch a lot of memory, which would count as the training's peak.
+    disk = measure_disk_read(samples.files, Path(spec.target.folder))
+    facts = facts.replace(
+        ceilings=settle_ceilings(spec, device), data=facts.data.replace(disk_read_bytes_per_second=disk)
+    )
+    work = describe_profile(profile, facts, step_seconds=resident.seconds, enqueue_fraction=resident.enqueue_fraction)
     return TrialResult(
         spec=spec.replace(config=baseline),
         status=TrialStatus.COMPLETED,
@@ -67,11 +116,55 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
         startup_seconds=startup,
         measurement=measurement,
         curves=(curve,),
-        # The ceilings come last: they touch a lot of memory, which would count as the training's peak.
-        facts=_add_additivity(facts, spec, loaded, device).replace(
-            ceilings=measure_ceilings(device, budget_seconds=_CEILINGS_SECONDS)
-        ),
+        facts=facts.replace(work=work),
     )
+
+
+def _add_memory(
+    facts: TargetFacts,
+    spec: TrialSpec,
+    loaded: LoadedWorkload,
+    device: torch.device,
+    *,
+    base_bytes: int,
+    allowance: Allowance,
+) -> TargetFacts:
+    """Return the facts with the memory by mode."""
+    seconds = allowance.grant(_MEMORY_SECONDS)
+    if not seconds:
+        return facts
+    memory = look_at_memory(
+        loaded,
+        facts.baseline,
+        device,
+        seed=spec.seeds[0],
+        base_bytes=base_bytes,
+        limit_bytes=memory_limit(device),
+        supported=list_precisions(facts),
+        checkpoints=can_checkpoint(facts.model),
+        budget_seconds=seconds,
+    )
+    return facts.replace(memory=memory)
+
+
+def _try_twice(
+    training: Training, loaded: LoadedWorkload, baseline: TrainConfig, samples: _Samples, device: torch.device
+) -> float | None:
+    size = baseline.micro_batch_size
+    try:
+        return measure_elasticity(training, samples.fetched, size, clock_for(device), collate=loaded.collate)
+    except Exception:  # other batches than the user's own are more than a workload has to bear
+        return None
+
+
+def _add_loader(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, allowance: Allowance) -> TargetFacts:
+    """Return the facts with what the loader does alone."""
+    baseline, data = facts.baseline, facts.data
+    order = Order(seed=spec.seeds[0], shuffle=loaded.shuffle, drop_last=loaded.drop_last)
+    dataset = loaded.workload.train_dataset()
+    loader, _ = build_loader(dataset, baseline, order, collate=loaded.collate, random_sources=data.random_sources)
+    times = drain_loader(loader, budget_seconds=allowance.grant(_LOADER_SECONDS))
+    return facts if times is None else facts.replace(data=times.add_to(data, baseline.gradient_accumulation_steps))
 
 
 def _add_additivity(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, device: torch.device) -> TargetFacts:
@@ -92,12 +185,16 @@ def _add_additivity(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload,
 
 def _look_at_training(
     training: Training, loaded: LoadedWorkload, baseline: TrainConfig, device: torch.device, *, data: DataFacts
-) -> TargetFacts:
+) -> tuple[TargetFacts, WorkProfile | None, ResidentSteps]:
     optimizer = read_optimizer_facts(training.optimizer, device)
-    model = _look_at_model(training, baseline)
-    phases, compute_seconds = _time_phases(training, clock_for(device))
+    model, clock = _look_at_model(training, baseline), clock_for(device)
+    phases = time_phases(training, clock)
+    resident = time_resident_steps(training, clock)
+    profile = None
+    if resident.seconds < _SLOW_STEP_SECONDS:
+        profile = profile_steps(training.step, device, steps=2 if resident.seconds < _PROFILED_SECONDS else 1)
     evaluate_seconds, troubles = _time_evaluation(loaded, training, baseline, device)
-    return TargetFacts(
+    facts = TargetFacts(
         label=loaded.label,
         fingerprint=loaded.fingerprint,
         device="cuda" if device.type == "cuda" else "cpu",
@@ -106,14 +203,16 @@ def _look_at_training(
         data=data,
         optimizer=optimizer,
         phases=phases,
-        compute_seconds_per_step=compute_seconds,
+        compute_seconds_per_step=resident.seconds,
         knobs=loaded.knobs,
         numerics={f"user_knobs.{name}": kind for name, kind in loaded.knob_numerics.items()},
         metrics={metric.name: metric.direction for metric in loaded.metrics},
         evaluate_seconds=evaluate_seconds,
         supports_bf16=supports_bf16(device),
-        warnings=(*troubles, *find_troubles()),
+        hazards=find_hazards(),
+        warnings=troubles,
     )
+    return facts, profile, resident
 
 
 def _resolve_settings(baseline: TrainConfig, device: torch.device) -> TrainConfig:
@@ -126,22 +225,26 @@ def _resolve_settings(baseline: TrainConfig, device: torch.device) -> TrainConfi
     return baseline.replace(num_threads=baseline.num_threads or torch.get_num_threads())
 
 
-def _look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> tuple[DataFacts, tuple[str, ...]]:
-    dataset: Any = loaded.workload.train_dataset()
-    iterable = isinstance(dataset, IterableDataset)
-    count = None if iterable else len(dataset)
-    sources = find_random_sources(dataset, loaded.collate)
+def _look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> _Samples:
     collate = loaded.collate or default_collate
+    with opened_files() as files:
+        dataset: Any = loaded.workload.train_dataset()
+        iterable = isinstance(dataset, IterableDataset)
+        sources = find_random_sources(dataset, loaded.collate)
+        seconds, fetched = _time_samples(dataset, baseline.micro_batch_size, collate, iterable=iterable)
     facts = DataFacts(
-        sample_count=count,
-        seconds_per_sample=_time_samples(dataset, baseline.micro_batch_size, collate, iterable=iterable),
+        sample_count=None if iterable else len(dataset),
+        seconds_per_sample=seconds,
         random_sources=sources,
         iterable=iterable,
     )
-    return facts, sources
+    return _Samples(facts, fetched, list(files))
 
 
-def _time_samples(dataset: Any, batch: int, collate: Callable[[list[Any]], Any], *, iterable: bool) -> float:
+def _time_samples(
+    dataset: Any, batch: int, collate: Callable[[list[Any]], Any], *, iterable: bool
+) -> tuple[float, list[Any]]:
+    """Return the seconds a sample takes in one process, and the samples fetched for it."""
     stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
     began = time.perf_counter()
     samples: list[Any] = []
@@ -150,9 +253,9 @@ def _time_samples(dataset: Any, batch: int, collate: Callable[[list[Any]], Any],
         if len(samples) >= max(batch, _MOST_FETCHES) or time.perf_counter() - began > _FETCH_SECONDS:
             break
     if not samples:
-        return 0.0
+        return 0.0, []
     collate(samples[:batch])
-    return (time.perf_counter() - began) / len(samples)
+    return (time.perf_counter() - began) / len(samples), samples
 
 
 def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:
@@ -174,102 +277,17 @@ def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:
     )
 
 
-def _time_phases(training: Training, clock: Clock) -> tuple[StepPhases, float]:
-    """Return the phases of a step and the time of a step whose batch is on the device already, in seconds."""
-    training.step()
-    totals = dict.fromkeys(_PHASES, 0.0)
-    steps = 0
-    began = clock.now()
-    while steps < 2 or (clock.now() - began < _PHASES_SECONDS and steps < 20):
-        _add_phases(training, clock, totals)
-        steps += 1
-    seconds = {name: total / steps for name, total in totals.items()}
-    return (
-        StepPhases(
-            data_wait_seconds=seconds["data"],
-            copy_seconds=seconds["copy"],
-            forward_seconds=seconds["forward"],
-            backward_seconds=seconds["backward"],
-            optimizer_seconds=seconds["optimizer"],
-        ),
-        _time_resident_steps(training, clock),
-    )
-
-
-def _add_phases(training: Training, clock: Clock, totals: dict[str, float]) -> None:
-    clock.synchronize()
-    last = clock.now()
-
-    def note(phase: str) -> None:
-        nonlocal last
-        clock.synchronize()
-        now = clock.now()
-        totals[phase] += now - last
-        last = now
-
-    training.step(note)
-
-
-def _time_resident_steps(training: Training, clock: Clock) -> float:
-    window = training.windows.next_window()
-    training.windows = ResidentWindows(window, [training.place(batch) for batch in window.batches])
-    training.step()
-    durations: list[float] = []
-    while len(durations) < 2 or (sum(durations) < _PHASES_SECONDS and len(durations) < 20):
-        clock.synchronize()
-        began = clock.now()
-        training.step()
-        clock.synchronize()
-        durations.append(clock.now() - began)
-    return sum(durations) / len(durations)
-
-
-class _TooLongError(Exception):
-    """An evaluation did not end in time."""
-
-
 def _time_evaluation(
     loaded: LoadedWorkload, training: Training, baseline: TrainConfig, device: torch.device
 ) -> tuple[float | None, tuple[str, ...]]:
     """Return the seconds of one evaluation, or None and why there is no number."""
     if not loaded.metrics:
         return None, ()
-
-    def give_up(*_: Any) -> None:
-        raise _TooLongError
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, _EVALUATION_SECONDS)
     began = time.perf_counter()
     try:
-        evaluate(loaded, training.model, baseline, device)
+        with time_limit(_EVALUATION_SECONDS):
+            evaluate(loaded, training.model, baseline, device)
         return time.perf_counter() - began, ()
-    except _TooLongError:
+    except OutOfTimeError:
         sentence = f"evaluate takes more than {_EVALUATION_SECONDS:.0f} s: drift checks will compare losses only"
         return None, (sentence,)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def supports_bf16(device: torch.device) -> bool:
-    """Return whether bf16 autocast runs on a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            ones = torch.ones(8, 8, requires_grad=True)
-            nn.functional.linear(ones, ones).sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
-    return True
-
-
-def find_troubles() -> tuple[str, ...]:
-    """Return what makes every training of this process slow, one sentence each."""
-    found = []
-    if torch.is_anomaly_enabled():
-        found.append("autograd's anomaly detection is on: it checks every operation and slows training a lot")
-    if torch.are_deterministic_algorithms_enabled():
-        found.append("deterministic algorithms are on: some kernels are slower")
-    return tuple(found)

@@ -10,14 +10,21 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from autotune.errors import TargetError, UsageError
+from autotune.errors import MachineError, TargetError, UsageError
 from autotune.knobs import Facts
+from autotune.probe.ceilings_cache import find_cached_ceilings, save_ceilings
 from autotune.probe.hardware import read_hardware, read_software
+from autotune.probe.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
+from autotune.probe.troubles import find_troubles
 from autotune.probe.verdict import judge
-from autotune.records.probe import ProbeReport
+from autotune.records.ceilings import Ceilings
+from autotune.records.facts import TargetFacts
+from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.measurement import Measurement
+from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.space import build_space
+from autotune.space import SearchSpace, build_space
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
@@ -26,6 +33,7 @@ PROBE_SECONDS = 300.0
 """Longest a probe may take; a healthy one needs well under a minute."""
 
 _MEASURE_SECONDS = 4.0
+_CEILINGS_SECONDS = 12.0
 
 
 def run_probe(target: str | Script | None = None, *, folder: str | Path | None = None) -> ProbeReport:
@@ -40,10 +48,42 @@ def run_probe(target: str | Script | None = None, *, folder: str | Path | None =
         TargetError: the training fails with its own settings.
     """
     resolved = resolve_target(target, folder=Path(folder or Path.cwd()).resolve())
-    limits = TrialLimits(time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS)
+    limits = TrialLimits(
+        time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
+    )
     with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
         report, _ = probe_target(resolved.target, runner, limits=limits)
     return report
+
+
+def run_machine_probe() -> MachineReport:
+    """Probe the machine alone: what it is, its measured limits, what is wrong with it.
+
+    Raises:
+        MachineError: PyTorch is not installed, or does not run here.
+    """
+    began = time.monotonic()
+    hardware, software = read_hardware(), read_software()
+    known, age = _find_known(hardware, software, ranks=max(1, len(hardware.gpus)))
+    limits = TrialLimits(time_limit_seconds=PROBE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
+        target = Target(spec="", folder=scratch)
+        result = runner(
+            TrialSpec(number=0, purpose="machine", target=target, config=None, ceilings=known, limits=limits)
+        )
+    if result.ceilings is None:
+        raise MachineError(
+            f"PyTorch does not run on this machine ({result.status}): {result.error}",
+            hint="python -c 'import torch; print(torch.ones(1) + 1)' shows more",
+        )
+    return MachineReport(
+        hardware=hardware,
+        software=software,
+        ceilings=result.ceilings,
+        ceilings_age_seconds=_settle_age(result.ceilings, known, age, hardware, software),
+        troubles=find_troubles(hardware, ceilings=result.ceilings),
+        elapsed_seconds=time.monotonic() - began,
+    )
 
 
 def probe_target(
@@ -61,7 +101,10 @@ def probe_target(
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
-    spec = TrialSpec(number=0, purpose="probe", target=target, config=None, seeds=(seed,), limits=limits)
+    known, age = _find_known(hardware, software)
+    spec = TrialSpec(
+        number=0, purpose="probe", target=target, config=None, seeds=(seed,), ceilings=known, limits=limits
+    )
     fingerprint = None if target.script is None else fingerprint_target(target)
     result = run_trial(spec)
     facts, measurement = result.facts, result.measurement
@@ -75,6 +118,7 @@ def probe_target(
         result = result.replace(facts=facts)
     verdict, advice = judge(facts, measurement, hardware)
     space = build_space(Facts(target=facts, hardware=hardware))
+    space = drop_idle_knobs(space, facts, measurement, hardware)
     report = ProbeReport(
         hardware=hardware,
         software=software,
@@ -83,9 +127,37 @@ def probe_target(
         verdict=verdict,
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
+        troubles=find_troubles(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
+        ceilings_age_seconds=_settle_age(facts.ceilings, known, age, hardware, software),
         elapsed_seconds=time.monotonic() - began,
     )
     return report, result
+
+
+def drop_idle_knobs(
+    space: SearchSpace, facts: TargetFacts, measurement: Measurement, hardware: HardwareInfo
+) -> SearchSpace:
+    """Return a space without the knobs of the computation where the data side is the limit whatever they do."""
+    reason = compute_knobs_gain_nothing(facts, measurement, hardware)
+    return space.without(sorted(COMPUTE_KNOBS), reason) if reason else space
+
+
+def _find_known(hardware: HardwareInfo, software: SoftwareInfo, *, ranks: int = 1) -> tuple[Ceilings | None, float]:
+    """Return the machine's limits and their age, if they were measured before."""
+    on_gpu = bool(hardware.gpus) and software.cuda is not None
+    device = "cuda" if on_gpu else "cpu"
+    return find_cached_ceilings(hardware, software, device=device, threads=None, ranks=ranks) or (None, 0.0)
+
+
+def _settle_age(
+    used: Ceilings, known: Ceilings | None, age: float, hardware: HardwareInfo, software: SoftwareInfo
+) -> float:
+    """Return the age of the limits that were used; those measured just now are kept for the next probe."""
+    if used == known:
+        return age
+    if used.device is not None:
+        save_ceilings(used, hardware, software, device=used.device, threads=None, ranks=used.ranks)
+    return 0.0
 
 
 def describe_written(written: Iterable[str], elsewhere: Iterable[str]) -> list[str]:

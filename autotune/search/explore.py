@@ -46,18 +46,20 @@ Suggest = Callable[[TrainConfig, Sequence[TrainConfig], float], TrainConfig | No
 
 
 class Tried(Sequence[TrainConfig]):
-    """The configs that need not be proposed any more: those that ran, and any that makes a refused change.
+    """The configs that need not be proposed: those that ran, that make a refused change, or that cannot run.
 
     Args:
-        launcher: knows both.
+        launcher: knows all three.
     """
 
     def __init__(self, launcher: Launcher) -> None:
         self._configs = list({one.key: one.config for one in launcher.judged}.values())
-        self._is_refused = launcher.is_refused
+        self._is_refused, self._is_hopeless = launcher.is_refused, launcher.is_hopeless
 
     def __contains__(self, config: object) -> bool:
-        return config in self._configs or (isinstance(config, TrainConfig) and self._is_refused(config))
+        if config in self._configs:
+            return True
+        return isinstance(config, TrainConfig) and (self._is_refused(config) or self._is_hopeless(config))
 
     def __len__(self) -> int:
         return len(self._configs)

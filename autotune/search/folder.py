@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
 from autotune.records.codec import read_record, write_record
-from autotune.records.probe import ProbeReport
+from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.trial.files import RESULT_FILE
@@ -148,6 +148,17 @@ def find_search_folder(folder: Path, spec: str | None = None) -> SearchFolder | 
         if spec is None or state.target.spec == spec:
             found.append((state_file.stat().st_mtime, state_file.parent))
     return SearchFolder(max(found)[1]) if found else None
+
+
+def write_report(folder: Path, report: ProbeReport | MachineReport) -> Path:
+    """Save the report of a probe that belongs to no search in a working folder's `.autotune`; return its path.
+
+    Raises:
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    path = _prepare_root(folder) / _PROBE_FILE
+    write_record(path, report)
+    return path
 
 
 def check_output(out: Path, spec: str, *, force: bool) -> None:

@@ -14,6 +14,7 @@ from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
 from autotune.records.trial import FidelityPlan, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.budget import Budget
+from autotune.search.forecast import Forecast
 from autotune.search.objective import Judged, Limits
 from autotune.search.progress import SearchReporter, Standing
 from autotune.search.ranking import Ranking
@@ -70,6 +71,7 @@ class Launcher:
         session_start: how many of `judged` are of an earlier session.
         refused: changes that the drift gate has refused, each alone or together with others.
         samples_ratios: for configs that need more samples for the same loss, how many times as many at most.
+        hopeless: configs that were not tried because they cannot run by what the probe measured.
     """
 
     state: SearchState
@@ -89,6 +91,7 @@ class Launcher:
     session_start: int = 0
     refused: list[frozenset[str]] = field(default_factory=list)
     samples_ratios: dict[str, float] = field(default_factory=dict)
+    hopeless: list[TrainConfig] = field(default_factory=list)
     _ranked: tuple[tuple[int, int], Ranking] | None = None
 
     @property
@@ -218,6 +221,15 @@ class Launcher:
             planned_samples=self.planned_samples,
             is_refused=is_refused,
         )
+
+    def is_hopeless(self, config: TrainConfig) -> bool:
+        """Return whether a config cannot run by what the probe measured; each one found so is remembered."""
+        if config in self.hopeless:
+            return True
+        is_hopeless = Forecast(self.known_report, self.limits()).is_hopeless(config)
+        if is_hopeless:
+            self.hopeless.append(config)
+        return is_hopeless
 
     def is_refused(self, config: TrainConfig) -> bool:
         """Return whether a config makes a change that the drift gate has refused."""

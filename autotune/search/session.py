@@ -14,7 +14,7 @@ from typing import Protocol
 
 from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
-from autotune.probe.run import describe_written, probe_target
+from autotune.probe.run import describe_written, drop_idle_knobs, probe_target
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
@@ -159,6 +159,7 @@ class Session:
         state = launcher.state
         facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
         space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
+        space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
         self._space = space.restrict(state.only) if state.only else space
         self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
         launcher.reporter.probed(report)
@@ -210,6 +211,9 @@ class Session:
         plan = partial(self._suggest_from, self._space, launcher.known_report)
         look_at = self._drift.look_at
         self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
+        if launcher.hopeless:
+            left_out = count(len(launcher.hopeless), "config")
+            self._findings.notes.append(f"{left_out} left out: the probe's memory model says that they would not fit")
         self._answer()
 
     def _check_drift(self) -> list[TrainConfig]:

@@ -81,6 +81,10 @@ def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
 def _dispatch(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
     device = choose_device(spec.device)
     limit_device_memory(spec.limits.device_memory_limit_bytes, device)
+    if spec.purpose == "machine":
+        from autotune.probe.child import probe_machine
+
+        return probe_machine(spec, device, started=started)
     loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
     if spec.purpose == "probe":
         from autotune.probe.facts import probe_workload

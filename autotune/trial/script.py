@@ -21,7 +21,6 @@ from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.timing import DivergedError
-from autotune.probe.script import SYNCHRONIZED_STEPS
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
@@ -89,7 +88,7 @@ class ScriptTrial:
             settings,
             on_step=self._take,
             turn=self._turn,
-            now=self._now,
+            now=time.perf_counter,
             on_error=self._fail_step,
             inspects=inspects,
         )
@@ -135,12 +134,6 @@ class ScriptTrial:
     def elapsed_seconds(self) -> float:
         """Since the process was started."""
         return time.monotonic() - self._started
-
-    def _now(self) -> float:
-        # A GPU's phases are its own only if every one of them is waited for: done for the first steps of a probe.
-        if self.spec.purpose == "probe" and self.hooks.steps < SYNCHRONIZED_STEPS and self.hooks.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def _note_seed(self) -> None:
         self.is_seeded = True

@@ -10,9 +10,10 @@ import torch
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import AsideClock, clock_for
-from autotune.measure.memory import MemoryMeter
+from autotune.measure.memory import MemoryMeter, resident_bytes
 from autotune.measure.throughput import TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing, make_timing
+from autotune.probe.allowance import Allowance
 from autotune.probe.interference import watch_interference
 from autotune.probe.script import ScriptProbe
 from autotune.records.config import TrainConfig
@@ -39,9 +40,11 @@ class TimingRun:
         self._measurement: Measurement | None = None
         self._waited_seconds = 0.0
         self._began = 0.0
+        self._base_bytes = 0
 
     def watch(self, hooks: ScriptHooks) -> None:
-        """Steps are all it needs."""
+        """Note what the process holds before the script has built anything."""
+        self._base_bytes = resident_bytes()
 
     def begin(self, hooks: ScriptHooks) -> None:
         """Start the measurement."""
@@ -49,7 +52,7 @@ class TimingRun:
         if not self._leads:
             self._clock = AsideClock(clock_for(device))
             return
-        self._probe = ScriptProbe(hooks) if self._spec.purpose == "probe" else None
+        self._probe = ScriptProbe(hooks, base_bytes=self._base_bytes) if self._spec.purpose == "probe" else None
         self._began = time.perf_counter()
         self._clock = AsideClock(clock_for(device))
         self._timing = make_timing(
@@ -68,11 +71,15 @@ class TimingRun:
             self._clock.come_back()
         else:
             self._clock.step_aside()
+            if self._probe is not None:
+                self._probe.turn_aside()
 
     def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
         """Note a step; True when enough is measured."""
         if self._timing is None:
             return False
+        if self._measurement is not None:
+            return self._probe is None or self._probe.take_profiled(self._measurement.seconds_per_step)
         self._clock.come_back()
         self._timing.losses.append(loss)
         self._timing.samples += max(1, step.samples)
@@ -84,8 +91,10 @@ class TimingRun:
         try:
             next(self._steps)
         except StopIteration as end:
-            self._measurement = end.value
-        return self._measurement is not None
+            measurement: Measurement = end.value
+            self._measurement = measurement
+            return self._probe is None or self._probe.take_profiled(measurement.seconds_per_step)
+        return False
 
     def result(self, trial: ScriptTrial) -> TrialResult:
         """Return the timing, and in a probe the facts."""
@@ -105,9 +114,13 @@ class TimingRun:
         )
         if self._probe is None:
             return result
+        self._probe.stop()
         trial.unhook()
+        allowance = Allowance(time.monotonic() - trial.elapsed_seconds, trial.spec.limits.time_limit_seconds)
         aside = self._clock.aside_seconds / max(1e-9, time.perf_counter() - self._began)
-        facts = self._probe.find_facts(trial.spec, self._measurement, is_seeded=trial.is_seeded, aside_fraction=aside)
+        facts = self._probe.find_facts(
+            trial.spec, self._measurement, allowance, is_seeded=trial.is_seeded, aside_fraction=aside
+        )
         return result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
 
     def _cut_short(self) -> Measurement | None:

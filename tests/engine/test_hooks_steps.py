@@ -458,3 +458,21 @@ def test_phases_add_up_to_the_whole() -> None:
         timer.leave()
     timer.leave()
     assert sum(timer.seconds.values()) == next(clock) - began - 2 * 0.25
+
+
+def test_ends_of_phases_are_marked_in_order_while_they_are_followed() -> None:
+    timer, marks = PhaseTimer(lambda: 0.0), []
+    timer.enter("early")
+    timer.leave()
+    names = timer.follow(lambda: marks.append(len(marks)))
+    timer.enter("data")
+    timer.leave()
+    timer.enter("backward")
+    timer.enter("optimizer")
+    timer.leave()
+    timer.leave()
+    assert names == ["other", "data", "other", "backward", "optimizer", "backward"]
+    assert len(marks) == 1 + len(names)
+    timer.follow(None)
+    timer.enter("late")
+    assert len(marks) == 7

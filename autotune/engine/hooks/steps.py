@@ -141,6 +141,22 @@ class PhaseTimer:
         self._now = now
         self._open: list[str] = []
         self._since = 0.0
+        self._mark: Callable[[], None] | None = None
+        self._ended: list[str] = []
+
+    def follow(self, mark: Callable[[], None] | None) -> list[str]:
+        """Have every end of a phase marked as well, e.g. in a device's stream; None to stop.
+
+        Args:
+            mark: called at each end of a phase, and at once.
+
+        Returns:
+            The names of the phases that ended at the marks after the first; `other` is what is none. It grows.
+        """
+        self._mark, self._ended = mark, []
+        if mark is not None:
+            mark()
+        return self._ended
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
@@ -155,6 +171,9 @@ class PhaseTimer:
 
     def _turn(self) -> None:
         now = self._now()
+        if self._mark is not None:
+            self._ended.append(self._open[-1] if self._open else "other")
+            self._mark()
         if self._open:
             self.seconds[self._open[-1]] += now - self._since  # type: ignore[assignment]
         self._since = now

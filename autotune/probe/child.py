@@ -1,0 +1,132 @@
+"""What the probes of a workload, of a script and of the machine alone share inside of their process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Literal
+
+import torch
+from torch import nn
+
+from autotune.engine.threads import intra_op_threads
+from autotune.measure.memory import resident_bytes
+from autotune.probe.all_reduce import measure_all_reduce
+from autotune.probe.figures import name_arithmetic
+from autotune.probe.hardware import read_hardware
+from autotune.probe.limits import measure_ceilings, spot_check_ceilings
+from autotune.probe.work import WorkProfile, describe_work
+from autotune.records.ceilings import Ceilings
+from autotune.records.config import Precision, TrainConfig
+from autotune.records.facts import Hazard, ModelFacts, StepWork, TargetFacts
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+
+
+def probe_machine(spec: TrialSpec, device: torch.device, *, started: float) -> TrialResult:
+    """Return the machine's limits."""
+    return TrialResult(
+        spec=spec,
+        status=TrialStatus.COMPLETED,
+        ceilings=settle_ceilings(spec, device),
+        elapsed_seconds=time.monotonic() - started,
+    )
+
+
+def settle_ceilings(spec: TrialSpec, device: torch.device) -> Ceilings:
+    """Return the machine's limits: those known already unless they are beaten, else measured in the time granted.
+
+    On a CPU they are those of all its usable CPUs together, whatever the training uses of them.
+    """
+    kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+    ranks = _count_ranks(spec, kind)
+    with intra_op_threads(TrainConfig(num_threads=_count_threads())):
+        known = spec.ceilings
+        if known is not None and (known.device, known.ranks) == (kind, ranks) and spot_check_ceilings(device, known):
+            return known
+        measured = measure_ceilings(device, budget_seconds=spec.limits.ceilings_seconds)
+    all_reduce = measure_all_reduce(ranks, device_type=kind) if ranks > 1 else None
+    return measured.replace(device=kind, ranks=ranks, all_reduce_bytes_per_second=all_reduce)
+
+
+def _count_threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) > 0 else read_hardware().usable_cpu_count
+
+
+def _count_ranks(spec: TrialSpec, device: str) -> int:
+    """Return the processes that a training, or without one this machine's GPUs, would exchange gradients between."""
+    if spec.target.script is not None:
+        return int(os.environ.get("WORLD_SIZE", "1"))
+    return max(1, torch.cuda.device_count()) if spec.purpose == "machine" and device == "cuda" else 1
+
+
+def describe_profile(
+    profile: WorkProfile | None, facts: TargetFacts, *, step_seconds: float, enqueue_fraction: float = 1.0
+) -> StepWork | None:
+    """Return what a step's computation is spent on, at the measured limits; None without a profile.
+
+    Args:
+        profile: of some steps.
+        facts: with the machine's limits.
+        step_seconds: one step without the profiler and without loading.
+        enqueue_fraction: share of it in which the host handed the work over.
+    """
+    if profile is None:
+        return None
+    return describe_work(
+        profile,
+        step_seconds=step_seconds,
+        flops_per_second=facts.ceilings.flops_per_second(name_arithmetic(facts)),
+        bytes_per_second=facts.ceilings.memory_bytes_per_second,
+        launch_seconds=facts.ceilings.launch_seconds,
+        enqueue_fraction=enqueue_fraction if facts.device == "cuda" else None,
+    )
+
+
+def used_bytes(device: torch.device) -> int:
+    """Return the memory in use: of the whole device, or of this process on a CPU."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free)
+    return resident_bytes()
+
+
+def memory_limit(device: torch.device) -> int:
+    """Return what a training may use: of the device, or of the host on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return read_hardware().memory_limit_bytes
+
+
+def list_precisions(facts: TargetFacts) -> tuple[Precision, ...]:
+    """Return the precisions whose memory is of interest on this device."""
+    extra: tuple[Precision, ...] = ("bf16",) if facts.supports_bf16 else ("fp16",) if facts.device == "cuda" else ()
+    return tuple(dict.fromkeys((facts.baseline.precision, "fp32", *extra)))
+
+
+def can_checkpoint(model: ModelFacts) -> bool:
+    """Return whether activation checkpointing leaves this model what it is."""
+    return model.checkpointable_blocks > 0 and not model.has_batch_norm
+
+
+def supports_bf16(device: torch.device) -> bool:
+    """Return whether bf16 autocast runs on a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ones = torch.ones(8, 8, requires_grad=True)
+            nn.functional.linear(ones, ones).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
+
+
+def find_hazards() -> tuple[Hazard, ...]:
+    """Return what makes every training of this process slow."""
+    found: dict[Hazard, bool] = {
+        "anomaly-detection": torch.is_anomaly_enabled(),
+        "deterministic-algorithms": torch.are_deterministic_algorithms_enabled(),
+        "launch-blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+    }
+    return tuple(name for name, is_on in found.items() if is_on)

@@ -1,0 +1,148 @@
+"""What a script's models and optimizers are, what it does by itself, and which knobs must stay as it has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autotune.engine.activation_checkpointing import find_repeated_blocks
+from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.hooks.script import ScriptHooks
+from autotune.engine.memory_format import has_4d_convolution
+from autotune.engine.optimizer import current_implementation, read_optimizer_facts
+from autotune.engine.precision import allows_tf32
+from autotune.records.config import Precision, TrainConfig
+from autotune.records.facts import ModelFacts, OptimizerFacts
+from autotune.records.measurement import Measurement
+from autotune.records.script import Script
+from autotune.targets.script import own_values, placeholder_names
+
+_MOST_ROOTS = 8
+
+
+def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, samples: int) -> TrainConfig:
+    """Return what a script does by itself.
+
+    Args:
+        hooks: that have seen it.
+        script: its command.
+        micro_batches: of a step.
+        samples: of a step.
+    """
+    own, loader = own_values(script), hooks.loaders.training_loader
+    on_gpu = hooks.device.type == "cuda"
+    seen: dict[str, Any] = {
+        "gradient_accumulation_steps": micro_batches,
+        "micro_batch_size": max(1, samples // micro_batches),
+        "precision": _name_precision(hooks.autocast_dtypes),
+        "compile_mode": "default" if hooks.models.compiles_itself or compiled_graph_count() > 0 else "off",
+        "memory_format": "channels_last" if _is_channels_last(hooks.models.roots) else "contiguous",
+        "activation_checkpointing": "full" if _checkpoints(hooks.models.roots) else "off",
+        "optimizer_implementation": _read_implementation(hooks.optimizers.optimizers, hooks.device),
+        "num_threads": None if on_gpu else torch.get_num_threads(),
+        "allow_tf32": on_gpu and allows_tf32(),
+        "cudnn_benchmark": on_gpu and torch.backends.cudnn.benchmark,
+    }
+    if loader is not None:
+        seen |= {
+            "micro_batch_size": loader.batch_size or seen["micro_batch_size"],
+            "num_workers": loader.num_workers,
+            "prefetch_factor": loader.prefetch_factor or 2,
+            "pin_memory": loader.pin_memory,
+            "persistent_workers": loader.persistent_workers,
+        }
+    fields = {name: value for name, value in own.items() if name in TrainConfig.model_fields}
+    return TrainConfig(**(seen | fields), user_knobs={n: v for n, v in own.items() if n not in fields})
+
+
+def look_at_models(hooks: ScriptHooks, measurement: Measurement, *, micro_batches: int) -> ModelFacts:
+    """Return what a script's models are made of.
+
+    Args:
+        hooks: that have seen them.
+        measurement: of its steps.
+        micro_batches: of a step.
+    """
+    roots, optimizers = hooks.models.roots, hooks.optimizers.optimizers
+    # Not by `requires_grad`: scripts with several models switch it off and on within a step.
+    stepped = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+    trainable = {id(p): p for p in stepped or [p for root in roots for p in root.parameters()]}.values()
+    modules = [module for root in roots for module in root.modules()]
+    seen = hooks.models.seen
+    samples_per_step = measurement.samples / sum(block.optimizer_steps for block in measurement.blocks)
+    # A backward pass counts as two forward ones; each model is taken to be called once for each micro batch.
+    per_step = 3.0 * seen.flops * micro_batches
+    return ModelFacts(
+        parameter_count=sum(p.numel() for p in trainable),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in trainable),
+        has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        has_4d_convolution=any(has_4d_convolution(root) for root in roots),
+        calls_attention=seen.attention,
+        checkpointable_blocks=sum(len(find_repeated_blocks(root)) for root in roots),
+        flops_per_sample=per_step / samples_per_step if per_step else None,
+    )
+
+
+def find_fixed(hooks: ScriptHooks, script: Script, baseline: TrainConfig) -> dict[str, str]:
+    """Return the model's and the optimizer's knobs that must stay as the script has them, with reasons."""
+    roots, names = hooks.models.roots, placeholder_names(script)
+    fixed: dict[str, str] = {}
+    if not {"micro_batch_size", "gradient_accumulation_steps"} <= names:
+        fixed["micro_batch_size"] = (
+            "only the script can change it and keep the effective batch: put {micro_batch_size} and "
+            "{gradient_accumulation_steps} where its command has flags for them"
+        )
+    if not roots:
+        reason = "the script trains no torch.nn.Module that is called"
+        fixed |= dict.fromkeys(
+            ("precision", "compile_mode", "memory_format", "activation_checkpointing", "attention_backend"), reason
+        )
+    if hooks.autocast_dtypes:
+        fixed["precision"] = f"the script casts by itself ({baseline.precision})"
+    dtypes = {str(p.dtype).removeprefix("torch.") for root in roots for p in root.parameters() if p.requires_grad}
+    if dtypes - {"float32"}:
+        fixed["precision"] = f"its parameters are {' and '.join(sorted(dtypes))}"
+    if baseline.compile_mode != "off":
+        fixed["compile_mode"] = "the script compiles its model by itself"
+    elif len(roots) > _MOST_ROOTS:
+        fixed["compile_mode"] = f"the script calls {len(roots)} modules one by one, not one model"
+    if baseline.memory_format == "channels_last":
+        fixed["memory_format"] = "the script lays its model out itself"
+    elif any(isinstance(root, DistributedDataParallel) for root in roots):
+        fixed["memory_format"] = "DistributedDataParallel has laid its buckets out already"
+    if baseline.activation_checkpointing != "off":
+        fixed["activation_checkpointing"] = "the script checkpoints by itself"
+    return {name: reason for name, reason in fixed.items() if name not in names or name == "micro_batch_size"}
+
+
+def look_at_optimizers(optimizers: list[Optimizer], device: torch.device) -> OptimizerFacts:
+    """Return what all optimizers of a script let be changed."""
+    if not optimizers:
+        return OptimizerFacts(name="none", implementations=(), reason="the script steps without an optimizer object")
+    found = [read_optimizer_facts(optimizer, device) for optimizer in optimizers]
+    common = [name for name in found[0].implementations if all(name in one.implementations for one in found)]
+    names = " and ".join(dict.fromkeys(one.name for one in found))
+    reason = next((one.reason for one in found if one.reason), "")
+    return OptimizerFacts(name=names, implementations=tuple(common), reason=reason)
+
+
+def _read_implementation(optimizers: list[Optimizer], device: torch.device) -> str | None:
+    found = {current_implementation(optimizer, device) for optimizer in optimizers}
+    return found.pop() if len(found) == 1 else None
+
+
+def _name_precision(dtypes: set[torch.dtype]) -> Precision:
+    return "fp16" if torch.float16 in dtypes else "bf16" if torch.bfloat16 in dtypes else "fp32"
+
+
+def _is_channels_last(roots: list[nn.Module]) -> bool:
+    weights = [p for root in roots for p in root.parameters() if p.ndim == 4 and p.shape[1] > 1 and p[0, 0].numel() > 1]
+    return bool(weights) and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+
+
+def _checkpoints(roots: list[nn.Module]) -> bool:
+    return any(bool(getattr(module, "gradient_checkpointing", False)) for root in roots for module in root.modules())

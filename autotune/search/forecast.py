@@ -1,0 +1,57 @@
+"""Which configs are not even tried, because what the probe measured says that they cannot run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.probe.pipeline import count_shared_memory_bytes
+from autotune.records.config import TrainConfig
+from autotune.records.probe import ProbeReport
+from autotune.search.objective import Limits
+
+_MARGIN = 1.15
+"""A config is left out when its predicted peak is this many times the limit: the prediction is off by a tenth or so."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a config would need, by the probe's models.
+
+    Attributes:
+        report: of the probe.
+        limits: of the search.
+    """
+
+    report: ProbeReport
+    limits: Limits
+
+    def predict_peak_bytes(self, config: TrainConfig) -> float | None:
+        """Return the predicted peak on the device, or of the training and its workers on a CPU; None when unknown."""
+        target = self.report.target
+        mode = None
+        if target.memory is not None:
+            mode = target.memory.find_mode(config.precision, config.activation_checkpointing)
+        if mode is None:
+            return None
+        peak = mode.predict_bytes(config.micro_batch_size)
+        if target.device == "cpu":
+            peak += config.num_workers * (target.data.worker_bytes or 0)
+        return peak
+
+    def is_hopeless(self, config: TrainConfig) -> bool:
+        """Return whether a config would run out of memory, or of shared memory for its workers' batches."""
+        return self._breaks_limit(config) or self._breaks_shared_memory(config)
+
+    def _breaks_limit(self, config: TrainConfig) -> bool:
+        on_gpu = self.report.target.device == "cuda"
+        limit = self.limits.device_memory_bytes if on_gpu else self.limits.host_memory_bytes
+        peak = self.predict_peak_bytes(config)
+        return peak is not None and limit is not None and peak > _MARGIN * limit
+
+    def _breaks_shared_memory(self, config: TrainConfig) -> bool:
+        target = self.report.target
+        baseline_sized = count_shared_memory_bytes(target.replace(baseline=config), config.num_workers)
+        if not baseline_sized:
+            return False
+        needed = baseline_sized * config.micro_batch_size / target.baseline.micro_batch_size
+        return needed > self.report.hardware.shared_memory_free_bytes

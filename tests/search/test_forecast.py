@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import BASELINE, Machine, all_equal, make_launcher, make_report, run_simulated
+
+from autotune.records import DataFacts, MemoryFacts, MemoryMode, TrainConfig
+from autotune.search.explore import Tried
+from autotune.search.forecast import Forecast
+from autotune.search.objective import Limits
+
+GIB = 2**30
+DATA = DataFacts(sample_count=4096, seconds_per_sample=1e-6, random_sources=(), iterable=False)
+
+
+def memory(*, per_sample: float = GIB / 64) -> MemoryFacts:
+    mode: dict[str, Any] = {"precision": "fp32", "fixed_bytes": GIB, "bytes_per_sample": per_sample}
+    modes = (
+        MemoryMode(**mode, activation_checkpointing="off"),
+        MemoryMode(**{**mode, "bytes_per_sample": per_sample / 4}, activation_checkpointing="full"),
+    )
+    return MemoryFacts(
+        base_bytes=GIB, weights_bytes=0, gradient_bytes=0, optimizer_bytes=0, limit_bytes=8 * GIB, modes=modes
+    )
+
+
+def forecast(limit: float = 2.0, **facts: Any) -> Forecast:
+    report = make_report(Machine(facts={"memory": memory(), **facts}))
+    return Forecast(report, Limits(host_memory_bytes=round(limit * GIB), device_memory_bytes=None, max_drift=0.005))
+
+
+def config(size: int = 32, **changes: Any) -> TrainConfig:
+    return BASELINE.replace(micro_batch_size=size, **changes)
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "hopeless"),
+    [
+        (64, {}, False),  # 2 GiB: at the limit
+        (80, {}, False),  # 2.25 GiB: over it by less than the prediction may be off
+        (90, {}, True),
+        (90, {"activation_checkpointing": "full"}, False),
+        (400, {"activation_checkpointing": "full"}, True),
+        (4000, {"precision": "bf16"}, False),  # nothing was predicted for it
+    ],
+)
+def test_what_clearly_would_not_fit_is_hopeless(size: int, changes: dict[str, Any], hopeless: bool) -> None:
+    assert forecast().is_hopeless(config(size, **changes)) == hopeless
+
+
+def test_without_a_memory_model_everything_is_tried() -> None:
+    assert not forecast(memory=None).is_hopeless(config(100_000))
+
+
+def test_loader_workers_are_part_of_a_training_on_a_cpu() -> None:
+    busy = forecast(data=DATA.replace(worker_bytes=GIB // 2))
+    assert not busy.is_hopeless(config(64))
+    assert busy.is_hopeless(config(64, num_workers=1))
+    assert busy.predict_peak_bytes(config(64, num_workers=2)) == 3 * GIB
+
+
+def test_batches_of_workers_have_to_fit_into_shared_memory() -> None:
+    large = forecast(limit=100.0, data=DATA.replace(batch_bytes=GIB // 4))  # of 1 GiB that is free
+    assert not large.is_hopeless(config(num_workers=0, prefetch_factor=8))
+    assert not large.is_hopeless(config(num_workers=1, prefetch_factor=2))
+    assert large.is_hopeless(config(num_workers=2, prefetch_factor=2))
+    assert large.is_hopeless(config(64, num_workers=1, prefetch_factor=2))
+
+
+def test_a_hopeless_config_counts_as_tried_and_is_remembered_once() -> None:
+    launcher = make_launcher(Machine(facts={"memory": memory(per_sample=GIB)}))
+    tried = Tried(launcher)
+    assert config(4096) in tried
+    assert config(4096) in tried
+    assert launcher.hopeless == [config(4096)]
+
+
+def test_a_search_leaves_out_what_would_not_fit_and_says_so(tmp_path: Any) -> None:
+    baseline = BASELINE.replace(micro_batch_size=8, gradient_accumulation_steps=4)
+    machine = Machine(speed=all_equal, facts={"memory": memory(per_sample=0.8 * GIB), "baseline": baseline})
+    profile = run_simulated(machine, tmp_path, memory_limit_bytes=8 * GIB).profile
+    tried = [spec.config for spec in machine.specs if spec.config is not None]
+    plain = {one.micro_batch_size for one in tried if (one.precision, one.activation_checkpointing) == ("fp32", "off")}
+    assert plain <= {1, 2, 4, 8}
+    assert {one.micro_batch_size for one in tried} > {8}
+    assert any("would not fit" in note for note in profile.evidence.notes), profile.evidence.notes
