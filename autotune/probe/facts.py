@@ -78,8 +78,23 @@ class _Samples:
     files: list[Path]
 
 
-def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device, *, started: float) -> TrialResult:
+def probe_workload(
+    spec: TrialSpec,
+    loaded: LoadedWorkload,
+    device: torch.device,
+    *,
+    started: float,
+    keep: Callable[[TrialResult], None],
+) -> TrialResult:
     """Return the target's facts and the baseline's timing.
+
+    Args:
+        spec: of the probe.
+        loaded: the workload.
+        device: where to run it.
+        started: `time.monotonic()` when the process was started.
+        keep: called with what is known before the memory is looked at: code that reads tensors by their address may
+            end a process in which they have none.
 
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
@@ -102,22 +117,27 @@ def probe_workload(spec: TrialSpec, loaded: LoadedWorkload, device: torch.device
             facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, baseline, samples, device))
         del fresh
         facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
+        result = TrialResult(
+            spec=spec.replace(config=baseline),
+            status=TrialStatus.COMPLETED,
+            elapsed_seconds=time.monotonic() - started,
+            startup_seconds=startup,
+            measurement=measurement,
+            curves=(curve,),
+            facts=facts,
+        )
+        keep(result)
         facts = _add_memory(facts, spec, loaded, device, base_bytes=base_bytes, allowance=allowance)
-    # The ceilings come last: they touch a lot of memory, which would count as the training's peak.
-    disk = measure_disk_read(samples.files, Path(spec.target.folder))
-    facts = facts.replace(
-        ceilings=settle_ceilings(spec, device), data=facts.data.replace(disk_read_bytes_per_second=disk)
-    )
+    facts = _add_ceilings(facts, spec, device, samples.files)
     work = describe_profile(profile, facts, step_seconds=resident.seconds, enqueue_fraction=resident.enqueue_fraction)
-    return TrialResult(
-        spec=spec.replace(config=baseline),
-        status=TrialStatus.COMPLETED,
-        elapsed_seconds=time.monotonic() - started,
-        startup_seconds=startup,
-        measurement=measurement,
-        curves=(curve,),
-        facts=facts.replace(work=work),
-    )
+    return result.replace(facts=facts.replace(work=work), elapsed_seconds=time.monotonic() - started)
+
+
+def _add_ceilings(facts: TargetFacts, spec: TrialSpec, device: torch.device, files: list[Path]) -> TargetFacts:
+    """Return the facts with the machine's limits; last, because they touch a lot of memory."""
+    disk = measure_disk_read(files, Path(spec.target.folder))
+    data = facts.data.replace(disk_read_bytes_per_second=disk)
+    return facts.replace(ceilings=settle_ceilings(spec, device), data=data)
 
 
 def _add_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
@@ -120,9 +121,25 @@ class ScriptProbe:
         )
 
     def find_facts(
-        self, spec: TrialSpec, measurement: Measurement, allowance: Allowance, *, is_seeded: bool, aside_fraction: float
+        self,
+        spec: TrialSpec,
+        measurement: Measurement,
+        allowance: Allowance,
+        *,
+        is_seeded: bool,
+        aside_fraction: float,
+        keep: Callable[[TargetFacts], None],
     ) -> TargetFacts:
-        """Return the facts about the script; nothing of it runs afterwards."""
+        """Return the facts about the script; nothing of it runs afterwards.
+
+        Args:
+            spec: of the probe.
+            measurement: of its steps.
+            allowance: for what takes time.
+            is_seeded: the script sets a seed.
+            aside_fraction: share of the time it does not train.
+            keep: called with what is known before the memory is looked at, as for a workload.
+        """
         hooks, script = self._hooks, spec.target.script
         assert script is not None
         phases = self._phases or self._split_step(aside_fraction)
@@ -155,10 +172,15 @@ class ScriptProbe:
             hazards=find_hazards(),
             warnings=_describe_habits(aside_fraction, is_seeded=is_seeded),
         )
-        return self._add_costly_facts(facts, spec, measurement, allowance)
+        return self._add_costly_facts(facts, spec, measurement, allowance, keep)
 
     def _add_costly_facts(
-        self, facts: TargetFacts, spec: TrialSpec, measurement: Measurement, allowance: Allowance
+        self,
+        facts: TargetFacts,
+        spec: TrialSpec,
+        measurement: Measurement,
+        allowance: Allowance,
+        keep: Callable[[TargetFacts], None],
     ) -> TargetFacts:
         """Return the facts with the loader alone, the memory by mode, the machine's limits and what steps do."""
         hooks, loader = self._hooks, self._hooks.loaders.training_loader
@@ -167,6 +189,7 @@ class ScriptProbe:
             if times is not None:
                 batches = max(1, _most_common(self._micro_batches))
                 facts = facts.replace(data=times.add_to(facts.data, batches))
+        keep(facts)
         memory_seconds = allowance.grant(_MEMORY_SECONDS)
         if memory_seconds:
             memory = look_at_script_memory(

@@ -24,7 +24,7 @@ from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 from autotune.trial.causes import explain_exception
 from autotune.trial.fidelity import capture_workload, record_workload_tape
-from autotune.trial.files import RESULT_FILE, SPEC_FILE
+from autotune.trial.files import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.prepare import exit_at_once, prepare_process
 
 
@@ -89,7 +89,10 @@ def _dispatch(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
     if spec.purpose == "probe":
         from autotune.probe.facts import probe_workload
 
-        return probe_workload(spec, loaded, device, started=started)
+        def keep(partial: TrialResult) -> None:
+            write_record(folder / PARTIAL_FILE, partial)
+
+        return probe_workload(spec, loaded, device, started=started, keep=keep)
     assert spec.config is not None
     with backend_settings(spec.config, device):
         if spec.purpose == "fidelity":

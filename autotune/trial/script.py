@@ -27,7 +27,7 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import placeholder_names
 from autotune.trial.causes import Outcome, explain_exception
 from autotune.trial.fidelity_run import FidelityRun, TapeRun
-from autotune.trial.files import RESULT_FILE
+from autotune.trial.files import PARTIAL_FILE, RESULT_FILE
 from autotune.trial.learning_run import LearningRun
 from autotune.trial.prepare import exit_at_once
 from autotune.trial.timing_run import TimingRun
@@ -123,6 +123,11 @@ class ScriptTrial:
         self.finish(
             TrialResult(spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds)
         )
+
+    def keep(self, partial: TrialResult) -> None:
+        """Write what is known so far, for the case that the process does not live to tell the rest."""
+        if self._leads:
+            write_record(self._folder / PARTIAL_FILE, partial)
 
     def finish(self, result: TrialResult) -> NoReturn:
         """Write the result and end the process."""

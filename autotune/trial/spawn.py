@@ -24,7 +24,7 @@ from autotune.lifeline import adopt_orphans
 from autotune.records.codec import read_record, write_record
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.causes import Outcome, explain_exit
-from autotune.trial.files import LOG_FILE, RESULT_FILE, SPEC_FILE
+from autotune.trial.files import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.process import MARKER, CappedLog, ColdProcess, ForkServer, TrialProcess
 from autotune.trial.scripts import ScriptStarter
 
@@ -92,7 +92,8 @@ class TrialRunner:
         """
         folder = self._folder / f"{spec.number:04d}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RESULT_FILE).unlink(missing_ok=True)
+        for name in (RESULT_FILE, PARTIAL_FILE):
+            (folder / name).unlink(missing_ok=True)
         write_record(folder / SPEC_FILE, spec)
         began = time.monotonic()
         log = CappedLog(folder / LOG_FILE)
@@ -206,7 +207,18 @@ class TrialRunner:
             except AutotuneError as error:
                 verdict = (TrialStatus.CRASHED, "protocol-error", error.message)
         end, cause, text = verdict or explain_exit(status, log_tail=tail)
+        if end is not TrialStatus.INTERRUPTED and (folder / PARTIAL_FILE).exists():
+            return _complete(folder / PARTIAL_FILE, text)
         return TrialResult(spec=spec, status=end, cause=cause, error=text, elapsed_seconds=0.0)
+
+
+def _complete(partial: Path, error: str) -> TrialResult:
+    """Return what a probe knew before its process ended, with a warning."""
+    result = read_record(partial, TrialResult)
+    if result.facts is None:
+        return result
+    warning = f"the probe was cut short while it looked at the memory: {error}"
+    return result.replace(facts=result.facts.replace(warnings=(*result.facts.warnings, warning)))
 
 
 def _signal_process(pid: int, number: int) -> None:

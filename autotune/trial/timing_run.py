@@ -17,6 +17,7 @@ from autotune.probe.allowance import Allowance
 from autotune.probe.interference import watch_interference
 from autotune.probe.script import ScriptProbe
 from autotune.records.config import TrainConfig
+from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
 
@@ -118,10 +119,19 @@ class TimingRun:
         trial.unhook()
         allowance = Allowance(time.monotonic() - trial.elapsed_seconds, trial.spec.limits.time_limit_seconds)
         aside = self._clock.aside_seconds / max(1e-9, time.perf_counter() - self._began)
+
+        def complete(facts: TargetFacts) -> TrialResult:
+            return result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
+
         facts = self._probe.find_facts(
-            trial.spec, self._measurement, allowance, is_seeded=trial.is_seeded, aside_fraction=aside
+            trial.spec,
+            self._measurement,
+            allowance,
+            is_seeded=trial.is_seeded,
+            aside_fraction=aside,
+            keep=lambda facts: trial.keep(complete(facts)),
         )
-        return result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
+        return complete(facts)
 
     def _cut_short(self) -> Measurement | None:
         if self._timing is None:

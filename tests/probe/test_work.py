@@ -190,16 +190,12 @@ def profiled(take: Any) -> Any:
     return describe(profile, flops_per_second=1e11, bytes_per_second=1e10, launch_seconds=3e-6)
 
 
-def test_real_tiny_operations_are_overhead() -> None:
-    work = profiled(steps(nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)]), torch.randn(4, 8)))
-    assert work.overhead_fraction > 0.6
-    assert work.operations_per_step > 200
-
-
-def test_real_large_products_are_products() -> None:
-    work = profiled(steps(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)), torch.randn(1024, 1024)))
-    assert work.products_fraction > 0.5
-    assert work.overhead_fraction < 0.2
+def test_real_operations_are_overhead_when_tiny_and_products_when_large() -> None:
+    tiny = profiled(steps(nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)]), torch.randn(4, 8)))
+    large = profiled(steps(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)), torch.randn(1024, 1024)))
+    assert tiny.operations_per_step > 200 > large.operations_per_step
+    assert tiny.overhead_fraction > large.overhead_fraction + 0.3
+    assert large.products_fraction > tiny.products_fraction + 0.3
 
 
 def test_real_questions_are_counted_per_step() -> None:
