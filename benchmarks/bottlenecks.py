@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "probe"))
 
-from planted import EXPECTED  # type: ignore[import-not-found]
+from planted import EXPECTED  # type: ignore[import-not-found]  # noqa: E402
 
 from autotune import run_probe  # noqa: E402
 

@@ -52,7 +52,7 @@ SAME_ROW = {
 }
 
 ONLY_IN = {
-    "pynvml": ("autotune.probe.nvml",),
+    "pynvml": ("autotune.probe.machine.nvml",),
     "psutil": ("autotune.probe", "autotune.trial"),
     "optuna": ("autotune.search",),
     "sqlalchemy": (),
@@ -95,10 +95,10 @@ TORCH_FREE = (
     "autotune.measure.paired_seeds",
     "autotune.measure.quality",
     "autotune.measure.samples_to_loss",
-    "autotune.probe.gpu_state",
-    "autotune.probe.hardware",
-    "autotune.probe.interference",
-    "autotune.probe.verdict",
+    "autotune.probe.machine.gpu_state",
+    "autotune.probe.machine.hardware",
+    "autotune.probe.machine.interference",
+    "autotune.probe.judging.verdict",
     "autotune.probe.run",
     "autotune.trial.captures",
     "autotune.trial.spawn",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.cli.page import LinePage
 from autotune.cli.probe_words import format_age, format_bandwidth, format_of, format_share, format_size, format_time
-from autotune.probe.figures import format_flops
+from autotune.probe.judging.figures import format_flops
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 from autotune.sentences import count

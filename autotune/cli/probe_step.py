@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.cli.page import LinePage, Part
 from autotune.cli.probe_words import format_bandwidth, format_factor, format_of, format_share, format_size, format_time
-from autotune.probe.figures import StepFigures, derive_figures, format_flops
+from autotune.probe.judging.figures import StepFigures, derive_figures, format_flops
 from autotune.records.facts import MemoryFacts, MemoryMode, StepWork, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.probe import ProbeReport

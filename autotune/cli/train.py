@@ -100,7 +100,7 @@ def relaunch_with_environment(profile: Path) -> None:
     """
     from autotune.engine.allocator import launch_environment
     from autotune.errors import MachineError
-    from autotune.probe.hardware import read_hardware
+    from autotune.probe.machine.hardware import read_hardware
     from autotune.records.profile import Profile
 
     config = Profile.load(profile).config

@@ -11,10 +11,10 @@ from torch import nn
 
 from autotune.engine.threads import intra_op_threads
 from autotune.measure.memory import resident_bytes
-from autotune.probe.all_reduce import measure_all_reduce
-from autotune.probe.figures import name_arithmetic
-from autotune.probe.hardware import read_hardware
-from autotune.probe.limits import measure_ceilings, spot_check_ceilings
+from autotune.probe.ceilings.all_reduce import measure_all_reduce
+from autotune.probe.ceilings.limits import measure_ceilings, spot_check_ceilings
+from autotune.probe.judging.figures import name_arithmetic
+from autotune.probe.machine.hardware import read_hardware
 from autotune.probe.work import WorkProfile, describe_work
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import Precision, TrainConfig

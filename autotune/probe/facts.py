@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, default_collate
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
-from autotune.engine.dataloader import Order, build_loader, find_random_sources
+from autotune.engine.dataloader import Order, build_loader
 from autotune.engine.loop import Training, backend_settings, evaluate
 from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.operations import watched_operations
@@ -38,10 +35,11 @@ from autotune.probe.child import (
     supports_bf16,
     used_bytes,
 )
-from autotune.probe.disk import measure_disk_read, opened_files
-from autotune.probe.interference import watch_interference
 from autotune.probe.loader import drain_loader
+from autotune.probe.machine.disk import measure_disk_read
+from autotune.probe.machine.interference import watch_interference
 from autotune.probe.memory import look_at_memory
+from autotune.probe.samples import Samples, look_at_data
 from autotune.probe.step import ResidentSteps, measure_elasticity, time_phases, time_resident_steps
 from autotune.probe.work import WorkProfile, profile_steps
 from autotune.records.config import TrainConfig
@@ -50,8 +48,6 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
 
-_FETCH_SECONDS = 0.5
-_MOST_FETCHES = 64
 _EVALUATION_SECONDS = 20.0
 _LOADER_SECONDS = 1.5
 _MEMORY_SECONDS = 8.0
@@ -61,21 +57,6 @@ _SLOW_STEP_SECONDS = 5.0
 _PROFILED_SECONDS = 0.5
 _ROOM_FOR_TWICE = 0.4
 """Share of the memory that a training may use and still be given twice the samples."""
-
-
-@dataclass(frozen=True)
-class _Samples:
-    """What was fetched in one process.
-
-    Attributes:
-        facts: about the data.
-        fetched: samples.
-        files: that were opened for them.
-    """
-
-    facts: DataFacts
-    fetched: list[Any]
-    files: list[Path]
 
 
 def probe_workload(
@@ -101,7 +82,7 @@ def probe_workload(
     """
     allowance, seed = Allowance(started, spec.limits.time_limit_seconds), spec.seeds[0]
     baseline = _resolve_settings(loaded.baseline, device)
-    samples = _look_at_data(loaded, baseline)
+    samples = look_at_data(loaded, baseline)
     sources, base_bytes = samples.facts.random_sources, used_bytes(device)
     with backend_settings(baseline, device):
         training = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
@@ -168,7 +149,7 @@ def _add_memory(
 
 
 def _try_twice(
-    training: Training, loaded: LoadedWorkload, baseline: TrainConfig, samples: _Samples, device: torch.device
+    training: Training, loaded: LoadedWorkload, baseline: TrainConfig, samples: Samples, device: torch.device
 ) -> float | None:
     size = baseline.micro_batch_size
     try:
@@ -243,39 +224,6 @@ def _resolve_settings(baseline: TrainConfig, device: torch.device) -> TrainConfi
             cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
         )
     return baseline.replace(num_threads=baseline.num_threads or torch.get_num_threads())
-
-
-def _look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> _Samples:
-    collate = loaded.collate or default_collate
-    with opened_files() as files:
-        dataset: Any = loaded.workload.train_dataset()
-        iterable = isinstance(dataset, IterableDataset)
-        sources = find_random_sources(dataset, loaded.collate)
-        seconds, fetched = _time_samples(dataset, baseline.micro_batch_size, collate, iterable=iterable)
-    facts = DataFacts(
-        sample_count=None if iterable else len(dataset),
-        seconds_per_sample=seconds,
-        random_sources=sources,
-        iterable=iterable,
-    )
-    return _Samples(facts, fetched, list(files))
-
-
-def _time_samples(
-    dataset: Any, batch: int, collate: Callable[[list[Any]], Any], *, iterable: bool
-) -> tuple[float, list[Any]]:
-    """Return the seconds a sample takes in one process, and the samples fetched for it."""
-    stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
-    began = time.perf_counter()
-    samples: list[Any] = []
-    for sample in stream:
-        samples.append(sample)
-        if len(samples) >= max(batch, _MOST_FETCHES) or time.perf_counter() - began > _FETCH_SECONDS:
-            break
-    if not samples:
-        return 0.0, []
-    collate(samples[:batch])
-    return (time.perf_counter() - began) / len(samples), samples
 
 
 def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
 from autotune.knobs import Facts
-from autotune.probe.ceilings_cache import find_cached_ceilings, save_ceilings
-from autotune.probe.hardware import read_hardware, read_software
-from autotune.probe.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
-from autotune.probe.troubles import find_troubles
-from autotune.probe.verdict import judge
+from autotune.probe.ceilings.cache import find_cached_ceilings, save_ceilings
+from autotune.probe.judging.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
+from autotune.probe.judging.troubles import find_troubles
+from autotune.probe.judging.verdict import judge
+from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.ceilings import Ceilings
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo

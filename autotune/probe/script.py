@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
@@ -121,25 +120,9 @@ class ScriptProbe:
         )
 
     def find_facts(
-        self,
-        spec: TrialSpec,
-        measurement: Measurement,
-        allowance: Allowance,
-        *,
-        is_seeded: bool,
-        aside_fraction: float,
-        keep: Callable[[TargetFacts], None],
+        self, spec: TrialSpec, measurement: Measurement, *, is_seeded: bool, aside_fraction: float
     ) -> TargetFacts:
-        """Return the facts about the script; nothing of it runs afterwards.
-
-        Args:
-            spec: of the probe.
-            measurement: of its steps.
-            allowance: for what takes time.
-            is_seeded: the script sets a seed.
-            aside_fraction: share of the time it does not train.
-            keep: called with what is known before the memory is looked at, as for a workload.
-        """
+        """Return the facts about the script that are there already; nothing of it runs afterwards."""
         hooks, script = self._hooks, spec.target.script
         assert script is not None
         phases = self._phases or self._split_step(aside_fraction)
@@ -148,7 +131,7 @@ class ScriptProbe:
         data, fixed, numerics = look_at_data(hooks, hooks.loaders.training_loader, baseline)
         fixed |= find_fixed(hooks, script, baseline)
         model = look_at_models(hooks, measurement, micro_batches=micro_batches)
-        facts = TargetFacts(
+        return TargetFacts(
             label=spec.target.spec,
             fingerprint="",  # known to the supervisor, who sees the folder as it was before the script wrote to it
             device="cuda" if hooks.device.type == "cuda" else "cpu",
@@ -172,15 +155,9 @@ class ScriptProbe:
             hazards=find_hazards(),
             warnings=_describe_habits(aside_fraction, is_seeded=is_seeded),
         )
-        return self._add_costly_facts(facts, spec, measurement, allowance, keep)
 
-    def _add_costly_facts(
-        self,
-        facts: TargetFacts,
-        spec: TrialSpec,
-        measurement: Measurement,
-        allowance: Allowance,
-        keep: Callable[[TargetFacts], None],
+    def add_costly_facts(
+        self, facts: TargetFacts, spec: TrialSpec, measurement: Measurement, allowance: Allowance
     ) -> TargetFacts:
         """Return the facts with the loader alone, the memory by mode, the machine's limits and what steps do."""
         hooks, loader = self._hooks, self._hooks.loaders.training_loader
@@ -189,7 +166,6 @@ class ScriptProbe:
             if times is not None:
                 batches = max(1, _most_common(self._micro_batches))
                 facts = facts.replace(data=times.add_to(facts.data, batches))
-        keep(facts)
         memory_seconds = allowance.grant(_MEMORY_SECONDS)
         if memory_seconds:
             memory = look_at_script_memory(

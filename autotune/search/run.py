@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.knobs import Allowed
-from autotune.probe.hardware import read_hardware, read_software
+from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from autotune.measure.throughput import TimedBlocks
-from autotune.probe.hardware import read_hardware, read_software
+from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.facts import DataFacts, ModelFacts, OptimizerFacts, StepPhases, TargetFacts

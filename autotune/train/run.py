@@ -19,7 +19,7 @@ from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import AutotuneError, MachineError, ProfileError, UsageError
-from autotune.probe.hardware import read_hardware, read_software
+from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autotune.errors import ProfileError, UsageError
-from autotune.probe.hardware import read_hardware
+from autotune.probe.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.profile import Profile
 from autotune.records.trial import Target

@@ -16,7 +16,7 @@ from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import Training, backend_settings, evaluate
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.measure.throughput import finite_or_none, time_training
-from autotune.probe.interference import watch_interference
+from autotune.probe.machine.interference import watch_interference
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.trial import GROWTH_STEPS, LossCurve, TrialResult, TrialSpec, TrialStatus

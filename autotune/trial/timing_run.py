@@ -14,10 +14,9 @@ from autotune.measure.memory import MemoryMeter, resident_bytes
 from autotune.measure.throughput import TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing, make_timing
 from autotune.probe.allowance import Allowance
-from autotune.probe.interference import watch_interference
+from autotune.probe.machine.interference import watch_interference
 from autotune.probe.script import ScriptProbe
 from autotune.records.config import TrainConfig
-from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
 
@@ -119,19 +118,10 @@ class TimingRun:
         trial.unhook()
         allowance = Allowance(time.monotonic() - trial.elapsed_seconds, trial.spec.limits.time_limit_seconds)
         aside = self._clock.aside_seconds / max(1e-9, time.perf_counter() - self._began)
-
-        def complete(facts: TargetFacts) -> TrialResult:
-            return result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
-
-        facts = self._probe.find_facts(
-            trial.spec,
-            self._measurement,
-            allowance,
-            is_seeded=trial.is_seeded,
-            aside_fraction=aside,
-            keep=lambda facts: trial.keep(complete(facts)),
-        )
-        return complete(facts)
+        facts = self._probe.find_facts(trial.spec, self._measurement, is_seeded=trial.is_seeded, aside_fraction=aside)
+        result = result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
+        trial.keep(result)  # code that reads tensors by their address may not survive the look at the memory
+        return result.replace(facts=self._probe.add_costly_facts(facts, trial.spec, self._measurement, allowance))
 
     def _cut_short(self) -> Measurement | None:
         if self._timing is None:

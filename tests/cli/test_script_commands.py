@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.probe.hardware import read_hardware, read_software
+from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records import Evidence, Interval, Profile, ProfileTarget, TrainConfig
 from autotune.targets.fingerprint import fingerprint_script
 from autotune.targets.launch import find_launch

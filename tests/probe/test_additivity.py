@@ -344,7 +344,7 @@ def probe(workload: Any) -> TargetFacts:
     limits = TrialLimits(time_limit_seconds=60.0, warmup_cap_seconds=0.1, measure_seconds=0.05)
     target = Target(spec="toy.py:workload", folder="/")
     spec = TrialSpec(number=0, purpose="probe", target=target, config=None, device="cpu", limits=limits)
-    result = probe_workload(spec, load(workload), CPU, started=time.monotonic())
+    result = probe_workload(spec, load(workload), CPU, started=time.monotonic(), keep=lambda _partial: None)
     assert result.facts is not None
     return result.facts
 

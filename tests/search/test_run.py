@@ -4,7 +4,7 @@ import pytest
 from simulated import Machine, run_simulated
 
 from autotune.errors import UsageError
-from autotune.probe.hardware import read_software
+from autotune.probe.machine.hardware import read_software
 from autotune.records import DriftLimits, Profile, Target
 from autotune.records.search import SearchState
 from autotune.search.folder import find_search_folder

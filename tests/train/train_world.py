@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from autotune.probe.hardware import read_hardware, read_software
+from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval
 from autotune.records.profile import Evidence, Profile, ProfileTarget

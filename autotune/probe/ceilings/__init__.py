@@ -1,0 +1,1 @@
+"""What the machine can do, measured: products, memory, copies, launches, all-reduce."""

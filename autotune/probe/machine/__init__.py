@@ -1,0 +1,1 @@
+"""What the machine is, read from the kernel and the driver; nothing here starts torch."""
