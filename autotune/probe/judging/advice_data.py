@@ -25,7 +25,7 @@ _SHARED_CPUS_RISK = 0.9
 def advise_workers(case: Case) -> Finding:
     """Return whether more workers would shorten the waiting."""
     baseline, figures, plan, usable = case.baseline, case.figures, case.plan, case.hardware.usable_cpu_count
-    if case.limit != "input" or baseline.num_workers >= usable:
+    if not (case.limit == "input" or figures.is_input_bound) or baseline.num_workers >= usable:
         return None
     reason = (
         f"{format_share(figures.wait_fraction)} of a step waits for the loader; one process loads a step's samples in "

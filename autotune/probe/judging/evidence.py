@@ -29,6 +29,8 @@ ALL_REDUCE_FRACTIONS = (0.5, 1.25)
 
 _ELASTICITIES = (-4.0, 4.0)
 
+_NOTABLE_WAIT = 0.05
+
 
 @dataclass(frozen=True)
 class StepCase:
@@ -64,8 +66,10 @@ def collect_evidence(case: StepCase, limit: Limit) -> tuple[str, ...]:
         case: the step.
         limit: what binds it.
     """
-    names = [*_FIRST.get(limit, ()), *_FIGURES]
-    sentences = [_FIGURES[name](case) for name in dict.fromkeys(names)]
+    names = dict.fromkeys([*_FIRST.get(limit, ()), *_FIGURES])
+    if limit == "input":
+        del names["waits"]  # the verdict's own figure
+    sentences = [_FIGURES[name](case) for name in names]
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -88,6 +92,11 @@ def _tell_shares(case: StepCase) -> str:
         f"of the computation {format_share(work.products_fraction)} are matrix products, "
         f"{format_share(work.traffic_fraction)} memory traffic, {format_share(work.overhead_fraction)} overhead"
     )
+
+
+def _tell_wait_share(case: StepCase) -> str:
+    share = case.figures.wait_fraction
+    return f"{format_share(share)} of a step waits for the loader" if share > _NOTABLE_WAIT else ""
 
 
 def _tell_waiting(case: StepCase) -> str:
@@ -217,6 +226,7 @@ _FIGURES: dict[str, Callable[[StepCase], str]] = {
     "products": _tell_products,
     "traffic": _tell_traffic,
     "optimizer": _tell_optimizer,
+    "waits": _tell_wait_share,
     "waiting": _tell_waiting,
     "loading": _tell_least_loading,
     "all-reduce": _tell_all_reduce,

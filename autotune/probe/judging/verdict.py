@@ -1,6 +1,7 @@
 """Which limit binds a step, and what to try first. Records in, `Verdict` and ranked `Advice` out; pure.
 
-    input          waiting is more than a tenth of a step, or most of what a step takes beyond its computation
+    input          waiting is more than a tenth of a step, or most of what a step takes beyond its computation; without
+                   workers, loading and computing take turns, and it has to be the largest share of all
     communication  an all-reduce of the gradients would fill more than half of a step
     launch         overhead is most of the computation, or a GPU is idle because the host hands work over too slowly
     compute        matrix products are most of the computation
@@ -79,7 +80,7 @@ def _find_limit(case: StepCase) -> tuple[Limit, str]:
 
 def _find_input(case: StepCase) -> _Finding:
     figures = case.figures
-    if not figures.is_input_bound:
+    if not figures.is_input_bound or _is_smaller_turn(case):
         return None
     sentence = f"{format_share(figures.wait_fraction)} of a step waits for the loader"
     ratio = divide(figures.step_seconds, figures.step_seconds - figures.wait_seconds)
@@ -87,6 +88,15 @@ def _find_input(case: StepCase) -> _Finding:
         step, rest = format_step(figures.step_seconds), format_step(figures.step_seconds - figures.wait_seconds)
         sentence += f", without which it takes {rest} instead of {step} ({ratio:.2g}x)"
     return "input", sentence
+
+
+def _is_smaller_turn(case: StepCase) -> bool:
+    """Return whether loading takes turns with the computation, and some kind of work takes longer than it."""
+    work = case.facts.work
+    if work is None or case.facts.baseline.num_workers > 0:
+        return False
+    largest = max(work.products_fraction, work.traffic_fraction, work.overhead_fraction)
+    return case.figures.wait_fraction < largest * case.figures.compute_fraction
 
 
 def _find_communication(case: StepCase) -> _Finding:

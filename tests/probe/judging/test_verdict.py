@@ -399,3 +399,26 @@ def test_shares_for_people(share: float, text: str) -> None:
 )
 def test_rates_for_people(rate: float, text: str) -> None:
     assert format_flops(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "workers", "limit"),
+    [
+        pytest.param(13.0, 0, "compute", id="its turn is a small one"),
+        pytest.param(60.0, 0, "input", id="its turn is the largest"),
+        pytest.param(13.0, 2, "input", id="workers load meanwhile, and are waited for all the same"),
+    ],
+)
+def test_without_workers_loading_has_to_be_the_largest_share(wait_ms: float, workers: int, limit: str) -> None:
+    shares = StepWork(
+        products_fraction=0.9,
+        traffic_fraction=0.08,
+        overhead_fraction=0.02,
+        operations_per_step=40,
+        host_syncs_per_step=0,
+    )
+    facts = target(work=shares, baseline=BASELINE.replace(num_workers=workers), compute_ms=100.0 - wait_ms)
+    verdict, advice = judge(facts, timing(wait_ms=wait_ms), hardware())
+    assert verdict.limit == limit
+    assert "num_workers" in [item.knob for item in advice]
+    assert any("waits for the loader" in told for told in (verdict.sentence, *verdict.evidence))
