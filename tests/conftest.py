@@ -1,9 +1,15 @@
-"""What every test obeys: no process and no environment variable outlives it; hypothesis is repeatable."""
+"""What every test obeys: no process and no environment variable outlives it; hypothesis is repeatable.
+
+The measured limits of the machine are kept for the tests alone: not in the user's cache.
+"""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -13,6 +19,9 @@ from hypothesis import settings
 
 settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("ci")
+
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autotune-tests-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 _GRACE_SECONDS = 2.0
 _ONE_PER_INTERPRETER = ("multiprocessing.resource_tracker", "torch/_inductor/compile_worker")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,15 +13,19 @@ from torch import nn
 
 from autotune.engine.threads import intra_op_threads
 from autotune.measure.memory import resident_bytes
+from autotune.probe.allowance import Allowance
 from autotune.probe.ceilings.all_reduce import measure_all_reduce
 from autotune.probe.ceilings.limits import measure_ceilings, spot_check_ceilings
 from autotune.probe.judging.figures import name_arithmetic
+from autotune.probe.machine.disk import measure_disk_read
 from autotune.probe.machine.hardware import read_hardware
 from autotune.probe.work import WorkProfile, describe_work
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import Precision, TrainConfig
 from autotune.records.facts import Hazard, ModelFacts, StepWork, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+
+_DISK_SECONDS = 1.0
 
 
 def probe_machine(spec: TrialSpec, device: torch.device, *, started: float) -> TrialResult:
@@ -81,6 +87,20 @@ def describe_profile(
         launch_seconds=facts.ceilings.launch_seconds,
         enqueue_fraction=enqueue_fraction if facts.device == "cuda" else None,
     )
+
+
+def add_disk(facts: TargetFacts, files: Sequence[Path], folder: Path, allowance: Allowance) -> TargetFacts:
+    """Return the facts with how fast the data can be read from their disk.
+
+    Args:
+        facts: without.
+        files: that samples were read from.
+        folder: where to look when these are too small to tell.
+        allowance: of the probe.
+    """
+    seconds = allowance.grant(_DISK_SECONDS)
+    rate = measure_disk_read(files, folder, budget_seconds=seconds) if seconds else None
+    return facts.replace(data=facts.data.replace(disk_read_bytes_per_second=rate))
 
 
 def used_bytes(device: torch.device) -> int:

@@ -26,6 +26,7 @@ from autotune.measure.throughput import time_training
 from autotune.probe.additivity import measure_additivity
 from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
 from autotune.probe.child import (
+    add_disk,
     can_checkpoint,
     describe_profile,
     find_hazards,
@@ -36,7 +37,6 @@ from autotune.probe.child import (
     used_bytes,
 )
 from autotune.probe.loader import drain_loader
-from autotune.probe.machine.disk import measure_disk_read
 from autotune.probe.machine.interference import watch_interference
 from autotune.probe.memory import look_at_memory
 from autotune.probe.samples import Samples, look_at_data
@@ -109,16 +109,10 @@ def probe_workload(
         )
         keep(result)
         facts = _add_memory(facts, spec, loaded, device, base_bytes=base_bytes, allowance=allowance)
-    facts = _add_ceilings(facts, spec, device, samples.files)
+    facts = add_disk(facts, samples.files, Path(spec.target.folder), allowance)
+    facts = facts.replace(ceilings=settle_ceilings(spec, device))  # last: they touch a lot of memory
     work = describe_profile(profile, facts, step_seconds=resident.seconds, enqueue_fraction=resident.enqueue_fraction)
     return result.replace(facts=facts.replace(work=work), elapsed_seconds=time.monotonic() - started)
-
-
-def _add_ceilings(facts: TargetFacts, spec: TrialSpec, device: torch.device, files: list[Path]) -> TargetFacts:
-    """Return the facts with the machine's limits; last, because they touch a lot of memory."""
-    disk = measure_disk_read(files, Path(spec.target.folder))
-    data = facts.data.replace(disk_read_bytes_per_second=disk)
-    return facts.replace(ceilings=settle_ceilings(spec, device), data=data)
 
 
 def _add_memory(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from pathlib import Path
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import clock_for
 from autotune.probe.allowance import Allowance
 from autotune.probe.child import (
+    add_disk,
     can_checkpoint,
     describe_profile,
     find_hazards,
@@ -19,6 +21,7 @@ from autotune.probe.child import (
     supports_bf16,
 )
 from autotune.probe.loader import drain_loader
+from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory import look_at_script_memory
 from autotune.probe.script_data import look_at_data
 from autotune.probe.script_model import find_fixed, look_at_models, look_at_optimizers, read_baseline
@@ -60,6 +63,7 @@ class ScriptProbe:
         self._profiler: StepProfiler | None = None
         self._profile: WorkProfile | None = None
         self._profiled_steps = self._attempts = 0
+        self._files: list[Path] = []
 
     def take(self, step: ScriptStep) -> None:
         """Note a step."""
@@ -128,7 +132,9 @@ class ScriptProbe:
         phases = self._phases or self._split_step(aside_fraction)
         micro_batches = max(1, _most_common(self._micro_batches))
         baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=_most_common(self._samples))
-        data, fixed, numerics = look_at_data(hooks, hooks.loaders.training_loader, baseline)
+        with opened_files() as files:
+            data, fixed, numerics = look_at_data(hooks, hooks.loaders.training_loader, baseline)
+        self._files = list(files)
         fixed |= find_fixed(hooks, script, baseline)
         model = look_at_models(hooks, measurement, micro_batches=micro_batches)
         return TargetFacts(
@@ -180,6 +186,7 @@ class ScriptProbe:
                 budget_seconds=memory_seconds,
             )
             facts = facts.replace(memory=memory)
+        facts = add_disk(facts, self._files, Path.cwd(), allowance)
         facts = facts.replace(ceilings=settle_ceilings(spec, hooks.device))
         seconds = facts.compute_seconds_per_step
         return facts.replace(work=describe_profile(self._profile, facts, step_seconds=seconds))

@@ -173,6 +173,29 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     assert run("report", folder=tmp_path).returncode == 2  # nothing is overwritten without --force
 
 
+def test_a_probe_without_a_target_is_about_the_machine(tmp_path):
+    shown = run("probe", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("machine")
+    assert "GFLOP/s" in shown.stdout
+    assert "autotune probe demo" in shown.stdout
+    assert "report: .autotune/probe.json" in shown.stderr
+    again = run("probe", "--json", folder=tmp_path)
+    report = json.loads(again.stdout)
+    assert report == json.loads((tmp_path / ".autotune/probe.json").read_text())
+    assert "target" not in report
+    assert report["ceilings"]["matmul"]
+
+
+def test_a_report_that_cannot_be_saved_is_printed_all_the_same(tmp_path):
+    (tmp_path / ".autotune").write_text("not a folder")
+    shown = run("probe", "--json", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["ceilings"]
+    assert "could not be saved" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
 def test_a_closed_pipe_is_no_error(tmp_path):
     (tmp_path / "toy.py").write_text(WORKLOAD)
     command = " ".join([*COMMAND, "probe", "toy.py:workload", "|", "head", "-1"])

@@ -557,3 +557,36 @@ for _ in range(1000):
     assert result.facts is not None, result.error
     # A product of [16, 64] and [64, 32], forward and twice that backward: 2 operations for each multiply and add.
     assert result.facts.model.flops_per_sample == pytest.approx(3 * 2 * 64 * 32)
+
+
+def test_a_probe_takes_a_scripts_step_apart(project: Project) -> None:
+    project.write(
+        """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randn(4096, 32))
+for _ in range(1000):
+    for inputs, targets in torch.utils.data.DataLoader(data, batch_size=16):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+"""
+    )
+    result = project.run(purpose="probe", config=None)
+    assert result.facts is not None, result.error
+    facts = result.facts
+    assert facts.work is not None
+    assert facts.work.host_syncs_per_step == 1
+    assert facts.work.operations_per_step > 10
+    assert facts.data.batch_bytes == 16 * 4 * (64 + 32)
+    assert (facts.data.loader_seconds_per_step or 0) > 0
+    assert facts.memory is not None
+    parameters = 64 * 64 + 64 + 64 * 32 + 32
+    assert facts.memory.weights_bytes == facts.memory.gradient_bytes == 4 * parameters
+    assert facts.memory.optimizer_bytes >= 2 * 4 * parameters
+    assert facts.memory.modes[0].precision == "fp32"

@@ -318,3 +318,20 @@ def test_the_process_adopts_orphans_only_inside_the_runner(tmp_path: Path) -> No
         assert not adopt_orphans(False)
     finally:
         adopt_orphans(before)
+
+
+def test_a_probe_that_dies_while_it_looks_at_the_memory_has_found_the_rest(cold_world: World) -> None:
+    result, _ = cold_world.run("dies_of_shapes", purpose="probe")
+    assert result.status is TrialStatus.COMPLETED, result.error
+    assert result.measurement is not None
+    assert result.facts is not None
+    assert result.facts.memory is None
+    assert any("SIGSEGV" in warning for warning in result.facts.warnings)
+
+
+def test_a_machine_is_probed_without_a_target(cold_world: World) -> None:
+    result, _ = cold_world.run("nothing_of_this_name", purpose="machine")
+    assert result.status is TrialStatus.COMPLETED, result.error
+    assert result.ceilings is not None
+    assert result.ceilings.device == "cpu"
+    assert (result.ceilings.flops_per_second("fp32") or 0) > 0

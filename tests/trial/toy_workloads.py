@@ -96,6 +96,15 @@ class Segfaults(Toy):
         ctypes.string_at(0)
 
 
+class DiesOfShapes(Toy):
+    """Reads tensors by their address, which those without contents do not have."""
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if type(batch[0]) is not Tensor:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().compute_loss(model, batch)
+
+
 class Aborts(Toy):
     def meet_fate(self) -> None:
         os.abort()
@@ -266,6 +275,7 @@ ignores_sigterm = IgnoresSigterm()
 exits_silently = ExitsSilently()
 exits_with_status = ExitsWithStatus()
 segfaults = Segfaults()
+dies_of_shapes = DiesOfShapes()
 aborts = Aborts()
 kills_itself = KillsItself()
 runs_out_of_device_memory = RunsOutOfDeviceMemory()
