@@ -94,7 +94,7 @@ def probe_workload(
         measurement, curve = time_training(
             fresh, baseline, spec.limits, device, seed=seed, interference=watch_interference(device)
         )
-        if used_bytes(device) < _ROOM_FOR_TWICE * memory_limit(device) and resident.seconds < _SLOW_STEP_SECONDS:
+        if resident.seconds < _SLOW_STEP_SECONDS:
             facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, baseline, samples, device))
         del fresh
         facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
@@ -145,6 +145,8 @@ def _add_memory(
 def _try_twice(
     training: Training, loaded: LoadedWorkload, baseline: TrainConfig, samples: Samples, device: torch.device
 ) -> float | None:
+    if used_bytes(device) > _ROOM_FOR_TWICE * memory_limit(device):
+        return None
     size = baseline.micro_batch_size
     try:
         return measure_elasticity(training, samples.fetched, size, clock_for(device), collate=loaded.collate)

@@ -18,6 +18,8 @@ from autotune.targets.workload import LoadedWorkload
 
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
+_MOST_KEPT = 16
+"""Samples that are held while the training is timed, and its memory with it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Samples:
 
     Attributes:
         facts: about the data.
-        fetched: samples.
+        fetched: some of the samples.
         files: that were opened for them.
     """
 
@@ -66,4 +68,4 @@ def _time_samples(
     if not samples:
         return 0.0, []
     collate(samples[:batch])
-    return (time.perf_counter() - began) / len(samples), samples
+    return (time.perf_counter() - began) / len(samples), samples[:_MOST_KEPT]
