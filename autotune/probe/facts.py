@@ -109,10 +109,17 @@ def probe_workload(
         )
         keep(result)
         facts = _add_memory(facts, spec, loaded, device, base_bytes=base_bytes, allowance=allowance)
-    facts = add_disk(facts, samples.files, Path(spec.target.folder), allowance)
-    facts = facts.replace(ceilings=settle_ceilings(spec, device))  # last: they touch a lot of memory
+    facts = _add_machine(facts, spec, samples, device, allowance)
     work = describe_profile(profile, facts, step_seconds=resident.seconds, enqueue_fraction=resident.enqueue_fraction)
     return result.replace(facts=facts.replace(work=work), elapsed_seconds=time.monotonic() - started)
+
+
+def _add_machine(
+    facts: TargetFacts, spec: TrialSpec, samples: Samples, device: torch.device, allowance: Allowance
+) -> TargetFacts:
+    """Return the facts with the disk of the data and the machine's limits: last, they touch a lot of memory."""
+    facts = add_disk(facts, samples.files, Path(spec.target.folder), allowance)
+    return facts.replace(ceilings=settle_ceilings(spec, device))
 
 
 def _add_memory(
