@@ -40,7 +40,7 @@ from autotune.probe.loader import drain_loader
 from autotune.probe.machine.interference import watch_interference
 from autotune.probe.memory import look_at_memory
 from autotune.probe.samples import Samples, look_at_data
-from autotune.probe.step import ResidentSteps, measure_elasticity, time_phases, time_resident_steps
+from autotune.probe.step import ResidentSteps, keep_resident, measure_elasticity, time_phases, time_resident_steps
 from autotune.probe.work import WorkProfile, profile_steps
 from autotune.records.config import TrainConfig
 from autotune.records.facts import Additivity, DataFacts, ModelFacts, TargetFacts
@@ -87,15 +87,15 @@ def probe_workload(
     with backend_settings(baseline, device):
         training = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         startup = time.monotonic() - started
-        baseline = baseline.replace(optimizer_implementation=current_implementation(training.optimizer, device))
-        facts, profile, resident = _look_at_training(training, loaded, baseline, device, data=samples.facts)
+        facts, resident = _look_at_training(training, loaded, baseline, device, data=samples.facts)
+        baseline = facts.baseline
         del training
         fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         measurement, curve = time_training(
             fresh, baseline, spec.limits, device, seed=seed, interference=watch_interference(device)
         )
-        if resident.seconds < _SLOW_STEP_SECONDS:
-            facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, baseline, samples, device))
+        profile = _profile(fresh, resident, device)
+        facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, facts, samples, device))
         del fresh
         facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
         result = TrialResult(
@@ -149,12 +149,23 @@ def _add_memory(
     return facts.replace(memory=memory)
 
 
-def _try_twice(
-    training: Training, loaded: LoadedWorkload, baseline: TrainConfig, samples: Samples, device: torch.device
-) -> float | None:
-    if used_bytes(device) > _ROOM_FOR_TWICE * memory_limit(device):
+def _profile(training: Training, resident: ResidentSteps, device: torch.device) -> WorkProfile | None:
+    """Return some steps under the profiler; after the timing, which it must not disturb."""
+    if resident.seconds > _SLOW_STEP_SECONDS:
         return None
-    size = baseline.micro_batch_size
+    keep_resident(training)
+    training.step()
+    return profile_steps(training.step, device, steps=2 if resident.seconds < _PROFILED_SECONDS else 1)
+
+
+def _try_twice(
+    training: Training, loaded: LoadedWorkload, facts: TargetFacts, samples: Samples, device: torch.device
+) -> float | None:
+    """Return what twice the samples would cost; None where they may not fit, or would take too long."""
+    no_room = used_bytes(device) > _ROOM_FOR_TWICE * memory_limit(device)
+    if no_room or facts.compute_seconds_per_step > _SLOW_STEP_SECONDS:
+        return None
+    size = facts.baseline.micro_batch_size
     try:
         return measure_elasticity(training, samples.fetched, size, clock_for(device), collate=loaded.collate)
     except Exception:  # other batches than the user's own are more than a workload has to bear
@@ -189,14 +200,12 @@ def _add_additivity(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload,
 
 def _look_at_training(
     training: Training, loaded: LoadedWorkload, baseline: TrainConfig, device: torch.device, *, data: DataFacts
-) -> tuple[TargetFacts, WorkProfile | None, ResidentSteps]:
+) -> tuple[TargetFacts, ResidentSteps]:
     optimizer = read_optimizer_facts(training.optimizer, device)
+    baseline = baseline.replace(optimizer_implementation=current_implementation(training.optimizer, device))
     model, clock = _look_at_model(training, baseline), clock_for(device)
     phases = time_phases(training, clock)
     resident = time_resident_steps(training, clock)
-    profile = None
-    if resident.seconds < _SLOW_STEP_SECONDS:
-        profile = profile_steps(training.step, device, steps=2 if resident.seconds < _PROFILED_SECONDS else 1)
     evaluate_seconds, troubles = _time_evaluation(loaded, training, baseline, device)
     facts = TargetFacts(
         label=loaded.label,
@@ -216,7 +225,7 @@ def _look_at_training(
         hazards=find_hazards(),
         warnings=troubles,
     )
-    return facts, profile, resident
+    return facts, resident
 
 
 def _resolve_settings(baseline: TrainConfig, device: torch.device) -> TrainConfig:

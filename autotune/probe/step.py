@@ -67,10 +67,15 @@ class ResidentSteps:
     enqueue_fraction: float
 
 
-def time_resident_steps(training: Training, clock: Clock) -> ResidentSteps:
-    """Return the time of a step without the loader and the copy; the training keeps the resident batch."""
+def keep_resident(training: Training) -> None:
+    """Let a training take its next batch again and again, on the device."""
     window = training.windows.next_window()
     training.windows = ResidentWindows(window, [training.place(batch) for batch in window.batches])
+
+
+def time_resident_steps(training: Training, clock: Clock) -> ResidentSteps:
+    """Return the time of a step without the loader and the copy; the training keeps the resident batch."""
+    keep_resident(training)
     training.step()
     steps, enqueued, whole = 0, 0.0, 0.0
     while steps < 2 or (whole < _PHASES_SECONDS and steps < _MOST_STEPS):
