@@ -19,10 +19,12 @@ class Operations:
     Attributes:
         flops: floating-point operations of matrix products, convolutions and attention.
         attention: scaled_dot_product_attention was called.
+        calls: of PyTorch's functions and methods, from Python.
     """
 
     flops: int = 0
     attention: bool = False
+    calls: int = 0
 
 
 @contextmanager
@@ -31,14 +33,16 @@ def watched_operations() -> Iterator[Operations]:
     seen = Operations()
     with _AttentionWatch() as watch, FlopCounterMode(display=False) as counter:
         yield seen
-    seen.flops, seen.attention = counter.get_total_flops(), watch.seen
+    seen.flops, seen.attention, seen.calls = counter.get_total_flops(), watch.seen, watch.calls
 
 
 class _AttentionWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
+        self.calls = 0
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
         self.seen = self.seen or function is nn.functional.scaled_dot_product_attention
         return function(*args, **(kwargs or {}))

@@ -39,9 +39,10 @@ from autotune.probe.child import (
 from autotune.probe.loader import drain_loader
 from autotune.probe.machine.interference import watch_interference
 from autotune.probe.memory import look_at_memory
+from autotune.probe.profiler import profile_steps
 from autotune.probe.samples import Samples, look_at_data
 from autotune.probe.step import ResidentSteps, keep_resident, measure_elasticity, time_phases, time_resident_steps
-from autotune.probe.work import WorkProfile, profile_steps
+from autotune.probe.work import WorkProfile
 from autotune.records.config import TrainConfig
 from autotune.records.facts import Additivity, DataFacts, ModelFacts, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus

@@ -23,9 +23,10 @@ from autotune.probe.child import (
 from autotune.probe.loader import drain_loader
 from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory import look_at_script_memory
+from autotune.probe.profiler import StepProfiler
 from autotune.probe.script_data import look_at_data
 from autotune.probe.script_model import find_fixed, look_at_models, look_at_optimizers, read_baseline
-from autotune.probe.work import StepProfiler, WorkProfile
+from autotune.probe.work import WorkProfile
 from autotune.records.facts import StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialSpec

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.probe.work import OperationTime, WorkProfile, describe_work, profile_steps, read_events
+from autotune.probe.profiler import profile_steps, read_events
+from autotune.probe.work import OperationTime, WorkProfile, describe_work
 
 CPU = torch.device("cpu")
 MM = [[], [128, 64], [64, 32]]
@@ -31,7 +32,7 @@ def event(
 
 
 def read(*events: SimpleNamespace, seconds: float = 1.0, steps: int = 1, on_gpu: bool = False) -> WorkProfile:
-    profile = read_events(events, seconds=seconds, steps=steps, on_gpu=on_gpu)
+    profile = read_events(list(events), seconds=seconds, steps=steps, on_gpu=on_gpu)
     assert profile is not None
     return profile
 

@@ -134,6 +134,7 @@ class ModelHooks:
         with watched_operations() as seen:
             returned = self._train(root, run, inner, args, kwargs)
         self.seen.flops += seen.flops
+        self.seen.calls += seen.calls
         self.seen.attention |= seen.attention
         return returned
 
