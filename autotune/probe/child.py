@@ -19,13 +19,17 @@ from autotune.probe.ceilings.limits import measure_ceilings, spot_check_ceilings
 from autotune.probe.judging.figures import name_arithmetic
 from autotune.probe.machine.disk import measure_disk_read
 from autotune.probe.machine.hardware import read_hardware
+from autotune.probe.memory_lines import lower_mode
 from autotune.probe.work import WorkProfile, describe_work
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import Precision, TrainConfig
 from autotune.records.facts import Hazard, ModelFacts, StepWork, TargetFacts
+from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 
 _DISK_SECONDS = 1.0
+_ALL_REDUCE_SECONDS = 6.0
+"""A probe that measures the limits in less has no time for an all-reduce."""
 
 
 def probe_machine(spec: TrialSpec, device: torch.device, *, started: float) -> TrialResult:
@@ -44,14 +48,13 @@ def settle_ceilings(spec: TrialSpec, device: torch.device) -> Ceilings:
     On a CPU they are those of all its usable CPUs together, whatever the training uses of them.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
-    ranks = _count_ranks(spec, kind)
+    known, ranks = spec.ceilings, _count_ranks(spec, kind)
     with intra_op_threads(TrainConfig(num_threads=_count_threads())):
-        known = spec.ceilings
-        if known is not None and (known.device, known.ranks) == (kind, ranks) and spot_check_ceilings(device, known):
-            return known
-        measured = measure_ceilings(device, budget_seconds=spec.limits.ceilings_seconds)
-    all_reduce = measure_all_reduce(ranks, device_type=kind) if ranks > 1 else None
-    return measured.replace(device=kind, ranks=ranks, all_reduce_bytes_per_second=all_reduce)
+        if known is None or known.device != kind or not spot_check_ceilings(device, known):
+            known = measure_ceilings(device, budget_seconds=spec.limits.ceilings_seconds).replace(device=kind)
+    if ranks < 2 or spec.limits.ceilings_seconds < _ALL_REDUCE_SECONDS:
+        return known
+    return known.replace(ranks=ranks, all_reduce_bytes_per_second=measure_all_reduce(ranks, device_type=kind))
 
 
 def _count_threads() -> int:
@@ -62,7 +65,10 @@ def _count_threads() -> int:
 def _count_ranks(spec: TrialSpec, device: str) -> int:
     """Return the processes that a training, or without one this machine's GPUs, would exchange gradients between."""
     if spec.target.script is not None:
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        ranks, here = (os.environ.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        return (
+            int(ranks) if ranks.isdigit() and here in ("", ranks) else 1
+        )  # of several machines only this one is known
     return max(1, torch.cuda.device_count()) if spec.purpose == "machine" and device == "cuda" else 1
 
 
@@ -103,6 +109,26 @@ def add_disk(facts: TargetFacts, files: Sequence[Path], folder: Path, allowance:
     return facts.replace(data=facts.data.replace(disk_read_bytes_per_second=rate))
 
 
+def anchor_memory(facts: TargetFacts, measurement: Measurement) -> TargetFacts:
+    """Return the facts with no mode above what the training itself was measured to need on a CPU.
+
+    The prediction is calibrated in a process that has done much else by then, which a fresh one has not.
+
+    Args:
+        facts: with a prediction, or without.
+        measurement: of the baseline, before all that.
+    """
+    memory, baseline = facts.memory, facts.baseline
+    own = memory.find_mode(baseline.precision, baseline.activation_checkpointing) if memory is not None else None
+    if memory is None or own is None or facts.device != "cpu":
+        return facts
+    over = own.predict_bytes(baseline.micro_batch_size) - measurement.peak_memory.host_bytes
+    if over <= 0:
+        return facts
+    modes = tuple(lower_mode(mode, over, memory.limit_bytes) for mode in memory.modes)
+    return facts.replace(memory=memory.replace(modes=modes))
+
+
 def used_bytes(device: torch.device) -> int:
     """Return the memory in use: of the whole device, or of this process on a CPU."""
     if device.type == "cuda":
@@ -116,6 +142,15 @@ def memory_limit(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return read_hardware().memory_limit_bytes
+
+
+def room_for_trying(device: torch.device) -> int:
+    """Return what a probe may use to try more than the user's own settings: half of what nobody uses, and its own."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free / 2)
+    hardware = read_hardware()
+    return min(hardware.memory_limit_bytes, resident_bytes() + hardware.memory_available_bytes // 2)
 
 
 def list_precisions(facts: TargetFacts) -> tuple[Precision, ...]:

@@ -27,11 +27,13 @@ from autotune.probe.additivity import measure_additivity
 from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
 from autotune.probe.child import (
     add_disk,
+    anchor_memory,
     can_checkpoint,
     describe_profile,
     find_hazards,
     list_precisions,
     memory_limit,
+    room_for_trying,
     settle_ceilings,
     supports_bf16,
     used_bytes,
@@ -39,7 +41,7 @@ from autotune.probe.child import (
 from autotune.probe.loader import drain_loader
 from autotune.probe.machine.interference import watch_interference
 from autotune.probe.memory import look_at_memory
-from autotune.probe.profiler import profile_steps
+from autotune.probe.profiler import count_profiled_steps, profile_steps
 from autotune.probe.samples import Samples, look_at_data
 from autotune.probe.step import ResidentSteps, keep_resident, measure_elasticity, time_phases, time_resident_steps
 from autotune.probe.work import WorkProfile
@@ -49,13 +51,13 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
 
+_GRACE = 3.0
 _EVALUATION_SECONDS = 20.0
 _LOADER_SECONDS = 1.5
 _MEMORY_SECONDS = 8.0
 _SLOW_STEP_SECONDS = 5.0
 """A training with longer steps is neither profiled nor given twice the samples: that alone would take a minute."""
 
-_PROFILED_SECONDS = 0.5
 _ROOM_FOR_TWICE = 0.4
 """Share of the memory that a training may use and still be given twice the samples."""
 
@@ -75,8 +77,8 @@ def probe_workload(
         loaded: the workload.
         device: where to run it.
         started: `time.monotonic()` when the process was started.
-        keep: called with what is known before the memory is looked at: code that reads tensors by their address may
-            end a process in which they have none.
+        keep: called with what is known before what may end the process or take too long: the profiler, other batches,
+            the look at the memory, in which code that reads tensors by their address finds none.
 
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
@@ -92,13 +94,8 @@ def probe_workload(
         baseline = facts.baseline
         del training
         fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
-        measurement, curve = time_training(
-            fresh, baseline, spec.limits, device, seed=seed, interference=watch_interference(device)
-        )
-        profile = _profile(fresh, resident, device)
-        facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, facts, samples, device))
-        del fresh
-        facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
+        watched = watch_interference(device)
+        measurement, curve = time_training(fresh, baseline, spec.limits, device, seed=seed, interference=watched)
         result = TrialResult(
             spec=spec.replace(config=baseline),
             status=TrialStatus.COMPLETED,
@@ -109,8 +106,13 @@ def probe_workload(
             facts=facts,
         )
         keep(result)
+        profile = _profile(fresh, facts, device)
+        facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, facts, samples, device))
+        del fresh
+        facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
+        keep(result.replace(facts=facts))
         facts = _add_memory(facts, spec, loaded, device, base_bytes=base_bytes, allowance=allowance)
-    facts = _add_machine(facts, spec, samples, device, allowance)
+    facts = _add_machine(anchor_memory(facts, measurement), spec, samples, device, allowance)
     work = describe_profile(profile, facts, step_seconds=resident.seconds, enqueue_fraction=resident.enqueue_fraction)
     return result.replace(facts=facts.replace(work=work), elapsed_seconds=time.monotonic() - started)
 
@@ -136,34 +138,40 @@ def _add_memory(
     seconds = allowance.grant(_MEMORY_SECONDS)
     if not seconds:
         return facts
-    memory = look_at_memory(
-        loaded,
-        facts.baseline,
-        device,
-        seed=spec.seeds[0],
-        base_bytes=base_bytes,
-        limit_bytes=memory_limit(device),
-        supported=list_precisions(facts),
-        checkpoints=can_checkpoint(facts.model),
-        budget_seconds=seconds,
-    )
+    try:
+        with time_limit(_GRACE * seconds):
+            memory = look_at_memory(
+                loaded,
+                facts.baseline,
+                device,
+                seed=spec.seeds[0],
+                base_bytes=base_bytes,
+                limit_bytes=memory_limit(device),
+                room_bytes=room_for_trying(device),
+                supported=list_precisions(facts),
+                checkpoints=can_checkpoint(facts.model),
+                budget_seconds=seconds,
+            )
+    except OutOfTimeError:  # a single step, or a copy of the model, that takes this long
+        return facts
     return facts.replace(memory=memory)
 
 
-def _profile(training: Training, resident: ResidentSteps, device: torch.device) -> WorkProfile | None:
+def _profile(training: Training, facts: TargetFacts, device: torch.device) -> WorkProfile | None:
     """Return some steps under the profiler; after the timing, which it must not disturb."""
-    if resident.seconds > _SLOW_STEP_SECONDS:
+    steps = count_profiled_steps(facts.compute_seconds_per_step, facts.model.calls_per_step)
+    if not steps:
         return None
     keep_resident(training)
     training.step()
-    return profile_steps(training.step, device, steps=2 if resident.seconds < _PROFILED_SECONDS else 1)
+    return profile_steps(training.step, device, steps=steps)
 
 
 def _try_twice(
     training: Training, loaded: LoadedWorkload, facts: TargetFacts, samples: Samples, device: torch.device
 ) -> float | None:
     """Return what twice the samples would cost; None where they may not fit, or would take too long."""
-    no_room = used_bytes(device) > _ROOM_FOR_TWICE * memory_limit(device)
+    no_room = used_bytes(device) > _ROOM_FOR_TWICE * room_for_trying(device)
     if no_room or facts.compute_seconds_per_step > _SLOW_STEP_SECONDS:
         return None
     size = facts.baseline.micro_batch_size
@@ -176,10 +184,16 @@ def _try_twice(
 def _add_loader(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, allowance: Allowance) -> TargetFacts:
     """Return the facts with what the loader does alone."""
     baseline, data = facts.baseline, facts.data
+    seconds = allowance.grant(_LOADER_SECONDS)
+    if not seconds:
+        return facts
     order = Order(seed=spec.seeds[0], shuffle=loaded.shuffle, drop_last=loaded.drop_last)
-    dataset = loaded.workload.train_dataset()
-    loader, _ = build_loader(dataset, baseline, order, collate=loaded.collate, random_sources=data.random_sources)
-    times = drain_loader(loader, budget_seconds=allowance.grant(_LOADER_SECONDS))
+    try:
+        dataset = loaded.workload.train_dataset()
+        loader, _ = build_loader(dataset, baseline, order, collate=loaded.collate, random_sources=data.random_sources)
+    except Exception:  # a dataset that cannot be opened once more: the training has shown that it can be opened
+        return facts
+    times = drain_loader(loader, budget_seconds=seconds)
     return facts if times is None else facts.replace(data=times.add_to(data, baseline.gradient_accumulation_steps))
 
 
@@ -253,6 +267,7 @@ def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:
         has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
         has_4d_convolution=has_4d_convolution(model),
         calls_attention=seen.attention,
+        calls_per_step=seen.calls,
         checkpointable_blocks=blocks or int(own_switch),
         flops_per_sample=counted / outcome.samples if counted else None,
     )

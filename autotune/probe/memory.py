@@ -12,18 +12,15 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, islice
-from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import IterableDataset, default_collate
 
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing, can_checkpoint
 from autotune.engine.hooks.script import ScriptHooks
@@ -53,12 +50,12 @@ from autotune.probe.memory_shapes import (
     trace_calls,
     trace_step,
 )
+from autotune.probe.samples import SampleBatches
 from autotune.records.config import Precision, TrainConfig
 from autotune.records.facts import MemoryFacts
 from autotune.records.measurement import Measurement
 from autotune.targets.workload import LoadedWorkload
 
-_FETCH_SECONDS = 0.7
 _CALIBRATION_SECONDS = 3.0
 _CALIBRATION_FRACTION = 0.4
 """Share of the limit that the real step may be expected to take."""
@@ -67,29 +64,8 @@ _FACTORS = (8, 4, 2)
 _TRACED = (2, 8)
 """Micro batches whose shapes are followed, as multiples of the baseline's."""
 _LARGEST_BATCH_BYTES = 256 * 2**20
-_MOST_SAMPLE_BYTES = 32 * 2**20
-"""Samples beyond are the first ones again: they are held beside the training, whose memory is to be seen."""
 _REAL_MODE_STEPS = 4
 """Plain steps of the larger size that take as long as one mode whose real steps are followed."""
-
-
-class _Batches:
-    """Batches of real samples of any size; few samples are repeated."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, most: int) -> None:
-        self._collate = collate or default_collate
-        stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[i] for i in range(len(dataset)))
-        began, held = time.perf_counter(), 0
-        self._samples: list[Any] = []
-        for sample in islice(stream, most):
-            self._samples.append(sample)
-            held += sum(tensor.nbytes for tensor in list_tensors(sample))
-            if time.perf_counter() - began > _FETCH_SECONDS or held > _MOST_SAMPLE_BYTES:
-                break
-
-    def make(self, size: int) -> Any:
-        """Return a batch on the host."""
-        return self._collate(list(islice(cycle(self._samples), size)))
 
 
 def look_at_memory(  # noqa: PLR0913 - what is asked, and of what
@@ -102,12 +78,13 @@ def look_at_memory(  # noqa: PLR0913 - what is asked, and of what
     limit_bytes: int,
     supported: Sequence[Precision],
     checkpoints: bool,
+    room_bytes: int | None = None,
     budget_seconds: float = 8.0,
 ) -> MemoryFacts:
     """Return a workload's memory; whatever it cannot do is told in `missing`, and nothing is raised.
 
-    No training of the workload should be alive: what it holds would count as the process's own. Random generators are
-    left as they were; the workload's objects run on tensors without data, so it should not be trained afterwards.
+    No training of it should be alive: what it holds would count as the process's own. Random generators are left as
+    they were; its objects run on tensors without data, so it should not be trained afterwards.
 
     Args:
         loaded: the workload.
@@ -118,21 +95,31 @@ def look_at_memory(  # noqa: PLR0913 - what is asked, and of what
         limit_bytes: what a training may use.
         supported: precisions that run on the device.
         checkpoints: the model has blocks to checkpoint.
-        budget_seconds: wall time, about; a step that has begun is waited for, and modes there is no time for left out.
+        room_bytes: what the look itself may use; None for the limit.
+        budget_seconds: wall time, about; modes there is no time for are left out.
     """
     facts = _no_facts(base_bytes, limit_bytes)
     modes = list_modes(baseline, supported, checkpoints=checkpoints)
     with undisturbed(device):
         deadline = time.monotonic() + budget_seconds
-        found = attempt(lambda: _WorkloadLook(loaded, modes[0], device, deadline).run(facts, modes, seed))
+        room = min(limit_bytes, room_bytes or limit_bytes)
+        found = attempt(lambda: _WorkloadLook(loaded, modes[0], device, deadline, room).run(facts, modes, seed))
         return facts.replace(missing=f"it could not be looked at: {found}") if isinstance(found, str) else found
 
 
 class _WorkloadLook:
     """One look at a workload's memory."""
 
-    def __init__(self, loaded: LoadedWorkload, baseline: TrainConfig, device: torch.device, deadline: float) -> None:
-        self._loaded, self._baseline, self._device, self._deadline = loaded, baseline, device, deadline
+    def __init__(
+        self, loaded: LoadedWorkload, baseline: TrainConfig, device: torch.device, deadline: float, room: float
+    ) -> None:
+        self._loaded, self._baseline, self._device, self._deadline, self._room = (
+            loaded,
+            baseline,
+            device,
+            deadline,
+            room,
+        )
         self._micro_batches = count_traced(baseline)
         self._sample_seconds = math.inf
 
@@ -148,7 +135,7 @@ class _WorkloadLook:
             trace, refusal, size = self._trace_real, line, self._baseline.micro_batch_size
             sizes = (size // 2, size) if size > 1 else (1, 2)
             line = attempt(lambda: find_line(trace, self._baseline, sizes))
-        calibration = attempt(lambda: self._calibrate(facts.limit_bytes))
+        calibration = attempt(lambda: self._calibrate())
         facts = facts.replace(optimizer_bytes=state_bytes(optimizer))
         if isinstance(line, str) or isinstance(calibration, str):
             why = calibration if isinstance(calibration, str) else refusal
@@ -164,7 +151,7 @@ class _WorkloadLook:
         self._seed = seed
         self._training = Training(loaded, baseline, device=self._device, seed=seed)
         dataset = self._training.windows.loader.dataset
-        self._batches = _Batches(dataset, loaded.collate, max(_TRACED) * baseline.micro_batch_size)
+        self._batches = SampleBatches(dataset, loaded.collate, max(_TRACED) * baseline.micro_batch_size)
         self._batch_bytes = tensor_bytes(list_tensors(self._batches.make(baseline.micro_batch_size)))
         is_bare = baseline.activation_checkpointing == "off"
         self._bare = self._training.model if is_bare else loaded.workload.build_model().to(self._device)
@@ -186,7 +173,7 @@ class _WorkloadLook:
             training = Training(self._loaded, config, device=self._device, seed=self._seed)
         return trace_step(training, self._batches.make(size), self._device, micro_batches=self._micro_batches)
 
-    def _calibrate(self, limit_bytes: float) -> Calibration:
+    def _calibrate(self) -> Calibration:
         """Return the largest real step that there is time and memory for."""
         size = self._baseline.micro_batch_size
         found = self._measure(size)
@@ -196,7 +183,7 @@ class _WorkloadLook:
         for factor in _FACTORS:
             expected = found.outside + factor * (found.peak - found.outside)
             seconds = 2 * factor * size * self._sample_seconds
-            if seconds <= most_seconds and expected <= _CALIBRATION_FRACTION * limit_bytes:
+            if seconds <= most_seconds and expected <= _CALIBRATION_FRACTION * self._room:
                 larger = attempt(lambda: self._measure(factor * size))  # noqa: B023 - called at once
                 return found if isinstance(larger, str) else larger
         return found

@@ -83,6 +83,8 @@ class Calibration:
             return 0.0, 0.0
         tensors = max(1.0, line.predict(self.size))
         excess, growing = self.peak - self.outside - tensors, min(1.0, max(0.0, line.growth * self.size / tensors))
+        if excess < 0:  # too much was taken to be outside: of the tensors nothing can be missing
+            return excess, 0.0
         return excess * (1.0 - growing), excess * growing / self.size
 
 
@@ -201,17 +203,28 @@ def _ratio(line: Line | None, first: Line) -> float:
     return 1.0 if line is None or first.growth <= 0 else line.growth / first.growth
 
 
+def lower_mode(mode: MemoryMode, by: float, limit_bytes: float) -> MemoryMode:
+    """Return a mode whose every peak is lower by some bytes."""
+    lowered = mode.replace(fixed_bytes=max(0.0, mode.fixed_bytes - by), least_bytes=max(0.0, mode.least_bytes - by))
+    return lowered.replace(largest_micro_batch_size=_find_largest(lowered, limit_bytes))
+
+
 def _make_mode(config: TrainConfig, line: Line, outside: float, extra: float, facts: MemoryFacts) -> MemoryMode:
-    fixed, growth, least = outside + max(0.0, line.fixed), line.growth + extra, outside + line.update
-    usable = (1.0 - HEAD_ROOM) * facts.limit_bytes
-    largest: int | None = None
-    if growth > 0:
-        largest = max(0, math.floor((usable - fixed) / growth)) if least <= usable else 0
-    return MemoryMode(
+    mode = MemoryMode(
         precision=config.precision,
         activation_checkpointing=config.activation_checkpointing,
-        fixed_bytes=fixed,
-        bytes_per_sample=max(0.0, growth),
-        least_bytes=least,
-        largest_micro_batch_size=largest,
+        fixed_bytes=outside + max(0.0, line.fixed),
+        bytes_per_sample=max(0.0, line.growth + extra),
+        least_bytes=outside + line.update,
     )
+    return mode.replace(largest_micro_batch_size=_find_largest(mode, facts.limit_bytes))
+
+
+def _find_largest(mode: MemoryMode, limit_bytes: float) -> int | None:
+    """Return the largest micro batch that leaves the head room free; None when the peak does not grow."""
+    usable = (1.0 - HEAD_ROOM) * limit_bytes
+    if mode.bytes_per_sample <= 0:
+        return None
+    if mode.least_bytes > usable:
+        return 0
+    return max(0, math.floor((usable - mode.fixed_bytes) / mode.bytes_per_sample))

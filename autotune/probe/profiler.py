@@ -17,6 +17,10 @@ _SHORTEST_SECONDS = 3e-6
 """What an operation of less time was given is of no interest: it is nothing but a call."""
 
 _LEAST_KNOWN = 0.7
+_SLOWEST_STEP_SECONDS = 5.0
+_LONG_STEP_SECONDS = 0.5
+_MOST_CALLS, _MANY_CALLS = 30_000, 1_000
+"""A call makes some ten events with its backward pass, and a hundred thousand take a second and half a gigabyte."""
 
 _PRODUCTS = re.compile(
     r"(^aten::(addmm|mm|bmm|baddbmm|addbmm|mv|addmv|dot|_scaled_mm|_addmm_activation|_int_mm)_?$)"
@@ -146,6 +150,18 @@ def nest_events(raw: Iterable[Any]) -> list[HostEvent]:
                 open_events[-1].self_cpu_time_total -= event.end - event.start
             open_events.append(event)
     return [event for events in threads.values() for event in events]
+
+
+def count_profiled_steps(seconds: float, calls: int | None) -> int:
+    """Return how many steps to profile: 0 where they are too slow, or make more events than can be read.
+
+    Args:
+        seconds: of one step.
+        calls: of PyTorch's functions in one step, from Python; None when not counted.
+    """
+    if seconds > _SLOWEST_STEP_SECONDS or (calls or 0) > _MOST_CALLS:
+        return 0
+    return 1 if seconds > _LONG_STEP_SECONDS or (calls or 0) > _MANY_CALLS else 2
 
 
 def profile_steps(take_step: Callable[[], object], device: torch.device, *, steps: int) -> WorkProfile | None:

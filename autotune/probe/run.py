@@ -47,13 +47,19 @@ def run_probe(target: str | Script | None = None, *, folder: str | Path | None =
         UsageError: the target or the settings file cannot be used as given.
         TargetError: the training fails with its own settings.
     """
+    began = time.monotonic()
     resolved = resolve_target(target, folder=Path(folder or Path.cwd()).resolve())
     limits = TrialLimits(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
     )
     with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
-        report, _ = probe_target(resolved.target, runner, limits=limits)
-    return report
+        hardware, software = read_hardware(), read_software()
+        known, age = _find_known(hardware, software)
+        if known is None:  # in a process of its own, which no training has changed
+            ceilings, age = _measure_machine(runner, scratch, hardware, software)
+            known = _leave_out_ranks(ceilings)
+        report, _ = probe_target(resolved.target, runner, limits=limits, known=(known, age))
+    return report.replace(elapsed_seconds=time.monotonic() - began)
 
 
 def run_machine_probe() -> MachineReport:
@@ -64,26 +70,41 @@ def run_machine_probe() -> MachineReport:
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
-    known, age = _find_known(hardware, software, ranks=max(1, len(hardware.gpus)))
-    limits = TrialLimits(time_limit_seconds=PROBE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS)
     with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
-        target = Target(spec="", folder=scratch)
-        result = runner(
-            TrialSpec(number=0, purpose="machine", target=target, config=None, ceilings=known, limits=limits)
-        )
+        ceilings, age = _measure_machine(runner, scratch, hardware, software)
+    return MachineReport(
+        hardware=hardware,
+        software=software,
+        ceilings=ceilings,
+        ceilings_age_seconds=age,
+        troubles=find_troubles(hardware, ceilings=ceilings),
+        elapsed_seconds=time.monotonic() - began,
+    )
+
+
+def _measure_machine(
+    runner: TrialRunner, scratch: str, hardware: HardwareInfo, software: SoftwareInfo
+) -> tuple[Ceilings, float]:
+    """Return the machine's limits and their age; measured in a process of their own, they are kept for later probes.
+
+    Raises:
+        MachineError: PyTorch does not run here.
+    """
+    known, age = _find_known(hardware, software)
+    limits = TrialLimits(time_limit_seconds=PROBE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS)
+    target = Target(spec="", folder=scratch)
+    result = runner(TrialSpec(number=1, purpose="machine", target=target, config=None, ceilings=known, limits=limits))
     if result.ceilings is None:
         raise MachineError(
             f"PyTorch does not run on this machine ({result.status}): {result.error}",
             hint="python -c 'import torch; print(torch.ones(1) + 1)' shows more",
         )
-    return MachineReport(
-        hardware=hardware,
-        software=software,
-        ceilings=result.ceilings,
-        ceilings_age_seconds=_settle_age(result.ceilings, known, age, hardware, software),
-        troubles=find_troubles(hardware, ceilings=result.ceilings),
-        elapsed_seconds=time.monotonic() - began,
-    )
+    alone = _leave_out_ranks(result.ceilings)
+    if alone == known:
+        return result.ceilings, age
+    if alone.device is not None:
+        save_ceilings(alone, hardware, software, device=alone.device, threads=None)
+    return result.ceilings, 0.0
 
 
 def probe_target(
@@ -92,8 +113,16 @@ def probe_target(
     *,
     limits: TrialLimits,
     seed: int = 0,
+    known: tuple[Ceilings, float] | None = None,
 ) -> tuple[ProbeReport, TrialResult]:
     """Run the probe as trial 0 and return the report and the trial's result.
+
+    Args:
+        target: what to probe.
+        run_trial: runs one trial to its end.
+        limits: of the trial.
+        seed: of the training.
+        known: the machine's limits and their age; None for those that an earlier probe has kept, if there are any.
 
     Raises:
         UsageError: the target cannot be found.
@@ -101,9 +130,9 @@ def probe_target(
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
-    known, age = _find_known(hardware, software)
+    ceilings, age = known or _find_known(hardware, software)
     spec = TrialSpec(
-        number=0, purpose="probe", target=target, config=None, seeds=(seed,), ceilings=known, limits=limits
+        number=0, purpose="probe", target=target, config=None, seeds=(seed,), ceilings=ceilings, limits=limits
     )
     fingerprint = None if target.script is None else fingerprint_target(target)
     result = run_trial(spec)
@@ -111,10 +140,8 @@ def probe_target(
     if facts is None or measurement is None:
         raise explain_failed_baseline(result)
     if fingerprint is not None:
-        facts = facts.replace(
-            fingerprint=fingerprint,
-            warnings=(*facts.warnings, *describe_written(result.written, result.written_elsewhere)),
-        )
+        warnings = (*facts.warnings, *describe_written(result.written, result.written_elsewhere))
+        facts = facts.replace(fingerprint=fingerprint, warnings=warnings)
         result = result.replace(facts=facts)
     verdict, advice = judge(facts, measurement, hardware)
     space = build_space(Facts(target=facts, hardware=hardware))
@@ -128,7 +155,7 @@ def probe_target(
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
         troubles=find_troubles(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
-        ceilings_age_seconds=_settle_age(facts.ceilings, known, age, hardware, software),
+        ceilings_age_seconds=age if _leave_out_ranks(facts.ceilings) == ceilings else 0.0,
         elapsed_seconds=time.monotonic() - began,
     )
     return report, result
@@ -142,22 +169,16 @@ def drop_idle_knobs(
     return space.without(sorted(COMPUTE_KNOBS), reason) if reason else space
 
 
-def _find_known(hardware: HardwareInfo, software: SoftwareInfo, *, ranks: int = 1) -> tuple[Ceilings | None, float]:
+def _find_known(hardware: HardwareInfo, software: SoftwareInfo) -> tuple[Ceilings | None, float]:
     """Return the machine's limits and their age, if they were measured before."""
     on_gpu = bool(hardware.gpus) and software.cuda is not None
     device = "cuda" if on_gpu else "cpu"
-    return find_cached_ceilings(hardware, software, device=device, threads=None, ranks=ranks) or (None, 0.0)
+    return find_cached_ceilings(hardware, software, device=device, threads=None) or (None, 0.0)
 
 
-def _settle_age(
-    used: Ceilings, known: Ceilings | None, age: float, hardware: HardwareInfo, software: SoftwareInfo
-) -> float:
-    """Return the age of the limits that were used; those measured just now are kept for the next probe."""
-    if used == known:
-        return age
-    if used.device is not None:
-        save_ceilings(used, hardware, software, device=used.device, threads=None, ranks=used.ranks)
-    return 0.0
+def _leave_out_ranks(ceilings: Ceilings) -> Ceilings:
+    """Return the limits of the machine alone, without what lies between the ranks of one training."""
+    return ceilings.replace(ranks=1, all_reduce_bytes_per_second=None)
 
 
 def describe_written(written: Iterable[str], elsewhere: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ from torch.utils.data import IterableDataset, default_collate
 
 from autotune.engine.dataloader import find_random_sources
 from autotune.probe.machine.disk import opened_files
+from autotune.probe.memory_shapes import list_tensors
 from autotune.records.config import TrainConfig
 from autotune.records.facts import DataFacts
 from autotune.targets.workload import LoadedWorkload
 
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
+_BATCH_SECONDS = 0.7
+_MOST_SAMPLE_BYTES = 32 * 2**20
+"""Samples beyond are the first ones again: they are held beside the training, whose memory is to be seen."""
 _MOST_KEPT = 16
 """Samples that are held while the training is timed, and its memory with it."""
 
@@ -44,10 +49,11 @@ def look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> Samples:
         dataset: Any = loaded.workload.train_dataset()
         iterable = isinstance(dataset, IterableDataset)
         sources = find_random_sources(dataset, loaded.collate)
-        seconds, fetched = _time_samples(dataset, baseline.micro_batch_size, collate, iterable=iterable)
+        seconds, cpu_fraction, fetched = _time_samples(dataset, baseline.micro_batch_size, collate, iterable=iterable)
     facts = DataFacts(
         sample_count=None if iterable else len(dataset),
         seconds_per_sample=seconds,
+        cpu_fraction=cpu_fraction,
         random_sources=sources,
         iterable=iterable,
     )
@@ -56,16 +62,36 @@ def look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> Samples:
 
 def _time_samples(
     dataset: Any, batch: int, collate: Callable[[list[Any]], Any], *, iterable: bool
-) -> tuple[float, list[Any]]:
-    """Return the seconds a sample takes in one process, and the samples fetched for it."""
+) -> tuple[float, float | None, list[Any]]:
+    """Return the seconds a sample takes in one process, the share in which a CPU worked, and some of the samples."""
     stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     samples: list[Any] = []
     for sample in stream:
         samples.append(sample)
         if len(samples) >= max(batch, _MOST_FETCHES) or time.perf_counter() - began > _FETCH_SECONDS:
             break
     if not samples:
-        return 0.0, []
+        return 0.0, None, []
     collate(samples[:batch])
-    return (time.perf_counter() - began) / len(samples), samples[:_MOST_KEPT]
+    seconds = time.perf_counter() - began
+    return seconds / len(samples), min(1.0, (time.process_time() - worked) / seconds), samples[:_MOST_KEPT]
+
+
+class SampleBatches:
+    """Batches of real samples of any size; few samples are repeated."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, most: int) -> None:
+        self._collate = collate or default_collate
+        stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[i] for i in range(len(dataset)))
+        began, held = time.perf_counter(), 0
+        self._samples: list[Any] = []
+        for sample in islice(stream, most):
+            self._samples.append(sample)
+            held += sum(tensor.nbytes for tensor in list_tensors(sample))
+            if time.perf_counter() - began > _BATCH_SECONDS or held > _MOST_SAMPLE_BYTES:
+                break
+
+    def make(self, size: int) -> Any:
+        """Return a batch on the host."""
+        return self._collate(list(islice(cycle(self._samples), size)))

@@ -12,6 +12,7 @@ from autotune.measure.clock import clock_for
 from autotune.probe.allowance import Allowance
 from autotune.probe.child import (
     add_disk,
+    anchor_memory,
     can_checkpoint,
     describe_profile,
     find_hazards,
@@ -23,7 +24,7 @@ from autotune.probe.child import (
 from autotune.probe.loader import drain_loader
 from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory import look_at_script_memory
-from autotune.probe.profiler import StepProfiler
+from autotune.probe.profiler import StepProfiler, count_profiled_steps
 from autotune.probe.script_data import look_at_data
 from autotune.probe.script_model import find_fixed, look_at_models, look_at_optimizers, read_baseline
 from autotune.probe.work import WorkProfile
@@ -36,11 +37,9 @@ _FIRST_STEADY_STEP = 2
 _MARKED_STEPS = 10
 """Steps until the phases that were marked in a GPU's stream are read."""
 
-_PROFILED_STEPS = 2
 _MOST_ATTEMPTS = 3
 """A script that does something else between all its steps is not profiled."""
 
-_SLOW_STEP_SECONDS = 5.0
 _LOADER_SECONDS = 1.5
 _MEMORY_SECONDS = 8.0
 
@@ -63,7 +62,8 @@ class ScriptProbe:
         self._marked: list[str] = []
         self._profiler: StepProfiler | None = None
         self._profile: WorkProfile | None = None
-        self._profiled_steps = self._attempts = 0
+        self._profiled_steps = self._wanted_steps = self._attempts = 0
+        self._until: tuple[int, float, Counter[str]] | None = None
         self._files: list[Path] = []
 
     def take(self, step: ScriptStep) -> None:
@@ -85,25 +85,28 @@ class ScriptProbe:
         Args:
             seconds_per_step: of the training; a slow one is not profiled.
         """
+        if self._until is None:
+            self._until = (self._hooks.steps, time.perf_counter(), Counter(self._hooks.timer.seconds))
         if self._profiler is None:
-            if seconds_per_step > _SLOW_STEP_SECONDS or self._attempts > _MOST_ATTEMPTS:
+            self._wanted_steps = count_profiled_steps(seconds_per_step, self._hooks.models.seen.calls)
+            if not self._wanted_steps or self._attempts > _MOST_ATTEMPTS:
                 return True
             self._profiler = StepProfiler(self._hooks.device)
             self._profiler.start()
             return False
         self._profiled_steps += 1
-        return self._profiled_steps >= _PROFILED_STEPS
+        return self._profiled_steps >= self._wanted_steps
 
     def turn_aside(self) -> None:
         """The script does something else than train: what the profiler sees of it is no step."""
-        if self._profiler is not None and self._profiled_steps < _PROFILED_STEPS:
-            self._profiler.stop(1)
+        if self._profiler is not None and self._profiled_steps < self._wanted_steps:
+            self._profiler.stop(0)
             self._profiler, self._profiled_steps = None, 0
             self._attempts += 1
 
     def stop(self) -> None:
         """End the profiler, if it is at work; the script takes no further step."""
-        if self._profiler is not None and self._profiled_steps:
+        if self._profiler is not None:
             self._profile = self._profiler.stop(self._profiled_steps)
         self._profiler = None
 
@@ -186,7 +189,7 @@ class ScriptProbe:
                 checkpoints=can_checkpoint(facts.model),
                 budget_seconds=memory_seconds,
             )
-            facts = facts.replace(memory=memory)
+            facts = anchor_memory(facts.replace(memory=memory), measurement)
         facts = add_disk(facts, self._files, Path.cwd(), allowance)
         facts = facts.replace(ceilings=settle_ceilings(spec, hooks.device))
         seconds = facts.compute_seconds_per_step
@@ -198,9 +201,10 @@ class ScriptProbe:
                 data_wait_seconds=0, copy_seconds=0, forward_seconds=0, backward_seconds=0, optimizer_seconds=0
             )
         first, began, before = self._since
-        steps = max(1, self._hooks.steps - first)
-        whole = (time.perf_counter() - began) * (1.0 - aside_fraction) / steps
-        seconds = {name: (value - before[name]) / steps for name, value in self._hooks.timer.seconds.items()}
+        last, ended, after = self._until or (self._hooks.steps, time.perf_counter(), self._hooks.timer.seconds)
+        steps = max(1, last - first)
+        whole = (ended - began) * (1.0 - aside_fraction) / steps
+        seconds = {name: (value - before[name]) / steps for name, value in after.items()}
         return StepPhases(
             data_wait_seconds=seconds.get("data", 0.0),
             copy_seconds=0.0,

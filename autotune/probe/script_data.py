@@ -32,9 +32,9 @@ def look_at_data(
         return data, dict.fromkeys((*_LOADER_KNOBS, "pin_memory"), reason), {}
     dataset, fixed = loader.dataset, {}
     iterable = isinstance(dataset, IterableDataset)
-    sources, seconds, trouble = set(hooks.loaders.random_sources), 0.0, ""
+    sources, seconds, cpu_fraction, trouble = set(hooks.loaders.random_sources), 0.0, None, ""
     if not iterable:
-        drawn, seconds, trouble = _fetch_some(loader)
+        drawn, seconds, cpu_fraction, trouble = _fetch_some(loader)
         sources |= set(drawn)
         trouble = find_worker_trouble(dataset) or trouble
     if trouble and "num_workers" not in fixed:
@@ -45,6 +45,7 @@ def look_at_data(
     data = DataFacts(
         sample_count=None if iterable else len(dataset),  # type: ignore[arg-type]
         seconds_per_sample=seconds,
+        cpu_fraction=cpu_fraction,
         random_sources=tuple(sorted(sources)),
         iterable=iterable,
     )
@@ -93,16 +94,17 @@ def _holds_generator(value: Any, *, depth: int) -> bool:
     return any(_holds_generator(part, depth=depth - 1) for part in parts)
 
 
-def _fetch_some(loader: DataLoader[Any]) -> tuple[tuple[str, ...], float, str]:
-    """Return the generators that samples draw from, the seconds a sample takes, and what went wrong."""
+def _fetch_some(loader: DataLoader[Any]) -> tuple[tuple[str, ...], float, float | None, str]:
+    """Return what samples draw from, the seconds one takes, the share in which a CPU worked, and what went wrong."""
     collate = loader.collate_fn if loader.batch_size is not None or loader.batch_sampler is not None else _first
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     try:
         sources = find_random_sources(loader.dataset, collate)
     except Exception as error:
-        return (), 0.0, f"its samples could not be fetched one by one ({type(error).__name__}: {error})"[:200]
+        return (), 0.0, None, f"its samples could not be fetched one by one ({type(error).__name__}: {error})"[:200]
     fetched = max(1, min(16, len(loader.dataset)))  # type: ignore[arg-type]
-    return sources, (time.perf_counter() - began) / fetched, ""
+    seconds = time.perf_counter() - began
+    return sources, seconds / fetched, min(1.0, (time.process_time() - worked) / seconds), ""
 
 
 def _first(samples: list[Any]) -> Any:

@@ -117,6 +117,8 @@ class ModelFacts(Record):
     """scaled_dot_product_attention was called in a step."""
     checkpointable_blocks: int
     """Repeated blocks found for activation checkpointing; 0 when there are none."""
+    calls_per_step: Annotated[int, Field(ge=0)] | None = None
+    """Functions of PyTorch that one training step of the model calls from Python; None when not counted."""
     flops_per_sample: float | None = None
     """Forward and backward, matrix products and convolutions only; None when not countable."""
 
@@ -128,6 +130,8 @@ class DataFacts(Record):
     """Length of the training set; None for an iterable dataset."""
     seconds_per_sample: float
     """Fetching and collating in one process."""
+    cpu_fraction: Fraction | None = None
+    """Share of that time in which a CPU was at work: less where samples are waited for; None when not known."""
     random_sources: tuple[str, ...]
     """Global generators its samples draw from: any of `torch`, `numpy`, `random`."""
     iterable: bool

@@ -26,7 +26,11 @@ class Forecast:
     limits: Limits
 
     def predict_peak_bytes(self, config: TrainConfig) -> float | None:
-        """Return the predicted peak on the device, or of the training and its workers on a CPU; None when unknown."""
+        """Return the predicted peak, as trials are held to it; None when it is not known.
+
+        On a CPU of the training and its workers; on a GPU of PyTorch's allocator, without the context and whatever
+        else was on the device before.
+        """
         target = self.report.target
         mode = None
         if target.memory is not None:
@@ -35,8 +39,8 @@ class Forecast:
             return None
         peak = mode.predict_bytes(config.micro_batch_size)
         if target.device == "cpu":
-            peak += config.num_workers * (target.data.worker_bytes or 0)
-        return peak
+            return peak + config.num_workers * (target.data.worker_bytes or 0)
+        return peak - (target.memory.base_bytes if target.memory is not None else 0.0)
 
     def is_hopeless(self, config: TrainConfig) -> bool:
         """Return whether a config would run out of memory, or of shared memory for its workers' batches."""
@@ -49,9 +53,13 @@ class Forecast:
         return peak is not None and limit is not None and peak > _MARGIN * limit
 
     def _breaks_shared_memory(self, config: TrainConfig) -> bool:
-        target = self.report.target
-        baseline_sized = count_shared_memory_bytes(target.replace(baseline=config), config.num_workers)
-        if not baseline_sized:
+        hardware = self.report.hardware
+        needed, own = self._count_shared_bytes(config), self._count_shared_bytes(self.report.target.baseline)
+        if not needed or not hardware.shared_memory_total_bytes or needed <= own:
             return False
-        needed = baseline_sized * config.micro_batch_size / target.baseline.micro_batch_size
-        return needed > self.report.hardware.shared_memory_free_bytes
+        return needed > hardware.shared_memory_free_bytes
+
+    def _count_shared_bytes(self, config: TrainConfig) -> float:
+        target = self.report.target
+        baseline_sized = count_shared_memory_bytes(target.replace(baseline=config), config.num_workers) or 0
+        return baseline_sized * config.micro_batch_size / target.baseline.micro_batch_size

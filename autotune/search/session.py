@@ -213,7 +213,9 @@ class Session:
         self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
         if launcher.hopeless:
             left_out = count(len(launcher.hopeless), "config")
-            self._findings.notes.append(f"{left_out} left out: the probe's memory model says that they would not fit")
+            self._findings.notes.append(
+                f"{left_out} left out: by what the probe measured they would not fit into memory or /dev/shm"
+            )
         self._answer()
 
     def _check_drift(self) -> list[TrainConfig]:

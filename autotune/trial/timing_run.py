@@ -14,6 +14,7 @@ from autotune.measure.memory import MemoryMeter, resident_bytes
 from autotune.measure.throughput import TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing, make_timing
 from autotune.probe.allowance import Allowance
+from autotune.probe.child import used_bytes
 from autotune.probe.machine.interference import watch_interference
 from autotune.probe.script import ScriptProbe
 from autotune.records.config import TrainConfig
@@ -52,6 +53,8 @@ class TimingRun:
         if not self._leads:
             self._clock = AsideClock(clock_for(device))
             return
+        if device.type == "cuda":
+            self._base_bytes = max(0, used_bytes(device) - torch.cuda.memory_reserved(device))
         self._probe = ScriptProbe(hooks, base_bytes=self._base_bytes) if self._spec.purpose == "probe" else None
         self._began = time.perf_counter()
         self._clock = AsideClock(clock_for(device))
@@ -114,13 +117,13 @@ class TimingRun:
         )
         if self._probe is None:
             return result
-        self._probe.stop()
-        trial.unhook()
-        allowance = Allowance(time.monotonic() - trial.elapsed_seconds, trial.spec.limits.time_limit_seconds)
         aside = self._clock.aside_seconds / max(1e-9, time.perf_counter() - self._began)
+        allowance = Allowance(time.monotonic() - trial.elapsed_seconds, trial.spec.limits.time_limit_seconds)
+        trial.unhook()
         facts = self._probe.find_facts(trial.spec, self._measurement, is_seeded=trial.is_seeded, aside_fraction=aside)
         result = result.replace(spec=trial.spec.replace(config=facts.baseline), facts=facts)
-        trial.keep(result)  # code that reads tensors by their address may not survive the look at the memory
+        trial.keep(result)  # what follows may take too long, or not let the process live
+        self._probe.stop()
         return result.replace(facts=self._probe.add_costly_facts(facts, trial.spec, self._measurement, allowance))
 
     def _cut_short(self) -> Measurement | None:

@@ -23,7 +23,7 @@ def spec(known: Ceilings | None, *, script: bool = False) -> TrialSpec:
         target=Target(spec="toy.py:workload", folder="/", script=own),
         config=None,
         ceilings=known,
-        limits=TrialLimits(time_limit_seconds=60.0),
+        limits=TrialLimits(time_limit_seconds=60.0, ceilings_seconds=12.0),
     )
 
 
@@ -56,23 +56,35 @@ def test_beaten_limits_are_measured_again(measured: list[Any]) -> None:
     assert len(measured) == 1
 
 
-@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"device": None}, {"ranks": 2}])
+@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"device": None}])
 def test_limits_of_something_else_are_no_limits(measured: list[Any], changes: dict[str, Any]) -> None:
     assert settle_ceilings(spec(KNOWN.replace(**changes)), CPU).memory_bytes_per_second == 1.0
 
 
-def test_a_script_on_several_ranks_has_an_all_reduce(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("world", "here", "ranks"), [("2", "2", 2), ("2", "", 2), ("16", "8", 1), ("", "", 1), ("two", "", 1)]
+)
+def test_a_script_on_several_ranks_of_this_machine_has_an_all_reduce(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, world: str, here: str, ranks: int
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    found = settle_ceilings(spec(KNOWN, script=True), CPU)
+    assert (found.ranks, found.all_reduce_bytes_per_second) == (ranks, 5.0 if ranks > 1 else None)
+    assert settle_ceilings(spec(KNOWN), CPU) == KNOWN  # a workload is trained by one process
+
+
+def test_a_short_search_has_no_time_for_an_all_reduce(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    found = settle_ceilings(spec(None, script=True), CPU)
-    assert (found.ranks, found.all_reduce_bytes_per_second) == (2, 5.0)
-    assert settle_ceilings(spec(None), CPU).ranks == 1  # a workload is trained by one process
+    asked = spec(KNOWN, script=True)
+    assert settle_ceilings(asked.replace(limits=asked.limits.replace(ceilings_seconds=2.0)), CPU) == KNOWN
 
 
 def test_limits_are_those_of_all_usable_cpus(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     settle_ceilings(spec(None), CPU)
-    assert measured == [("cpu", 3, 2.0)]
+    assert measured == [("cpu", 3, 12.0)]
     assert torch.get_num_threads() == before
 
 

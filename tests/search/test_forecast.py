@@ -25,8 +25,9 @@ def memory(*, per_sample: float = GIB / 64) -> MemoryFacts:
     )
 
 
-def forecast(limit: float = 2.0, **facts: Any) -> Forecast:
+def forecast(limit: float = 2.0, shared: int | None = 2 * GIB, **facts: Any) -> Forecast:
     report = make_report(Machine(facts={"memory": memory(), **facts}))
+    report = report.replace(hardware=report.hardware.replace(shared_memory_total_bytes=shared))
     return Forecast(report, Limits(host_memory_bytes=round(limit * GIB), device_memory_bytes=None, max_drift=0.005))
 
 
@@ -66,6 +67,20 @@ def test_batches_of_workers_have_to_fit_into_shared_memory() -> None:
     assert not large.is_hopeless(config(num_workers=1, prefetch_factor=2))
     assert large.is_hopeless(config(num_workers=2, prefetch_factor=2))
     assert large.is_hopeless(config(64, num_workers=1, prefetch_factor=2))
+
+
+def test_shared_memory_that_is_not_known_or_seen_to_suffice_rules_nothing_out() -> None:
+    large = DATA.replace(batch_bytes=GIB)
+    assert not forecast(limit=100.0, shared=None, data=large).is_hopeless(config(num_workers=2))
+    own = BASELINE.replace(num_workers=2)
+    used = forecast(limit=100.0, data=large, baseline=own)
+    assert not used.is_hopeless(own.replace(precision="bf16"))
+    assert used.is_hopeless(own.replace(num_workers=3))
+
+
+def test_on_a_gpu_a_peak_is_that_of_the_allocator() -> None:
+    facts = {"device": "cuda", "memory": memory()}  # of its 1 GiB that stays everything is the context's
+    assert forecast(**facts).predict_peak_bytes(config(64)) == GIB
 
 
 def test_a_hopeless_config_counts_as_tried_and_is_remembered_once() -> None:

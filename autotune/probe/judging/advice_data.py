@@ -119,6 +119,8 @@ def advise_threads(case: Case) -> Finding:
     reason = f"threads: {threads}, loader workers: {workers}, usable CPUs to share: {usable}"
     saved = case.figures.model_fraction * (1.0 - usable / (threads + workers)) if crowded else 0.0
     if case.limit == "input" and workers > 0:
-        saved = max(saved, case.figures.wait_fraction)
+        # Fewer threads leave the loader more of the CPUs: at most those that its own workers do not have.
+        gained = min(1.0, max(0.0, (usable - workers) / usable)) * (case.facts.data.cpu_fraction or 0.0)
+        saved = max(saved, case.figures.wait_fraction * gained)
     # Fewer threads only make room for workers, which are another knob.
     return reason, expect(saved, risk=_SHARED_CPUS_RISK) if saved > 0 else None

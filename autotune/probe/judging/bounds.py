@@ -58,12 +58,15 @@ def bound_speedup(facts: TargetFacts, figures: StepFigures, hardware: HardwareIn
 def least_load_seconds(facts: TargetFacts, figures: StepFigures, hardware: HardwareInfo) -> float:
     """Return the time to load one step's samples, shared evenly by all usable CPUs.
 
-    Workers of a loader that waits may outnumber the CPUs, so no fewer than the user's own share it; and where the
-    user's own loader was seen to be faster than that, its time counts.
+    What a sample waits for, a disk or a network, more workers can wait for at once: only its CPU time counts. Where
+    the user's own loader, its workers shared out alike, was seen to be faster than that, its time counts.
     """
-    shared = facts.data.seconds_per_sample * figures.samples_per_step / _count_loaders(facts, hardware)
-    measured = facts.data.loader_seconds_per_step
-    return shared if measured is None else min(shared, measured)
+    data, loaders = facts.data, _count_loaders(facts, hardware)
+    busy_seconds = data.seconds_per_sample * (1.0 if data.cpu_fraction is None else data.cpu_fraction)
+    shared = busy_seconds * figures.samples_per_step / loaders
+    if data.loader_seconds_per_step is None:
+        return shared
+    return min(shared, data.loader_seconds_per_step * max(1, facts.baseline.num_workers) / loaders)
 
 
 def least_optimizer_seconds(facts: TargetFacts, hardware: HardwareInfo) -> float:

@@ -160,7 +160,7 @@ def _count_threads(hardware: HardwareInfo, facts: TargetFacts) -> int:
 
 def _look_at_syncs(facts: TargetFacts) -> Iterator[Trouble]:
     syncs = 0.0 if facts.work is None else facts.work.host_syncs_per_step
-    if syncs < 1:
+    if syncs < 1 or "anomaly-detection" in facts.hazards:  # which itself asks after each operation
         return
     meaning = "each waits for the GPU" if facts.device == "cuda" else "on a GPU each would wait for it"
     yield Trouble(
