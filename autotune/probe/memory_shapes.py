@@ -276,6 +276,13 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 def tensor_bytes(tensors: Iterable[Any]) -> int:
-    """Return what tensors take, those that share a storage counted once."""
-    found = (tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor))
-    return sum({storage._cdata: storage.nbytes() for storage in found}.values())
+    """Return what tensors take, those that share a storage counted once; of sparse ones their indices and values."""
+    parts = (part for tensor in tensors if isinstance(tensor, Tensor) for part in _list_parts(tensor))
+    return sum({part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}.values())
+
+
+def _list_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return what holds a tensor's data; nothing for layouts that do not tell."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import clock_for
-from autotune.probe.allowance import Allowance
+from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
 from autotune.probe.child import (
     add_disk,
     anchor_memory,
@@ -42,6 +42,7 @@ _MOST_ATTEMPTS = 3
 
 _LOADER_SECONDS = 1.5
 _MEMORY_SECONDS = 8.0
+_GRACE = 3.0
 
 
 class ScriptProbe:
@@ -178,22 +179,30 @@ class ScriptProbe:
                 facts = facts.replace(data=times.add_to(facts.data, batches))
         memory_seconds = allowance.grant(_MEMORY_SECONDS)
         if memory_seconds:
-            memory = look_at_script_memory(
-                hooks,
-                facts.baseline,
-                hooks.device,
-                measurement=measurement,
-                base_bytes=self._base_bytes,
-                limit_bytes=memory_limit(hooks.device),
-                supported=list_precisions(facts),
-                checkpoints=can_checkpoint(facts.model),
-                budget_seconds=memory_seconds,
-            )
-            facts = anchor_memory(facts.replace(memory=memory), measurement)
+            try:
+                with time_limit(_GRACE * memory_seconds):
+                    facts = self._add_memory(facts, measurement, memory_seconds)
+            except (Exception, OutOfTimeError):  # a script's objects may be anything; its training is timed already
+                pass
         facts = add_disk(facts, self._files, Path.cwd(), allowance)
         facts = facts.replace(ceilings=settle_ceilings(spec, hooks.device))
         seconds = facts.compute_seconds_per_step
         return facts.replace(work=describe_profile(self._profile, facts, step_seconds=seconds))
+
+    def _add_memory(self, facts: TargetFacts, measurement: Measurement, seconds: float) -> TargetFacts:
+        """Return the facts with the memory by mode."""
+        memory = look_at_script_memory(
+            self._hooks,
+            facts.baseline,
+            self._hooks.device,
+            measurement=measurement,
+            base_bytes=self._base_bytes,
+            limit_bytes=memory_limit(self._hooks.device),
+            supported=list_precisions(facts),
+            checkpoints=can_checkpoint(facts.model),
+            budget_seconds=seconds,
+        )
+        return anchor_memory(facts.replace(memory=memory), measurement)
 
     def _split_step(self, aside_fraction: float) -> StepPhases:
         if self._since is None:
