@@ -51,7 +51,7 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
 
-_GRACE = 3.0
+_GRACE = 1.5
 _EVALUATION_SECONDS = 20.0
 _LOADER_SECONDS = 1.5
 _MEMORY_SECONDS = 8.0
@@ -153,7 +153,7 @@ def _add_memory(
                 budget_seconds=seconds,
             )
     except OutOfTimeError:  # a single step, or a copy of the model, that takes this long
-        return facts
+        return facts.replace(warnings=(*facts.warnings, "there was no time to follow its memory"))
     return facts.replace(memory=memory)
 
 

@@ -42,7 +42,7 @@ _MOST_ATTEMPTS = 3
 
 _LOADER_SECONDS = 1.5
 _MEMORY_SECONDS = 8.0
-_GRACE = 3.0
+_GRACE = 1.5
 
 
 class ScriptProbe:
