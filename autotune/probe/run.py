@@ -99,11 +99,9 @@ def _measure_machine(
             f"PyTorch does not run on this machine ({result.status}): {result.error}",
             hint="python -c 'import torch; print(torch.ones(1) + 1)' shows more",
         )
-    alone = _leave_out_ranks(result.ceilings)
-    if alone == known:
+    if _leave_out_ranks(result.ceilings) == known:
         return result.ceilings, age
-    if alone.device is not None:
-        save_ceilings(alone, hardware, software, device=alone.device, threads=None)
+    _keep_ceilings(result.ceilings, hardware, software)
     return result.ceilings, 0.0
 
 
@@ -143,10 +141,22 @@ def probe_target(
         warnings = (*facts.warnings, *describe_written(result.written, result.written_elsewhere))
         facts = facts.replace(fingerprint=fingerprint, warnings=warnings)
         result = result.replace(facts=facts)
+    was_measured = _leave_out_ranks(facts.ceilings) != ceilings
+    if was_measured and target.script is None:  # a script may have changed what its process can do
+        _keep_ceilings(facts.ceilings, hardware, software)
+    report = judge_facts(facts, measurement, hardware, software)
+    age = 0.0 if was_measured else age
+    return report.replace(ceilings_age_seconds=age, elapsed_seconds=time.monotonic() - began), result
+
+
+def judge_facts(
+    facts: TargetFacts, measurement: Measurement, hardware: HardwareInfo, software: SoftwareInfo
+) -> ProbeReport:
+    """Return the report of what was found: the verdict, what to try and what not, and the troubles."""
     verdict, advice = judge(facts, measurement, hardware)
     space = build_space(Facts(target=facts, hardware=hardware))
     space = drop_idle_knobs(space, facts, measurement, hardware)
-    report = ProbeReport(
+    return ProbeReport(
         hardware=hardware,
         software=software,
         target=facts,
@@ -155,10 +165,7 @@ def probe_target(
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
         troubles=find_troubles(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
-        ceilings_age_seconds=age if _leave_out_ranks(facts.ceilings) == ceilings else 0.0,
-        elapsed_seconds=time.monotonic() - began,
     )
-    return report, result
 
 
 def drop_idle_knobs(
@@ -174,6 +181,12 @@ def _find_known(hardware: HardwareInfo, software: SoftwareInfo) -> tuple[Ceiling
     on_gpu = bool(hardware.gpus) and software.cuda is not None
     device = "cuda" if on_gpu else "cpu"
     return find_cached_ceilings(hardware, software, device=device, threads=None) or (None, 0.0)
+
+
+def _keep_ceilings(ceilings: Ceilings, hardware: HardwareInfo, software: SoftwareInfo) -> None:
+    """Keep the machine's limits for later probes, if they were measured in full."""
+    if ceilings.device is not None:
+        save_ceilings(_leave_out_ranks(ceilings), hardware, software, device=ceilings.device, threads=None)
 
 
 def _leave_out_ranks(ceilings: Ceilings) -> Ceilings:
