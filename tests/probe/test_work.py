@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.probe.profiler import profile_steps, read_events
+from autotune.probe.profiler import count_profiled_steps, nest_events, profile_steps, read_events
 from autotune.probe.work import OperationTime, WorkProfile, describe_work
 
 CPU = torch.device("cpu")
@@ -210,3 +210,91 @@ def test_another_profiler_at_work_is_left_alone() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
         assert profile_steps(take, CPU, steps=1) is None
     assert len(list(theirs.events())) > 0
+
+
+def test_the_profilers_own_time_is_no_part_of_a_step() -> None:
+    # Profiled it takes 4 ms, plain 2 ms, of which 1 ms are products.
+    work = describe(profile_of(operation(0.001, product=True), seconds=0.004), step_seconds=0.002)
+    assert work.products_fraction == pytest.approx(0.5, abs=0.01)
+    disturbed = describe(profile_of(operation(0.001, product=True), seconds=0.004), step_seconds=9.0)
+    assert disturbed.products_fraction == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_small_operation_that_was_held_up_is_no_memory_traffic() -> None:
+    held_up = describe(profile_of(operation(0.5, traffic=1000.0)))
+    assert held_up.traffic_fraction < 1e-3
+    large = describe(profile_of(operation(0.5, traffic=1e6)))
+    assert large.traffic_fraction == pytest.approx(0.5, abs=1e-3)
+
+
+def test_kernels_that_belong_to_no_operation_leave_the_question_open() -> None:
+    known = event("aten::mm", 5.0, self_device_time_total=100.0, input_shapes=MM)
+    kernel = event("gemm", 0.0, start=0.0, end=100.0, device_type="DeviceType.CUDA")
+    graph = event("graph_kernel", 0.0, start=0.0, end=900.0, device_type="DeviceType.CUDA")
+    assert read_events([known, kernel], seconds=1.0, steps=1, on_gpu=True) is not None
+    assert read_events([known, kernel, graph], seconds=1.0, steps=1, on_gpu=True) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls", "steps"),
+    [(0.1, 100, 2), (0.1, None, 2), (0.1, 5_000, 1), (1.0, 100, 1), (6.0, 100, 0), (0.1, 50_000, 0)],
+)
+def test_slow_steps_and_steps_of_too_many_calls_are_not_profiled(seconds: float, calls: int | None, steps: int) -> None:
+    assert count_profiled_steps(seconds, calls) == steps
+
+
+class RawEvent:
+    """An event as the profiler keeps it: nanoseconds."""
+
+    def __init__(self, name: str, start: int, end: int, thread: int = 1) -> None:
+        self._name, self._start, self._end, self._thread = name, start, end, thread
+
+    def name(self) -> str:
+        return self._name
+
+    def start_ns(self) -> int:
+        return self._start
+
+    def duration_ns(self) -> int:
+        return self._end - self._start
+
+    def start_thread_id(self) -> int:
+        return self._thread
+
+    def device_type(self) -> str:
+        return "DeviceType.CPU"
+
+    def is_async(self) -> bool:
+        return False
+
+
+def test_events_are_nested_by_time_and_thread() -> None:
+    raw = [
+        RawEvent("inner", 2_000, 4_000),
+        RawEvent("outer", 1_000, 10_000),
+        RawEvent("innermost", 2_500, 3_000),
+        RawEvent("next", 10_000, 11_000),
+        RawEvent("elsewhere", 2_000, 3_000, thread=2),
+    ]
+    found = {one.name: one for one in nest_events(raw)}
+    assert found["outer"].self_cpu_time_total == pytest.approx(7.0)
+    assert found["inner"].self_cpu_time_total == pytest.approx(1.5)
+    assert found["inner"].cpu_parent is found["outer"]
+    assert found["innermost"].cpu_parent is found["inner"]
+    assert found["next"].cpu_parent is None
+    assert found["elsewhere"].cpu_parent is None
+
+
+def test_nesting_agrees_with_pytorchs_own() -> None:
+    take = steps(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        take()
+    ours = nest_events(theirs.profiler.kineto_results.events())
+    own_times: dict[str, float] = {}
+    for one in ours:
+        own_times[one.name] = own_times.get(one.name, 0.0) + one.self_cpu_time_total
+    expected: dict[str, float] = {}
+    for other in theirs.events():
+        expected[other.name] = expected.get(other.name, 0.0) + other.self_cpu_time_total
+    for name in ("aten::addmm", "aten::tanh", "aten::mm"):
+        assert own_times[name] == pytest.approx(expected[name], rel=0.01, abs=0.5)

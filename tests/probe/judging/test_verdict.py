@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, phases, target, timing, work
 
-from autotune.probe.judging.figures import format_flops, format_share, format_step
+from autotune.probe.judging.bounds import least_load_seconds
+from autotune.probe.judging.figures import derive_figures, format_flops, format_share, format_step
 from autotune.probe.judging.verdict import judge
 from autotune.records import Ceilings, OptimizerFacts, StepWork
 
@@ -422,3 +423,23 @@ def test_without_workers_loading_has_to_be_the_largest_share(wait_ms: float, wor
     assert verdict.limit == limit
     assert "num_workers" in [item.knob for item in advice]
     assert any("waits for the loader" in told for told in (verdict.sentence, *verdict.evidence))
+
+
+@pytest.mark.parametrize(
+    ("cpu_fraction", "loader_ms", "least_ms"),
+    [
+        pytest.param(None, None, 250.0, id="10 samples of 100 ms on 4 CPUs"),
+        pytest.param(0.1, None, 25.0, id="what a sample waits for can be waited for at once"),
+        pytest.param(None, 400.0, 100.0, id="one process was seen to be faster, and 4 may load"),
+    ],
+)
+def test_loading_takes_no_less_than_its_cpu_time(
+    cpu_fraction: float | None, loader_ms: float | None, least_ms: float
+) -> None:
+    data = {
+        "seconds_per_sample": 0.1,
+        "cpu_fraction": cpu_fraction,
+        "loader_seconds_per_step": None if loader_ms is None else loader_ms / 1000,
+    }
+    facts = target(data=data)
+    assert least_load_seconds(facts, derive_figures(facts, timing()), hardware()) == pytest.approx(least_ms / 1000)
