@@ -34,7 +34,7 @@ PLAN = FidelityPlan(windows=16, later_steps=40)
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Small models gain nothing from more threads, and what runs beside them loses most to threads that wait busily."""
 
-_PROBE_LIMITS = TrialLimits(time_limit_seconds=120.0, measure_seconds=0.1, warmup_cap_seconds=0.5)
+_PROBE_LIMITS = TrialLimits(time_limit_seconds=45.0, measure_seconds=0.1, warmup_cap_seconds=0.5, ceilings_seconds=0.3)
 _LIMITS = TrialLimits(time_limit_seconds=120.0)
 
 

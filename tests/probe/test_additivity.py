@@ -341,7 +341,7 @@ def test_what_reordering_alone_does_too_much_of_shows_nothing() -> None:
 
 
 def probe(workload: Any) -> TargetFacts:
-    limits = TrialLimits(time_limit_seconds=60.0, warmup_cap_seconds=0.1, measure_seconds=0.05)
+    limits = TrialLimits(time_limit_seconds=15.0, warmup_cap_seconds=0.1, measure_seconds=0.05, ceilings_seconds=0.3)
     target = Target(spec="toy.py:workload", folder="/")
     spec = TrialSpec(number=0, purpose="probe", target=target, config=None, device="cpu", limits=limits)
     result = probe_workload(spec, load(workload), CPU, started=time.monotonic(), keep=lambda _partial: None)

@@ -57,7 +57,10 @@ class Project:
         script = read_script((sys.executable, *(words or ("train.py",))), **options)
         number, self.world.trials = self.world.trials, self.world.trials + 1
         limits = TrialLimits(
-            time_limit_seconds=wanted.pop("seconds", 120.0), warmup_cap_seconds=0.5, measure_seconds=0.1
+            time_limit_seconds=wanted.pop("seconds", 120.0),
+            warmup_cap_seconds=0.5,
+            measure_seconds=0.1,
+            ceilings_seconds=0.3,
         )
         settings: dict[str, Any] = {"purpose": "quality", "config": BASELINE, "baseline": BASELINE, "quality_steps": 10}
         spec = TrialSpec(
@@ -553,7 +556,7 @@ for _ in range(1000):
         optimizer.step()
 """
     )
-    result = project.run(purpose="probe", config=None)
+    result = project.run(purpose="probe", config=None, seconds=40.0)
     assert result.facts is not None, result.error
     # A product of [16, 64] and [64, 32], forward and twice that backward: 2 operations for each multiply and add.
     assert result.facts.model.flops_per_sample == pytest.approx(3 * 2 * 64 * 32)
@@ -577,7 +580,7 @@ for _ in range(1000):
         print(loss.item())
 """
     )
-    result = project.run(purpose="probe", config=None)
+    result = project.run(purpose="probe", config=None, seconds=40.0)
     assert result.facts is not None, result.error
     facts = result.facts
     assert facts.work is not None

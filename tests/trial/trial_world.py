@@ -36,6 +36,7 @@ def make_spec(toy: str, *, number: int = 0, seconds: float = 120.0, **changes: A
             time_limit_seconds=seconds,
             warmup_cap_seconds=0.5,
             measure_seconds=0.1,
+            ceilings_seconds=0.3,
             host_memory_limit_bytes=memory,
         ),
     )
