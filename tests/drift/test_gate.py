@@ -89,6 +89,7 @@ def test_the_baseline_passes_against_itself(runs: GateRuns, seed: int) -> None:
     assert "bit for bit" in verdict_of(verdict.checks, "gradients").reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bf16", "bf16-batch-norm"])
 def test_what_few_windows_leave_open_is_looked_at_closer(runs: GateRuns, name: str) -> None:
     opened = runs.open_target(BY_NAME[name].target)
@@ -272,6 +273,7 @@ WRONGLY_BLAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -49,6 +49,7 @@ def test_a_mistake_in_a_script_is_caught(runs: GateRuns, control: Control) -> No
     assert not verdict.passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", by_target(SCRIPT_POSITIVE))
 def test_what_is_right_in_a_script_passes(runs: GateRuns, control: Control) -> None:
     verdict = runs.judge(control)
