@@ -5,7 +5,7 @@
     python benchmarks/memory.py [--only NAME ...] [--factors 2 4 8] [--json FILE]
 
 A training runs alone in its process, at two, four and eight times the baseline's micro batch in every mode that was
-predicted. The whole table takes about fifteen minutes on two idle CPU cores, and 4 GiB of memory.
+predicted. The whole table takes about twenty minutes on two CPU cores, and 4 GiB of memory.
 """
 
 from __future__ import annotations

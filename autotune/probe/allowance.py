@@ -9,6 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+LOADER_SECONDS = 1.5
+"""To see what a loader does alone."""
+
+MEMORY_SECONDS = 8.0
+"""To follow a step's memory in every mode."""
+
+MEMORY_GRACE = 1.5
+"""A look at the memory that has not ended after this many times its time is given up."""
+
+SLOW_STEP_SECONDS = 5.0
+"""A training with longer steps is neither profiled nor given twice the samples: that alone would take a minute."""
+
 _FULL_SECONDS = 120.0
 """A probe that may take this long gives every part its full time."""
 

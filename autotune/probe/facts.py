@@ -24,7 +24,15 @@ from autotune.engine.precision import allows_tf32
 from autotune.measure.clock import clock_for
 from autotune.measure.throughput import time_training
 from autotune.probe.additivity import measure_additivity
-from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
+from autotune.probe.allowance import (
+    LOADER_SECONDS,
+    MEMORY_GRACE,
+    MEMORY_SECONDS,
+    SLOW_STEP_SECONDS,
+    Allowance,
+    OutOfTimeError,
+    time_limit,
+)
 from autotune.probe.child import (
     add_disk,
     anchor_memory,
@@ -51,12 +59,7 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
 
-_GRACE = 1.5
 _EVALUATION_SECONDS = 20.0
-_LOADER_SECONDS = 1.5
-_MEMORY_SECONDS = 8.0
-_SLOW_STEP_SECONDS = 5.0
-"""A training with longer steps is neither profiled nor given twice the samples: that alone would take a minute."""
 
 _ROOM_FOR_TWICE = 0.4
 """Share of the memory that a training may use and still be given twice the samples."""
@@ -135,11 +138,11 @@ def _add_memory(
     allowance: Allowance,
 ) -> TargetFacts:
     """Return the facts with the memory by mode."""
-    seconds = allowance.grant(_MEMORY_SECONDS)
+    seconds = allowance.grant(MEMORY_SECONDS)
     if not seconds:
         return facts
     try:
-        with time_limit(_GRACE * seconds):
+        with time_limit(MEMORY_GRACE * seconds):
             memory = look_at_memory(
                 loaded,
                 facts.baseline,
@@ -172,7 +175,7 @@ def _try_twice(
 ) -> float | None:
     """Return what twice the samples would cost; None where they may not fit, or would take too long."""
     no_room = used_bytes(device) > _ROOM_FOR_TWICE * room_for_trying(device)
-    if no_room or facts.compute_seconds_per_step > _SLOW_STEP_SECONDS:
+    if no_room or facts.compute_seconds_per_step > SLOW_STEP_SECONDS:
         return None
     size = facts.baseline.micro_batch_size
     try:
@@ -184,7 +187,7 @@ def _try_twice(
 def _add_loader(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, allowance: Allowance) -> TargetFacts:
     """Return the facts with what the loader does alone."""
     baseline, data = facts.baseline, facts.data
-    seconds = allowance.grant(_LOADER_SECONDS)
+    seconds = allowance.grant(LOADER_SECONDS)
     if not seconds:
         return facts
     order = Order(seed=spec.seeds[0], shuffle=loaded.shuffle, drop_last=loaded.drop_last)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from autotune.probe.allowance import SLOW_STEP_SECONDS
 from autotune.probe.work import OperationTime, WorkProfile
 
 _SHORTEST_SECONDS = 3e-6
 """What an operation of less time was given is of no interest: it is nothing but a call."""
 
 _LEAST_KNOWN = 0.7
-_SLOWEST_STEP_SECONDS = 5.0
 _LONG_STEP_SECONDS = 0.5
 _MOST_CALLS, _MANY_CALLS = 30_000, 1_000
 """A call makes some ten events with its backward pass, and a hundred thousand take a second and half a gigabyte."""
@@ -159,7 +159,7 @@ def count_profiled_steps(seconds: float, calls: int | None) -> int:
         seconds: of one step.
         calls: of PyTorch's functions in one step, from Python; None when not counted.
     """
-    if seconds > _SLOWEST_STEP_SECONDS or (calls or 0) > _MOST_CALLS:
+    if seconds > SLOW_STEP_SECONDS or (calls or 0) > _MOST_CALLS:
         return 0
     return 1 if seconds > _LONG_STEP_SECONDS or (calls or 0) > _MANY_CALLS else 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import clock_for
-from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
+from autotune.probe.allowance import LOADER_SECONDS, MEMORY_GRACE, MEMORY_SECONDS, Allowance, OutOfTimeError, time_limit
 from autotune.probe.child import (
     add_disk,
     anchor_memory,
@@ -39,10 +39,6 @@ _MARKED_STEPS = 10
 
 _MOST_ATTEMPTS = 3
 """A script that does something else between all its steps is not profiled."""
-
-_LOADER_SECONDS = 1.5
-_MEMORY_SECONDS = 8.0
-_GRACE = 1.5
 
 
 class ScriptProbe:
@@ -173,14 +169,14 @@ class ScriptProbe:
         """Return the facts with the loader alone, the memory by mode, the machine's limits and what steps do."""
         hooks, loader = self._hooks, self._hooks.loaders.training_loader
         if loader is not None:
-            times = drain_loader(loader, budget_seconds=allowance.grant(_LOADER_SECONDS))
+            times = drain_loader(loader, budget_seconds=allowance.grant(LOADER_SECONDS))
             if times is not None:
                 batches = max(1, _most_common(self._micro_batches))
                 facts = facts.replace(data=times.add_to(facts.data, batches))
-        memory_seconds = allowance.grant(_MEMORY_SECONDS)
+        memory_seconds = allowance.grant(MEMORY_SECONDS)
         if memory_seconds:
             try:
-                with time_limit(_GRACE * memory_seconds):
+                with time_limit(MEMORY_GRACE * memory_seconds):
                     facts = self._add_memory(facts, measurement, memory_seconds)
             except (Exception, OutOfTimeError):  # a script's objects may be anything; its training is timed already
                 pass
