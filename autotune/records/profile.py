@@ -11,7 +11,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_re
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory
-from autotune.records.quality import QualityCheck
+from autotune.records.quality import LossBand, QualityCheck
 
 MAX_PROFILE_BYTES = 1024 * 1024
 
@@ -28,6 +28,8 @@ class ProfileTarget(Record):
     """Twelve hex digits over the target's source file."""
     training_loaders: tuple[str, ...] = ()
     """Which of a script's loaders its loader settings are for, by description."""
+    data_fingerprint: str | None = None
+    """Twelve hex digits over the number of samples and some of them; None where they cannot be told, as of a script."""
 
 
 class OneOffCosts(Record):
@@ -116,6 +118,12 @@ class Evidence(Record):
     """The finals of the candidate; None before there are two pairs."""
     noise: MachineNoise | None = None
     """Of the machine; None before the search."""
+    flops_per_sample: NonNegative | None = None
+    """Floating-point operations of forward and backward pass; None when they were not counted."""
+    peak_flops_per_second: NonNegative | None = None
+    """This machine's measured matrix product rate in the winner's arithmetic; None when it was not measured."""
+    loss_band: LossBand | None = None
+    """Where the baseline's training loss went; None when no seeds of it were trained."""
     measured_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the time used that was spent inside measured blocks."""
     drift_fraction: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -64,6 +64,21 @@ class Fidelity(Record):
     """One sentence."""
 
 
+class LossBand(Record):
+    """Where the baseline's training loss went in the first samples of a training, over a few seeds."""
+
+    samples_per_block: Annotated[int, Field(ge=1)]
+    """Samples in one block of the curve."""
+    means: tuple[float, ...]
+    """Mean loss of each block, over the seeds."""
+    seed_sd: NonNegative
+    """Standard deviation over the seeds of what all blocks of a seed have in common, relative to the mean loss."""
+    block_sd: NonNegative
+    """Standard deviation of one block of one seed around that, relative to the mean loss."""
+    seeds: Annotated[int, Field(ge=2)]
+    """Seeds it rests on."""
+
+
 class QualityCheck(Record):
     """One comparison of a config's learning with the baseline's."""
 

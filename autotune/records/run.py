@@ -1,33 +1,75 @@
-"""What a final training leaves behind: its plan, its checkpoints' manifests, its summary."""
+"""What a final training leaves behind: its plan, its steps down, its checkpoints' manifests, its summary."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
+from autotune.records.measurement import Interval, NonNegative
 from autotune.records.profile import ProfileTarget
+from autotune.records.quality import Fidelity
 
 Count = Annotated[int, Field(ge=0)]
 
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+StepDownAction = Literal[
+    "again", "fewer-samples", "recompute", "no-workers", "eager", "baseline-numerics", "baseline", "gradients-kept"
+]
+"""again: the same settings once more; fewer-samples: a smaller micro batch, more accumulation; recompute: activation
+checkpointing; no-workers: load in the training process; eager: no compilation; baseline-numerics: the baseline's
+arithmetic; baseline: all of its settings; gradients-kept: evaluate without inference mode."""
+
+
+class StepDown(Record):
+    """One safe step down: what went wrong, what was changed, and where the training went on."""
+
+    step: Count
+    """Optimizer steps taken when it went wrong."""
+    resumed_step: Count
+    """Optimizer steps that were kept: those of the checkpoint it went on from."""
+    cause: str
+    """Short name, as of a trial's cause: `oom-device`, `dataloader-worker-died`, `non-finite`, `drift-gradients`."""
+    detail: str
+    """What was seen, one sentence."""
+    action: StepDownAction
+    """What was done."""
+    sentence: str
+    """All of it in one sentence for the user."""
+    config: TrainConfig
+    """The settings from there on."""
+
+
 class RunPlan(Record):
-    """What a run was started with; a resumed one must agree with it."""
+    """What a run was started with, and the steps down since; a resumed run must agree with it."""
 
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     """Version of this file."""
     target: ProfileTarget
     """What is trained."""
     config: TrainConfig
-    """With which settings."""
+    """With which settings it was started."""
+    baseline_config: TrainConfig
+    """The settings to fall back to."""
+    origin: str = "baseline"
+    """Where the settings came from: `profile`, `preset NAME`, `baseline`."""
     seed: int
     """Of initial weights, data order and dropout."""
     steps: Annotated[int, Field(ge=1)] | None
     """Optimizer steps to take; None when epochs are counted."""
     epochs: Annotated[int, Field(ge=1)] | None
     """Epochs to train; None when steps are counted."""
+    step_downs: tuple[StepDown, ...] = ()
+    """In order; the last one's settings are those in force."""
+
+    @property
+    def current_config(self) -> TrainConfig:
+        """The settings in force."""
+        return self.step_downs[-1].config if self.step_downs else self.config
 
 
 class CheckpointManifest(Record):
@@ -49,6 +91,55 @@ class CheckpointManifest(Record):
     """PyTorch that wrote it."""
 
 
+class Best(Record):
+    """The best evaluation so far by the target's first metric, and the checkpoint that is kept for it."""
+
+    metric: str
+    """Its name."""
+    value: float
+    """Its value."""
+    step: Count
+    """Optimizer steps taken by then."""
+    checkpoint: str
+    """Folder of the checkpoint."""
+
+
+class Reverification(Record):
+    """What a few pairs showed on a machine, or a state of the target, that the profile was not measured on."""
+
+    differences: tuple[str, ...]
+    """What is not as it was measured, one sentence each."""
+    speedup: Interval | None
+    """Of the profile's settings over the baseline, from these pairs; None when they could not be measured."""
+    pairs: Count
+    """Finished pairs."""
+    trusted: bool
+    """The profile's settings are used."""
+    reason: str
+    """Why, one sentence."""
+
+
+class GuardSummary(Record):
+    """What the drift guard looked at."""
+
+    is_on: bool
+    """There was something to guard: settings that are not the baseline's."""
+    reason: str = ""
+    """What it could not look at and why; empty when it looked at everything."""
+    gradient_checks: Count = 0
+    """Micro batches whose gradient was compared with the one under the baseline's numerics."""
+    last: Fidelity | None = None
+    """The last comparison over several micro batches; None when no single one gave cause for it."""
+    largest_error: NonNegative | None = None
+    """Largest squared relative difference of one micro batch's gradient; None without a check."""
+    last_clean_step: Count = 0
+    """Optimizer steps up to which everything looked at was as it should be."""
+    cost_fraction: Fraction | None = None
+    """Share of the training's time that it took."""
+    alarms: Count = 0
+    """Times it rolled back."""
+
+
 class TrainingSummary(Record):
     """How a run ended, and how it compares with what the profile promised."""
 
@@ -58,6 +149,14 @@ class TrainingSummary(Record):
     """Run folder."""
     checkpoint: str
     """Last checkpoint."""
+    finished: bool = True
+    """The plan was trained to its end; False when it was stopped and can be resumed."""
+    target: ProfileTarget | None = None
+    """What was trained."""
+    origin: str = "profile"
+    """Where the settings came from."""
+    config: TrainConfig | None = None
+    """The settings in force at the end."""
     steps: Count
     """Optimizer steps taken, earlier sessions of a resumed run included."""
     epochs: Count
@@ -68,11 +167,35 @@ class TrainingSummary(Record):
     """Training loss of the last step; None when no step was taken."""
     metrics: dict[str, float | None]
     """What `evaluate` returned at the end, None where not finite; empty without it."""
+    best: Best | None = None
+    """The best evaluation; None without a metric."""
     samples_per_second: float | None
-    """In this session, set-up, evaluation and checkpoints not counted; None when no step was taken."""
+    """In all sessions, set-up, evaluation and checkpoints not counted; None when no step was taken."""
     promised_samples_per_second: float | None
     """What the search measured for these settings; None when it did not."""
+    data_wait_fraction: Fraction | None = None
+    """Share of the stepping time spent waiting for the loader."""
+    mfu: NonNegative | None = None
+    """Floating-point operations of the model a second over the measured rate of this machine; None when not known."""
+    peak_memory_bytes: Count | None = None
+    """Highest memory: reserved on the device, or resident on the host without one."""
+    skipped_steps: Count = 0
+    """Optimizer steps that the loss scaler left out."""
+    allocator_retries: Count = 0
+    """Times the device's allocator had to give memory back before it could go on."""
+    evaluation_seconds: NonNegative = 0.0
+    """In evaluations."""
+    checkpoint_seconds: NonNegative = 0.0
+    """In writing checkpoints."""
+    training_seconds: NonNegative = 0.0
+    """In steps, all sessions."""
     elapsed_seconds: float
     """Wall time of this session."""
+    step_downs: tuple[StepDown, ...] = ()
+    """What went wrong and what was done, over all sessions."""
+    guard: GuardSummary | None = None
+    """The drift guard; None for a script."""
+    reverification: Reverification | None = None
+    """Of a profile from another machine; None when it was measured here."""
     warnings: tuple[str, ...] = ()
     """What the user should know, one sentence each."""
