@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.compare import compare
 from autotune.cli.emit import export, report
 from autotune.cli.probe import probe
 from autotune.cli.search import search
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(probe)
 app.command()(search)
 app.command()(train)
+app.command()(compare)
 app.command()(export)
 app.command()(report)
 app.command()(selftest)

@@ -86,7 +86,10 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
 
 
 class StopFlag:
-    """Set by the first signal; the second one ends the process at once.
+    """Set by the first signal; a second Ctrl-C ends the process at once.
+
+    Other signals that come again do not: a job's scheduler announces the end of its time, and then asks for it, while
+    the first is still being heeded.
 
     Attributes:
         signal_number: the signal that came; None before one has.
@@ -94,6 +97,18 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self._raised: type[BaseException] | None = None
+
+    @contextmanager
+    def raising(self, kind: type[BaseException]) -> Iterator[None]:
+        """Have the first signal raise something inside, or on entry if it has come already."""
+        if self.signal_number is not None:
+            raise kind
+        self._raised = kind
+        try:
+            yield
+        finally:
+            self._raised = None
 
     def __call__(self) -> bool:
         """Return whether the user asked to stop."""
@@ -106,8 +121,12 @@ class StopFlag:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self.signal_number is not None:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.signal_number = number
+        if self._raised is not None:
+            raise self._raised
 
 
 @contextmanager

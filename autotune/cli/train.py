@@ -5,131 +5,204 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from autotune.cli.target import Target, read_target
-from autotune.cli.terminal import (
-    print_json,
-    reported_errors,
-    result_console,
-    say,
-    stop_on_signals,
-)
+from autotune.cli.terminal import StopFlag, print_json, reported_errors, say, stop_on_signals
 
 if TYPE_CHECKING:
-    from autotune.records.run import TrainingSummary
-    from autotune.records.trial import Target as TargetRecord
+    from autotune.cli.training_page import LineView
+    from autotune.train.folder import RunFolder
+    from autotune.train.options import TrainingCallbacks, TrainingOptions
+    from autotune.train.tensorboard import TensorBoardLog
+
+OUT_OF_TIME_STATUS = 124
+"""Exit status of a training that `--max-time` ended, as of timeout(1)."""
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"
 
 
 def train(
-    profile: Annotated[Path, typer.Option("--profile", help="The settings to train with, e.g. best.json.")],
     target: Target = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="The settings to train with, e.g. best.json.", show_default="your own settings"),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A shipped preset instead, e.g. balanced.", show_default=False)
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps to take.", show_default=False)] = None,
     epochs: Annotated[
         int | None,
         typer.Option(min=1, help="Epochs to train.", show_default="1 if --steps is not given"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="a new one under runs/")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of weights, data order and dropout.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of weights, data order, dropout.", show_default="0")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with --out, or this target's newest run.")] = False,
+    max_time: Annotated[
+        str | None, typer.Option(help="End with a checkpoint before this, e.g. 3h50m.", show_default=False)
+    ] = None,
+    checkpoint_every: Annotated[str, typer.Option(help="Longest time between two checkpoints.")] = "5m",
+    keep: Annotated[int, typer.Option(min=2, help="Checkpoints kept, beside the best one.")] = 2,
+    log: Annotated[
+        Literal["tensorboard"] | None, typer.Option(help="Also write TensorBoard's files.", show_default=False)
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Use a profile from elsewhere without a second look.")] = False,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts of a script that goes on from its own checkpoints.")
+    ] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Train with a profile's settings: checkpointed, resumable, with the metric at each epoch's end."""
+    """Train with a profile's settings, a preset's or your own: checkpointed, resumable, guarded."""
     with reported_errors(as_json=json_output):
-        relaunch_with_environment(profile)
-        from autotune.cli.bar import training_view
-        from autotune.train.run import TrainingOptions, resolve_training_target, run_training
+        from autotune.train.options import TrainingOptions
+        from autotune.units import parse_duration
 
+        options = TrainingOptions(
+            profile=profile,
+            preset=preset,
+            steps=steps,
+            epochs=epochs,
+            out=out,
+            resume=resume,
+            seed=seed,
+            trust=trust,
+            max_time_seconds=None if max_time is None else parse_duration(max_time, name="--max-time"),
+            checkpoint_seconds=parse_duration(checkpoint_every, name="--checkpoint-every"),
+            checkpoints_kept=keep,
+        )
+        options.check()
         chosen = read_target(target)
-        resolved = resolve_training_target(chosen, Path.cwd())
-        if resolved.origin != "argument":
-            say(f"target: {resolved.target.spec} (from the {resolved.origin})")
-        if resolved.target.script is not None:
-            given = {
-                "--steps": steps,
-                "--epochs": epochs,
-                "--out": out,
-                "--resume": resume,
-                "--seed": seed,
-            }
-            become_script(profile, resolved.target, given, as_json=json_output)
-        assert chosen is None or isinstance(chosen, str)
-        options = TrainingOptions(profile=profile, steps=steps, epochs=epochs, out=out, resume=resume, seed=seed)
-        with stop_on_signals(signal.SIGUSR1) as stop, training_view() as view:
-            summary = run_training(options, chosen, should_stop=stop, report=view.show, warn=view.warn)
-        if json_output:
+        train_workload(options, chosen, log=log, as_json=json_output)
+
+
+def train_workload(options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool) -> None:
+    """Train a workload in this process, and exit as it ended."""
+    relaunch_for_profile(options)
+    from autotune.cli.training_page import training_view
+    from autotune.cli.training_summary import print_summary
+    from autotune.train.run import run_training
+
+    with stop_on_signals(signal.SIGUSR1, signal.SIGUSR2) as stop:
+        with training_view() as view, training_log(log, view) as sink:
+            try:
+                summary = run_training(options, target, callbacks=make_callbacks(stop, view, sink))
+            except KeyboardInterrupt:
+                say("stopped at once: what was trained since the last checkpoint is lost", style="yellow")
+                raise typer.Exit(128 + signal.SIGINT) from None
+        if as_json:
             print_json(summary.to_json())
         else:
             print_summary(summary)
         stop.exit_if_set()
+    if not summary.finished:
+        raise typer.Exit(OUT_OF_TIME_STATUS)
 
 
-def become_script(profile: Path, target: TargetRecord, given: Mapping[str, object], *, as_json: bool) -> NoReturn:
-    """Run a script with a profile's settings in this process's place: signals and exit status are its own.
+class TrainingLog:
+    """Hands the lines of metrics.jsonl on to TensorBoard's files.
 
-    Raises:
-        UsageError: an option is given that only the script's own command can set.
+    Args:
+        warn: told when they cannot be written any more.
     """
-    from autotune.errors import UsageError
-    from autotune.records.profile import Profile
-    from autotune.train.script import execute, prepare_script_run
 
-    for name, value in given.items():
-        if value:
-            raise UsageError(
-                f"{name} is for a workload, and the target is a script", hint=f"give {target.spec} its own flag for it"
-            )
-    words = prepare_script_run(Profile.load(profile), target, as_json=as_json, note=lambda text: say(f"note: {text}"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    execute(words, Path(target.folder))
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._folder: Path | None = None
+        self._files: TensorBoardLog | None = None
+
+    def open(self, folder: Path) -> None:
+        """Remember the run's folder."""
+        self._folder = folder
+
+    def begin(self, step: int) -> None:
+        """Write on from a step; what was written after it is going to be trained again."""
+        from autotune.train.tensorboard import TensorBoardLog
+
+        if self._files is not None:
+            self._files.rewind(step)
+        elif self._folder is not None:
+            self._files = TensorBoardLog(self._folder, resumed_step=step, warn=self._warn)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Write a line."""
+        if self._files is not None:
+            self._files(line)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._files is not None:
+            self._files.close()
 
 
-def relaunch_with_environment(profile: Path) -> None:
-    """Start this command anew where the profile's allocator settings need variables set before Python starts.
+@contextmanager
+def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | None]:
+    """Return what lines of metrics.jsonl are handed to; None for nothing."""
+    if kind is None:
+        yield None
+        return
+    log = TrainingLog(view.warn)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> TrainingCallbacks:
+    """Return what ties a training to the terminal, its signals and its logs."""
+    from autotune.train.child import note_run_folder
+    from autotune.train.options import TrainingCallbacks
+    from autotune.train.report import StopNow
+
+    def open_run(folder: RunFolder) -> None:
+        note_run_folder(folder.path)
+        if log is not None:
+            log.open(folder.path)
+        view.promise(folder.plan.promised_samples_per_second)
+        view.plan(f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}")
+
+    plain = TrainingCallbacks(
+        should_stop=stop,
+        report=view.show,
+        warn=view.warn,
+        step_down=view.step_down,
+        opened=open_run,
+        interruptible=partial(stop.raising, StopNow),
+        relaunch=relaunch,
+    )
+    return plain if log is None else replace(plain, log=log.write, begins=log.begin)
+
+
+def relaunch_for_profile(options: TrainingOptions) -> None:
+    """Start this command anew where a profile's allocator settings need variables set before Python starts.
 
     Raises:
         ProfileError: the profile is not valid.
         MachineError: the settings need a library this machine does not have.
     """
-    from autotune.engine.allocator import launch_environment
-    from autotune.errors import MachineError
+    if options.profile is None:
+        return
     from autotune.probe.machine.hardware import read_hardware
     from autotune.records.profile import Profile
+    from autotune.train.settings import find_missing_environment
 
-    config = Profile.load(profile).config
-    try:
-        needed = launch_environment(config, read_hardware().host_allocators)
-    except ValueError as error:
-        raise MachineError(str(error), hint="install it, or search again on this machine") from None
-    if _RELAUNCHED in os.environ or all(os.environ.get(name) == value for name, value in needed.items()):
+    relaunch(find_missing_environment(Profile.load(options.profile).config, read_hardware()))
+
+
+def relaunch(missing: Mapping[str, str]) -> None:
+    """Start this command anew with some variables set; return where there are none, or where it did not help."""
+    if not missing or _RELAUNCHED in os.environ:
         return
     sys.stdout.flush()
     sys.stderr.flush()
     command = [sys.executable, "-P", "-m", "autotune", *sys.argv[1:]]
-    os.execve(sys.executable, command, {**os.environ, **needed, _RELAUNCHED: "1"})
-
-
-def print_summary(summary: TrainingSummary) -> None:
-    """Print a training's summary on stdout."""
-    from rich.text import Text
-
-    from autotune.units import format_duration, format_rate
-
-    console = result_console()
-    loss = "-" if summary.loss is None else f"{summary.loss:.4f}"
-    console.print(Text(f"trained {summary.steps:,} steps, {summary.samples:,} samples: loss {loss}", style="bold"))
-    for name, value in summary.metrics.items():
-        if value is not None:
-            console.print(Text(f"  {name} {value:.4f}"))
-    if summary.samples_per_second is not None:
-        promised = summary.promised_samples_per_second
-        against = f", the search measured {format_rate(promised)}" if promised else ""
-        console.print(Text(f"  {format_rate(summary.samples_per_second)}{against}"))
-    console.print(Text(f"  {format_duration(summary.elapsed_seconds)}, checkpoint {summary.checkpoint}"))
+    os.execve(sys.executable, command, {**os.environ, **missing, _RELAUNCHED: "1"})

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing
 from autotune.engine.compilation import apply_compilation
-from autotune.engine.dataloader import Order, build_loader, move_batch, read_generators, restore_generators
+from autotune.engine.dataloader import Order, build_loader, move_batch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_learning_rate_scale, apply_optimizer_implementation
@@ -61,7 +62,10 @@ class Training:
     """A model with everything needed to take optimizer steps.
 
     Attributes:
+        config: the settings.
         model: the user's model, on the device.
+        device: where it is.
+        averaged: the average of its weights that the workload builds, or None.
         optimizer: over its parameters.
         scheduler: learning-rate scheduler, or None.
         scaler: loss scaler for fp16, or None.
@@ -76,17 +80,27 @@ class Training:
         device: torch.device,
         seed: int,
         random_sources: Sequence[str] = (),
+        worker_timeout_seconds: float = 0.0,
     ) -> None:
         """Build the training from the workload; the global generators are seeded first.
+
+        Args:
+            loaded: the workload.
+            config: the settings.
+            device: where to train.
+            seed: of weights, data order and dropout.
+            random_sources: global generators that samples or collation draw from.
+            worker_timeout_seconds: longest wait for a loader's worker; 0 to wait for ever.
 
         Raises:
             TargetError: a part of the workload returns something of the wrong type.
         """
         loaded.set_knobs(config)
         seed_everything(seed)
-        self._loaded, self._config, self._device = loaded, config, device
+        self._loaded, self.config, self.device = loaded, config, device
         self.model = _expect(loaded.workload.build_model(), nn.Module, loaded, "build_model").to(device)
         apply_memory_format(self.model, config)
+        self.averaged = _check_averaged(loaded.build_averaged_model(self.model), loaded)
         apply_activation_checkpointing(self.model, config)
         apply_compilation(self.model, config)
         self.optimizer = _expect(loaded.workload.build_optimizer(self.model), Optimizer, loaded, "build_optimizer")
@@ -102,6 +116,7 @@ class Training:
         dataset = loaded.workload.train_dataset()
         loader, sampler = build_loader(dataset, config, order, collate=loaded.collate, random_sources=random_sources)
         self.windows = Windows(loader, sampler, config.gradient_accumulation_steps)
+        self.windows.limit_waiting(worker_timeout_seconds)
         self.batches_per_epoch = None if sampler is None else len(sampler)
         self.model.train()
         # The weights are drawn; what the training draws from here on must not depend on how they were.
@@ -126,7 +141,7 @@ class Training:
 
     def place(self, batch: Any) -> Any:
         """Return a batch on the device, 4-d inputs in the model's layout."""
-        return move_batch(batch, self._place_tensor, self._device)
+        return move_batch(batch, self._place_tensor, self.device)
 
     def _accumulate(self, window: Window, note: Mark) -> Tensor:
         total, alone = sum(window.counts), len(window.batches) == 1
@@ -161,7 +176,7 @@ class Training:
         return torch.as_tensor(loss_sum / weight_sum)
 
     def _forward(self, batch: Any) -> tuple[Tensor, Tensor | float | None]:
-        with autocast(self._config, self._device):
+        with autocast(self.config, self.device):
             returned = self._loaded.workload.compute_loss(self.model, batch)
         parts = returned if isinstance(returned, tuple) else (returned, None)
         if len(parts) != 2:
@@ -207,6 +222,8 @@ class Training:
             stepped = self._step_scaled(self.scaler)
         if self.scheduler is not None and stepped:
             self.scheduler.step()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _step_scaled(self, scaler: torch.amp.GradScaler) -> bool:
@@ -218,8 +235,8 @@ class Training:
         return scale is None or scaler.get_scale() >= scale
 
     def _place_tensor(self, tensor: Tensor) -> Tensor:
-        placed = tensor.to(self._device, non_blocking=self._config.non_blocking)
-        return arrange_input(placed, self._config)
+        placed = tensor.to(self.device, non_blocking=self.config.non_blocking)
+        return arrange_input(placed, self.config)
 
 
 @contextmanager
@@ -238,28 +255,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
-
-
-def evaluate(loaded: LoadedWorkload, model: nn.Module, config: TrainConfig, device: torch.device) -> dict[str, float]:
-    """Return the workload's metrics by name, in the config's precision and without gradients.
-
-    The model is put back to training and the random generators to where they were: a training goes on the same whether
-    it was evaluated or not.
-
-    Raises:
-        TargetError: the workload cannot evaluate.
-    """
-    generators = read_generators()
-    device_generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    model.eval()
-    try:
-        with torch.no_grad(), autocast(config, device):
-            return loaded.evaluate(model, device)
-    finally:
-        model.train()
-        restore_generators(generators)
-        if device_generator is not None:
-            torch.cuda.set_rng_state(device_generator, device)
 
 
 def _expect(value: Any, kind: type, loaded: LoadedWorkload, method: str) -> Any:
@@ -282,6 +277,12 @@ def _check_scheduler(scheduler: Any, loaded: LoadedWorkload) -> LRScheduler | No
             hint="return a scheduler that is stepped once per optimizer step",
         )
     return None if scheduler is None else cast(LRScheduler, _expect(scheduler, LRScheduler, loaded, "build_scheduler"))
+
+
+def _check_averaged(averaged: Any, loaded: LoadedWorkload) -> AveragedModel | None:
+    if averaged is None:
+        return None
+    return cast(AveragedModel, _expect(averaged, AveragedModel, loaded, "build_averaged_model"))
 
 
 def _describe(value: Any) -> str:

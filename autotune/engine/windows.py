@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +12,10 @@ from torch.utils.data import DataLoader
 
 from autotune.engine.dataloader import EpochBatchSampler, count_samples
 from autotune.errors import TargetError
+
+_LOOK_SECONDS = 5.0  # PyTorch's own interval between two looks at its workers
+_TIMED_OUT = "DataLoader timed out after"
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,13 @@ class Windows:
         self.accumulation = accumulation
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []
+        self._patience_seconds = 0.0
+
+    def limit_waiting(self, seconds: float) -> None:
+        """Wait no longer than this for a loader's worker; one that has died is found within seconds either way."""
+        if self.loader.num_workers:
+            self._patience_seconds = seconds
+            self.loader.timeout = min(_LOOK_SECONDS, seconds)
 
     def move_to(self, *, epoch: int, batches_done: int) -> None:
         """Continue at a position inside an epoch."""
@@ -73,6 +85,10 @@ class Windows:
             self.epoch, self.batches_done, self._iterator = self.epoch + 1, 0, None
         return Window(batches=window, counts=counts, ends_epoch=ends_epoch)
 
+    def peek(self) -> Any | None:
+        """Return the first micro batch of the next window without handing it out; None at the end of an epoch."""
+        return self._held[0] if self._held else None
+
     def _open_epoch(self) -> Iterator[Any]:
         if self.sampler is None:
             iterator = iter(self.loader)
@@ -83,8 +99,25 @@ class Windows:
         return iter(self.loader)
 
     def _take(self, count: int) -> list[Any]:
+        return list(islice(iter(self._fetch, _END), count))
+
+    def _fetch(self) -> Any:
+        """Return the next batch, or `_END`.
+
+        The loader's own timeout would also be the time it takes to find that a worker has died, so it is kept short,
+        and waited for again: a loader that has timed out can be asked once more.
+        """
         assert self._iterator is not None
-        return list(islice(self._iterator, count))
+        began = time.monotonic()
+        while True:
+            try:
+                return next(self._iterator, _END)
+            except RuntimeError as error:
+                if not self._patience_seconds or _TIMED_OUT not in str(error):
+                    raise
+                waited = time.monotonic() - began
+                if waited >= self._patience_seconds:
+                    raise RuntimeError(f"{_TIMED_OUT} {waited:.0f} seconds: a worker hangs") from None
 
     def _count(self, batch: Any, position: int) -> int:
         # An iterable dataset has no sampler to ask; its batches are counted by their first tensor.

@@ -16,7 +16,8 @@ from torch import nn
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
 from autotune.engine.dataloader import Order, build_loader
-from autotune.engine.loop import Training, backend_settings, evaluate
+from autotune.engine.evaluation import evaluate
+from autotune.engine.loop import Training, backend_settings
 from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.operations import watched_operations
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
@@ -285,7 +286,7 @@ def _time_evaluation(
     began = time.perf_counter()
     try:
         with time_limit(_EVALUATION_SECONDS):
-            evaluate(loaded, training.model, baseline, device)
+            evaluate(loaded, training, baseline)
         return time.perf_counter() - began, ()
     except OutOfTimeError:
         sentence = f"evaluate takes more than {_EVALUATION_SECONDS:.0f} s: drift checks will compare losses only"

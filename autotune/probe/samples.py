@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
+from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory_shapes import list_tensors
@@ -46,7 +47,7 @@ def look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> Samples:
     """Return what fetching some samples in this process shows."""
     collate = loaded.collate or default_collate
     with opened_files() as files:
-        dataset: Any = loaded.workload.train_dataset()
+        dataset: Any = build_dataset(loaded)
         iterable = isinstance(dataset, IterableDataset)
         sources = find_random_sources(dataset, loaded.collate)
         seconds, cpu_fraction, fetched = _time_samples(dataset, baseline.micro_batch_size, collate, iterable=iterable)
@@ -56,6 +57,7 @@ def look_at_data(loaded: LoadedWorkload, baseline: TrainConfig) -> Samples:
         cpu_fraction=cpu_fraction,
         random_sources=sources,
         iterable=iterable,
+        fingerprint=fingerprint_data(dataset, loaded.collate, sources),
     )
     return Samples(facts, fetched, list(files))
 

@@ -182,8 +182,8 @@ def _check_schema_version(plain: Any, *, name: str, error: Callable[..., Autotun
     version = plain.get("schema_version", SCHEMA_VERSION) if isinstance(plain, dict) else SCHEMA_VERSION
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise error(
-            f"{name} has schema_version {version}; this autotune reads up to {SCHEMA_VERSION}",
-            hint="it was written by a newer release: upgrade autotune",
+            f"{name} was written by a newer version (schema {str(version)[:20]}, this one reads {SCHEMA_VERSION})",
+            hint="upgrade autotune",
         )
 
 

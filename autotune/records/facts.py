@@ -136,6 +136,8 @@ class DataFacts(Record):
     """Global generators its samples draw from: any of `torch`, `numpy`, `random`."""
     iterable: bool
     """An IterableDataset."""
+    fingerprint: str | None = None
+    """`SAMPLES:DIGEST`, the digest over some of the samples; None where they cannot be told, as of a script."""
     batch_bytes: Annotated[int, Field(ge=0)] | None = None
     """Tensors of one micro batch; None when not known, as below."""
     loader_seconds_per_step: NonNegative | None = None

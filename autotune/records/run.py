@@ -10,7 +10,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval, NonNegative
 from autotune.records.profile import ProfileTarget
-from autotune.records.quality import Fidelity
+from autotune.records.quality import Fidelity, LossBand
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -44,6 +44,21 @@ class StepDown(Record):
     """The settings from there on."""
 
 
+class Reverification(Record):
+    """What a few pairs showed on a machine, or a state of the target, that the profile was not measured on."""
+
+    differences: tuple[str, ...]
+    """What is not as it was measured, one sentence each."""
+    speedup: Interval | None
+    """Of the profile's settings over the baseline, from these pairs; None when they could not be measured."""
+    pairs: Count
+    """Finished pairs."""
+    trusted: bool
+    """The profile's settings are used."""
+    reason: str
+    """Why, one sentence."""
+
+
 class RunPlan(Record):
     """What a run was started with, and the steps down since; a resumed run must agree with it."""
 
@@ -51,12 +66,24 @@ class RunPlan(Record):
     """Version of this file."""
     target: ProfileTarget
     """What is trained."""
+    asked_config: TrainConfig
+    """The settings that were asked for: the profile's, the preset's or the baseline."""
     config: TrainConfig
-    """With which settings it was started."""
+    """With which settings it was started: others where a profile from elsewhere did not stand a look."""
     baseline_config: TrainConfig
     """The settings to fall back to."""
     origin: str = "baseline"
     """Where the settings came from: `profile`, `preset NAME`, `baseline`."""
+    promised_samples_per_second: NonNegative | None = None
+    """What the search measured for them; None when it did not."""
+    flops_utilization: NonNegative | None = None
+    """Model FLOPs utilization of one sample a second with them; None when it is not known."""
+    loss_band: LossBand | None = None
+    """Where the baseline's loss went in the search; None when it was not trained there."""
+    accepted: tuple[Fidelity, ...] = ()
+    """Comparisons of gradients on which the search accepted the settings."""
+    reverification: Reverification | None = None
+    """Of a profile from elsewhere."""
     seed: int
     """Of initial weights, data order and dropout."""
     steps: Annotated[int, Field(ge=1)] | None
@@ -102,21 +129,6 @@ class Best(Record):
     """Optimizer steps taken by then."""
     checkpoint: str
     """Folder of the checkpoint."""
-
-
-class Reverification(Record):
-    """What a few pairs showed on a machine, or a state of the target, that the profile was not measured on."""
-
-    differences: tuple[str, ...]
-    """What is not as it was measured, one sentence each."""
-    speedup: Interval | None
-    """Of the profile's settings over the baseline, from these pairs; None when they could not be measured."""
-    pairs: Count
-    """Finished pairs."""
-    trusted: bool
-    """The profile's settings are used."""
-    reason: str
-    """Why, one sentence."""
 
 
 class GuardSummary(Record):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from autotune.measure.confidence import hodges_lehmann
+from autotune.measure.loss_band import calibrate_band
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import PeakMemory
 from autotune.records.probe import ProbeReport
@@ -23,9 +24,10 @@ from autotune.records.profile import (
     baseline_interval,
 )
 from autotune.records.quality import QualityCheck
-from autotune.records.trial import TrialResult
+from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.confirm import FinalsPlan, budget_for
 from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
+from autotune.search.flops import add_flops
 from autotune.search.noise import summarise_noise
 from autotune.search.objective import Judged
 from autotune.search.ranking import Ranking
@@ -45,6 +47,7 @@ class Findings:
         report: of the probe.
         judged: the search's trials.
         checks: drift checks by config, in the order they were made.
+        baseline_curves: losses of the baseline's trainings among them, one for each seed.
         plan: of the finals; None before they were planned.
         finals: None before they were run.
         stop_reason: why the search ended.
@@ -58,6 +61,7 @@ class Findings:
     report: ProbeReport
     judged: list[Judged] = field(default_factory=list)
     checks: list[tuple[TrainConfig, tuple[QualityCheck, ...]]] = field(default_factory=list)
+    baseline_curves: tuple[LossCurve, ...] = ()
     plan: FinalsPlan | None = None
     finals: FinalsOutcome | None = None
     stop_reason: StopReason = "running"
@@ -84,10 +88,11 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     baseline = report.target.baseline
     winner = finals.winner if finals else None
     shown = winner or (finals.best if finals else None)
+    config = winner.config if winner else baseline
     candidate = shown.config if shown else _refused_candidate(findings)
     return Profile(
         verdict=_verdict(shown, proven=winner is not None),
-        config=winner.config if winner else baseline,
+        config=config,
         baseline_config=baseline,
         speedup=shown.ratio if shown and shown.ratio else baseline_interval(1 - 2 * CLAIM_RISK),
         quality=findings.checks_of(candidate) if candidate else (),
@@ -98,10 +103,11 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
             label=report.target.label,
             fingerprint=report.target.fingerprint,
             training_loaders=report.target.training_loaders,
+            data_fingerprint=report.target.data.fingerprint,
         ),
         hardware=report.hardware,
         software=report.software,
-        evidence=_evidence(findings, shown, ranking, budget_seconds),
+        evidence=add_flops(_evidence(findings, shown, ranking, budget_seconds), report.target, config),
     )
 
 
@@ -187,6 +193,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
         launch_noise_fraction=stdev(shown.log_ratios) if shown is not None and shown.ratio is not None else None,
         confirmation=confirmation,
         noise=summarise_noise(launches, ranking) if findings.judged else None,
+        loss_band=calibrate_band(findings.baseline_curves),
         measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,
         drift_fraction=min(1.0, findings.gate_seconds / used) if used > 0 else None,
         trials=dict(Counter(judged.score.status.value for judged in findings.judged)),

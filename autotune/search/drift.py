@@ -114,6 +114,11 @@ class DriftGate:
         metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics))
         return (*losses, *metrics, *self._check_skips(config, candidate.curves))
 
+    @property
+    def baseline_curves(self) -> tuple[LossCurve, ...]:
+        """Losses of the baseline, one curve for each seed; empty until it was trained."""
+        return self._baseline or ()
+
     def _check_skips(self, config: TrainConfig, curves: tuple[LossCurve, ...]) -> list[QualityCheck]:
         assert self._baseline is not None
         counted = all(curve.skipped is not None for curve in (*curves, *self._baseline))

@@ -192,7 +192,9 @@ class DriftStage:
         entry = self._launcher.ranking().find(config)
         outlook = None if entry is None else math.exp(entry.score)
         predicted = self._predict_samples(config)
-        return self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown)
+        checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown)
+        self._findings.baseline_curves = self._drift.baseline_curves
+        return checks
 
     def _announce(self, plan: DriftPlan) -> None:
         self._launcher.enter("drift", f"{plan.seeds} seeds of {plan.steps} steps for the baseline and each candidate")

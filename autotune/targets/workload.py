@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+    from torch.optim.swa_utils import AveragedModel
     from torch.utils.data import Dataset
+
+_EVALUATION_FACTOR = 4  # an evaluation keeps no activations
 
 REQUIRED = ("build_model", "build_optimizer", "train_dataset", "compute_loss")
 
@@ -29,7 +33,10 @@ class Workload(Protocol):
     - `baseline`: a `TrainConfig`, the settings used today (default: PyTorch's defaults, micro batch size 32).
     - `build_scheduler(optimizer)`: a learning-rate scheduler, stepped once per optimizer step.
     - `evaluate(model, device)`: the metric on held-out data, a float. The model comes in evaluation mode, without
-      gradients.
+      gradients. With a third parameter `batch_size` it is told how many samples to take at once.
+    - `evaluation_batch_size`: that number (default: four times the baseline's micro batch size).
+    - `build_averaged_model(model)`: a `torch.optim.swa_utils.AveragedModel`, e.g. of an exponential moving average; it
+      is updated after each optimizer step, and it is what is evaluated.
     - `metric`: `("name", "minimize" | "maximize")`, what `evaluate` returns.
     - `metrics`: instead of `metric`, `{"name": "minimize" | "maximize", ...}`; `evaluate` then returns a mapping with a
       float for each name.
@@ -120,15 +127,36 @@ class LoadedWorkload:
         scheduler: LRScheduler | None = None if build is None else build(optimizer)
         return scheduler
 
-    def evaluate(self, model: nn.Module, device: Any) -> dict[str, float]:
+    def build_averaged_model(self, model: nn.Module) -> AveragedModel | None:
+        """Return the user's average of the weights; None without one."""
+        build = getattr(self.workload, "build_averaged_model", None)
+        averaged: AveragedModel | None = None if build is None else build(model)
+        return averaged
+
+    @property
+    def evaluation_batch_size(self) -> int | None:
+        """Samples that `evaluate` is to take at once; None where it does not ask."""
+        method = getattr(self.workload, "evaluate", None)
+        if method is None or "batch_size" not in inspect.signature(method).parameters:
+            return None
+        return int(getattr(self.workload, "evaluation_batch_size", _EVALUATION_FACTOR * self.baseline.micro_batch_size))
+
+    def evaluate(self, model: nn.Module, device: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Return each metric of a model in evaluation mode, by name; a value may be NaN.
+
+        Args:
+            model: to evaluate.
+            device: where it is.
+            batch_size: samples at once, where `evaluate` takes it; None for `evaluation_batch_size`.
 
         Raises:
             TargetError: there is no `evaluate`, or it returned something that is not a number for each metric.
         """
         if not self.metrics:
             raise TargetError(f"{self.label} has no evaluate(model, device)", hint="add one, with a metric attribute")
-        returned = self.workload.evaluate(model, device)  # type: ignore[attr-defined]
+        asked = self.evaluation_batch_size
+        size = {} if asked is None else {"batch_size": batch_size or asked}
+        returned = self.workload.evaluate(model, device, **size)  # type: ignore[attr-defined]
         names = [metric.name for metric in self.metrics]
         if not hasattr(self.workload, "metrics"):
             returned, hint = {names[0]: returned}, "it must return the metric, one number"

@@ -2,7 +2,8 @@
 
     .tmp-XXXX/state.pt ── fsync ── manifest.json (its SHA-256) ── fsync ── rename to step-00000120/ ── fsync
 
-A folder without a manifest that fits its state file is no checkpoint; the one before it is used.
+A folder without a manifest that fits its state file is no checkpoint; the one before it is used. The best one by the
+metric is kept as best-00000120/, hard links to the same files, so it costs no second write.
 """
 
 from __future__ import annotations
@@ -11,101 +12,181 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.loop import Training
 from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import read_record, sync_folder, write_record
 from autotune.records.run import CheckpointManifest
+from autotune.train.state import Progress, capture_state, restore_state
 
 KEPT = 2
 """Complete checkpoints kept: the newest and one to fall back to."""
-
-CHECKPOINTS_FOLDER = "checkpoints"
-"""Where they are in a run folder."""
 
 _STATE_FILE = "state.pt"
 _MANIFEST_FILE = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a training has come.
+class Restored:
+    """What was restored.
 
     Attributes:
-        step: optimizer steps taken.
-        samples: samples trained on.
+        progress: where the training stands.
+        notes: what else the checkpoint remembers.
+        problems: what was wrong with newer ones, one sentence each.
+        path: of the checkpoint; None when the training begins anew.
     """
 
-    step: int = 0
-    samples: int = 0
+    progress: Progress
+    notes: Mapping[str, Any]
+    problems: tuple[str, ...] = ()
+    path: Path | None = None
 
 
-def save_checkpoint(folder: Path, training: Training, progress: Progress, *, fingerprint: str) -> Path:
-    """Write a complete checkpoint, drop old ones, and return its folder; one of this step is written once.
+class Checkpoints:
+    """The checkpoints of one run.
 
-    Raises:
-        OSError: the disk is full or cannot be written; the earlier checkpoints are untouched.
+    Attributes:
+        folder: they are in.
+        fingerprint: of the target, noted in each.
+        kept: how many of the newest complete ones are kept.
+        anchor_step: the newest one not after this step is kept too; None for no such one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{progress.step:08d}"
-    if _find_damage(final) is None:
-        # Replacing it would take two renames, and a kill between them would leave neither.
-        return final
-    scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder))
-    try:
-        state = scratch / _STATE_FILE
-        _write_state(state, _capture(training, progress))
-        manifest = CheckpointManifest(
-            step=progress.step,
-            epoch=training.windows.epoch,
-            bytes=state.stat().st_size,
-            sha256=_checksum(state),
-            target_fingerprint=fingerprint,
-            torch=torch.__version__,
-        )
-        write_record(scratch / _MANIFEST_FILE, manifest)
-        if final.exists():
-            shutil.rmtree(final)
-        scratch.rename(final)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    sync_folder(folder)
-    _drop_old(folder)
-    return final
 
+    def __init__(self, folder: Path, *, fingerprint: str, kept: int = KEPT) -> None:
+        """Prepare to save to a folder, which need not exist yet."""
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.kept = kept
+        self.anchor_step: int | None = None
 
-def load_checkpoint(folder: Path, training: Training) -> tuple[Progress, list[str]]:
-    """Restore the newest complete checkpoint and return where the training stands, and what was wrong with newer ones.
+    def save(self, training: Training, progress: Progress, notes: Mapping[str, Any]) -> Path:
+        """Write a complete checkpoint, drop old ones, and return its folder; one of this step is written once.
 
-    Raises:
-        CheckpointError: there is none, or it belongs to another model.
-    """
-    problems: list[str] = []
-    damaged: list[Path] = []
-    for path in _newest_first(folder):
+        Raises:
+            OSError: the disk is full or cannot be written; the earlier checkpoints are untouched.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.folder / f"step-{progress.step:08d}"
+        if _find_damage(final) is None:
+            # Replacing it would take two renames, and a kill between them would leave neither.
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
         try:
-            state = _read_verified(path)
-        except CheckpointError as error:
-            problems.append(error.message)
-            damaged.append(path)
-            continue
-        progress = _restore(training, state, path)
-        for other in damaged:
-            _set_aside(other)
-        return progress, problems
-    detail = f" ({problems[0]})" if problems else ""
-    raise CheckpointError(
-        f"{folder} holds no complete checkpoint{detail}", hint="train without --resume, into a new --out"
-    )
+            state = scratch / _STATE_FILE
+            _write_state(state, capture_state(training, progress, notes))
+            manifest = CheckpointManifest(
+                step=progress.step,
+                epoch=training.windows.epoch,
+                bytes=state.stat().st_size,
+                sha256=_checksum(state),
+                target_fingerprint=self.fingerprint,
+                torch=torch.__version__,
+            )
+            write_record(scratch / _MANIFEST_FILE, manifest)
+            if final.exists():
+                shutil.rmtree(final)
+            scratch.rename(final)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        sync_folder(self.folder)
+        self._drop_old()
+        return final
+
+    def keep_best(self, path: Path) -> Path:
+        """Keep a checkpoint as the best one, whatever becomes of the others, and return where it is.
+
+        Raises:
+            OSError: the disk cannot be written; the earlier best one is untouched.
+        """
+        final = self.folder / path.name.replace("step-", "best-")
+        if _find_damage(final) is None:
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
+        try:
+            for file in path.iterdir():
+                _link_or_copy(file, scratch / file.name)
+            shutil.rmtree(final, ignore_errors=True)
+            scratch.rename(final)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        sync_folder(self.folder)
+        for other in self.folder.glob("best-[0-9]*"):
+            if other != final:
+                shutil.rmtree(other, ignore_errors=True)
+        return final
+
+    def load(self, training: Training, *, not_after: int | None = None) -> Restored:
+        """Restore the newest complete checkpoint.
+
+        Args:
+            training: freshly built.
+            not_after: leave out those of later steps, which are set aside; None for none.
+
+        Raises:
+            CheckpointError: there is none, or it belongs to another model.
+        """
+        problems: list[str] = []
+        left: list[tuple[str, Path]] = []
+        for path in newest_first(self.folder):
+            if not_after is not None and read_step(path) > not_after:
+                left.append(("suspect", path))
+                continue
+            try:
+                state = _read_verified(path)
+            except CheckpointError as error:
+                problems.append(error.message)
+                left.append(("damaged", path))
+                continue
+            progress, notes = _restore(training, state, path)
+            for word, other in left:
+                _set_aside(other, word)
+            return Restored(progress, notes, tuple(problems), path)
+        detail = f" ({problems[0]})" if problems else ""
+        raise CheckpointError(
+            f"{self.folder} holds no complete checkpoint{detail}", hint="train without --resume, into a new --out"
+        )
+
+    def newest_step(self, *, not_after: int | None = None) -> int | None:
+        """Return the step of the newest complete checkpoint, or of the newest not after a step; None without one."""
+        for path in newest_first(self.folder):
+            if (not_after is None or read_step(path) <= not_after) and _find_damage(path) is None:
+                return read_step(path)
+        return None
+
+    def set_aside_all(self) -> None:
+        """Take every checkpoint out of the way of a training that begins anew."""
+        for path in newest_first(self.folder):
+            _set_aside(path, "suspect")
+
+    def _drop_old(self) -> None:
+        found = list(newest_first(self.folder))
+        complete = [path for path in found if (path / _MANIFEST_FILE).is_file()]
+        kept = complete[: self.kept]
+        if self.anchor_step is not None:
+            kept += [path for path in complete if read_step(path) <= self.anchor_step][:1]
+        for path in (*found, *self.folder.glob(".tmp-*")):
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def newest_first(folder: Path) -> Iterator[Path]:
+    """Yield the folders of a run's checkpoints, complete or not."""
+    yield from sorted(folder.glob("step-[0-9]*"), reverse=True)
+
+
+def read_step(path: Path) -> int:
+    """Return the step that a checkpoint's folder is named after; 0 for a name that holds none."""
+    number = path.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else 0
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
@@ -121,58 +202,15 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _capture(training: Training, progress: Progress) -> dict[str, Any]:
-    generators = read_generators()
-    name, keys, position, has_gauss, gauss = generators["numpy"]
-    return {
-        "model": training.model.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scheduler": None if training.scheduler is None else training.scheduler.state_dict(),
-        "scaler": None if training.scaler is None else training.scaler.state_dict(),
-        "epoch": training.windows.epoch,
-        "batches_done": training.windows.batches_done,
-        "step": progress.step,
-        "samples": progress.samples,
-        "torch_rng": generators["torch"],
-        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy_rng": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
-        "python_rng": generators["random"],
-    }
-
-
-def _restore(training: Training, state: dict[str, Any], path: Path) -> Progress:
+def _restore(training: Training, state: dict[str, Any], path: Path) -> tuple[Progress, dict[str, Any]]:
     try:
-        training.model.load_state_dict(state["model"])
-        training.optimizer.load_state_dict(state["optimizer"])
-        for part, name in ((training.scheduler, "scheduler"), (training.scaler, "scaler")):
-            if (part is None) != (state[name] is None):
-                raise ValueError(f"{'it has' if part is None else 'it lacks'} a {name}'s state")
-            if part is not None:
-                part.load_state_dict(state[name])
-        progress = Progress(step=int(state["step"]), samples=int(state["samples"]))
-        training.windows.move_to(epoch=int(state["epoch"]), batches_done=int(state["batches_done"]))
-        _restore_generators(state)
+        return restore_state(training, state), dict(state["notes"])
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{path} does not fit this model: {type(error).__name__}: {text}",
             hint="it was written by another version of it",
         ) from None
-    return progress
-
-
-def _restore_generators(state: dict[str, Any]) -> None:
-    name, keys, position, has_gauss, gauss = state["numpy_rng"]
-    version, internal, gauss_next = state["python_rng"]
-    restore_generators(
-        {
-            "torch": state["torch_rng"],
-            "numpy": (name, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
-            "random": (version, tuple(internal), gauss_next),
-        }
-    )
-    if state["cuda_rng"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda_rng"])
 
 
 def _read_verified(path: Path) -> dict[str, Any]:
@@ -197,23 +235,18 @@ def _find_damage(path: Path) -> str | None:
     return None
 
 
-def _set_aside(path: Path) -> None:
+def _set_aside(path: Path, word: str) -> None:
     # Under its name it would count as one of the checkpoints to keep, in the place of a good one.
-    aside = path.with_name(f"damaged-{path.name}")
+    aside = path.with_name(f"{word}-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
 
 
-def _newest_first(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.glob("step-[0-9]*"), reverse=True)
-
-
-def _drop_old(folder: Path) -> None:
-    found = list(_newest_first(folder))
-    kept = [path for path in found if (path / _MANIFEST_FILE).is_file()][:KEPT]
-    for path in (*found, *folder.glob(".tmp-*")):
-        if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+def _link_or_copy(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:  # a file system without hard links
+        shutil.copy2(file, to)
 
 
 def _checksum(file: Path) -> str:

@@ -1,182 +1,168 @@
-"""The training loop: steps, evaluation, checkpoints, metrics.jsonl; stops at a step boundary when asked.
+"""The training loop: steps, looks at them, checkpoints, evaluations; it ends at a step boundary.
 
-Losses stay on the device between two log lines, so the loop waits for the device once in `LOG_STEPS` steps.
+    step step step ... step │ look: losses, scaler, memory, drift guard, a line of metrics.jsonl │ step step ...
+                                 at an epoch's end, every few minutes, at a stop: a checkpoint; then an evaluation
+
+Losses stay on the device between two looks, so the loop waits for the device once in `LOG_STEPS` steps.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 import torch
-from torch import Tensor
 
-from autotune.engine.loop import StepOutcome, Training, evaluate
-from autotune.errors import AutotuneError, TargetError
-from autotune.records.run import RunPlan
+from autotune.engine.loop import StepOutcome, Training
+from autotune.errors import TargetError
+from autotune.records.run import Best, RunPlan
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.checkpoint import CHECKPOINTS_FOLDER, Progress, save_checkpoint
-from autotune.train.metrics import append_metrics, cut_metrics
-from autotune.train.worker_deaths import MESSAGE, deferred_worker_deaths
+from autotune.train.blame import blame_target
+from autotune.train.checkpoint import Checkpoints
+from autotune.train.deadline import Deadline
+from autotune.train.evaluations import Evaluations
+from autotune.train.guard import DriftGuard
+from autotune.train.looks import Looks
+from autotune.train.meters import Meters
+from autotune.train.metrics import MetricsFile, cut_metrics
+from autotune.train.report import Log, StopNow
+from autotune.train.state import Progress, find_non_finite
+from autotune.train.steps_down import WORKER_CAUSES, Fault, FaultFound
+from autotune.train.watch import Pace, Standing, Watch
+from autotune.train.worker_deaths import deferred_worker_deaths
+from autotune.trial.causes import explain_exception
 
 LOG_STEPS = 10
 """Optimizer steps between two lines of metrics.jsonl."""
 
-CHECKPOINT_SECONDS = 300.0
-"""Longest time between two checkpoints; one is also written at each epoch's end, at a stop and at the end."""
-
 _SIGNAL_SECONDS = 0.2
 
-
-@dataclass(frozen=True)
-class Report:
-    """Where a training stands, for a progress bar.
-
-    Attributes:
-        progress: steps and samples.
-        epoch: the current epoch, counted from 0.
-        total_steps: steps planned; None while they cannot be counted.
-        loss: of the last step.
-        samples_per_second: since the last report.
-        metrics: what `evaluate` returned last, None where not finite; empty before the first evaluation.
-    """
-
-    progress: Progress
-    epoch: int
-    total_steps: int | None
-    loss: float
-    samples_per_second: float
-    metrics: Mapping[str, float | None]
+Ending = Literal["finished", "stopped"]
 
 
 @dataclass
 class RunLoop:
-    """One session of a run.
+    """One stretch of a run, with one config.
 
     Attributes:
         loaded: the workload.
-        training: built, and restored if the run is resumed.
-        plan: how long to train, with which settings.
+        training: built, and restored if the run goes on.
+        plan: how long to train.
         folder: of the run.
-        device: where the model is.
+        checkpoints: its checkpoints.
         progress: where the run stands.
+        meters: what it counts.
+        watch: times it and reports.
+        evaluations: evaluates it.
+        guard: looks for drift; None when there is nothing to guard.
+        log: is handed every line of metrics.jsonl.
         should_stop: polled at each step.
-        report: called at each log line.
+        interruptible: inside it a signal may raise StopNow.
+        deadline: when it has to be over.
+        checkpoint_seconds: longest time between two checkpoints.
+        loss: of the last step that was looked at.
+        last_checkpoint: None before the first one.
     """
 
     loaded: LoadedWorkload
     training: Training
     plan: RunPlan
     folder: Path
-    device: torch.device
+    checkpoints: Checkpoints
     progress: Progress
+    meters: Meters
+    watch: Watch
+    evaluations: Evaluations
+    guard: DriftGuard | None
+    log: Log
     should_stop: Callable[[], bool]
-    report: Callable[[Report], None]
+    interruptible: Callable[[], AbstractContextManager[Any]] = nullcontext
+    deadline: Deadline = Deadline()
+    checkpoint_seconds: float = 300.0
     loss: float | None = None
-    metrics: dict[str, float | None] = field(default_factory=dict)
     last_checkpoint: Path | None = None
-    stepping_seconds: float = 0.0
-    stepped_samples: int = 0
-    _evaluated_step: int | None = None
+    _losses: list[torch.Tensor] = field(default_factory=list)
 
-    def run(self) -> bool:
-        """Train to the end of the plan; return False when stopped early, with a checkpoint written.
+    def __post_init__(self) -> None:
+        self._lines = MetricsFile(self.folder)
+        self._looks = Looks(self.training, self.meters, self.guard)
+        # Weights that hold infinities from the start are meant to.
+        self._checks_weights = find_non_finite(self.training) is None
+
+    def run(self) -> Ending:
+        """Train to the end of the plan, or to a stop, with a checkpoint written.
 
         Raises:
-            TargetError: the workload raised, or the loss is not finite.
+            FaultFound: a step down may help.
+            TargetError: the workload raised.
             OSError: a file of the run cannot be written.
         """
         with deferred_worker_deaths() as defer_deaths:
-            return self._run(defer_deaths)
+            try:
+                return self._run(defer_deaths)
+            finally:
+                self._lines.close()
 
-    def _run(self, defer_deaths: Callable[[], None]) -> bool:
-        self._pick_up_metrics()
-        saved = logged = time.perf_counter()
-        logged_samples = self.progress.samples
+    def _run(self, defer_deaths: Callable[[], None]) -> Ending:
+        if not self._pick_up_metrics():
+            return "stopped"
+        saved = time.perf_counter()
+        self.watch.start(self.progress)
         while not self._is_done():
             outcome = self._step(defer_deaths)
             if outcome is None:
                 self.save()
-                return False
-            self.progress = Progress(self.progress.step + 1, self.progress.samples + outcome.samples)
-            stopping = self.should_stop()
-            if self.progress.step % LOG_STEPS == 0 or outcome.ends_epoch or self._is_done() or stopping:
-                self.loss = self._check(outcome.loss)
-                now = time.perf_counter()
-                self.stepping_seconds += now - logged
-                self.stepped_samples += self.progress.samples - logged_samples
-                self._log_step((self.progress.samples - logged_samples) / max(now - logged, 1e-9))
-                if stopping or outcome.ends_epoch or self._is_done() or now - saved >= CHECKPOINT_SECONDS:
-                    self.save()
-                    saved = time.perf_counter()
-                if outcome.ends_epoch and not stopping and not self._is_done() and not self._evaluate():
-                    return False
-                logged, logged_samples = time.perf_counter(), self.progress.samples
+                return "stopped"
+            self._note_step(outcome)
+            stopping = self.should_stop() or self._is_out_of_time()
+            if self.progress.step % LOG_STEPS and not (outcome.ends_epoch or stopping or self._is_done()):
+                continue
+            self._look(at_once=outcome.ends_epoch or stopping)
+            if outcome.ends_epoch or stopping or time.perf_counter() - saved >= self.checkpoint_seconds:
+                self.save()
+                saved = time.perf_counter()
             if stopping:
-                return False
+                return "stopped"
+            if outcome.ends_epoch and not self._is_done() and not self._evaluate():
+                return "stopped"
+            self.watch.start(self.progress)
         self.save()
-        return self._evaluated_step == self.progress.step or self._evaluate()
+        return "finished" if self._evaluate() else "stopped"
 
     def save(self) -> None:
-        """Write a checkpoint."""
-        fingerprint = self.plan.target.fingerprint
-        folder = self.folder / CHECKPOINTS_FOLDER
-        self.last_checkpoint = save_checkpoint(folder, self.training, self.progress, fingerprint=fingerprint)
+        """Write a checkpoint.
+
+        Raises:
+            FaultFound: a weight is not finite: what would be written would be of no use.
+            OSError: the disk cannot be written.
+        """
+        began = time.perf_counter()
+        flaw = find_non_finite(self.training) if self._checks_weights else None
+        if flaw is not None:
+            self._fault("non-finite", f"{flaw} is not finite after step {self.progress.step}")
+        self._lines.flush()
+        seen = None if self.guard is None else self.guard.capture()
+        notes = {"meters": self.meters.capture(), "guard": seen}
+        self.checkpoints.anchor_step = None if seen is None else seen["clean_step"]
+        self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
+        self.meters.note_checkpoint(time.perf_counter() - began)
 
     def total_steps(self) -> int | None:
         """Return the optimizer steps of the whole plan; None for epochs of an iterable dataset."""
         if self.plan.steps is not None:
             return self.plan.steps
+        per_epoch = self.steps_per_epoch()
+        return None if per_epoch is None or self.plan.epochs is None else self.plan.epochs * per_epoch
+
+    def steps_per_epoch(self) -> int | None:
+        """Return the optimizer steps of one epoch; None for an iterable dataset."""
         batches = self.training.batches_per_epoch
-        if batches is None or self.plan.epochs is None:
-            return None
-        return self.plan.epochs * math.ceil(batches / self.plan.config.gradient_accumulation_steps)
-
-    def _pick_up_metrics(self) -> None:
-        """Drop what is to be trained again, and make up for an evaluation that a stop left out."""
-        names = [metric.name for metric in self.loaded.metrics]
-        for line in cut_metrics(self.folder, self.progress.step):
-            if "samples" in line:
-                self.loss = line.get("loss")
-            elif names and all(name in line for name in names):
-                self.metrics, self._evaluated_step = {name: line[name] for name in names}, line["step"]
-        at_epoch_end = self.progress.step > 0 and self.training.windows.batches_done == 0
-        if at_epoch_end and self._evaluated_step != self.progress.step:
-            self._evaluate()
-
-    def _step(self, defer_deaths: Callable[[], None]) -> StepOutcome | None:
-        """Take a step; return None if the loader's workers went first when the whole process group was told to stop."""
-        windows = self.training.windows
-        epoch, batches_done = windows.epoch, windows.batches_done
-        is_fetched = False
-
-        def note(_phase: str) -> None:
-            nonlocal is_fetched
-            if not is_fetched:
-                is_fetched = True
-                defer_deaths()
-
-        try:
-            with blame_target(f"{self.loaded.label}: step {self.progress.step + 1}"):
-                return self.training.step(note)
-        except TargetError as error:
-            # Once there is a batch, weights and generators may have moved, and the step cannot be taken back.
-            if is_fetched or not self._lost_workers_to_stop(error):
-                raise
-        windows.move_to(epoch=epoch, batches_done=batches_done)
-        return None
-
-    def _lost_workers_to_stop(self, error: TargetError) -> bool:
-        if MESSAGE not in error.message:
-            return False
-        deadline = time.monotonic() + _SIGNAL_SECONDS
-        while not self.should_stop() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self.should_stop()
+        return None if batches is None else math.ceil(batches / self.training.config.gradient_accumulation_steps)
 
     def _is_done(self) -> bool:
         if self.plan.steps is not None:
@@ -184,69 +170,136 @@ class RunLoop:
         assert self.plan.epochs is not None
         return self.training.windows.epoch >= self.plan.epochs
 
-    def _check(self, loss: Tensor) -> float:
-        value = float(loss)
-        if not math.isfinite(value):
-            saved = f"{self.last_checkpoint} is from before; " if self.last_checkpoint else ""
-            raise TargetError(
-                f"the loss is {value} at step {self.progress.step}",
-                hint=f"{saved}check the data, or train with the baseline's precision",
-            )
-        return value
+    def _is_out_of_time(self) -> bool:
+        checkpoint = self.meters.longest_checkpoint_seconds
+        return self.deadline.is_near(step_seconds=self.watch.step_seconds, checkpoint_seconds=checkpoint)
 
-    def _log_step(self, samples_per_second: float) -> None:
-        assert self.loss is not None
-        append_metrics(
-            self.folder,
+    def _pick_up_metrics(self) -> bool:
+        """Drop what is to be trained again, and make up for an evaluation that a stop left out."""
+        names = [metric.name for metric in self.loaded.metrics]
+        for line in cut_metrics(self.folder, self.progress.step):
+            if "samples" in line:
+                self.loss = line.get("loss")
+            elif names and all(name in line for name in names):
+                self.evaluations.metrics = {name: line[name] for name in names}
+                self.evaluations.step = line["step"]
+        at_epoch_end = self.progress.step > 0 and self.training.windows.batches_done == 0
+        if not at_epoch_end or self._is_done():
+            return True
+        if self.evaluations.step == self.progress.step:
+            self._keep_best()
+        return self._evaluate()
+
+    def _step(self, defer_deaths: Callable[[], None]) -> StepOutcome | None:
+        """Take a step; return None if the loader's workers went first when the whole process group was told to stop.
+
+        Raises:
+            FaultFound: the workers were lost before anything was trained on; a checkpoint was written.
+        """
+        windows, began = self.training.windows, time.perf_counter()
+        epoch, batches_done = windows.epoch, windows.batches_done
+        is_fetched = False
+
+        def note(_phase: str) -> None:
+            nonlocal is_fetched
+            if not is_fetched:
+                is_fetched = True
+                self.watch.note_wait(time.perf_counter() - began)
+                defer_deaths()
+
+        try:
+            with blame_target(f"{self.loaded.label}: step {self.progress.step + 1}"):
+                return self.training.step(note)
+        except TargetError as error:
+            _, cause, detail = explain_exception(error.__cause__ or error)
+            # Once there is a batch, weights and generators may have moved, and the step cannot be taken back.
+            if is_fetched or cause not in WORKER_CAUSES:
+                raise
+        windows.move_to(epoch=epoch, batches_done=batches_done)
+        if self._hears_stop():
+            return None
+        self.save()
+        self._fault(cause, detail)
+
+    def _hears_stop(self) -> bool:
+        deadline = time.monotonic() + _SIGNAL_SECONDS
+        while not self.should_stop() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.should_stop()
+
+    def _note_step(self, outcome: StepOutcome) -> None:
+        self.progress = Progress(self.progress.step + 1, self.progress.samples + outcome.samples)
+        self._losses.append(outcome.loss)
+        self._looks.check_step(self.progress.step)
+
+    def _look(self, *, at_once: bool) -> None:
+        """Look at the steps since the last look: this is where the loop waits for the device."""
+        losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
+        self._losses.clear()
+        pace = self.watch.look(self.progress)
+        rate = float(self.training.optimizer.param_groups[0]["lr"])
+        self._looks.check(losses, self.progress, learning_rate=rate)
+        self.loss = losses[-1]
+        self._write(
             {
                 "step": self.progress.step,
                 "epoch": self.training.windows.epoch,
                 "samples": self.progress.samples,
                 "loss": self.loss,
-                "learning_rate": float(self.training.optimizer.param_groups[0]["lr"]),
-                "samples_per_second": round(samples_per_second, 3),
-            },
+                "learning_rate": rate,
+                "samples_per_second": round(pace.samples_per_second, 3),
+                "data_wait_fraction": round(pace.data_wait_fraction, 4),
+            }
         )
-        self.report(
-            Report(
-                progress=self.progress,
-                epoch=self.training.windows.epoch,
-                total_steps=self.total_steps(),
-                loss=self.loss,
-                samples_per_second=samples_per_second,
-                metrics=self.metrics,
-            )
+        self._tell(pace, rate, at_once=at_once)
+
+    def _tell(self, pace: Pace, rate: float, *, at_once: bool) -> None:
+        standing = Standing(
+            progress=self.progress,
+            epoch=self.training.windows.epoch,
+            total_steps=self.total_steps(),
+            steps_per_epoch=self.steps_per_epoch(),
+            loss=math.nan if self.loss is None else self.loss,
+            learning_rate=rate,
+            metrics=self.evaluations.metrics,
+            guard="" if self.guard is None else self.guard.words,
         )
+        self.watch.tell(pace, standing, at_once=at_once)
+
+    def _fault(self, cause: str, detail: str) -> NoReturn:
+        raise FaultFound(Fault(cause, detail, self.progress.step))
 
     def _evaluate(self) -> bool:
-        """Evaluate; return False if a stop took the evaluation's loader workers, which leaves it to a resume."""
-        if not self.loaded.metrics:
+        """Evaluate, unless that was done; return False if a stop cut it short, which leaves it to a resume."""
+        if not self.loaded.metrics or self.evaluations.step == self.progress.step:
             return True
+        if self.meters.evaluations and not self.deadline.has_room(self.meters.mean_evaluation_seconds):
+            return False
+        began = time.perf_counter()
         try:
-            with blame_target(f"{self.loaded.label}: evaluate after step {self.progress.step}"):
-                found = evaluate(self.loaded, self.training.model, self.plan.config, self.device)
+            with self.interruptible():
+                found = self.evaluations.run(self.progress.step)
+        except StopNow:
+            return False
         except TargetError as error:
-            if self._lost_workers_to_stop(error):
+            cause = explain_exception(error.__cause__ or error)[1]
+            if cause in WORKER_CAUSES and self._hears_stop():
                 return False
             raise
-        self.metrics = {name: value if math.isfinite(value) else None for name, value in found.items()}
-        self._evaluated_step = self.progress.step
-        line = {"step": self.progress.step, "epoch": self.training.windows.epoch, **self.metrics}
-        append_metrics(self.folder, line)
+        self.meters.note_evaluation(time.perf_counter() - began)
+        self._write({"step": self.progress.step, "epoch": self.training.windows.epoch, **found})
+        self._keep_best()
         return True
 
+    def _keep_best(self) -> None:
+        if self.last_checkpoint is None or not self.evaluations.is_best(self.meters.best):
+            return
+        metric = self.loaded.metrics[0].name
+        value = self.evaluations.metrics[metric]
+        assert value is not None
+        path = self.checkpoints.keep_best(self.last_checkpoint)
+        self.meters.best = Best(metric=metric, value=value, step=self.progress.step, checkpoint=str(path))
 
-@contextmanager
-def blame_target(where: str) -> Iterator[None]:
-    """Turn what the user's code raises into a TargetError that keeps it as its cause.
-
-    Raises:
-        TargetError: the code inside raised something.
-    """
-    try:
-        yield
-    except AutotuneError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise TargetError(f"{where} raised {type(error).__name__}: {text}"[:600]) from error
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._lines.append(line)
+        self.log(line)

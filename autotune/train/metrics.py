@@ -3,22 +3,54 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from autotune.records.codec import write_text
 
 METRICS_FILE = "metrics.jsonl"
 
 
-def append_metrics(folder: Path, line: dict[str, Any]) -> None:
-    """Add a line.
+class MetricsFile:
+    """The file of one run, open for adding lines; they reach the disk when it is flushed, or when enough has gathered.
 
-    Raises:
-        OSError: the file cannot be written.
+    Args:
+        folder: of the run.
     """
-    with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / METRICS_FILE
+        self._file: TextIO | None = None
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a line.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(line) + "\n")
+
+    def flush(self) -> None:
+        """Hand what was added to the system.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close; a later line opens it again.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:

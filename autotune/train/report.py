@@ -62,3 +62,7 @@ class Report:
     step_downs: tuple[StepDown, ...]
     guard: str
     phase: str = "training"
+
+
+class StopNow(BaseException):
+    """Raised by a signal's handler where nothing is lost by stopping at once: in an evaluation, after its checkpoint."""

@@ -1,61 +1,44 @@
-"""`run_training`: the final training with a profile's settings, checkpointed and resumable.
+"""`run_training`: the final training, checkpointed, resumable and guarded.
 
-Record in: a Profile. Record out: a TrainingSummary. Nothing in the profile is executed: the target comes from the
-argument, the settings file, the search in this folder, or the demo, and is compared with the profile's label.
+    settings (profile, preset or baseline) ── re-verified if they are from elsewhere ──▶ RunPlan ── Session ──▶ TrainingSummary
+
+Nothing in a profile is executed: the target comes from the argument, the settings file, the search in this folder, or
+the demo, and is compared with the profile's label.
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.engine.allocator import launch_environment
+from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
-from autotune.engine.loop import Training, backend_settings
-from autotune.errors import AutotuneError, MachineError, ProfileError, UsageError
-from autotune.probe.machine.hardware import read_hardware, read_software
-from autotune.records.codec import read_record, write_record
-from autotune.records.config import TrainConfig
-from autotune.records.hardware import HardwareInfo
+from autotune.errors import AutotuneError, MachineError
+from autotune.probe.machine.hardware import read_hardware
 from autotune.records.profile import Profile, ProfileTarget
+from autotune.records.quality import DriftLimits
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.records.script import Script
 from autotune.search.folder import find_search_folder
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget, resolve_target
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.checkpoint import CHECKPOINTS_FOLDER, Progress, load_checkpoint
-from autotune.train.loop import Report, RunLoop, blame_target
+from autotune.train.blame import blame_target
+from autotune.train.child import session_began
+from autotune.train.deadline import Deadline
+from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan, require_same_plan
+from autotune.train.loop import Ending
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.preset_settings import find_facts
+from autotune.train.reverify import Frame, reverify_in_processes
+from autotune.train.session import Session
+from autotune.train.settings import Settings, check_environment, choose_settings, find_missing_environment
 
-_PLAN_FILE = "run.json"
-_SUMMARY_FILE = "summary.json"
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """What a training is asked to do.
-
-    Attributes:
-        profile: path of the profile.
-        steps: optimizer steps to take; None to count epochs.
-        epochs: epochs to train, 1 if neither is given.
-        out: run folder; None for a new numbered one under `runs/`.
-        resume: go on with the run in `out`, or with the newest of this target.
-        seed: of initial weights, data order and dropout.
-    """
-
-    profile: str | Path
-    steps: int | None = None
-    epochs: int | None = None
-    out: str | Path | None = None
-    resume: bool = False
-    seed: int = 0
+__all__ = ["TrainingCallbacks", "TrainingOptions", "resolve_training_target", "run_training"]
 
 
 def run_training(
@@ -63,48 +46,46 @@ def run_training(
     target: str | None = None,
     *,
     folder: str | Path | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    report: Callable[[Report], None] = lambda _report: None,
-    warn: Callable[[str], None] = lambda _text: None,
+    callbacks: TrainingCallbacks | None = None,
 ) -> TrainingSummary:
-    """Train a target with the settings of a profile.
+    """Train a target.
 
     Args:
-        options: profile, length and paths.
+        options: settings, length and paths.
         target: `file.py:attr` or `package.module:attr`; None as in `resolve_training_target`.
         folder: working folder; None for the current one.
-        should_stop: polled at each step; True ends the training with a checkpoint.
-        report: called at each log line.
-        warn: told what the user should know, one sentence at a time.
+        callbacks: who is told, and who may stop it.
 
     Raises:
-        ProfileError: the profile is not valid, or was measured on another target.
+        ProfileError: the profile is not valid, was measured on another target, or a resumed run was started otherwise.
         UsageError: the target or an option cannot be used as given.
-        TargetError: the training fails.
+        TargetError: the training fails, and no safe step down is left.
         CheckpointError: there is nothing to resume.
+        BusyError: another training is at work in the run folder.
         MachineError: the disk is full, or the machine lacks what the settings need.
     """
-    began = time.monotonic()
+    began = session_began()
+    options.check()
     work = Path(folder or Path.cwd()).resolve()
-    profile = Profile.load(work / options.profile)
-    if options.steps is not None and options.epochs is not None:
-        raise UsageError("both --steps and --epochs are given", hint="choose one")
-    resolved = resolve_training_target(target, work)
     warnings: list[str] = []
+    callbacks = callbacks or TrainingCallbacks()
+    told = callbacks.warn
 
-    def note(text: str) -> None:
+    def warn(text: str) -> None:
         warnings.append(text)
-        warn(text)
+        told(text)
 
-    loaded = load_workload(resolved.target.spec, folder=work)
-    check_profile(profile, loaded, note)
-    check_environment(profile.config, read_hardware(), note)
-    plan = _make_plan(options, profile, loaded)
+    callbacks = replace(callbacks, warn=warn)
     try:
-        run_folder, plan = _open_run(work, options, plan)
-        loop = _train(loaded, plan, run_folder, options=options, should_stop=should_stop, report=report, note=note)
-        summary = _summarize(loop, profile, warnings, time.monotonic() - began)
-        write_record(run_folder / _SUMMARY_FILE, summary)
+        resolved = resolve_training_target(target, work)
+        loaded = load_workload(resolved.target.spec, folder=work)
+        run = _Run(options, callbacks, work, resolved, loaded, *_look_at_data(loaded))
+        session, ending = run.train(began)
+        if ending == "stopped":
+            seed = f" --seed {session.plan.seed}" if session.plan.seed else ""
+            warn(f"stopped at step {session.progress.step}; go on with --resume --out {session.folder.path}{seed}")
+        summary = _summarize(session, ending, warnings, time.monotonic() - began)
+        session.folder.write_summary(summary)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "free some space, then --resume" if is_full else "check the path and its permissions"
@@ -128,171 +109,147 @@ def resolve_training_target(target: str | Script | None, folder: Path) -> Resolv
     return resolve_target(target, folder=folder, remembered=remembered)
 
 
-def check_profile(profile: Profile, loaded: LoadedWorkload, note: Callable[[str], None]) -> None:
-    """Compare a profile with the target and the machine; tell what differs.
+@dataclass(frozen=True)
+class _Run:
+    """A training as it was asked for."""
 
-    Raises:
-        ProfileError: it was measured on another target.
-    """
-    if profile.target.fingerprint != loaded.fingerprint:
-        if profile.target.label != loaded.label:
-            raise ProfileError(
-                f"the profile was measured on {_shown(profile.target.label)}, and this is {loaded.label}",
-                hint="name the target it belongs to, or search again for this one",
+    options: TrainingOptions
+    callbacks: TrainingCallbacks
+    work: Path
+    resolved: ResolvedTarget
+    loaded: LoadedWorkload
+    sources: tuple[str, ...]
+    data: str | None
+
+    def train(self, began: float) -> tuple[Session, Ending]:
+        options, loaded = self.options, self.loaded
+        profile = None if options.profile is None else Profile.load(self.work / options.profile)
+        target = ProfileTarget(label=loaded.label, fingerprint=loaded.fingerprint, data_fingerprint=self.data)
+        path = find_run(self.work, loaded.label, options.out) if options.resume else None
+        plan = self._make_plan(target, profile, None if path is None else read_plan(path))
+        hardware = read_hardware()
+        self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware))
+        check_environment(plan.current_config, hardware, self.callbacks.warn)
+        path = path or make_run(self.work, loaded.label, options.out)
+        with locked_run(path):
+            run_folder = RunFolder(path, plan)
+            run_folder.write_plan(plan)
+            self.callbacks.opened(run_folder)
+            limits = DriftLimits()
+            session = Session(
+                loaded=loaded,
+                folder=run_folder,
+                options=options,
+                callbacks=self.callbacks,
+                device=choose_device("auto"),
+                began=began,
+                deadline=Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds),
+                random_sources=self.sources,
+                drift_limit=limits.loss,
             )
-        note(f"{loaded.label} has changed since the search: the speed-up and the drift check may no longer hold")
-    check_machine(profile, note)
+            return session, session.run()
 
-
-def check_machine(profile: Profile, note: Callable[[str], None]) -> None:
-    """Tell what is other about this machine than about the one a profile was measured on."""
-    if profile.hardware.fingerprint != read_hardware().fingerprint:
-        machine = _shown(_machine(profile.hardware))
-        note(f"the profile was measured on other hardware ({machine}): search again here to be sure")
-    software = read_software()
-    if profile.software.fingerprint != software.fingerprint:
-        note(f"the profile was measured with torch {_shown(profile.software.torch)}, this is {software.torch}")
-
-
-def check_environment(config: TrainConfig, hardware: HardwareInfo, note: Callable[[str], None]) -> None:
-    """Tell when the process was not started with the environment the settings need.
-
-    Raises:
-        MachineError: the settings need a library this machine does not have.
-    """
-    try:
-        needed = launch_environment(config, hardware.host_allocators)
-    except ValueError as error:
-        raise MachineError(str(error), hint="install it, or search again on this machine") from None
-    missing = {name: value for name, value in needed.items() if os.environ.get(name) != value}
-    if missing:
-        shown = " ".join(f"{name}={value}" for name, value in missing.items())
-        note(f"the allocator settings have no effect unless Python is started with {shown}")
-
-
-def _make_plan(options: TrainingOptions, profile: Profile, loaded: LoadedWorkload) -> RunPlan:
-    epochs = options.epochs if options.steps is not None or options.epochs is not None else 1
-    return RunPlan(
-        target=ProfileTarget(label=loaded.label, fingerprint=loaded.fingerprint),
-        config=profile.config,
-        seed=options.seed,
-        steps=options.steps,
-        epochs=epochs,
-    )
-
-
-def _open_run(work: Path, options: TrainingOptions, plan: RunPlan) -> tuple[Path, RunPlan]:
-    runs = work / "runs"
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", plan.target.label).strip("-")[:60]
-    if options.resume:
-        numbered = _find_numbered(runs, slug)
-        path = work / options.out if options.out else numbered[max(numbered)] if numbered else None
-        if path is None or not (path / _PLAN_FILE).is_file():
-            raise UsageError(f"--resume: there is no run in {path or runs}", hint="leave --resume out to start one")
-        before = read_record(path / _PLAN_FILE, RunPlan)
-        _require_same_plan(before, plan, path)
+    def _make_plan(self, target: ProfileTarget, profile: Profile | None, before: RunPlan | None) -> RunPlan:
+        """Return the plan of a new run, or of one that goes on as it was started."""
+        options = self.options
+        if before is not None and profile is None and options.preset is None:
+            asked = before.replace(target=target, seed=before.seed if options.seed is None else options.seed)
+        else:
+            asked = self._plan_anew(target, profile, before)
+        if before is not None:
+            path = find_run(self.work, self.loaded.label, options.out)
+            require_same_plan(before, asked, path)
+            asked = before
+        length = {"steps": options.steps, "epochs": options.epochs}
         if options.steps is None and options.epochs is None:
-            plan = before
-    elif options.out:
-        path = work / options.out
-        if (path / _PLAN_FILE).exists() or (path / CHECKPOINTS_FOLDER).exists():
-            raise UsageError(
-                f"{path} holds a run already", hint="pass --resume to go on with it, or choose another --out"
-            )
-        path.mkdir(parents=True, exist_ok=True)
-    else:
-        path = _make_numbered(runs, slug)
-    write_record(path / _PLAN_FILE, plan)
-    return path, plan
+            length = {"steps": before.steps, "epochs": before.epochs} if before else {"steps": None, "epochs": 1}
+        return asked.replace(**length)
 
-
-def _require_same_plan(before: RunPlan, now: RunPlan, path: Path) -> None:
-    for name, what in (("target", "target"), ("config", "profile's settings"), ("seed", "seed")):
-        if getattr(before, name) != getattr(now, name):
-            raise ProfileError(
-                f"--resume: the {what} of {path} changed since it was started",
-                hint="start a new run: leave --resume out",
-            )
-
-
-def _find_numbered(runs: Path, slug: str) -> dict[int, Path]:
-    pattern = re.compile(re.escape(slug) + r"-([0-9]{3,9})")
-    found = {path: pattern.fullmatch(path.name) for path in runs.glob(f"{slug}-*")}
-    return {int(match[1]): path for path, match in found.items() if match is not None}
-
-
-def _make_numbered(runs: Path, slug: str) -> Path:
-    number = max(_find_numbered(runs, slug), default=0) + 1
-    while True:
-        path = runs / f"{slug}-{number:03d}"
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:  # another training took the number just now
-            number += 1
-            continue
-        return path
-
-
-def _train(
-    loaded: LoadedWorkload,
-    plan: RunPlan,
-    run_folder: Path,
-    *,
-    options: TrainingOptions,
-    should_stop: Callable[[], bool],
-    report: Callable[[Report], None],
-    note: Callable[[str], None],
-) -> RunLoop:
-    device = choose_device("auto")
-    with backend_settings(plan.config, device):
-        with blame_target(f"{loaded.label}: setting up"):
-            sources = find_random_sources(loaded.workload.train_dataset(), loaded.collate)
-            training = Training(loaded, plan.config, device=device, seed=plan.seed, random_sources=sources)
-        progress = Progress()
-        if options.resume:
-            progress, problems = load_checkpoint(run_folder / CHECKPOINTS_FOLDER, training)
-            for problem in problems:
-                note(f"{problem}; the one before it is used")
-            if training.batches_per_epoch is None:
-                note("the samples of an iterable dataset need not be those an uninterrupted training would see")
-        loop = RunLoop(
-            loaded=loaded,
-            training=training,
-            plan=plan,
-            folder=run_folder,
-            device=device,
-            progress=progress,
-            should_stop=should_stop,
-            report=report,
+    def _plan_anew(self, target: ProfileTarget, profile: Profile | None, before: RunPlan | None) -> RunPlan:
+        options, note = self.options, self.callbacks.warn
+        settings = choose_settings(
+            self.loaded,
+            profile=profile,
+            preset=options.preset,
+            data_fingerprint=target.data_fingerprint,
+            find_facts=lambda: find_facts(
+                self.resolved.target,
+                fingerprint=self.loaded.fingerprint,
+                should_stop=self.callbacks.should_stop,
+                say=note,
+            ),
+            note=note,
         )
-        if not loop.run():
-            seed = f" --seed {plan.seed}" if plan.seed else ""
-            note(f"stopped at step {loop.progress.step}; go on with --resume --out {run_folder}{seed}")
-    return loop
+        asked, verified = settings, None
+        if before is None and settings.needs_reverification and not options.trust:
+            frame = Frame(should_stop=self.callbacks.should_stop, say=note, random_sources=self.sources)
+            verified = reverify_in_processes(settings, self.resolved.target, frame)
+            settings = settings if verified.trusted else settings.fall_back()
+        return RunPlan(
+            target=target,
+            asked_config=asked.config,
+            config=settings.config,
+            baseline_config=settings.baseline_config,
+            origin=settings.origin,
+            promised_samples_per_second=settings.promised_samples_per_second,
+            flops_utilization=_find_flops_utilization(settings),
+            loss_band=None if profile is None else profile.evidence.loss_band,
+            accepted=() if profile is None else tuple(one for check in profile.quality for one in check.fidelity),
+            reverification=verified,
+            seed=options.seed or 0,
+            steps=options.steps,
+            epochs=options.epochs,
+        )
 
 
-def _summarize(loop: RunLoop, profile: Profile, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
-    evidence = profile.evidence
-    promised = evidence.samples_per_second if profile.verdict == "improved" else evidence.baseline_samples_per_second
+def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
+    """Return which global generators the samples draw from, and the data's fingerprint."""
+    with blame_target(f"{loaded.label}: setting up"):
+        dataset = build_dataset(loaded)
+        sources = find_random_sources(dataset, loaded.collate)
+    return sources, fingerprint_data(dataset, loaded.collate, sources)
+
+
+def _find_flops_utilization(settings: Settings) -> float | None:
+    evidence = None if settings.profile is None else settings.profile.evidence
+    if evidence is None or settings.differences or settings.config != (settings.profile and settings.profile.config):
+        return None
+    flops, peak = evidence.flops_per_sample, evidence.peak_flops_per_second
+    return flops / peak if flops and peak else None
+
+
+def _summarize(session: Session, ending: Ending, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
+    plan, meters = session.plan, session.meters
+    seconds, samples = meters.training_seconds, meters.training_samples
+    rate = samples / seconds if seconds > 0 and samples else None
+    same = plan.current_config == plan.config
+    used = plan.flops_utilization if same else None
     return TrainingSummary(
-        folder=str(loop.folder),
-        checkpoint=str(loop.last_checkpoint),
-        steps=loop.progress.step,
-        epochs=loop.training.windows.epoch,
-        samples=loop.progress.samples,
-        loss=loop.loss,
-        metrics=loop.metrics,
-        samples_per_second=loop.stepped_samples / loop.stepping_seconds if loop.stepping_seconds > 0 else None,
-        promised_samples_per_second=promised,
+        folder=str(session.folder.path),
+        checkpoint=session.last_checkpoint,
+        finished=ending == "finished",
+        target=plan.target,
+        origin=plan.origin,
+        config=plan.current_config,
+        steps=session.progress.step,
+        epochs=session.epoch,
+        samples=session.progress.samples,
+        loss=session.loss,
+        metrics=session.metrics,
+        best=meters.best,
+        samples_per_second=rate,
+        promised_samples_per_second=plan.promised_samples_per_second,
+        data_wait_fraction=min(1.0, meters.data_wait_seconds / seconds) if seconds > 0 else None,
+        mfu=used * rate if used and rate else None,
+        peak_memory_bytes=meters.peak_memory_bytes or None,
+        skipped_steps=meters.skipped_steps,
+        allocator_retries=meters.allocator_retries,
+        evaluation_seconds=meters.evaluation_seconds,
+        checkpoint_seconds=meters.checkpoint_seconds,
+        training_seconds=seconds,
         elapsed_seconds=elapsed_seconds,
+        step_downs=plan.step_downs,
+        guard=session.guard,
+        reverification=plan.reverification,
         warnings=tuple(warnings),
     )
-
-
-def _machine(hardware: HardwareInfo) -> str:
-    gpus = ", ".join(gpu.name for gpu in hardware.gpus)
-    return gpus or f"{hardware.cpu_name}, {hardware.usable_cpu_count} CPUs"
-
-
-def _shown(text: str) -> str:
-    return "".join(character for character in text if character.isprintable())[:80]

@@ -1,35 +1,57 @@
-"""Entry of a script's final training: the hooks apply the settings and count; the script runs as it always does."""
+"""Entry of a script's final training: the hooks apply the settings and count; the script runs as it always does.
+
+Its parent reads what is counted here, and what went wrong, from a file for each process: see `script_notes`.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.records.config import TrainConfig
 from autotune.targets.launch import Launch
+from autotune.train.child import tie_to_parent
+from autotune.train.script_notes import Failure, ScriptProgress
+from autotune.trial.causes import explain_exception
 from autotune.trial.scripted import run_script
-from autotune.units import format_rate
+from autotune.units import format_duration, format_rate
 
 if TYPE_CHECKING:
+    from autotune.engine.hooks.script import ScriptHooks
     from autotune.engine.hooks.steps import ScriptStep
+
+LOOK_STEPS = 10
+"""Steps between two looks at the loss: each waits for the device once."""
+
+_NOTE_SECONDS = 5.0
+_FIRST_LINES_SECONDS = 15.0
+_LINES_SECONDS = 60.0
 
 
 class ScriptTraining:
-    """Counts what a script trains.
+    """Counts what one process of a script's training does.
 
     Args:
-        plan: what `prepare_script_run` wrote.
+        plan: what `ScriptRun.start` wrote.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self._plan = plan
-        self._samples = self._steps = 0
-        self._first = self._last = self._aside = 0.0
+        self._plan, self._folder = plan, Path(plan["notes"])
+        self._progress = ScriptProgress(rank=int(os.environ.get("RANK", "0")))
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._process = os.getpid()
+        self._first = self._aside = self._waited_aside = self._waited_before = 0.0
         self._aside_since: float | None = None
+        self._noted = -math.inf
+        self._line_due, self._line_samples, self._line_seconds = _FIRST_LINES_SECONDS, 0, 0.0
+        self._caught: tuple[int, Exception] | None = None
+        self._hooks: ScriptHooks | None = None
         self._stack = ExitStack()
 
     def install(self) -> None:
@@ -40,65 +62,147 @@ class ScriptTraining:
             TrainConfig(**self._plan["config"]),
             frozenset(self._plan["changed"]),
             tuple(self._plan["training_loaders"]),
+            on_compile_failure=self._note_eager,
         )
-        hooks = ScriptHooks(settings, on_step=self._take, turn=self._turn, now=time.perf_counter)
-        self._stack.enter_context(hooks.installed())
+        self._hooks = ScriptHooks(
+            settings, on_step=self._take, turn=self._turn, now=time.perf_counter, on_error=self._note_caught
+        )
+        self._stack.enter_context(self._hooks.installed())
+
+    def finish(self, status: int, error: BaseException | None) -> None:
+        """Write down how far the script came and what ended it.
+
+        Args:
+            status: its exit status.
+            error: that it ended with; None when it ended by itself.
+        """
+        if os.getpid() != self._process:
+            return
+        if error is None and status != 0 and self._caught is not None and self._caught[0] == self._progress.steps:
+            error = self._caught[1]  # it caught this in the step it ended in, and gave up
+        if isinstance(error, Exception):
+            _, cause, detail = explain_exception(error)
+            self._progress.failure = Failure(cause, detail, time.time())
+        self._write()
 
     def _turn(self, is_training: bool) -> None:
+        now = time.perf_counter()
         if not is_training and self._aside_since is None:
-            self._aside_since = time.perf_counter()
+            self._aside_since, self._waited_before = now, self._data_seconds()
         elif is_training and self._aside_since is not None:
-            self._aside += time.perf_counter() - self._aside_since
+            self._aside += now - self._aside_since
+            self._waited_aside += self._data_seconds() - self._waited_before
             self._aside_since = None
 
     def _take(self, step: ScriptStep) -> None:
-        self._last = time.perf_counter()
-        if self._steps:
-            self._samples += step.samples * int(os.environ.get("WORLD_SIZE", "1"))
+        if os.getpid() != self._process:
+            return  # a process that the script forked trains something of its own
+        now, progress = time.perf_counter(), self._progress
+        samples = step.samples * self._world_size
+        progress.samples += samples
+        progress.steps += 1
+        if progress.steps == 1:
+            # The first step also compiles, and starts the workers.
+            self._first, self._aside, self._waited_aside = now, 0.0, self._data_seconds()
         else:
-            self._first = self._last  # the first step also compiles, and starts the workers
-        self._steps += 1
+            progress.timed_samples += samples
+            progress.seconds = now - self._first - self._aside
+            progress.data_wait_seconds = self._data_seconds() - self._waited_aside
+        if progress.steps % LOOK_STEPS == 0:
+            self._look(step)
+        if progress.steps == 1 or now - self._noted >= _NOTE_SECONDS:
+            self._noted = now
+            self._write()
+        if now - self._first >= self._line_due:
+            self._tell_pace(now)
 
-    def summarize(self, status: int) -> dict[str, Any]:
-        """Return what was trained."""
-        seconds = self._last - self._first - self._aside
-        return {
-            "exit_status": status,
-            "steps": self._steps,
-            "samples_per_second": self._samples / seconds if self._samples and seconds > 0 else None,
-            "promised_samples_per_second": self._plan["promised"],
-            "changed": self._plan["changed"],
-        }
+    def _look(self, step: ScriptStep) -> None:
+        """Look at the loss of this step: those of earlier ones may lie in memory that a later step has used again."""
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+        losses = [float(loss) for loss in step.losses]
+        progress = self._progress
+        if all(map(math.isfinite, losses)):
+            progress.loss = sum(losses) if losses else progress.loss
+            return
+        if progress.non_finite_step is None:
+            progress.non_finite_step = progress.steps
+            self._write()
+            self._tell(f"warning: the loss is not finite at step {progress.steps:,}; the script goes on as it will")
+
+    def _note_eager(self, error: BaseException) -> None:
+        _, _, detail = explain_exception(error)
+        self._progress.eager_step, self._progress.eager_detail = self._progress.steps, detail
+        self._write()
+        self._tell(
+            f"a compilation failed after {self._progress.steps:,} steps: the model runs eagerly ({detail[:200]})"
+        )
+
+    def _note_caught(self, error: Exception) -> None:
+        self._caught = (self._progress.steps, error.with_traceback(None))
+
+    def _data_seconds(self) -> float:
+        return 0.0 if self._hooks is None else float(self._hooks.timer.seconds["data"])
+
+    def _write(self) -> None:
+        self._progress.peak_memory_bytes = _read_peak_bytes()
+        self._progress.write(self._folder)
+
+    def _tell_pace(self, now: float) -> None:
+        progress, elapsed = self._progress, now - self._first
+        samples, seconds = progress.timed_samples - self._line_samples, progress.seconds - self._line_seconds
+        self._line_samples, self._line_seconds = progress.timed_samples, progress.seconds
+        between = _FIRST_LINES_SECONDS if elapsed < _LINES_SECONDS else _LINES_SECONDS
+        self._line_due = between * (elapsed // between + 1)
+        facts = [f"{progress.steps:,} steps in {format_duration(elapsed)}"]
+        if samples and seconds > 0:
+            facts.append(format_rate(samples / seconds) + describe_promise(self._plan["promised"]))
+        if progress.loss is not None:
+            facts.append(f"loss {progress.loss:.4g}")
+        self._tell(", ".join(facts))
+
+    def _tell(self, text: str) -> None:
+        if self._progress.rank:
+            return
+        try:
+            sys.stderr.write(f"autotune: {text}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # the reader has gone, or the script has closed it
+            return
+
+
+def describe_promise(promised: float | None) -> str:
+    """Return what a throughput is to be compared with, in brackets; empty when nothing was measured."""
+    return "" if promised is None else f" (the search measured {format_rate(promised)})"
 
 
 def main(plan: dict[str, Any], arguments: list[str]) -> int:
     """Run the script to its end and return its exit status."""
-    answer = sys.stdout
     if plan["json"]:
-        answer = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # standard output is for the answer alone
+        os.dup2(2, 1)  # standard output is for the answer alone, which the parent prints
     launch = Launch(sys.executable, tuple(plan["interpreter_options"]), plan["kind"], plan["name"], tuple(arguments))
     training = ScriptTraining(plan)
-    status = 1
     try:
         status = run_script(launch, on_torch=training.install)
-    finally:
-        if os.environ.get("RANK", "0") == "0":
-            _report(training.summarize(status), answer if plan["json"] else None)
+    except BaseException as error:
+        training.finish(1, error)
+        raise
+    training.finish(status, None)
     return status
 
 
-def _report(summary: dict[str, Any], answer: Any) -> None:
-    if answer is not None:
-        answer.write(json.dumps(summary) + "\n")
-        answer.flush()
-        return
-    rate, promised = summary["samples_per_second"], summary["promised_samples_per_second"]
-    measured = "" if rate is None else f", {format_rate(rate)}"
-    against = "" if promised is None or rate is None else f" (the search measured {format_rate(promised)})"
-    sys.stderr.write(f"autotune: {summary['steps']:,} steps{measured}{against}\n")
+def _read_peak_bytes() -> int:
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_reserved())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)
+    tie_to_parent()
     sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))

@@ -19,7 +19,12 @@ _SHARED_MEMORY = (
     "</torch_",  # PyTorch's own files there, named when one cannot be written or grown
 )
 _NO_KERNEL = ("No available kernel", "No viable backend", "not implemented for", "Unsupported", "does not support")
-_LOADER = ("DataLoader worker (pid",)  # "Caught ... in DataLoader worker process" is the dataset's own error
+_CRASHES = {
+    # "Caught ... in DataLoader worker process" is the dataset's own error
+    "dataloader-worker-died": ("DataLoader worker (pid",),
+    "dataloader-worker-hung": ("DataLoader timed out after",),
+    "inference-tensor": ("Inference tensors cannot be saved", "Inplace update to inference tensor"),
+}
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
 
 
@@ -36,8 +41,9 @@ def explain_exception(error: BaseException) -> Outcome:
         return TrialStatus.OUT_OF_MEMORY, "oom-host", text
     if _mentions(text, _SHARED_MEMORY):
         return TrialStatus.CRASHED, "shm", f"{text}; enlarge /dev/shm (docker run --shm-size=2g) or use fewer workers"
-    if _mentions(text, _LOADER):
-        return TrialStatus.CRASHED, "dataloader-worker-died", text
+    for cause, needles in _CRASHES.items():
+        if _mentions(text, needles):
+            return TrialStatus.CRASHED, cause, text
     if any(module.startswith(_COMPILER_MODULES) for module in modules):
         return TrialStatus.UNSUPPORTED, "compile-error", text
     if "PicklingError" in kinds or isinstance(error, NotImplementedError) or _mentions(text, _NO_KERNEL):

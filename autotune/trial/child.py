@@ -13,7 +13,8 @@ from typing import NoReturn
 import torch
 
 from autotune.engine.device import choose_device, limit_device_memory
-from autotune.engine.loop import Training, backend_settings, evaluate
+from autotune.engine.evaluation import evaluate
+from autotune.engine.loop import Training, backend_settings
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.measure.throughput import finite_or_none, time_training
 from autotune.probe.machine.interference import watch_interference
@@ -143,7 +144,7 @@ def _learn_seed(
         fell = training.scaler is not None and training.scaler.get_scale() < scale
         skipped += int(fell and step >= spec.quality_steps // 2)
     losses = tuple(finite_or_none(float(outcome.loss)) for outcome in outcomes)
-    found = evaluate(loaded, training.model, config, device) if spec.evaluate else {}
+    found = evaluate(loaded, training, config) if spec.evaluate else {}
     metrics = {name: finite_or_none(value) for name, value in found.items()}
     samples = sum(outcome.samples for outcome in outcomes)
     return LossCurve(seed=seed, losses=losses, samples=samples, skipped=skipped, metrics=metrics)

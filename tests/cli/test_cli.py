@@ -84,7 +84,7 @@ def test_errors_are_json_too(tmp_path):
     [
         (None, "No such file"),
         ("{", "is not valid JSON"),
-        ('{"schema_version": 99}', "has schema_version 99; this autotune reads up to 1"),
+        ('{"schema_version": 99}', "was written by a newer version (schema 99, this one reads 1)"),
         ('{"verdict": "improved"}', "Field required"),
     ],
 )

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from autotune.engine.dataloader import read_generators, restore_generators
-from autotune.engine.loop import Training, evaluate, seed_everything
+from autotune.engine.evaluation import evaluate
+from autotune.engine.loop import Training, seed_everything
 from autotune.errors import TargetError
 from autotune.records import TrainConfig
 
@@ -419,7 +420,7 @@ def test_evaluation_leaves_no_trace(precision: Any) -> None:
         for _ in range(6):
             found.append(float(training.step().loss))
             if evaluated:
-                assert evaluate(load(workload), training.model, config, CPU) == {"score": 0.25}
+                assert evaluate(load(workload), training, config) == {"score": 0.25}
                 dtype = torch.bfloat16 if precision == "bf16" else torch.float32
                 assert workload.seen[:4] == (False, False, dtype, CPU)
                 assert all(module.training for module in training.model.modules())
@@ -433,7 +434,7 @@ def test_evaluation_that_fails_leaves_no_trace_either() -> None:
     training = build(workload, MICRO)
     before = read_generators()
     with pytest.raises(KeyError):
-        evaluate(load(workload), training.model, MICRO, CPU)
+        evaluate(load(workload), training, MICRO)
     after = read_generators()
     assert torch.equal(before["torch"], after["torch"])
     assert before["random"] == after["random"]
@@ -446,20 +447,20 @@ def test_evaluation_that_fails_leaves_no_trace_either() -> None:
 @pytest.mark.parametrize(("returned", "value"), [(torch.tensor(0.5), 0.5), (np.float32(0.5), 0.5), (3, 3.0)])
 def test_a_metric_may_be_any_number(returned: Any, value: float) -> None:
     training = build(Evaluated(returned), MICRO)
-    assert evaluate(training._loaded, training.model, MICRO, CPU) == {"score": value}
+    assert evaluate(training._loaded, training, MICRO) == {"score": value}
 
 
 @pytest.mark.parametrize("returned", [None, {"accuracy": 1.0}, "good"])
 def test_a_metric_that_is_no_number_is_named(returned: Any) -> None:
     training = build(Evaluated(returned), MICRO)
     with pytest.raises(TargetError, match=f"evaluate returned {type(returned).__name__}"):
-        evaluate(training._loaded, training.model, MICRO, CPU)
+        evaluate(training._loaded, training, MICRO)
 
 
 def test_a_workload_without_evaluate_says_so() -> None:
     training = build(LineWorkload(), MICRO)
     with pytest.raises(TargetError, match=r"toy.py:workload has no evaluate\(model, device\)"):
-        evaluate(training._loaded, training.model, MICRO, CPU)
+        evaluate(training._loaded, training, MICRO)
     assert training.model.training
 
 

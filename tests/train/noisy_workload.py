@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, StepLR
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+
+from autotune.records.config import TrainConfig
 
 SAMPLES = 44
 """Not a multiple of any batch size used, so that each epoch ends in a short batch."""
@@ -38,6 +40,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Noisy:
+    baseline = TrainConfig(micro_batch_size=8, num_threads=1)
     metric = ("error", "minimize")
     gradient_clip_norm = 1.0
     pause_seconds = 0.0
@@ -136,7 +139,7 @@ class _LosesItsWorkers(Augmented):
     """Its workers end as if the whole process group had been told to, once the sample after the mark is asked for."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if Path(os.environ.get("NOISY_FOLDER", "."), "lose-workers").exists():
+        if get_worker_info() is not None and Path(os.environ.get("NOISY_FOLDER", "."), "lose-workers").exists():
             os.kill(os.getpid(), signal.SIGTERM)
         return super().__getitem__(index)
 

@@ -26,14 +26,28 @@ from autotune.records.config import TrainConfig
 from autotune.records.run import CheckpointManifest
 from autotune.targets.workload import check_workload
 from autotune.train import checkpoint
-from autotune.train.checkpoint import KEPT, Progress, load_checkpoint, save_checkpoint
+from autotune.train.checkpoint import KEPT, Checkpoints
+from autotune.train.state import Progress, capture_state, find_non_finite
 
 FINGERPRINT = "0123456789ab"
 
 
-def make_training(workload: Noisy | None = None) -> Training:
+NOTES = {"meters": {"training_samples": 7}}
+
+
+def save_checkpoint(folder: Path, training: Training, progress: Progress) -> Path:
+    return Checkpoints(folder, fingerprint=FINGERPRINT).save(training, progress, NOTES)
+
+
+def load_checkpoint(folder: Path, training: Training, **options: Any) -> tuple[Progress, list[str]]:
+    restored = Checkpoints(folder, fingerprint=FINGERPRINT).load(training, **options)
+    assert restored.notes == NOTES
+    return restored.progress, list(restored.problems)
+
+
+def make_training(workload: Noisy | None = None, *, config: TrainConfig | None = None) -> Training:
     loaded = check_workload(workload or Noisy(), label="noisy", fingerprint=FINGERPRINT)
-    return Training(loaded, TrainConfig(micro_batch_size=8), device=torch.device("cpu"), seed=0)
+    return Training(loaded, config or TrainConfig(micro_batch_size=8), device=torch.device("cpu"), seed=0)
 
 
 def save(folder: Path, step: int, training: Training | None = None) -> Path:
@@ -41,7 +55,7 @@ def save(folder: Path, step: int, training: Training | None = None) -> Path:
     training = training or make_training()
     with torch.no_grad():
         training.model[0].bias.fill_(float(step))  # type: ignore[index, union-attr]
-    return save_checkpoint(folder, training, Progress(step, 8 * step), fingerprint=FINGERPRINT)
+    return save_checkpoint(folder, training, Progress(step, 8 * step))
 
 
 def load(folder: Path) -> tuple[int, list[str]]:
@@ -70,12 +84,12 @@ def test_what_is_saved_is_restored(tmp_path: Path) -> None:
     training = make_training()
     for _ in range(8):
         training.step()
-    saved = checkpoint._capture(training, Progress(8, 60))
-    path = save_checkpoint(tmp_path, training, Progress(8, 60), fingerprint=FINGERPRINT)
+    saved = capture_state(training, Progress(8, 60), NOTES)
+    path = save_checkpoint(tmp_path, training, Progress(8, 60))
     assert path.name == "step-00000008"
     other = make_training()
     assert load_checkpoint(tmp_path, other) == (Progress(8, 60), [])
-    restored = checkpoint._capture(other, Progress(8, 60))
+    restored = capture_state(other, Progress(8, 60), NOTES)
     assert pickle.dumps(restored["optimizer"]["param_groups"]) == pickle.dumps(saved["optimizer"]["param_groups"])
     assert (restored["epoch"], restored["batches_done"]) == (1, 2)
     assert torch.equal(restored["torch_rng"], saved["torch_rng"])
@@ -177,6 +191,69 @@ def test_without_a_good_one_it_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, make_training())
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         load_checkpoint(tmp_path / "nothing", make_training())
+
+
+def test_the_one_from_before_a_step_is_kept_and_gone_back_to(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, fingerprint=FINGERPRINT)
+    checkpoints.anchor_step = 25
+    for step in (10, 20, 30, 40, 50):
+        checkpoints.save(make_training(), Progress(step, 8 * step), NOTES)
+    assert names(tmp_path) == ["step-00000020", "step-00000040", "step-00000050"]
+    assert checkpoints.newest_step(not_after=25) == 20
+    assert checkpoints.newest_step(not_after=15) is None
+    assert load_checkpoint(tmp_path, make_training(), not_after=25) == (Progress(20, 160), [])
+    assert names(tmp_path) == ["step-00000020", "suspect-step-00000040", "suspect-step-00000050"]
+
+
+def test_the_best_one_outlives_the_others_at_no_cost(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, fingerprint=FINGERPRINT)
+    first = checkpoints.keep_best(save(tmp_path, 10))
+    assert (first / "state.pt").stat().st_ino == (tmp_path / "step-00000010" / "state.pt").stat().st_ino
+    for step in (20, 30, 40):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["best-00000010", "step-00000030", "step-00000040"]
+    assert checkpoints.keep_best(tmp_path / "step-00000040").name == "best-00000040"
+    assert names(tmp_path) == ["best-00000040", "step-00000030", "step-00000040"]
+
+
+def test_a_position_is_one_in_samples(tmp_path: Path) -> None:
+    training = make_training()
+    for _ in range(3):
+        training.step()
+    save(tmp_path, 3, training)
+    halved = make_training(config=TrainConfig(micro_batch_size=4, gradient_accumulation_steps=2))
+    load_checkpoint(tmp_path, halved)
+    assert halved.windows.batches_done == 6
+    larger = make_training(config=TrainConfig(micro_batch_size=16))
+    with pytest.raises(CheckpointError, match="24 samples of the epoch are no multiple of 16"):
+        load_checkpoint(tmp_path, larger)
+
+
+def test_a_step_down_keeps_its_own_implementation_layout_and_precision(tmp_path: Path) -> None:
+    training = make_training(config=TrainConfig(micro_batch_size=8, optimizer_implementation="fused", precision="fp16"))
+    training.step()
+    save(tmp_path, 1, training)
+    eager = make_training(config=TrainConfig(micro_batch_size=8, optimizer_implementation="for-loop"))
+    load_checkpoint(tmp_path, eager)
+    (group,) = eager.optimizer.param_groups
+    assert (group["fused"], group["foreach"]) == (False, False)
+    eager.step()
+    with pytest.raises(CheckpointError, match="lacks the state of: scaler"):
+        forged = torch.load(tmp_path / "step-00000001" / "state.pt", weights_only=True)
+        forge(tmp_path / "step-00000001", lambda path: torch.save(forged | {"scaler": None}, path))
+        load_checkpoint(tmp_path, make_training(config=training.config))
+
+
+def test_weights_that_are_not_finite_are_found(tmp_path: Path) -> None:
+    training = make_training()
+    training.step()
+    assert find_non_finite(training) is None
+    state = training.optimizer.state[training.model[0].bias]  # type: ignore[index]
+    state["exp_avg_sq"][0] = torch.inf
+    assert find_non_finite(training) == "0.bias's exp_avg_sq"
+    with torch.no_grad():
+        training.model[3].weight[0, 0] = torch.nan  # type: ignore[index]
+    assert find_non_finite(training) == "3.weight"
 
 
 # Faults while saving
@@ -417,7 +494,7 @@ def test_another_model_is_refused_and_the_difference_named(tmp_path: Path, workl
 
 def test_a_schedule_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     save(tmp_path, 10, make_training(Unscheduled()))
-    with pytest.raises(CheckpointError, match="lacks a scheduler"):
+    with pytest.raises(CheckpointError, match="lacks the state of: scheduler"):
         load_checkpoint(tmp_path, make_training())
 
 
@@ -436,7 +513,7 @@ def test_data_that_is_no_state_is_refused(tmp_path: Path, state: Any) -> None:
         load_checkpoint(tmp_path, make_training())
 
 
-@pytest.mark.parametrize("missing", ["step", "epoch", "numpy_rng", "python_rng", "torch_rng", "cuda_rng", "scheduler"])
+@pytest.mark.parametrize("missing", ["step", "epoch", "numpy_rng", "python_rng", "torch_rng", "cuda_rng", "scheduler", "notes"])
 def test_a_state_without_a_part_is_refused(tmp_path: Path, missing: str) -> None:
     path = save(tmp_path, 10)
     state = torch.load(path / "state.pt", weights_only=True)

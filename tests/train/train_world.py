@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval
 from autotune.records.profile import Evidence, Profile, ProfileTarget
 from autotune.records.run import TrainingSummary
-from autotune.train.run import TrainingOptions, run_training
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.run import run_training
 
 WORKLOAD = "noisy_workload.py"
 CONFIG = TrainConfig(micro_batch_size=8, num_threads=1)
@@ -51,10 +52,12 @@ class Workplace:
     Attributes:
         folder: the working folder.
         toy: which workload is trained.
+        said: warnings of the trainings in this process.
     """
 
     folder: Path
     toy: str = "noisy"
+    said: list[str] = field(default_factory=list)
 
     @property
     def target(self) -> str:
@@ -70,7 +73,10 @@ class Workplace:
     def train(self, *, stop: Callable[[], bool] = lambda: False, **options: Any) -> TrainingSummary:
         """Train in this process."""
         return run_training(
-            TrainingOptions(profile="best.json", **options), self.target, folder=self.folder, should_stop=stop
+            TrainingOptions(**{"profile": "best.json", **options}),
+            self.target,
+            folder=self.folder,
+            callbacks=TrainingCallbacks(should_stop=stop, warn=self.said.append),
         )
 
     def start_command(self, *arguments: str) -> subprocess.Popen[str]:
@@ -117,9 +123,10 @@ class StopAfter:
 
 
 def read_state(run: Path) -> dict[str, Any]:
-    """Return what the newest checkpoint of a run holds."""
+    """Return what the newest checkpoint of a run holds, but for its notes: these count seconds."""
     newest = max((run / "checkpoints").glob("step-*"))
     state: dict[str, Any] = torch.load(newest / "state.pt", weights_only=True)
+    del state["notes"]
     return state
 
 

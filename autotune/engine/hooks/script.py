@@ -19,6 +19,7 @@ from autotune.engine.activation_checkpointing import apply_activation_checkpoint
 from autotune.engine.compilation import apply_compilation
 from autotune.engine.dataloader import move_batch
 from autotune.engine.determinism import make_reference
+from autotune.engine.hooks.compiled import EagerFallback
 from autotune.engine.hooks.loaders import LoaderHooks, apply_loader_knobs
 from autotune.engine.hooks.models import Call, ModelHooks
 from autotune.engine.hooks.optimizers import OptimizerHooks
@@ -43,12 +44,14 @@ class ScriptSettings:
         changed: knobs in which they differ from what the script does; all others are left alone.
         training_loaders: keys of the loaders it trains from; empty while they are not known.
         in_float64: compute its models in float64.
+        on_compile_failure: called when a compilation fails, and the model runs eagerly; None to have it raised.
     """
 
     config: TrainConfig
     changed: frozenset[str] = frozenset()
     training_loaders: tuple[str, ...] = ()
     in_float64: bool = False
+    on_compile_failure: Callable[[BaseException], None] | None = None
 
 
 class ScriptHooks:
@@ -90,6 +93,7 @@ class ScriptHooks:
         self._stack = ExitStack()
         self._device: torch.device | None = None
         self._our_autocast = False
+        self._fallback: EagerFallback | None = None
         self.watch = StepWatch(self._end_step, settings.training_loaders)
         self.timer = PhaseTimer(now)
         self.loaders = LoaderHooks(self.watch, self.timer, self._prepare_loader, turn, inspects=inspects)
@@ -139,7 +143,7 @@ class ScriptHooks:
         if "activation_checkpointing" in changed and can_checkpoint(root):  # of several models some may have no blocks
             apply_activation_checkpointing(root, config)
         if "compile_mode" in changed:
-            apply_compilation(root, config)
+            self._compile(root)
         if self._settings.in_float64:
             make_reference(root)
 
@@ -161,6 +165,16 @@ class ScriptHooks:
             return move_batch(returned, _widen)
 
         return run
+
+    def _compile(self, root: nn.Module) -> None:
+        apply_compilation(root, self._settings.config)
+        on_failure = self._settings.on_compile_failure
+        if on_failure is None or self._settings.config.compile_mode == "off":
+            return
+        if self._fallback is None:
+            self._fallback = EagerFallback(on_failure)
+            self._stack.enter_context(self._fallback.installed())
+        self._fallback.follow(root)
 
     def _enter_process_settings(self, device: torch.device) -> None:
         # At the first training call: whatever the script itself sets at its start has been set by now.

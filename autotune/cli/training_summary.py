@@ -1,0 +1,150 @@
+"""How a training ended, on stdout: what was promised and what came, where the time went, where everything is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.cli.page import LinePage, Part, open_page
+from autotune.cli.probe_words import format_factor, format_share, format_size
+from autotune.cli.training_words import format_figure, judge_throughput
+from autotune.cli.words import describe_changes
+from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.run import GuardSummary, RunPlan, TrainingSummary
+from autotune.sentences import count
+from autotune.units import format_duration, format_rate
+
+
+def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None:
+    """Print a training's summary on stdout.
+
+    Args:
+        summary: of the run.
+        plan: with which settings it was started; None when that is not known, and they are not compared then.
+    """
+    page = open_page()
+    target = summary.target.label if summary.target is not None else ""
+    page.heading("trained" if summary.finished else "stopped", target)
+    loss = "-" if summary.loss is None else format_figure(summary.loss)
+    page.sentence(f"trained {summary.steps:,} steps, {summary.samples:,} samples: loss {loss}", style="bold")
+    _show_metrics(page, summary)
+    _show_step_downs(page, summary)
+    _show_promises(page, summary, plan)
+    _show_time(page, summary)
+    _show_notes(page, summary.warnings)
+    _show_places(page, summary)
+
+
+def _show_metrics(page: LinePage, summary: TrainingSummary) -> None:
+    for name, value in summary.metrics.items():
+        page.facts(name, [format_figure(value)])
+    best = summary.best
+    if best is not None:
+        page.facts("best", [f"{best.metric} {format_figure(best.value)} at step {best.step:,}"])
+
+
+def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
+    if summary.step_downs:
+        page.heading("steps down", f"{len(summary.step_downs):,}")
+    for step_down in summary.step_downs:
+        badge = f"went on from step {step_down.resumed_step:,}"
+        page.entry(step_down.cause, step_down.sentence, badge=badge, style="bold yellow")
+
+
+def _show_promises(page: LinePage, summary: TrainingSummary, plan: RunPlan | None) -> None:
+    page.heading("promised and came", f"settings: {summary.origin}")
+    page.facts("throughput", [describe_throughput(summary)])
+    page.facts("drift", [describe_guard(summary.guard)])
+    if plan is not None and summary.config is not None:
+        page.facts("settings", [describe_settings(plan, summary.config)])
+    again = summary.reverification
+    for difference in () if again is None else (*again.differences, again.reason):
+        page.sentence(difference, bullet=True)
+
+
+def describe_throughput(summary: TrainingSummary) -> str:
+    """Return how the throughput compares with what the search measured, the verdict first."""
+    came, promised = summary.samples_per_second, summary.promised_samples_per_second
+    if came is None:
+        return "not compared: no step was taken"
+    if not promised:
+        return f"{format_rate(came)}; nothing was promised for these settings"
+    verdict = f"{judge_throughput(came, promised)} ({format_factor(came / promised)})"
+    return f"{verdict}: {format_rate(came)} came, {format_rate(promised, unit='').strip()} were promised"
+
+
+def describe_guard(guard: GuardSummary | None) -> str:
+    """Return what the drift guard saw, the verdict first."""
+    if guard is None:
+        return "not compared: a script's training is not guarded"
+    if not guard.is_on:
+        return f"nothing to guard: {guard.reason or 'these are your own numerics'}"
+    checks = f"{count(guard.gradient_checks, 'gradient')} checked against your own numerics"
+    if guard.cost_fraction is not None:
+        checks += f", {100 * guard.cost_fraction:.1g} % of the time"
+    missing = f"; {guard.reason}" if guard.reason else ""
+    if guard.alarms:
+        return f"not as promised: rolled back {count(guard.alarms, 'time')}, {checks}{missing}"
+    if not guard.gradient_checks:
+        return f"not looked at{missing}"
+    return f"as promised up to step {guard.last_clean_step:,}: {checks}{missing}"
+
+
+def describe_settings(plan: RunPlan, config: TrainConfig) -> str:
+    """Return the settings in force where they are not those that were asked for."""
+    names = changed_fields(config, plan.asked_config)
+    if not names:
+        return f"as asked for: {describe_changes(config, plan.baseline_config)}"
+    changes = (f"{name} {get_knob(plan.asked_config, name)} -> {get_knob(config, name)}" for name in names)
+    return f"not as asked for: {', '.join(changes)}"
+
+
+def _show_time(page: LinePage, summary: TrainingSummary) -> None:
+    steps, evaluation, checkpoints = (
+        summary.training_seconds,
+        summary.evaluation_seconds,
+        summary.checkpoint_seconds,
+    )
+    known = steps + evaluation + checkpoints
+    page.heading("time", f"{format_duration(summary.elapsed_seconds)} in this session")
+    # The parts are of all sessions: only in a single one is what is left of it set-up.
+    whole = max(known, summary.elapsed_seconds)
+    parts = (
+        Part("steps", steps / whole, format_duration(steps), "cyan"),
+        Part("evaluation", evaluation / whole, format_duration(evaluation), "magenta"),
+        Part("checkpoints", checkpoints / whole, format_duration(checkpoints), "yellow"),
+        Part("set-up, rest", 1.0 - known / whole, format_duration(whole - known), ""),
+    ) if whole > 0 else ()  # fmt: skip
+    if known > 0:
+        page.parts("where it went", [part for part in parts if part.share > 0])
+    page.facts("machine", _list_machine(summary))
+
+
+def _list_machine(summary: TrainingSummary) -> list[str]:
+    facts = []
+    if summary.data_wait_fraction is not None:
+        facts.append(f"data wait {format_share(summary.data_wait_fraction)}")
+    if summary.mfu is not None:
+        facts.append(f"MFU {format_share(summary.mfu)}")
+    if summary.peak_memory_bytes is not None:
+        facts.append(f"peak memory {format_size(summary.peak_memory_bytes)}")
+    if summary.skipped_steps:
+        facts.append(count(summary.skipped_steps, "skipped step"))
+    if summary.allocator_retries:
+        facts.append(count(summary.allocator_retries, "allocator retry", "allocator retries"))
+    return facts
+
+
+def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
+    if notes:
+        page.heading("notes")
+    for note in dict.fromkeys(notes):
+        page.sentence(note, style="yellow", bullet=True)
+
+
+def _show_places(page: LinePage, summary: TrainingSummary) -> None:
+    page.heading("next")
+    page.facts("checkpoint", [summary.checkpoint])
+    if summary.best is not None and summary.best.checkpoint != summary.checkpoint:
+        page.facts("best", [summary.best.checkpoint])
+    if summary.finished:
+        page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])

@@ -1,0 +1,84 @@
+"""What a training's process does first when a parent watches over it: ties its life to it, and reports its signals.
+
+Only the standard library is imported: a script may set its environment ahead of its own `import torch`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from autotune.lifeline import die_with_parent
+
+PARENT_VARIABLE = "AUTOTUNE_PARENT"
+"""Process that watches, and the pipe that hears of signals: `4711:5`, or `4711` without one."""
+
+NOTE_VARIABLE = "AUTOTUNE_TRAIN_CHILD"
+"""File into which a workload's training writes the path of its run folder."""
+
+BEGAN_VARIABLE = "AUTOTUNE_TRAIN_BEGAN"
+"""`time.monotonic()` when the first process of the session was started: a limit on its time counts from there."""
+
+_VARIABLES = (PARENT_VARIABLE, NOTE_VARIABLE, BEGAN_VARIABLE)
+
+AGAIN_STATUS = 75
+"""Exit status of a process that cannot go on, but has written down what a fresh one is to do (EX_TEMPFAIL)."""
+
+
+_given: dict[str, str] = {}
+
+
+def tie_to_parent() -> bool:
+    """End with the parent, and tell it of every signal heard here; return whether there is a parent.
+
+    What it said is taken out of the environment: a process that the user's code starts is not its child.
+    """
+    _given.update({name: os.environ.pop(name) for name in _VARIABLES if name in os.environ})
+    if PARENT_VARIABLE not in _given:
+        return False
+    parent, _, descriptor = _given[PARENT_VARIABLE].partition(":")
+    die_with_parent(int(parent))
+    if descriptor:
+        _report_signals(int(descriptor))
+    return True
+
+
+def keep_tie() -> dict[str, str]:
+    """Return what the environment needs when this process becomes another program that is to be tied as well."""
+    _, _, descriptor = _given.get(PARENT_VARIABLE, "").partition(":")
+    if descriptor:
+        os.set_inheritable(int(descriptor), True)
+    return dict(_given)
+
+
+def note_run_folder(folder: Path) -> None:
+    """Tell the parent where the run is, if there is a parent."""
+    if NOTE_VARIABLE in _given:
+        Path(_given[NOTE_VARIABLE]).write_text(str(folder.resolve()), encoding="utf-8")
+
+
+def session_began() -> float:
+    """Return `time.monotonic()` when the session began, restarted processes included; now without a parent."""
+    return float(_given.get(BEGAN_VARIABLE) or time.monotonic())
+
+
+def _report_signals(descriptor: int) -> None:
+    # Python writes the number of each signal that has a handler, from C: also while an operation runs for minutes.
+    if threading.current_thread() is not threading.main_thread():
+        return
+    try:
+        os.set_inheritable(descriptor, False)
+        signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+    except (OSError, ValueError):
+        return
+    process = os.getpid()
+
+    def stop_in_fork() -> None:
+        # A loader's worker hears signals of its own, which say nothing about the training's process.
+        if os.getpid() != process and threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
+
+    os.register_at_fork(after_in_child=stop_in_fork)

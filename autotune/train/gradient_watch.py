@@ -1,0 +1,179 @@
+"""Compares the gradients of single micro batches with the baseline's; a suspicion is settled by many in a row.
+
+    look ── within the limits ──▶ the next look, much later
+      └── beyond, or the 16th look: a round, 16 micro batches at 16 steps ── `compare` ── not inferior ──▶ as before
+                                          └── inferior ── rounds again, until luck is out ──▶ shown
+
+A round errs with at most 5 %, at numerics that are just on the limit. The j-th series of rounds is believed when r of
+them in a row agree, 0.05^r <= RISK · 6 / (π² j²): the sum over all series is RISK, so a week of looks errs as seldom
+as an hour of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.engine.numerics import GradientPair, PairedGradients
+from autotune.measure.captured import Captured, Layers, sum_squares
+from autotune.measure.fidelity import (
+    BIAS_FAILS,
+    LAYER_BIAS_FAILS,
+    LAYER_NOISE_FAILS,
+    NOISE_FAILS,
+    SMALLEST_SHARE,
+    compare,
+)
+from autotune.records.quality import Fidelity
+
+WINDOWS = 16
+"""Micro batches of a round."""
+ROUND_EVERY = 16
+"""Looks between two rounds without a suspicion: a bias that drowns in one micro batch's noise shows only there."""
+RISK = 0.01
+"""Of a wrong alarm in a whole training, from all rounds together."""
+
+_ROUND_RISK = 0.05
+_HARMLESS = 1.5  # times what a round has shown to be nothing
+
+Figures = dict[str, float]
+"""error, scale, layer error, layer scale: of one micro batch."""
+
+_LIMITS: Figures = {
+    "error": NOISE_FAILS,
+    "scale": BIAS_FAILS,
+    "layer_error": LAYER_NOISE_FAILS,
+    "layer_scale": LAYER_BIAS_FAILS,
+}
+
+
+class Seen(NamedTuple):
+    """What one look has shown."""
+
+    state: Literal["fine", "open", "shown"]
+    """fine: within the limits; open: more has to be seen at the next step; shown: not the baseline's."""
+    reason: str = ""
+    """Why it is shown, part of a sentence."""
+
+
+class GradientWatch:
+    """Takes one micro batch after another.
+
+    Attributes:
+        checks: micro batches compared.
+        largest_error: largest squared relative difference of one of them; None before the first.
+        last: the last comparison over a round; None before the first.
+    """
+
+    def __init__(self, gradients: PairedGradients, *, samples_per_step: int, scales_loss: bool) -> None:
+        """Prepare to look.
+
+        Args:
+            gradients: computes them.
+            samples_per_step: of the training, to tell where a micro batch was.
+            scales_loss: a loss scaler answers for gradients that overflow.
+        """
+        names, widths, elements = zip(*gradients.layers, strict=True)
+        self._layers = Layers(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
+        self._gradients, self._samples_per_step, self._scales_loss = gradients, samples_per_step, scales_loss
+        self.checks, self.largest_error = 0, 0.0
+        self.last: Fidelity | None = None
+        self._limits = dict(_LIMITS)
+        self._looks = self._series = self._agreeing = 0
+        self._rows: list[tuple[int, NDArray[Any], NDArray[Any]]] | None = None
+        self._worst: Figures = {}
+
+    @property
+    def is_in_round(self) -> bool:
+        """More has to be seen at once."""
+        return self._rows is not None
+
+    def look(self, batch: Any, *, step: int) -> Seen:
+        """Compare one micro batch's gradients.
+
+        Raises:
+            Exception: what computing them raises.
+        """
+        pair = self._gradients.compute(batch)
+        ours, theirs = (arm.numpy() for arm in pair)
+        if not np.isfinite(theirs).all():
+            return Seen("fine")  # it is the data or the weights, and the loss will tell
+        if not np.isfinite(ours).all():
+            if self._scales_loss:
+                return Seen("fine")
+            return Seen("shown", "a gradient is not finite, and the baseline's is")
+        self.checks += 1
+        figures = measure_figures(pair, self._layers)
+        self.largest_error = max(self.largest_error, figures["error"])
+        if self._rows is None:
+            self._looks += 1
+            if not self._is_suspicious(figures) and self._looks % ROUND_EVERY:
+                return Seen("fine")
+            self._series, self._agreeing, self._rows, self._worst = self._series + 1, 0, [], {}
+        self._worst = {name: max(value, self._worst.get(name, 0.0)) for name, value in figures.items()}
+        self._rows.append((step * self._samples_per_step, ours, theirs))
+        return self._judge_round(step) if len(self._rows) == WINDOWS else Seen("open")
+
+    def capture(self) -> dict[str, Any]:
+        """Return the state as numbers, texts and dictionaries; a round that has begun is begun again."""
+        last = None if self.last is None else self.last.model_dump_json()
+        counts = (self.checks, self._looks - self.is_in_round, self._series)
+        return {"counts": list(counts), "largest_error": self.largest_error, "limits": dict(self._limits), "last": last}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a captured state."""
+        self.checks, self._looks, self._series = state["counts"]
+        self.largest_error, self._limits = float(state["largest_error"]), dict(state["limits"])
+        self.last = None if state["last"] is None else Fidelity.model_validate_json(state["last"])
+        self._rows, self._agreeing = None, 0
+
+    def _is_suspicious(self, figures: Figures) -> bool:
+        return any(figures[name] > limit for name, limit in self._limits.items())
+
+    def _judge_round(self, step: int) -> Seen:
+        assert self._rows is not None
+        keys, ours, theirs = zip(*self._rows, strict=True)
+        own, baseline = (Captured(np.array(keys, dtype=np.int64), np.stack(arm)) for arm in (ours, theirs))
+        point = f"steps {keys[0] // self._samples_per_step} to {step}"
+        self.last = compare(own, baseline, self._layers, subject="gradients", point=point)
+        if self.last.verdict != "inferior":
+            self._rows = None
+            for name, value in self._worst.items():
+                self._limits[name] = max(self._limits[name], _HARMLESS * value)
+            return Seen("fine")
+        self._agreeing, self._rows = self._agreeing + 1, []
+        if self._agreeing < rounds_needed(self._series):
+            return Seen("open")
+        return Seen("shown", self.last.reason)
+
+
+def rounds_needed(series: int) -> int:
+    """Return how many rounds in a row have to agree in the j-th series of them, counted from 1."""
+    return math.ceil(math.log(RISK * 6.0 / (math.pi * series) ** 2) / math.log(_ROUND_RISK))
+
+
+def measure_figures(pair: GradientPair, layers: Layers) -> Figures:
+    """Return how far apart the gradients of one micro batch are.
+
+    error is |own - baseline|² / |baseline|², scale |<own, baseline> / |baseline|² - 1|; those of the layers are the
+    largest of any layer with a ten thousandth of the squared gradient.
+    """
+    ours, theirs = (arm.numpy()[None, :].astype(np.float64) for arm in pair)
+    errors, sizes = sum_squares(ours, layers, minus=theirs)[:, 0], sum_squares(theirs, layers)[:, 0]
+    both = sum_squares(ours + theirs, layers)[:, 0]
+    # |a + b|² = |a - b|² + 4 <a, b>
+    products = (both - errors) / 4.0
+    total = float(sizes.sum())
+    if total == 0.0:
+        return dict.fromkeys(_LIMITS, 0.0 if float(errors.sum()) == 0.0 else math.inf)
+    matters = sizes > SMALLEST_SHARE * total
+    return {
+        "error": float(errors.sum()) / total,
+        "scale": abs(float(products.sum()) / total - 1.0),
+        "layer_error": float((errors[matters] / sizes[matters]).max()),
+        "layer_scale": float(np.abs(products[matters] / sizes[matters] - 1.0).max()),
+    }

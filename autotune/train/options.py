@@ -1,0 +1,92 @@
+"""What a training is asked to do, and who is told about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import UsageError
+from autotune.records.run import StepDown
+from autotune.train.folder import RunFolder
+from autotune.train.report import Report
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What a training is asked to do.
+
+    Attributes:
+        profile: path of the profile; None for the baseline's settings, or for those of a resumed run.
+        preset: name of a shipped preset instead.
+        steps: optimizer steps to take; None to count epochs.
+        epochs: epochs to train, 1 if neither is given.
+        out: run folder; None for a new numbered one under `runs/`.
+        resume: go on with the run in `out`, or with the newest of this target.
+        seed: of initial weights, data order and dropout; None for 0, or for that of a resumed run.
+        trust: use a profile from another machine, or of another state of the target, without a look.
+        max_time_seconds: end with a checkpoint before this; None for no limit.
+        checkpoint_seconds: longest time between two checkpoints; one is also written at each epoch's end and at a stop.
+        checkpoints_kept: complete checkpoints kept, beside the best one.
+        worker_timeout_seconds: longest wait for a loader's worker.
+    """
+
+    profile: str | Path | None = None
+    preset: str | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    out: str | Path | None = None
+    resume: bool = False
+    seed: int | None = None
+    trust: bool = False
+    max_time_seconds: float | None = None
+    checkpoint_seconds: float = 300.0
+    checkpoints_kept: int = 2
+    worker_timeout_seconds: float = 300.0
+
+    def check(self) -> None:
+        """Make sure that the options fit together.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("both --steps and --epochs are given", hint="choose one")
+        if self.profile is not None and self.preset is not None:
+            raise UsageError("both --profile and --preset are given", hint="choose one")
+        if self.checkpoints_kept < 2:
+            raise UsageError(f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn")
+
+
+def _ignore(_told: Any) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class TrainingCallbacks:
+    """Who is told about a training, and who may stop it.
+
+    Attributes:
+        should_stop: polled at each step; True ends the training with a checkpoint.
+        report: called at log lines, not more often than a few times a second.
+        warn: told what the user should know, one sentence at a time.
+        log: called with each line of metrics.jsonl: the seam for TensorBoard, Weights & Biases and the like.
+        step_down: called with each safe step down.
+        opened: called with the run's folder, once it is there and held.
+        begins: called with the optimizer steps that a stretch of the training goes on from.
+        relaunch: called with the environment variables that the settings need and the process was started without; may
+            start it anew, or return.
+        interruptible: inside it a signal may raise StopNow, because nothing would be lost.
+    """
+
+    should_stop: Callable[[], bool] = lambda: False
+    report: Callable[[Report], None] = _ignore
+    warn: Callable[[str], None] = _ignore
+    log: Callable[[Mapping[str, Any]], None] = _ignore
+    step_down: Callable[[StepDown], None] = _ignore
+    opened: Callable[[RunFolder], None] = _ignore
+    begins: Callable[[int], None] = _ignore
+    relaunch: Callable[[Mapping[str, str]], None] = _ignore
+    interruptible: Callable[[], AbstractContextManager[Any]] = nullcontext

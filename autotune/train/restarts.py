@@ -1,0 +1,183 @@
+"""A workload's training that goes on when its process dies: a fresh one resumes it, with a step down.
+
+    autotune train ── parent ──▶ autotune train (same words) ── killed ──▶ run.json + step down ──▶ ... --resume
+
+What a process can survive it deals with itself. Killed by the kernel for want of memory, by a crash in native code, or
+with a device that answers nothing any more, it needs another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from autotune.errors import AutotuneError
+from autotune.records.run import RunPlan, StepDown
+from autotune.train.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE
+from autotune.train.folder import RunFolder, read_plan
+from autotune.train.parent import STOPPING, Ended, Start, supervise
+from autotune.train.steps_down import Choice, Fault, choose_step_down, describe_changes
+
+MOST_DEATHS = 3
+"""So many deaths in a row, with less than `NEW_STEPS` between each and the one before, are enough."""
+
+NEW_STEPS = 100
+
+_KILL_SECONDS = 5.0
+_TAIL_BYTES = 64 * 1024
+_CHECKPOINT = re.compile(r"step-([0-9]{8,})")
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
+    """How a training ended, over all its processes.
+
+    Attributes:
+        status: what to exit with: the last process's own, 128 + N after signal N.
+        message: why it was given up; empty when the process has said all there is to say.
+        hint: what to do next.
+    """
+
+    status: int
+    message: str = ""
+    hint: str = ""
+
+
+def train_supervised(arguments: Sequence[str], *, say: Callable[[str], None]) -> TrainingEnd:
+    """Run `autotune train` with the given words in a process of its own, and again when that dies.
+
+    Args:
+        arguments: the words after `autotune train`, for a workload.
+        say: told each step down, one sentence.
+
+    Raises:
+        UsageError: the process cannot be started.
+        OSError: no temporary file can be made.
+    """
+    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
+        restarts = _Restarts(tuple(arguments), Path(scratch) / "run-folder", say)
+        ended = supervise(
+            restarts.start,
+            next_attempt=restarts.go_on,
+            stopping=(*STOPPING, signal.SIGUSR1, signal.SIGUSR2),
+            kill_after_seconds=_KILL_SECONDS,
+        )
+    return TrainingEnd(ended.exit_status, restarts.message, restarts.hint)
+
+
+@dataclass
+class _Restarts:
+    """One training, over all its processes."""
+
+    arguments: tuple[str, ...]
+    note: Path
+    say: Callable[[str], None]
+    began: float = field(default_factory=time.monotonic)
+    deaths: list[int] = field(default_factory=list)
+    message: str = ""
+    hint: str = ""
+
+    def start(self, attempt: int) -> Start:
+        """Return how to start the next process: the first as it was typed, a later one to resume the run."""
+        words = [sys.executable, "-P", "-m", "autotune", "train"]
+        folder = self._find_folder()
+        if attempt and folder is not None:
+            words += ["--resume", "--out", str(folder)]  # a word that is typed again later says the same
+        environment = {**os.environ, NOTE_VARIABLE: str(self.note), BEGAN_VARIABLE: repr(self.began)}
+        return Start((*words, *self.arguments), environment)
+
+    def go_on(self, ended: Ended) -> bool:
+        """Return whether another process is started; record what it is to do otherwise."""
+        if ended.status >= 0 and ended.status != AGAIN_STATUS:
+            return False
+        folder = self._find_folder()
+        cause, detail = ended.explain()
+        if folder is None:
+            if ended.status < 0:
+                self.message = f"the training's process died before its run began ({cause}): {detail}"
+            return False
+        kept = _newest_checkpoint(folder)
+        self.deaths.append(kept)
+        fault = Fault(cause, detail, max(kept, _last_step(folder)))
+        try:
+            why = self._step_down(folder, fault, kept, is_written=ended.status == AGAIN_STATUS)
+        except AutotuneError as error:
+            why = error.message
+        except OSError as error:
+            why = f"{error.filename or folder}: {error.strerror or error}"
+        if why:
+            self.message = f"the training's process died ({cause}): {detail}; {why}"
+            self.hint = f"go on with --resume --out {folder}"
+        return not why
+
+    def _step_down(self, folder: Path, fault: Fault, kept: int, *, is_written: bool) -> str:
+        """Write what the next process is to do into the run's record; return why there will be none, or nothing."""
+        if self._is_enough():
+            return f"it is the {MOST_DEATHS}. time with less than {NEW_STEPS} new steps in between"
+        if is_written:
+            return ""
+        run = RunFolder(folder, read_plan(folder))
+        choice = choose_step_down(fault, run.plan)
+        if choice is None:
+            return "no setting of autotune's is known to help"
+        step_down = _describe(fault, choice, run.plan, kept)
+        run.add_step_down(step_down)
+        self.say(step_down.sentence)
+        return ""
+
+    def _is_enough(self) -> bool:
+        last = self.deaths[-MOST_DEATHS:]
+        steps = [after - before for before, after in pairwise(last)]
+        return len(last) == MOST_DEATHS and all(new < NEW_STEPS for new in steps)
+
+    def _find_folder(self) -> Path | None:
+        try:
+            text = self.note.read_text(encoding="utf-8")
+        except OSError:
+            return None
+        return Path(text) if text else None
+
+
+def _describe(fault: Fault, choice: Choice, plan: RunPlan, kept: int) -> StepDown:
+    changes = describe_changes(plan.current_config, choice.config)
+    how = f"with {changes}" if changes else "with the same settings"
+    return StepDown(
+        step=fault.step,
+        resumed_step=kept,
+        cause=fault.cause,
+        detail=fault.detail,
+        action=choice.action,
+        sentence=f"step {fault.step:,}: {fault.detail}; a fresh process goes on from step {kept:,} {how}",
+        config=choice.config,
+    )
+
+
+def _newest_checkpoint(folder: Path) -> int:
+    """Return the steps of the newest checkpoint by name, 0 without one."""
+    names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("step-*"))
+    return max((int(name[1]) for name in names if name is not None), default=0)
+
+
+def _last_step(folder: Path) -> int:
+    """Return the last step that metrics.jsonl tells of, 0 if none."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue  # cut short by the death
+    return 0

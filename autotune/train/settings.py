@@ -1,0 +1,262 @@
+"""With which settings a training runs: a profile's, a preset's or the target's own; and what is not as it was measured.
+
+    profile ── same target, data, machine, versions? ──▶ its settings as they are
+            └─ else: its changes put onto the target's own settings of today ──▶ `reverify`, or `--trust`
+
+A profile is data: its label and fingerprints are compared and shown, never followed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from autotune.engine.allocator import launch_environment
+from autotune.engine.precision import allows_tf32
+from autotune.errors import MachineError, ProfileError, UsageError
+from autotune.presets import find_preset
+from autotune.probe.machine.hardware import read_hardware
+from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
+from autotune.records.facts import TargetFacts
+from autotune.records.hardware import HardwareInfo
+from autotune.records.profile import Profile
+from autotune.records.trial import Target
+from autotune.space import BATCH_KNOBS, canonical, put_back
+from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.workload import LoadedWorkload
+from autotune.train.differences import find_differences, is_measured_here, printable
+from autotune.train.preset_settings import fit_preset
+
+FindFacts = Callable[[], TargetFacts]
+"""Returns what a probe knows of the target on this machine; called for a preset only."""
+
+_FOUND_BY_PROBE = ("num_threads", "optimizer_implementation", "allow_tf32", "cudnn_benchmark")
+"""What a probe writes into a baseline where the user left it to PyTorch: another machine's is none of ours."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """With which settings a training is to be run.
+
+    Attributes:
+        config: the settings.
+        baseline_config: the target's own, to fall back to.
+        origin: `profile`, `preset NAME` or `baseline`.
+        profile: that they come from; None for another origin.
+        promised_samples_per_second: measured for these settings on this machine; None when it was not.
+        differences: what is not as it was when the profile was measured, one sentence each.
+        training_loaders: which of a script's loaders they are for, by description.
+    """
+
+    config: TrainConfig
+    baseline_config: TrainConfig
+    origin: str
+    profile: Profile | None
+    promised_samples_per_second: float | None
+    differences: tuple[str, ...]
+    training_loaders: tuple[str, ...] = ()
+
+    @property
+    def needs_reverification(self) -> bool:
+        """There is something to verify: other settings than the target's own, measured under other circumstances."""
+        return bool(self.differences) and self.config != self.baseline_config
+
+    def fall_back(self) -> Settings:
+        """Return the target's own settings, where a profile's are not to be trusted."""
+        return dataclasses.replace(
+            self, config=self.baseline_config, origin="baseline", promised_samples_per_second=None
+        )
+
+
+def choose_settings(
+    loaded: LoadedWorkload,
+    *,
+    profile: Profile | None,
+    preset: str | None,
+    data_fingerprint: str | None,
+    find_facts: FindFacts,
+    note: Callable[[str], None],
+) -> Settings:
+    """Return the settings for a workload; call it before anything changes PyTorch's global state.
+
+    Args:
+        loaded: the workload.
+        profile: whose settings to use; None without one.
+        preset: whose settings to use, by name; None without one.
+        data_fingerprint: of its data set, see `fingerprint_data`.
+        find_facts: see there.
+        note: told what the user should know, one sentence at a time.
+
+    Raises:
+        UsageError: both a profile and a preset are given.
+        ProfileError: the profile was measured on another target, or there is no such preset.
+    """
+    _refuse_both(profile, preset)
+    own = _resolve_own_settings(loaded.baseline)
+    if preset is not None:
+        return _apply_preset(preset, lambda: find_facts().replace(baseline=own), note)
+    if profile is None:
+        return Settings(own, own, "baseline", None, None, ())
+    if loaded.fingerprint != profile.target.fingerprint and loaded.label != profile.target.label:
+        raise ProfileError(
+            f"the profile was measured on {printable(profile.target.label)}, and this is {loaded.label}",
+            hint="name the target it belongs to, or search again for this one",
+        )
+    differences = find_differences(profile, target_fingerprint=loaded.fingerprint, data_fingerprint=data_fingerprint)
+    baseline, config = profile.baseline_config, profile.config
+    if loaded.fingerprint != profile.target.fingerprint:
+        baseline = own
+    elif not is_measured_here(profile):
+        baseline = baseline.replace(**{name: getattr(own, name) for name in _FOUND_BY_PROBE})
+    if baseline != profile.baseline_config:
+        config, more = _move_changes(profile, baseline, loaded)
+        differences += more
+    settings = Settings(config, baseline, "profile", profile, None, differences)
+    return _announce(settings, profile, loaded.fingerprint, note)
+
+
+def choose_script_settings(
+    target: Target,
+    *,
+    profile: Profile | None,
+    preset: str | None,
+    find_facts: FindFacts,
+    note: Callable[[str], None],
+) -> Settings:
+    """Return the settings for a script; of its own (`origin` is `baseline`) none is to be applied at all.
+
+    Args:
+        target: the script.
+        profile: whose settings to use; None without one.
+        preset: whose settings to use, by name; None without one.
+        find_facts: see there.
+        note: told what the user should know, one sentence at a time.
+
+    Raises:
+        UsageError: both a profile and a preset are given, or the command cannot be started.
+        ProfileError: there is no such preset.
+    """
+    _refuse_both(profile, preset)
+    if preset is not None:
+        return _apply_preset(preset, find_facts, note)
+    if profile is None:
+        return Settings(TrainConfig(), TrainConfig(), "baseline", None, None, ())
+    fingerprint = fingerprint_target(target)
+    has_other_words = fingerprint != profile.target.fingerprint and target.spec != profile.target.label
+    known = None if has_other_words else fingerprint
+    differences = find_differences(profile, target_fingerprint=known, data_fingerprint=None)
+    if has_other_words:
+        differences += ("the command is not the one that was measured: what other flags change was not tested",)
+    # Only what differs between the two is applied to a script, so the rest may be another machine's.
+    loaders = profile.target.training_loaders
+    config, baseline = profile.config, profile.baseline_config
+    settings = Settings(config, baseline, "profile", profile, None, differences, training_loaders=loaders)
+    return _announce(settings, profile, fingerprint, note)
+
+
+def check_environment(config: TrainConfig, hardware: HardwareInfo, note: Callable[[str], None]) -> None:
+    """Tell when the process was not started with the environment the settings need.
+
+    Raises:
+        MachineError: the settings need a library this machine does not have.
+    """
+    missing = find_missing_environment(config, hardware)
+    if missing:
+        shown = " ".join(f"{name}={value}" for name, value in missing.items())
+        note(f"the allocator settings have no effect unless Python is started with {shown}")
+
+
+def find_missing_environment(config: TrainConfig, hardware: HardwareInfo) -> dict[str, str]:
+    """Return the variables that the settings need and this process was started without.
+
+    Raises:
+        MachineError: the settings need a library this machine does not have.
+    """
+    try:
+        needed = launch_environment(config, hardware.host_allocators)
+    except ValueError as error:
+        raise MachineError(str(error), hint="install it, or search again on this machine") from None
+    return {name: value for name, value in needed.items() if os.environ.get(name) != value}
+
+
+def _refuse_both(profile: Profile | None, preset: str | None) -> None:
+    if profile is not None and preset is not None:
+        raise UsageError("both --profile and --preset are given", hint="choose one")
+
+
+def _resolve_own_settings(baseline: TrainConfig) -> TrainConfig:
+    """Return a workload's own settings with what its module has set by itself: the engine would put that back."""
+    if not torch.cuda.is_available():
+        return baseline
+    return baseline.replace(
+        allow_tf32=baseline.allow_tf32 or allows_tf32(),
+        cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
+    )
+
+
+def _apply_preset(name: str, find_facts: FindFacts, note: Callable[[str], None]) -> Settings:
+    preset = find_preset(name)  # an unknown name is told before the probe
+    facts = find_facts()
+    fitted = fit_preset(preset, facts)
+    changes = _list_changes(fitted.config, facts.baseline) or "nothing"
+    note(f"preset {name} sets {changes}; not measured here: `autotune search` would tell whether it is faster")
+    if fitted.left_out:
+        note(f"left out of preset {name}: {', '.join(fitted.left_out)}")
+    loaders = facts.training_loaders
+    return Settings(fitted.config, facts.baseline, f"preset {name}", None, None, (), training_loaders=loaders)
+
+
+def _announce(settings: Settings, profile: Profile, fingerprint: str | None, note: Callable[[str], None]) -> Settings:
+    """Tell the differences, and return the settings with what was promised, if it was for these and for this machine.
+
+    Args:
+        settings: from the profile.
+        profile: as read.
+        fingerprint: of the target as it is now.
+        note: told each difference.
+    """
+    for sentence in settings.differences:
+        note(sentence)
+    evidence = profile.evidence
+    promised = evidence.samples_per_second if profile.verdict == "improved" else evidence.baseline_samples_per_second
+    is_for_these = settings.config == profile.config and fingerprint == profile.target.fingerprint
+    if not is_for_these or profile.hardware.fingerprint != read_hardware().fingerprint:
+        promised = None
+    return dataclasses.replace(settings, promised_samples_per_second=promised)
+
+
+def _move_changes(
+    profile: Profile, baseline: TrainConfig, loaded: LoadedWorkload
+) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Return a profile's changes on top of another baseline, and what could not be moved, one sentence each.
+
+    Args:
+        profile: whose settings are a change to its own baseline.
+        baseline: the target's own settings of today.
+        loaded: the workload.
+    """
+    changed, problems = set(changed_fields(profile.config, profile.baseline_config)), []
+    if changed & BATCH_KNOBS:  # they make one change together
+        changed |= BATCH_KNOBS
+    config = baseline
+    for name in sorted(changed):
+        value, own = get_knob(profile.config, name), name.removeprefix("user_knobs.")
+        if own != name and value not in loaded.knobs.get(own, ()):
+            problems.append(
+                f"the target has no knob {printable(own)} with the profile's value any more: it is left out"
+            )
+            continue
+        config = with_knob(config, name, value)
+    effective, before = baseline.effective_batch_size, profile.baseline_config.effective_batch_size
+    if effective != before:
+        config = put_back(config, baseline, BATCH_KNOBS)
+        problems.append(f"your own effective batch is {effective} samples now, {before} when the profile was measured")
+    return canonical(config, baseline), tuple(problems)
+
+
+def _list_changes(config: TrainConfig, baseline: TrainConfig) -> str:
+    return ", ".join(f"{name}={get_knob(config, name)}" for name in changed_fields(config, baseline))

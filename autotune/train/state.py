@@ -1,0 +1,155 @@
+"""Everything a training is made of at a step boundary, as tensors and plain containers; captured and put back.
+
+No stateful loader is needed for the position in the data: order and augmentation are functions of seed, epoch and
+index alone (`engine/dataloader.py`), so epoch and batches done say it all. torchdata's StatefulDataLoader would bring
+back the order, but not the random state of the workers, and its state is only good for one number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.loop import Training
+
+_SWITCHES = ("fused", "foreach")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come.
+
+    Attributes:
+        step: optimizer steps taken.
+        samples: samples trained on.
+    """
+
+    step: int = 0
+    samples: int = 0
+
+
+def capture_state(training: Training, progress: Progress, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds.
+
+    Args:
+        training: at a step boundary.
+        progress: where it stands.
+        notes: what else to remember, plain containers: meters, what the drift guard has seen.
+    """
+    generators = read_generators()
+    name, keys, position, has_gauss, gauss = generators["numpy"]
+    return {
+        "model": training.model.state_dict(),
+        "averaged": None if training.averaged is None else training.averaged.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "scheduler": None if training.scheduler is None else training.scheduler.state_dict(),
+        "scaler": None if training.scaler is None else training.scaler.state_dict(),
+        "precision": training.config.precision,
+        "micro_batch_size": training.config.micro_batch_size,
+        "epoch": training.windows.epoch,
+        "batches_done": training.windows.batches_done,
+        "step": progress.step,
+        "samples": progress.samples,
+        "torch_rng": generators["torch"],
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy_rng": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "python_rng": generators["random"],
+        "notes": dict(notes),
+    }
+
+
+def restore_state(training: Training, state: Mapping[str, Any]) -> Progress:
+    """Put a training, built with the same settings or with those of a step down, to where a checkpoint was.
+
+    Raises:
+        RuntimeError, ValueError, LookupError, TypeError, AttributeError: the state does not fit this training.
+    """
+    training.model.load_state_dict(state["model"])
+    _load_optimizer(training, state["optimizer"])
+    _require_same_parts(training, state)
+    for part, name in (
+        (training.averaged, "averaged"),
+        (training.scheduler, "scheduler"),
+        (training.scaler, "scaler"),
+    ):
+        # A scaler is fresh where the step down was to or from fp16.
+        if part is not None and state[name] is not None:
+            part.load_state_dict(state[name])
+    training.windows.move_to(epoch=int(state["epoch"]), batches_done=_count_batches(training, state))
+    _restore_generators(state)
+    return Progress(step=int(state["step"]), samples=int(state["samples"]))
+
+
+def find_non_finite(training: Training) -> str | None:
+    """Return the name of a parameter, or the one of its optimizer, that holds an infinity or NaN; None without one."""
+    named = [(name, value) for name, value in _list_tensors(training) if value.is_floating_point()]
+    if not named:
+        return None
+    finite = torch.stack([torch.isfinite(value).all().to(training.device) for _, value in named])
+    return None if bool(finite.all()) else named[int(finite.long().argmin())][0]
+
+
+def _list_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
+    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+    for name, parameter in training.model.named_parameters():
+        yield name, parameter.detach()
+    for parameter, values in training.optimizer.state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                yield f"{names.get(id(parameter), 'a parameter')}'s {key}", value
+
+
+def _load_optimizer(training: Training, saved: Mapping[str, Any]) -> None:
+    """Load an optimizer's state, but not the implementation it was saved under, which a step down may have changed."""
+    own, found = training.optimizer.param_groups, saved["param_groups"]
+    if len(own) != len(found):
+        raise ValueError(f"{len(found)} parameter groups, and the optimizer has {len(own)}")
+    groups = [
+        group | {name: mine[name] for name in _SWITCHES if name in mine and name in group}
+        for group, mine in zip(found, own, strict=True)
+    ]
+    training.optimizer.load_state_dict({**saved, "param_groups": groups})
+    for parameter, values in training.optimizer.state.items():
+        for key, value in values.items():
+            # A moment keeps the layout of its parameter, which another memory format has changed.
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _require_same_parts(training: Training, state: Mapping[str, Any]) -> None:
+    same_precision = state["precision"] == training.config.precision
+    for part, name, must in (
+        (training.averaged, "averaged", True),
+        (training.scheduler, "scheduler", True),
+        (training.scaler, "scaler", same_precision),
+    ):
+        if must and (part is None) != (state[name] is None):
+            raise ValueError(f"{'it has' if part is None else 'it lacks'} the state of: {name}")
+
+
+def _count_batches(training: Training, state: Mapping[str, Any]) -> int:
+    """Return the position in the epoch in this training's micro batches: an optimizer step ends where one of any size does."""
+    done = int(state["batches_done"]) * int(state["micro_batch_size"])
+    if done % training.config.micro_batch_size:
+        raise ValueError(f"{done} samples of the epoch are no multiple of {training.config.micro_batch_size}")
+    return done // training.config.micro_batch_size
+
+
+def _restore_generators(state: Mapping[str, Any]) -> None:
+    name, keys, position, has_gauss, gauss = state["numpy_rng"]
+    version, internal, gauss_next = state["python_rng"]
+    restore_generators(
+        {
+            "torch": state["torch_rng"],
+            "numpy": (name, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
+            "random": (version, tuple(internal), gauss_next),
+        }
+    )
+    if state["cuda_rng"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda_rng"])

@@ -1,0 +1,55 @@
+"""The profile carries what a training needs to tell its FLOPs utilization, for the settings it is trained with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import BASELINE, Machine, make_report
+
+from autotune.records import Ceilings, Evidence, MatmulRate, TargetFacts
+from autotune.search.answer import Findings, build_profile
+from autotune.search.flops import add_flops
+from autotune.search.ranking import Ranking
+
+CEILINGS = Ceilings(
+    matmul=(
+        MatmulRate(dtype="fp32", flops_per_second=5.2e13, sustained_flops_per_second=5.0e13),
+        MatmulRate(dtype="tf32", flops_per_second=4.0e14),
+        MatmulRate(dtype="bf16", flops_per_second=7.4e14, sustained_flops_per_second=6.5e14),
+    )
+)
+
+
+def make_target(*, flops_per_sample: float | None = 2e9, device: str = "cuda", **changes: Any) -> TargetFacts:
+    facts = make_report(Machine()).target
+    model = facts.model.replace(flops_per_sample=flops_per_sample, has_4d_convolution=False)
+    return facts.replace(model=model, device=device, ceilings=CEILINGS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "peak"),
+    [
+        ({"precision": "fp32"}, "cuda", 5.0e13),
+        ({"precision": "fp32", "allow_tf32": True}, "cuda", 4.0e14),
+        ({"precision": "fp32", "allow_tf32": True}, "cpu", 5.0e13),
+        ({"precision": "bf16"}, "cuda", 6.5e14),
+        ({"precision": "fp16"}, "cuda", None),
+    ],
+)
+def test_the_rate_is_that_of_the_settings_arithmetic(changes: Any, device: str, peak: float | None) -> None:
+    found = add_flops(Evidence(pairs=3), make_target(device=device), BASELINE.replace(**changes))
+    assert (found.pairs, found.flops_per_sample, found.peak_flops_per_second) == (3, 2e9, peak)
+
+
+@pytest.mark.parametrize("flops_per_sample", [None, 0.0])
+def test_operations_that_were_not_counted_are_not_known(flops_per_sample: float | None) -> None:
+    found = add_flops(Evidence(), make_target(flops_per_sample=flops_per_sample), BASELINE)
+    assert found.flops_per_sample is None
+
+
+def test_a_profile_has_them() -> None:
+    report = make_report(Machine())
+    findings = Findings(report.replace(target=make_target(device="cpu")))
+    evidence = build_profile(findings, Ranking([], BASELINE), budget_seconds=60.0).evidence
+    assert (evidence.flops_per_sample, evidence.peak_flops_per_second) == (2e9, 5.0e13)

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probe_records import BASELINE as PROBED
+from probe_records import gpu, hardware, target
+
+import autotune.train.differences as differences_module
+import autotune.train.preset_settings as preset_module
+import autotune.train.settings as settings_module
+from autotune.errors import CheckpointError, MachineError, ProfileError, UsageError
+from autotune.presets import find_preset, load_presets
+from autotune.records import TrainConfig, read_record
+from autotune.records.codec import Record
+from autotune.records.facts import TargetFacts
+from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.measurement import Interval
+from autotune.records.probe import ProbeReport
+from autotune.records.profile import Evidence, Profile, ProfileTarget
+from autotune.records.run import CheckpointManifest, RunPlan
+from autotune.records.script import OwnKnob, Script
+from autotune.records.search import Preset
+from autotune.records.trial import Target
+from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.workload import LoadedWorkload, check_workload
+from autotune.train.preset_settings import fit_preset
+from autotune.train.settings import (
+    Settings,
+    check_environment,
+    choose_script_settings,
+    choose_settings,
+    find_differences,
+)
+
+HERE = hardware()
+VERSIONS = SoftwareInfo(autotune="0", python="3.11", torch="2.13.0+cpu", platform="Linux")
+OWN = TrainConfig(micro_batch_size=16, user_knobs={"width": 8})
+FAST = OWN.replace(num_threads=4, precision="bf16", num_workers=2, user_knobs={"width": 16})
+LABEL, PRINT, DATA = "train.py:workload", "0123456789ab", "1000:0123456789ab"
+
+
+class Toy:
+    baseline = OWN
+    knobs = {"width": (8, 16)}
+    width = 8
+
+    def build_model(self) -> Any: ...
+
+    def build_optimizer(self, model: Any) -> Any: ...
+
+    def train_dataset(self) -> Any: ...
+
+    def compute_loss(self, model: Any, batch: Any) -> Any: ...
+
+
+@pytest.fixture(autouse=True)
+def this_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what puts the code on a machine; on the plain one at first."""
+
+    def stand_on(machine: HardwareInfo = HERE, software: SoftwareInfo = VERSIONS) -> None:
+        for module in (differences_module, settings_module, preset_module):
+            monkeypatch.setattr(module, "read_hardware", lambda: machine)
+        for module in (differences_module, preset_module):
+            monkeypatch.setattr(module, "read_software", lambda: software)
+        monkeypatch.setattr(settings_module.torch.cuda, "is_available", lambda: False)
+
+    stand_on()
+    return stand_on
+
+
+def load(fingerprint: str = PRINT, *, label: str = LABEL, **changes: Any) -> LoadedWorkload:
+    workload = Toy()
+    for name, value in changes.items():
+        setattr(workload, name, value)
+    return check_workload(workload, label=label, fingerprint=fingerprint)
+
+
+def profile(**changes: Any) -> Profile:
+    fields: dict[str, Any] = {
+        "verdict": "improved",
+        "config": FAST,
+        "baseline_config": OWN.replace(num_threads=4, optimizer_implementation="foreach"),
+        "speedup": Interval(estimate=1.3, low=1.2, high=1.4, confidence_level=0.98, method="t on paired log ratios"),
+        "target": ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint=DATA),
+        "hardware": HERE,
+        "software": VERSIONS,
+        "evidence": Evidence(baseline_samples_per_second=1000.0, samples_per_second=1300.0),
+    }
+    fields["config"] = FAST.replace(optimizer_implementation="foreach")
+    return Profile(**(fields | changes))
+
+
+def no_facts() -> TargetFacts:
+    raise AssertionError("no probe is needed")
+
+
+def choose(
+    measured: Profile | None = None,
+    loaded: LoadedWorkload | None = None,
+    *,
+    preset: str | None = None,
+    data: str | None = DATA,
+    facts: TargetFacts | None = None,
+) -> tuple[Settings, list[str]]:
+    told: list[str] = []
+    settings = choose_settings(
+        loaded or load(),
+        profile=measured,
+        preset=preset,
+        data_fingerprint=data,
+        find_facts=no_facts if facts is None else lambda: facts,
+        note=told.append,
+    )
+    return settings, told
+
+
+def test_without_anything_the_workloads_own_settings_are_used() -> None:
+    settings, told = choose()
+    assert (settings.config, settings.baseline_config, settings.origin) == (OWN, OWN, "baseline")
+    assert settings.promised_samples_per_second is None
+    assert not settings.needs_reverification
+    assert told == []
+
+
+def test_a_profile_that_was_measured_here_is_used_as_it_is() -> None:
+    measured = profile()
+    settings, told = choose(measured)
+    assert (settings.config, settings.baseline_config) == (measured.config, measured.baseline_config)
+    assert (settings.origin, settings.profile) == ("profile", measured)
+    assert settings.promised_samples_per_second == 1300.0
+    assert settings.differences == ()
+    assert not settings.needs_reverification
+    assert told == []
+
+
+def test_an_answer_that_keeps_the_own_settings_promises_their_rate() -> None:
+    own = profile().baseline_config
+    settings, _ = choose(profile(verdict="keep", config=own))
+    assert settings.promised_samples_per_second == 1000.0
+
+
+ELSEWHERE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gpu": ({"hardware": hardware(gpus=(gpu(name="H100"),))}, ("other hardware", "H100 80 GiB; here no GPU")),
+    "cpu": ({"hardware": hardware(cpu_name="Old CPU")}, ("other hardware (Old CPU; here CPU)",)),
+    "cpus": ({"hardware": hardware(usable_cpu_count=64)}, ("64 usable CPUs; here 4 usable CPUs",)),
+    "memory": ({"hardware": hardware(memory_limit_bytes=2**36)}, ("64 GiB of memory; here 16 GiB of memory",)),
+    "torch": ({"software": VERSIONS.replace(torch="2.6.0")}, ("torch 2.6.0; here torch 2.13.0+cpu",)),
+    "cuda": ({"software": VERSIONS.replace(cuda="12.4")}, ("CUDA 12.4; here no CUDA",)),
+    "driver": ({"software": VERSIONS.replace(driver="550")}, ("driver 550; here no driver",)),
+    "data": (
+        {"target": ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint="900:0123456789ab")},
+        ("has 1,000 samples, and had 900",),
+    ),
+    "samples": (
+        {"target": ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint="1000:ffffffffffff")},
+        ("some samples of the data set are not what they were when the profile was measured",),
+    ),
+    "source": (
+        {"target": ProfileTarget(label=LABEL, fingerprint="f" * 12, data_fingerprint=DATA)},
+        ("train.py:workload has changed since the search",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_each_difference_is_told_in_one_sentence_and_asks_for_a_look(name: str) -> None:
+    changes, parts = ELSEWHERE[name]
+    settings, told = choose(profile(**changes))
+    assert list(settings.differences) == told
+    assert len(told) == 1
+    assert all(part in told[0] for part in parts), told
+    assert settings.needs_reverification
+    assert settings.fall_back().config == settings.baseline_config
+    assert settings.fall_back().origin == "baseline"
+
+
+def test_several_differences_are_told_one_by_one() -> None:
+    changes = {name: value for key in ("gpu", "torch", "source") for name, value in ELSEWHERE[key][0].items()}
+    settings, told = choose(profile(**changes), data="999:0123456789ab")
+    assert len(settings.differences) == len(told) == 4
+
+
+def test_what_changes_by_the_minute_is_no_difference() -> None:
+    busy = hardware(memory_available_bytes=1, shared_memory_free_bytes=1, gpus=())
+    patch = VERSIONS.replace(python="3.13.1", autotune="9")
+    assert choose(profile(hardware=busy, software=patch))[0].differences == ()
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, DATA), (DATA, None), (None, None)])
+def test_data_that_cannot_be_compared_make_no_difference(before: str | None, now: str | None) -> None:
+    told = ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint=before)
+    assert choose(profile(target=told), data=now)[0].differences == ()
+
+
+def test_nothing_a_profile_says_is_shown_raw() -> None:
+    evil = "\x1b[2J\x07" + "x" * 500 + "\u202e"
+    measured = profile(
+        hardware=hardware(cpu_name=evil, gpus=(gpu(name=evil),)),
+        software=VERSIONS.replace(torch=evil, cuda=evil, driver=evil),
+        target=ProfileTarget(label=LABEL, fingerprint=evil, data_fingerprint=f"{'9' * 5000}:{evil}"),
+    )
+    told = find_differences(measured, target_fingerprint=PRINT, data_fingerprint=DATA)
+    assert len(told) == 4
+    assert all(sentence.isprintable() and len(sentence) < 500 for sentence in told)
+    with pytest.raises(ProfileError) as caught:
+        choose(profile(target=ProfileTarget(label=evil, fingerprint="f" * 12)))
+    assert caught.value.message.isprintable()
+
+
+def test_a_profile_of_another_target_is_refused() -> None:
+    other = ProfileTarget(label="other.py:workload", fingerprint="f" * 12)
+    with pytest.raises(ProfileError, match=r"was measured on other\.py:workload, and this is train\.py:workload"):
+        choose(profile(target=other))
+
+
+def test_a_renamed_target_with_the_same_source_is_the_same() -> None:
+    settings, told = choose(profile(target=ProfileTarget(label="old.py:workload", fingerprint=PRINT)))
+    assert settings.differences == ()
+    assert told == []
+
+
+def test_from_another_machine_only_the_changes_are_taken() -> None:
+    # The other machine's threads and optimizer were found by its probe: nobody asked for them.
+    settings, _ = choose(profile(hardware=hardware(usable_cpu_count=64)))
+    assert settings.baseline_config == OWN
+    assert settings.config == FAST.replace(num_threads=None)
+    assert settings.promised_samples_per_second is None
+
+
+def test_a_number_of_threads_that_was_chosen_is_taken() -> None:
+    measured = profile(hardware=hardware(usable_cpu_count=64), config=FAST.replace(num_threads=2))
+    assert choose(measured)[0].config.num_threads == 2
+
+
+def changed_target(config: TrainConfig = FAST, **changes: Any) -> tuple[Settings, list[str]]:
+    measured = profile(config=config.replace(num_threads=4, optimizer_implementation="foreach"))
+    return choose(measured, load("f" * 12, **changes))
+
+
+def test_a_changed_targets_own_settings_are_those_of_today() -> None:
+    settings, told = changed_target(baseline=TrainConfig(micro_batch_size=16, drop_last=True) if False else OWN)
+    assert settings.baseline_config == OWN
+    assert settings.config == FAST.replace(num_threads=None)
+    assert len(told) == 1
+
+
+def test_the_effective_batch_stays_the_users_own() -> None:
+    split = FAST.replace(micro_batch_size=4, gradient_accumulation_steps=4)
+    assert changed_target(split)[0].config.micro_batch_size == 4
+    settings, told = changed_target(split, baseline=OWN.replace(micro_batch_size=64))
+    assert (settings.config.micro_batch_size, settings.config.gradient_accumulation_steps) == (64, 1)
+    assert settings.config.precision == "bf16"
+    assert "your own effective batch is 64 samples now, 16 when the profile was measured" in told[-1]
+
+
+def test_the_knobs_of_the_batch_are_taken_together() -> None:
+    grown = FAST.replace(micro_batch_size=32, learning_rate_scale=1.4)
+    settings, _ = changed_target(grown, baseline=OWN.replace(micro_batch_size=8, gradient_accumulation_steps=2))
+    assert settings.config.effective_batch_size == 32
+    assert settings.config.learning_rate_scale == 1.4
+
+
+@pytest.mark.parametrize("knobs", [{}, {"width": (8, 12)}])
+def test_an_own_knob_that_the_target_has_no_more_is_left_out(knobs: dict[str, Any]) -> None:
+    settings, told = changed_target(knobs=knobs)
+    assert settings.config.user_knobs == settings.baseline_config.user_knobs
+    assert "own knob width is left out" in told[-1]
+
+
+def test_a_profile_and_a_preset_are_too_much() -> None:
+    with pytest.raises(UsageError, match="both --profile and --preset"):
+        choose(profile(), preset="balanced")
+
+
+# Presets
+
+
+def facts(**changes: Any) -> TargetFacts:
+    return target(**{"baseline": PROBED, "label": LABEL, "fingerprint": PRINT, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("balance", "did you mean balanced? "), ("Fastest", "did you mean fastest? "), ("zzz", "")]
+)
+def test_an_unknown_preset_is_refused_with_those_there_are(name: str, hint: str) -> None:
+    with pytest.raises(ProfileError, match="there is no preset") as caught:
+        choose(preset=name)
+    names = "balanced, baseline, fastest, low-memory, reproducible"
+    assert caught.value.hint == f"{hint}the presets are {names}"
+
+
+def test_a_preset_is_put_onto_the_targets_own_settings() -> None:
+    settings, told = choose(preset="balanced", facts=facts())
+    assert settings.origin == "preset balanced"
+    assert settings.baseline_config == OWN
+    assert settings.config == OWN.replace(
+        precision="bf16",
+        optimizer_implementation="fused",
+        num_workers=2,
+        persistent_workers=True,
+        host_allocator="glibc-tuned",
+    )
+    assert settings.promised_samples_per_second is None
+    assert not settings.needs_reverification
+    assert "not measured here: `autotune search` would tell whether it is faster" in told[0]
+    assert "allow_tf32=True (TF32 is arithmetic of NVIDIA GPUs)" in told[1]
+    assert "pin_memory=True (pinned memory only speeds copies to a GPU)" in told[1]
+
+
+@pytest.mark.parametrize("preset", load_presets(), ids=lambda preset: preset.name)
+def test_no_preset_changes_the_effective_batch_or_an_own_knob(preset: Preset) -> None:
+    settings, told = choose(preset=preset.name, facts=facts())
+    assert settings.config.effective_batch_size == OWN.effective_batch_size
+    assert settings.config.user_knobs == OWN.user_knobs
+    assert told
+
+
+def test_the_preset_that_changes_nothing_says_so() -> None:
+    settings, told = choose(preset="baseline", facts=facts())
+    assert settings.config == OWN
+    assert "sets nothing" in told[0]
+
+
+def test_what_this_machine_cannot_do_is_left_out(this_machine: Callable[..., None]) -> None:
+    this_machine(hardware(usable_cpu_count=2, has_cpp_compiler=False))
+    fitted = fit_preset(find_preset("fastest"), facts(supports_bf16=False))
+    assert (fitted.config.num_workers, fitted.config.compile_mode, fitted.config.precision) == (0, "off", "fp32")
+    left_out = " | ".join(fitted.left_out)
+    assert "num_workers=4 (here it may be 0, 1, 2)" in left_out
+    assert "C++ compiler" in left_out
+    assert "bf16 autocast does not run on this cpu" in left_out
+    assert "memory_format=channels_last (the model has no 2-d convolution)" in left_out
+
+
+def test_on_a_gpu_its_own_settings_are_used(this_machine: Callable[..., None]) -> None:
+    this_machine(hardware(gpus=(gpu(),)))
+    config = fit_preset(find_preset("balanced"), facts(device="cuda")).config
+    assert (config.pin_memory, config.non_blocking, config.host_allocator) == (True, True, "default")
+
+
+def test_what_is_more_than_a_preset_makes_it_out_to_be_is_left_out() -> None:
+    drawn = facts(numerics={"num_workers": "rounding", "persistent_workers": "semantic"})
+    exact = fit_preset(find_preset("reproducible"), drawn)
+    assert (exact.config.num_workers, exact.config.host_allocator) == (0, "glibc-tuned")
+    assert any("num_workers=2 (on this target it does more than it should)" in text for text in exact.left_out)
+    rounding = fit_preset(find_preset("balanced"), drawn)
+    assert (rounding.config.num_workers, rounding.config.persistent_workers) == (2, False)
+
+
+# Scripts
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Target:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    knob = OwnKnob(name="width", values=(8, 16))
+    return Target(
+        spec="python train.py --width {width}",
+        folder=str(tmp_path),
+        script=Script(command=("python", "train.py", "--width", "{width}"), knobs=(knob,)),
+    )
+
+
+def choose_for(script: Target, measured: Profile | None = None, **changes: Any) -> tuple[Settings, list[str]]:
+    told: list[str] = []
+    arguments: dict[str, Any] = {"profile": measured, "preset": None, "find_facts": no_facts, "note": told.append}
+    return choose_script_settings(script, **(arguments | changes)), told
+
+
+def of_script(script: Target, **changes: Any) -> Profile:
+    fields: dict[str, Any] = {"label": script.spec, "fingerprint": fingerprint_target(script)}
+    return profile(target=ProfileTarget(**(fields | {"training_loaders": ("first",)} | changes)))
+
+
+def test_a_scripts_profile_is_used_as_it_is(script: Target) -> None:
+    measured = of_script(script)
+    settings, told = choose_for(script, measured)
+    assert (settings.config, settings.baseline_config) == (measured.config, measured.baseline_config)
+    assert (settings.training_loaders, settings.differences, told) == (("first",), (), [])
+    assert settings.promised_samples_per_second == 1300.0
+
+
+def test_a_script_that_changed_or_has_other_flags_asks_for_a_look(script: Target) -> None:
+    measured = of_script(script)
+    Path(script.folder, "train.py").write_text("print('goodbye')\n")
+    settings, told = choose_for(script, measured)
+    assert "has changed since the search" in told[0]
+    assert settings.needs_reverification
+    other = of_script(script, label="python train.py", fingerprint="f" * 12)
+    settings, told = choose_for(script, other)
+    assert told == ["the command is not the one that was measured: what other flags change was not tested"]
+    assert settings.needs_reverification
+    assert settings.promised_samples_per_second is None
+
+
+def test_a_scripts_settings_of_another_machine_are_kept_whole(script: Target, this_machine: Any) -> None:
+    this_machine(hardware(usable_cpu_count=2))
+    measured = of_script(script)
+    settings, told = choose_for(script, measured)
+    assert (settings.config, settings.baseline_config) == (measured.config, measured.baseline_config)
+    assert len(told) == 1
+
+
+def test_a_script_alone_runs_as_it_is_and_with_a_preset_on_what_it_does(script: Target) -> None:
+    assert choose_for(script)[0].origin == "baseline"
+    probed = facts(training_loaders=("second",), fixed={"num_workers": "it holds a generator"})
+    settings, told = choose_for(script, preset="balanced", find_facts=lambda: probed)
+    assert (settings.baseline_config, settings.training_loaders) == (PROBED, ("second",))
+    assert (settings.config.precision, settings.config.num_workers) == ("bf16", 0)
+    assert "num_workers=2 (it holds a generator)" in told[1]
+    with pytest.raises(UsageError, match="both"):
+        choose_for(script, profile(), preset="balanced")
+
+
+# The environment
+
+
+def test_an_allocator_is_refused_or_told_where_it_came_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    with pytest.raises(MachineError, match="jemalloc"):
+        check_environment(OWN.replace(host_allocator="jemalloc"), HERE, told.append)
+    tuned = OWN.replace(host_allocator="glibc-tuned")
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    check_environment(tuned, HERE, told.append)
+    assert "MALLOC_MMAP_THRESHOLD_=1073741824" in told[0]
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.setenv(name, str(2**30))
+    check_environment(tuned, HERE, told.append)
+    assert len(told) == 1
+
+
+# Newer files
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "error"),
+    [
+        ("best.json", Profile, ProfileError),
+        ("run.json", RunPlan, ProfileError),
+        ("manifest.json", CheckpointManifest, CheckpointError),
+        ("probe.json", ProbeReport, ProfileError),
+    ],
+)
+def test_a_file_of_a_newer_version_is_refused_by_name(
+    tmp_path: Path, name: str, kind: type[Record], error: type[ProfileError]
+) -> None:
+    path = tmp_path / name
+    path.write_text('{"schema_version": 2, "something": "new"}')
+    with pytest.raises(error) as caught:
+        read_record(path, kind, error=error)
+    assert caught.value.message == f"{path} was written by a newer version (schema 2, this one reads 1)"
+    assert caught.value.hint == "upgrade autotune"
