@@ -91,11 +91,12 @@ class Evaluations:
                 inference=self.is_inference,
             )
         except RuntimeError as error:
-            if not self.is_inference or "nference" not in str(error):
+            if not self.is_inference or explain_exception(error)[1] in MEMORY_CAUSES:
                 raise
         self.is_inference = False
+        found = self._evaluate()
         self.warn("evaluate does not work in inference mode: it is run without gradients instead")
-        return self._evaluate()
+        return found
 
     def _can_try_again(self, error: TargetError, where: str) -> bool:
         """Make an evaluation that ran out of memory smaller; False when it is as small as it can be.

@@ -82,7 +82,7 @@ class RunLoop:
     log: Log
     should_stop: Callable[[], bool]
     interruptible: Callable[[], AbstractContextManager[Any]] = nullcontext
-    deadline: Deadline = Deadline()
+    deadline: Deadline = field(default_factory=Deadline)
     checkpoint_seconds: float = 300.0
     loss: float | None = None
     last_checkpoint: Path | None = None
@@ -212,6 +212,8 @@ class RunLoop:
                 return self.training.step(note)
         except TargetError as error:
             _, cause, detail = explain_exception(error.__cause__ or error)
+            if isinstance(error.__cause__, ConnectionError | EOFError) and self.training.config.num_workers:
+                cause = "dataloader-worker-died"  # found by its end of a pipe, before the loader has looked for it
             # Once there is a batch, weights and generators may have moved, and the step cannot be taken back.
             if is_fetched or cause not in WORKER_CAUSES:
                 raise

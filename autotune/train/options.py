@@ -57,7 +57,9 @@ class TrainingOptions:
         if self.profile is not None and self.preset is not None:
             raise UsageError("both --profile and --preset are given", hint="choose one")
         if self.checkpoints_kept < 2:
-            raise UsageError(f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn")
+            raise UsageError(
+                f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"
+            )
 
 
 def _ignore(_told: Any) -> None:

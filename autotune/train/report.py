@@ -65,4 +65,4 @@ class Report:
 
 
 class StopNow(BaseException):
-    """Raised by a signal's handler where nothing is lost by stopping at once: in an evaluation, after its checkpoint."""
+    """Raised by a signal's handler where nothing is lost by stopping at once: in an evaluation."""

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, MachineError
 from autotune.records.run import RunPlan, StepDown
 from autotune.train.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE
 from autotune.train.folder import RunFolder, read_plan
 from autotune.train.parent import STOPPING, Ended, Start, supervise
 from autotune.train.steps_down import Choice, Fault, choose_step_down, describe_changes
+
+TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
 
 MOST_DEATHS = 3
 """So many deaths in a row, with less than `NEW_STEPS` between each and the one before, are enough."""
@@ -52,32 +54,37 @@ class TrainingEnd:
     hint: str = ""
 
 
-def train_supervised(arguments: Sequence[str], *, say: Callable[[str], None]) -> TrainingEnd:
+def train_supervised(
+    arguments: Sequence[str], *, say: Callable[[str], None], command: Sequence[str] = TRAIN
+) -> TrainingEnd:
     """Run `autotune train` with the given words in a process of its own, and again when that dies.
 
     Args:
         arguments: the words after `autotune train`, for a workload.
         say: told each step down, one sentence.
+        command: what the arguments are given to; it does first what `autotune.train.child` has for it.
 
     Raises:
         UsageError: the process cannot be started.
         OSError: no temporary file can be made.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
-        restarts = _Restarts(tuple(arguments), Path(scratch) / "run-folder", say)
+        restarts = _Restarts(tuple(command), tuple(arguments), Path(scratch) / "run-folder", say)
         ended = supervise(
             restarts.start,
             next_attempt=restarts.go_on,
             stopping=(*STOPPING, signal.SIGUSR1, signal.SIGUSR2),
             kill_after_seconds=_KILL_SECONDS,
         )
-    return TrainingEnd(ended.exit_status, restarts.message, restarts.hint)
+    status = MachineError.exit_code if ended.status == AGAIN_STATUS else ended.exit_status
+    return TrainingEnd(status, restarts.message, restarts.hint)
 
 
 @dataclass
 class _Restarts:
     """One training, over all its processes."""
 
+    command: tuple[str, ...]
     arguments: tuple[str, ...]
     note: Path
     say: Callable[[str], None]
@@ -88,7 +95,7 @@ class _Restarts:
 
     def start(self, attempt: int) -> Start:
         """Return how to start the next process: the first as it was typed, a later one to resume the run."""
-        words = [sys.executable, "-P", "-m", "autotune", "train"]
+        words = [*self.command]
         folder = self._find_folder()
         if attempt and folder is not None:
             words += ["--resume", "--out", str(folder)]  # a word that is typed again later says the same

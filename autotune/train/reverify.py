@@ -39,7 +39,7 @@ MEASURE_SECONDS = 2.0
 LARGEST_LOSS = 0.03
 """The one-sided 95 % lower end of the speed-up has to rule out more."""
 
-_WARMUP_SECONDS = 4.0
+_WARMUP_FACTOR = 2.0  # longest warm-up over a measurement, as in a search
 _CONFIDENCE_LEVEL = 0.90  # two-sided: each end holds one-sided at 95 %
 _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.92  # of the free memory, as in a search
 _LEAST_SECONDS = 0.5
@@ -174,7 +174,7 @@ def _make_limits(hardware: HardwareInfo, frame: Frame) -> TrialLimits:
     device = int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) if hardware.gpus else 0
     return TrialLimits(
         time_limit_seconds=frame.limit_seconds,
-        warmup_cap_seconds=_WARMUP_SECONDS,
+        warmup_cap_seconds=_WARMUP_FACTOR * frame.measure_seconds,
         measure_seconds=frame.measure_seconds,
         ends_with_stage=True,  # what runs into the limit had no time, and says nothing about the settings
         host_memory_limit_bytes=int(_HOST_SHARE * hardware.memory_limit_bytes),

@@ -1,6 +1,6 @@
 """`run_training`: the final training, checkpointed, resumable and guarded.
 
-    settings (profile, preset or baseline) ── re-verified if they are from elsewhere ──▶ RunPlan ── Session ──▶ TrainingSummary
+    profile, preset or baseline ── re-verified if from elsewhere ──▶ RunPlan ── Session ──▶ TrainingSummary
 
 Nothing in a profile is executed: the target comes from the argument, the settings file, the search in this folder, or
 the demo, and is compared with the profile's label.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -10,14 +10,13 @@ Everything of a stretch lives in one function call, so that a device's memory is
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.loop import Training, backend_settings
-from autotune.errors import CheckpointError, TargetError
+from autotune.errors import TargetError
 from autotune.records.quality import Margin
 from autotune.records.run import GuardSummary, RunPlan, StepDown
 from autotune.targets.workload import LoadedWorkload
@@ -106,7 +105,8 @@ class Session:
             end = self._run_stretch(resumes=resumes, not_after=not_after)
             if end.ending is not None:
                 return end.ending
-            assert end.fault is not None and end.choice is not None
+            assert end.fault is not None
+            assert end.choice is not None
             self._free_memory()
             not_after = end.fault.clean_step
             resumes = self._step_down(end.fault, end.choice)
@@ -149,7 +149,9 @@ class Session:
         for problem in restored.problems:
             self.callbacks.warn(f"{problem}; the one before it is used")
         if training.batches_per_epoch is None:
-            self.callbacks.warn("the samples of an iterable dataset need not be those an uninterrupted training would see")
+            self.callbacks.warn(
+                "the samples of an iterable dataset need not be those an uninterrupted training would see"
+            )
         return restored
 
     def _prepare(self, training: Training, restored: Restored) -> RunLoop:

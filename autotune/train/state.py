@@ -134,7 +134,7 @@ def _require_same_parts(training: Training, state: Mapping[str, Any]) -> None:
 
 
 def _count_batches(training: Training, state: Mapping[str, Any]) -> int:
-    """Return the position in the epoch in this training's micro batches: an optimizer step ends where one of any size does."""
+    """Return the position in the epoch in this training's micro batches: steps end where one of any size does."""
     done = int(state["batches_done"]) * int(state["micro_batch_size"])
     if done % training.config.micro_batch_size:
         raise ValueError(f"{done} samples of the epoch are no multiple of {training.config.micro_batch_size}")

@@ -110,9 +110,7 @@ class Watch:
         meters.data_wait_seconds += self._waited
         pace = Pace(samples / seconds, min(1.0, self._waited / seconds), seconds / max(1, steps))
         known = self._step_seconds
-        self._step_seconds = (
-            pace.step_seconds if known is None else known + _SMOOTHING * (pace.step_seconds - known)
-        )
+        self._step_seconds = pace.step_seconds if known is None else known + _SMOOTHING * (pace.step_seconds - known)
         self.start(progress)
         return pace
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_records import timing
+from probe_records import hardware, timing
 from train_world import CONFIG, make_profile, open_workplace
 
+import autotune.train.reverify as reverify_module
 from autotune.records.config import TrainConfig
 from autotune.records.run import Reverification
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals import run_finals
 from autotune.train.reverify import LEAST_PAIRS, PAIRS, Frame, reverify, reverify_in_processes
 from autotune.train.settings import Settings
 
@@ -26,7 +26,6 @@ OWN = CONFIG
 FAST = CONFIG.replace(precision="bf16", num_workers=1)
 TARGET = Target(spec="train.py:workload", folder="/")
 SETTINGS = Settings(FAST, OWN, "profile", None, None, ("the profile was measured on other hardware (A; here B)",))
-MEMORY = 2**30
 
 
 @dataclass
@@ -74,6 +73,12 @@ class Machine:
             elapsed_seconds=took,
             measurement=timing(step_ms=1000 * 10 / rate, samples=10),
         )
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = hardware()
+    monkeypatch.setattr(reverify_module, "read_hardware", lambda: machine)
 
 
 def look(machine: Machine, settings: Settings = SETTINGS, target: Target = TARGET, **frame: Any) -> Reverification:
@@ -134,6 +139,7 @@ def test_settings_that_may_lose_here_are_not_used(ratio: float, noise: float) ->
     assert f"{found.speedup.estimate:.2f}x your own" in found.reason
 
 
+@pytest.mark.usefixtures("here")
 def test_how_often_it_decides_how() -> None:
     def share_trusted(ratio: float, noise: float) -> float:
         return sum(look(Machine(ratio=ratio, noise=noise, seed=seed)).trusted for seed in range(200)) / 200
@@ -185,25 +191,13 @@ def test_a_stop_ends_it_and_nothing_is_trusted(calls: int) -> None:
     assert "finished when it was stopped" in found.reason
 
 
+@pytest.mark.usefixtures("here")
 def test_an_allocator_that_is_not_installed_is_no_reason_to_fail() -> None:
     machine = Machine()
-    settings = Settings(OWN.replace(host_allocator="jemalloc"), OWN, "profile", None, None, ("x",))
-    # Wherever it is installed, the launches show what it does.
-    found = look(machine, settings)
-    assert found.trusted is False or machine.specs
-    if not machine.specs:
-        assert "jemalloc" in found.reason
-
-
-def test_the_same_order_as_in_the_finals_of_a_search() -> None:
-    machine, order = Machine(), []
-
-    def launch(config: TrainConfig) -> None:
-        order.append(config)
-
-    run_finals([FAST], OWN, launch, rounds=PAIRS, seed=0)
-    look(machine)
-    assert machine.specs[0].config == order[0]
+    found = look(machine, Settings(OWN.replace(host_allocator="jemalloc"), OWN, "profile", None, None, ("x",)))
+    assert not found.trusted
+    assert "host_allocator 'jemalloc' is not installed on this machine" in found.reason
+    assert machine.specs == []
 
 
 # In processes

@@ -30,7 +30,6 @@ from autotune.records.codec import read_record
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train import checkpoint, folder, run
-from autotune.train.checkpoint import Progress
 
 STEPS_PER_EPOCH = math.ceil(SAMPLES / 8)
 
@@ -222,7 +221,9 @@ def test_workers_that_die_for_another_reason_are_given_up_after_a_second_death(
 
     summary = workplace.train(epochs=2, stop=touch, out="stepped")
     assert [one.action for one in summary.step_downs] == ["again", "no-workers"]
-    assert summary.finished and summary.config is not None and summary.config.num_workers == 0
+    assert summary.finished
+    assert summary.config is not None
+    assert summary.config.num_workers == 0
     assert_same_end(workplace.folder / "straight", workplace.folder / "stepped")
 
 

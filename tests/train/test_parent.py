@@ -1,0 +1,350 @@
+"""The parent of a final training, with real processes: their ends, their signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from train_world import wait_until
+
+from autotune.records.config import TrainConfig
+from autotune.records.profile import ProfileTarget
+from autotune.records.run import RunPlan
+from autotune.train.child import AGAIN_STATUS
+from autotune.train.folder import PLAN_FILE, read_plan
+from autotune.train.oom_kills import read_oom_kills
+from autotune.train.parent import Ended, Start, supervise
+from autotune.train.restarts import TrainingEnd, train_supervised
+
+TIED = "import os, signal, sys, time\nfrom autotune.train.child import tie_to_parent\ntie_to_parent()\n"
+
+LISTENER = (
+    TIED
+    + """
+heard = []
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, lambda number, _frame: heard.append(number))
+print("ready", os.getpid(), flush=True)
+while not heard:
+    time.sleep(0.01)
+deadline = time.monotonic() + 0.8
+while time.monotonic() < deadline:
+    time.sleep(0.01)
+print("heard", heard, flush=True)
+sys.exit(40 + len(heard))
+"""
+)
+
+STUCK = (
+    TIED
+    + """
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)
+print("ready", os.getpid(), flush=True)
+while True:
+    time.sleep(60)
+"""
+)
+
+DRIVER = """
+import os, sys
+from autotune.train.parent import Start, supervise
+kill_after = float(sys.argv[2]) if len(sys.argv) > 2 else None
+start = lambda attempt: Start([sys.executable, "-c", sys.argv[1]], os.environ)
+again = lambda ended: print("again", flush=True) is None
+ended = supervise(start, next_attempt=again, kill_after_seconds=kill_after)
+print("told", ended.was_told, flush=True)
+sys.exit(ended.exit_status)
+"""
+
+
+def start_driver(child: str, *more: str, **options: object) -> subprocess.Popen[str]:
+    """Start a parent with a child in a session of their own."""
+
+    def hear_signals() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, child, *more],
+        **{"stdout": subprocess.PIPE, "start_new_session": True, "preexec_fn": hear_signals, **options},  # type: ignore[call-overload]
+        text=True,
+    )
+
+
+def await_ready(driver: subprocess.Popen[str]) -> int:
+    """Return the process of the child, once it listens."""
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
+    assert line.startswith("ready")
+    return int(line.split()[1])
+
+
+def finish(driver: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return how a driver ended and what it printed since."""
+    with driver:
+        printed, _ = driver.communicate(timeout=60)
+    return driver.returncode, printed
+
+
+def run_code(code: str, *, again: Callable[[Ended], bool] = lambda _ended: False) -> Ended:
+    """Supervise a program in this process."""
+    return supervise(lambda _attempt: Start([sys.executable, "-c", code], os.environ), next_attempt=again)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_status"),
+    [
+        ("pass", 0, 0),
+        ("import sys; sys.exit(7)", 7, 7),
+        ("import os; os.kill(os.getpid(), 9)", -9, 137),
+        ("import os; os.kill(os.getpid(), 11)", -11, 139),
+        ("import os; os.abort()", -6, 134),
+        ("import os; os.kill(os.getpid(), 15)", -15, 143),
+    ],
+)
+def test_the_exit_status_is_the_trainings_own(code: str, status: int, exit_status: int) -> None:
+    asked: list[Ended] = []
+
+    def note(ended: Ended) -> bool:
+        asked.append(ended)
+        return False
+
+    ended = run_code(code, again=note)
+    assert (ended.status, ended.exit_status, ended.was_told) == (status, exit_status, False)
+    assert asked == [ended]  # nobody told it to end, not even where it was by SIGTERM
+
+
+def test_another_process_is_started_for_as_long_as_that_is_wanted(tmp_path: Path) -> None:
+    code = f"import os; open({str(tmp_path / 'log')!r}, 'a').write('x'); os.kill(os.getpid(), 9)"
+    ended = run_code(code, again=lambda ended: ended.attempt < 2)
+    assert (ended.attempt, (tmp_path / "log").read_text()) == (2, "xxx")
+
+
+def test_signals_of_the_process_are_put_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    run_code("pass")
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_to_the_parent_alone_reaches_the_training_once(name: str) -> None:
+    number = signal.Signals[name]
+    driver = start_driver(LISTENER)
+    await_ready(driver)
+    driver.send_signal(number)
+    status, printed = finish(driver)
+    assert status == 41
+    assert f"heard [{int(number)}]" in printed
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_to_the_whole_group_is_not_sent_again(name: str) -> None:
+    driver = start_driver(LISTENER)
+    await_ready(driver)
+    os.killpg(driver.pid, signal.Signals[name])
+    status, printed = finish(driver)
+    assert status == 41, printed
+
+
+def test_ctrl_c_at_the_terminal_reaches_the_training_once() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", DRIVER, LISTENER])
+    printed = b""
+    while b"ready" not in printed:
+        printed += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 41
+
+
+def test_what_was_told_to_end_is_not_started_again() -> None:
+    driver = start_driver(TIED + "print('ready', os.getpid(), flush=True)\ntime.sleep(60)")
+    await_ready(driver)
+    driver.terminate()
+    status, printed = finish(driver)
+    assert status == 143
+    assert "told True" in printed
+    assert "again" not in printed
+
+
+def test_an_ignored_hang_up_stays_ignored() -> None:
+    driver = start_driver(LISTENER, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    await_ready(driver)
+    os.killpg(driver.pid, signal.SIGHUP)
+    os.killpg(driver.pid, signal.SIGUSR2)
+    status, printed = finish(driver)
+    assert (status, f"heard [{int(signal.SIGUSR2)}]" in printed) == (41, True)
+
+
+def test_a_second_ctrl_c_ends_a_process_that_hears_nothing() -> None:
+    driver = start_driver(STUCK, "0.2")
+    child = await_ready(driver)
+    for _ in range(2):
+        os.killpg(driver.pid, signal.SIGINT)
+        time.sleep(0.1)  # two of one kind that come together are one to the kernel
+    status, _ = finish(driver)
+    assert status == 137
+    assert not psutil.pid_exists(child)
+
+
+def test_a_request_to_end_that_is_followed_by_another_kind_leaves_time_for_a_checkpoint() -> None:
+    driver = start_driver(LISTENER, "0.1")
+    await_ready(driver)
+    driver.send_signal(signal.SIGHUP)
+    driver.send_signal(signal.SIGTERM)
+    assert finish(driver)[0] == 42  # heard both, and was not killed
+
+
+def test_the_training_does_not_survive_its_parent() -> None:
+    driver = start_driver(STUCK)
+    child = psutil.Process(await_ready(driver))
+    driver.kill()
+    finish(driver)
+    assert wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, seconds=10)
+
+
+def test_what_the_training_starts_is_tied_to_nobody() -> None:
+    code = TIED + "sys.exit('AUTOTUNE_PARENT' in os.environ)"
+    assert run_code(code).status == 0
+
+
+def test_a_training_that_closes_everything_costs_the_parent_nothing() -> None:
+    began = time.process_time()
+    ended = run_code("import os, time; os.closerange(3, 64); time.sleep(1.0)")
+    assert time.process_time() - began < 0.5 * ended.seconds
+
+
+@pytest.mark.parametrize(
+    ("status", "kills", "cause"),
+    [
+        (-9, 1, "oom-killed"),
+        (-9, None, "oom-killed"),
+        (-9, 0, "crash-signal"),
+        (-11, 0, "crash-signal"),
+        (-7, 0, "shm"),
+        (1, 1, "oom-killed"),
+        (1, 0, "crash-exit"),
+    ],
+)
+def test_a_death_without_a_word_has_a_cause(status: int, kills: int | None, cause: str) -> None:
+    found, sentence = Ended(0, status, False, kills, 1.0).explain()
+    assert found == cause
+    assert "printed nothing" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("group", "file"),
+    [
+        ("0::/job/step\n", "sys/fs/cgroup/job/step/memory.events"),
+        ("0::/host/path\n", "sys/fs/cgroup/memory.events"),
+        ("9:cpu:/a\n4:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control"),
+    ],
+)
+def test_the_kernels_kills_are_counted_in_the_own_group(tmp_path: Path, group: str, file: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(group)
+    assert read_oom_kills(tmp_path) is None
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text("low 0\noom 4\noom_kill 3\n")
+    assert read_oom_kills(tmp_path) == 3
+
+
+def test_this_machines_counter_stands_still_when_somebody_else_kills() -> None:
+    before = read_oom_kills()
+    ended = run_code("import os; os.kill(os.getpid(), 9)")
+    if before is None:
+        pytest.skip("the control group's counter cannot be read here")
+    assert ended.oom_kills == 0
+
+
+TRAINING = """
+import json, os, pathlib, signal, sys
+from autotune.train.child import note_run_folder, session_began, tie_to_parent
+assert tie_to_parent()
+run = pathlib.Path(os.environ["RUN"])
+log = run / "log.jsonl"
+starts = log.read_text().splitlines() if log.exists() else []
+with log.open("a") as file:
+    file.write(json.dumps({"words": sys.argv[1:], "began": session_began()}) + chr(10))
+note_run_folder(run)
+steps, deaths = json.loads(os.environ["STEPS"]), os.environ["DEATHS"].split()
+(run / "checkpoints" / f"step-{steps[len(starts)]:08d}").mkdir(parents=True, exist_ok=True)
+if len(starts) < len(deaths):
+    death = int(deaths[len(starts)])
+    os.kill(os.getpid(), -death) if death < 0 else sys.exit(death)
+"""
+
+
+def train(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int], deaths: str
+) -> tuple[TrainingEnd, list[str]]:
+    """Supervise a training that stands at `steps` when it dies of each of `deaths`, and then ends well."""
+    config = TrainConfig(micro_batch_size=8, num_workers=2)
+    plan = RunPlan(
+        target=ProfileTarget(label="a.py:b", fingerprint="0" * 12),
+        asked_config=config,
+        config=config,
+        baseline_config=TrainConfig(micro_batch_size=8),
+        seed=0,
+        steps=None,
+        epochs=1,
+    )
+    (folder / PLAN_FILE).write_text(plan.to_json())
+    monkeypatch.setenv("RUN", str(folder))
+    monkeypatch.setenv("STEPS", json.dumps(steps))
+    monkeypatch.setenv("DEATHS", deaths)
+    said: list[str] = []
+    command = (sys.executable, "-c", TRAINING)
+    return train_supervised(["a.py:b", "--epochs", "3"], say=said.append, command=command), said
+
+
+def test_a_killed_training_is_resumed_with_a_step_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, said = train(tmp_path, monkeypatch, [500, 700, 900], "-11 -11")
+    assert (end.status, end.message) == (0, "")
+    starts = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    resumed = ["--resume", "--out", str(tmp_path.resolve()), "a.py:b", "--epochs", "3"]
+    assert [start["words"] for start in starts] == [["a.py:b", "--epochs", "3"], resumed, resumed]
+    assert len({start["began"] for start in starts}) == 1  # the time of the session counts from its first process
+    downs = read_plan(tmp_path).step_downs
+    assert [(down.action, down.resumed_step) for down in downs] == [("again", 500), ("baseline", 700)]
+    assert downs[-1].config.num_workers == 0
+    assert said == [down.sentence for down in downs]
+
+
+def test_a_training_that_dies_on_the_spot_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, _ = train(tmp_path, monkeypatch, [500, 900, 950, 990, 995], "-11 -11 -11 -11 -11")
+    assert end.status == 139
+    assert "SIGSEGV" in end.message
+    assert str(tmp_path) in end.hint
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 3  # no third step down is known
+
+
+def test_a_process_that_asks_for_a_fresh_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, said = train(tmp_path, monkeypatch, [5, 6], f"{AGAIN_STATUS}")
+    assert (end.status, said, read_plan(tmp_path).step_downs) == (0, [], ())
+    (tmp_path / "log.jsonl").unlink()
+    end, _ = train(tmp_path, monkeypatch, [5, 6, 7, 8], " ".join([f"{AGAIN_STATUS}"] * 4))
+    assert end.status == 5
+    assert "3. time" in end.message
+
+
+@pytest.mark.parametrize("status", [0, 4, 130])
+def test_an_ordinary_end_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    end, said = train(tmp_path, monkeypatch, [5], f"{status}")
+    assert (end.status, end.message, said) == (status, "", [])

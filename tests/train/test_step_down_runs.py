@@ -1,0 +1,174 @@
+"""Faults planted in a training: each is survived by a safe step down, which is said and written into the record."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_world import Workplace, make_profile, read_metrics, read_state
+
+from autotune.errors import TargetError
+from autotune.records.codec import read_record
+from autotune.records.config import TrainConfig
+from autotune.records.run import RunPlan, TrainingSummary
+from autotune.train import session
+from autotune.train.guard import DriftGuard, LookPace
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.run import run_training
+
+BASELINE = TrainConfig(micro_batch_size=8, num_threads=1)
+BF16 = BASELINE.replace(precision="bf16")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Workplace:
+    for name in ("noisy_workload.py", "faulty_workload.py"):
+        shutil.copy(Path(__file__).with_name(name), tmp_path)
+    return Workplace(tmp_path)
+
+
+def train(place: Workplace, toy: str, config: TrainConfig = BASELINE, **options: Any) -> TrainingSummary:
+    label = f"faulty_workload.py:{toy}"
+    make_profile(place.folder, label, config, baseline_config=BASELINE).save(place.folder / "best.json")
+    told: list[str] = []
+    chosen = TrainingOptions(**({"profile": "best.json", "epochs": 4, "out": "run"} | options))
+    summary = run_training(
+        chosen,
+        label,
+        folder=place.folder,
+        callbacks=TrainingCallbacks(warn=place.said.append, step_down=lambda one: told.append(one.sentence)),
+    )
+    assert told == [one.sentence for one in summary.step_downs[-len(told) :]] or not told
+    assert told or chosen.resume or not summary.step_downs
+    run = place.folder / str(chosen.out)
+    assert read_record(run / "run.json", RunPlan).step_downs == summary.step_downs
+    assert summary.finished
+    steps = [line["step"] for line in read_metrics(run) if "samples" in line]
+    assert steps == sorted(set(steps))
+    return summary
+
+
+def weights_differ(first: Path, second: Path) -> float:
+    ours, theirs = (read_state(folder)["model"] for folder in (first, second))
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("toy", "cause"),
+    [("out_of_memory", "oom-device"), ("out_of_host_memory", "oom-host"), ("half_updated", "oom-host")],
+)
+def test_out_of_memory_splits_the_batch_from_the_last_consistent_state(faulty: Workplace, toy: str, cause: str) -> None:
+    train(faulty, "quiet", out="straight")
+    summary = train(faulty, toy)
+    (step_down,) = summary.step_downs
+    assert (step_down.cause, step_down.action, step_down.resumed_step) == (cause, "fewer-samples", 6)
+    assert step_down.config == BASELINE.replace(micro_batch_size=4, gradient_accumulation_steps=2)
+    assert "micro_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in step_down.sentence
+    # The effective batch, the order and the schedule are the same: what differs is rounding.
+    assert weights_differ(faulty.folder / "straight", faulty.folder / "run") < 1e-5
+    assert summary.samples == 4 * 44
+
+
+def test_a_compilation_that_fails_is_left_out(faulty: Workplace) -> None:
+    train(faulty, "quiet", out="straight")
+    summary = train(faulty, "does_not_compile", BASELINE.replace(compile_mode="default"))
+    (step_down,) = summary.step_downs
+    assert (step_down.cause, step_down.action, step_down.resumed_step) == ("compile-error", "eager", 0)
+    assert step_down.config == BASELINE
+    assert weights_differ(faulty.folder / "straight", faulty.folder / "run") == 0.0
+
+
+@pytest.mark.parametrize(("toy", "resumed"), [("overflows_in_bf16", 12), ("poisons_its_weights", 6)])
+def test_what_is_not_finite_goes_back_to_the_baselines_arithmetic(faulty: Workplace, toy: str, resumed: int) -> None:
+    summary = train(faulty, toy, BF16)
+    (step_down,) = summary.step_downs
+    assert (step_down.cause, step_down.action, step_down.resumed_step) == ("non-finite", "baseline-numerics", resumed)
+    assert step_down.config == BASELINE
+    assert all(torch.isfinite(value).all() for value in read_state(faulty.folder / "run")["model"].values())
+
+
+def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps of a fraction of a millisecond leave next to no time for looks.
+    eager = functools.partial(DriftGuard, pace=LookPace(first_step=20, least_steps=1, most_cost=1.0))
+    monkeypatch.setattr(session, "DriftGuard", eager)
+    train(faulty, "quiet", out="straight", epochs=8)
+    summary = train(faulty, "drifts_in_bf16", BF16, epochs=8)
+    (step_down,) = summary.step_downs
+    assert (step_down.cause, step_down.action, step_down.resumed_step) == ("drift-gradients", "baseline", 0)
+    assert step_down.config == BASELINE
+    assert summary.guard is not None
+    assert summary.guard.alarms == 1
+    # No checkpoint was from before the drift: it began anew, and nothing of it is left.
+    assert weights_differ(faulty.folder / "straight", faulty.folder / "run") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("toy", "cause"), [("hanging_workers", "dataloader-worker-hung"), ("dying_workers", "dataloader-worker-died")]
+)
+def test_workers_that_fail_twice_are_given_up(faulty: Workplace, toy: str, cause: str) -> None:
+    train(faulty, "quiet", out="straight", epochs=2)
+    summary = train(faulty, toy, BASELINE.replace(num_workers=1), epochs=2, worker_timeout_seconds=1.0)
+    assert [(one.cause, one.action) for one in summary.step_downs] == [(cause, "again"), (cause, "no-workers")]
+    assert summary.step_downs[-1].config.num_workers == 0
+    assert weights_differ(faulty.folder / "straight", faulty.folder / "run") == 0.0
+
+
+def test_an_evaluation_that_is_too_large_is_made_smaller(faulty: Workplace) -> None:
+    summary = train(faulty, "evaluates_too_much", epochs=1)
+    assert summary.step_downs == ()
+    assert summary.metrics == {"error": 2.0}  # of 32, 16, 8, 4, 2 samples at once
+    assert sum("tried again with" in text for text in faulty.said) == 4
+
+
+def test_an_evaluation_without_a_size_is_left_out(faulty: Workplace) -> None:
+    summary = train(faulty, "evaluates_far_too_much", epochs=2)
+    assert summary.metrics == {"error": None}
+    assert summary.steps == 12
+    assert any("was left out" in text and "batch_size" in text for text in faulty.said)
+
+
+def test_a_table_made_in_an_evaluation_costs_inference_mode(faulty: Workplace) -> None:
+    summary = train(faulty, "caches_in_evaluation", epochs=3)
+    assert [(one.cause, one.action) for one in summary.step_downs] == [("inference-tensor", "gradients-kept")]
+    assert summary.steps == 18
+
+
+def test_an_evaluation_that_needs_gradients_gets_them(faulty: Workplace) -> None:
+    summary = train(faulty, "needs_gradients", epochs=1)
+    assert summary.step_downs == ()
+    assert summary.metrics["error"]
+    assert any("inference mode" in text for text in faulty.said)
+
+
+def test_a_resumed_run_keeps_its_steps_down(faulty: Workplace) -> None:
+    train(faulty, "out_of_memory", epochs=2)
+    before = json.loads((faulty.folder / "run" / "run.json").read_text())
+    summary = train(faulty, "out_of_memory", epochs=3, resume=True)
+    assert summary.config == BASELINE.replace(micro_batch_size=4, gradient_accumulation_steps=2)
+    assert len(summary.step_downs) == 1
+    after = json.loads((faulty.folder / "run" / "run.json").read_text())
+    assert after["step_downs"] == before["step_downs"]
+
+
+def test_what_no_step_down_mends_is_the_targets_error(faulty: Workplace) -> None:
+    make_profile(faulty.folder, "noisy_workload.py:failing", BF16).save(faulty.folder / "best.json")
+    with pytest.raises(TargetError, match="raised FileNotFoundError"):
+        run_training(TrainingOptions(profile="best.json"), "noisy_workload.py:failing", folder=faulty.folder)
+
+
+def test_averaged_weights_are_evaluated_and_resumed(faulty: Workplace) -> None:
+    train(faulty, "quiet", out="straight", epochs=2)
+    train(faulty, "quiet", epochs=1)
+    train(faulty, "quiet", epochs=2, resume=True)
+    ours, theirs = (read_state(faulty.folder / name)["averaged"] for name in ("straight", "run"))
+    assert ours.keys() == theirs.keys()
+    assert ours["n_averaged"] == 12
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert read_metrics(faulty.folder / "straight")[-1]["error"] == read_metrics(faulty.folder / "run")[-1]["error"]
