@@ -12,7 +12,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from autotune.cli.ticker import attempt
+from autotune.cli.steadfast import attempt
 
 _LONGEST_LINE = 16384
 _RETURN = "\r"
@@ -70,7 +70,7 @@ class LinesAbove(io.TextIOBase):
         return self._stream.encoding
 
     def _print(self, text: str) -> None:
-        attempt(lambda: self._console.print(Text.from_ansi(text), soft_wrap=True))
+        attempt(self._console, lambda: self._console.print(Text.from_ansi(text), soft_wrap=True))
 
 
 def _as_it_ends(line: str) -> str:
@@ -82,9 +82,8 @@ def _as_it_ends(line: str) -> str:
 def lines_above(console: Console) -> Iterator[None]:
     """Print what is written to those of stdout and stderr that are terminals above the console's block.
 
-    The console is told the true stream before, since it would look up `sys.stderr` at each line.
+    The console must have been given the true stream: one that looks up `sys.stderr` would write into itself.
     """
-    console.file = sys.stderr
     before = sys.stdout, sys.stderr
     proxies = [LinesAbove(console, stream) if stream.isatty() else None for stream in before]
     sys.stdout, sys.stderr = (

@@ -49,15 +49,6 @@ DRAWING = DrawingLock()
 """The one of this process."""
 
 
-def attempt(act: Callable[[], object]) -> None:
-    """Do something to the terminal; what it cannot do is left undone, since no training may end for it."""
-    with DRAWING:
-        try:
-            act()
-        except Exception:  # gone, closed, another encoding, a figure that cannot be written
-            return
-
-
 class Ticker:
     """Calls something every few seconds, and when it is woken, on a thread of its own until the context ends."""
 

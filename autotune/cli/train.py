@@ -150,6 +150,9 @@ def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | Non
     if kind is None:
         yield None
         return
+    from autotune.train.tensorboard import require_tensorboard
+
+    require_tensorboard()  # before anything is written
     log = TrainingLog(view.warn)
     try:
         yield log
@@ -174,6 +177,7 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
         should_stop=stop,
         report=view.show,
         warn=view.warn,
+        say=view.plan,
         step_down=view.step_down,
         opened=open_run,
         interruptible=partial(stop.raising, StopNow),
@@ -187,15 +191,19 @@ def relaunch_for_profile(options: TrainingOptions) -> None:
 
     Raises:
         ProfileError: the profile is not valid.
-        MachineError: the settings need a library this machine does not have.
     """
     if options.profile is None:
         return
+    from autotune.errors import MachineError
     from autotune.probe.machine.hardware import read_hardware
     from autotune.records.profile import Profile
     from autotune.train.settings import find_missing_environment
 
-    relaunch(find_missing_environment(Profile.load(options.profile).config, read_hardware()))
+    config = Profile.load(options.profile).config
+    try:
+        relaunch(find_missing_environment(config, read_hardware()))
+    except MachineError:  # a profile from elsewhere may have to fall back to your own settings, which need nothing
+        return
 
 
 def relaunch(missing: Mapping[str, str]) -> None:

@@ -123,7 +123,7 @@ def list_block_lines(figures: Figures, width: int, *, is_plain: bool = False) ->
 
 def label(name: str, *, style: str = "dim") -> Text:
     """Return the begin of a line."""
-    return Text.assemble((f"{name:<{_LABEL_WIDTH}}", style), no_wrap=True, overflow="ellipsis")
+    return Text.assemble((f"{_clean(name):<{_LABEL_WIDTH}}", style), no_wrap=True, overflow="ellipsis")
 
 
 def _bar_line(report: Report, room: int, signs: tuple[str, str]) -> Text:

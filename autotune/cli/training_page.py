@@ -21,8 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.cli.above_block import lines_above
-from autotune.cli.terminal import printable, talk_console
-from autotune.cli.ticker import Ticker, attempt
+from autotune.cli.steadfast import attempt, steadfast_console
+from autotune.cli.terminal import printable
+from autotune.cli.ticker import Ticker
 from autotune.cli.training_block import Figures, Trend, label, list_block_lines
 from autotune.cli.training_words import describe_line, describe_position
 from autotune.records.run import StepDown
@@ -53,7 +54,7 @@ class LineView:
         self._promised: float | None = None
         self._report: Report | None = None
         self._is_new = False
-        self._unsaid: deque[Text] = deque()
+        self._unsaid: deque[Callable[[], Text]] = deque()
 
     def promise(self, samples_per_second: float | None) -> None:
         """Remember what the search measured, to hold the throughput against."""
@@ -81,8 +82,12 @@ class LineView:
         """Write what is to be said, and give a sign of life where that was nothing for a minute."""
         self._tell(_HEARTBEAT_SECONDS)
         while self._unsaid:
-            line = self._unsaid.popleft()
-            attempt(lambda: self._console.print(line))  # noqa: B023 - it is called here
+            describe = self._unsaid.popleft()
+            attempt(self._console, lambda: self._console.print(describe()))  # noqa: B023 - it is called here
+
+    def close(self) -> None:
+        """Write what is still to be said; on a terminal, take the block down."""
+        self.tick()
 
     def _pause_seconds(self) -> float:
         is_young = time.monotonic() - self._began < _OFTEN_SECONDS
@@ -99,13 +104,16 @@ class LineView:
             self._say(f"... still setting up, {format_duration(now - self._began)} so far")
         elif self._is_new:
             self._is_new = False
-            self._say(describe_line(report, self._promised, datetime.now()))
+            promised = self._promised
+            # Put into words only where it is written: no figure can be so odd that it ends a training.
+            self._unsaid.append(lambda: Text(printable(describe_line(report, promised, datetime.now()))))
+            self.wake()
         else:
             waited = format_duration(now - self._reported)
             self._say(f"... still {report.phase}: {describe_position(report)}; {waited} since the last report")
 
     def _say(self, text: str, *, style: str = "") -> None:
-        self._unsaid.append(Text(printable(text), style=style))
+        self._unsaid.append(lambda: Text(printable(text), style=style))
         self.wake()
 
 
@@ -133,16 +141,21 @@ class BlockView(LineView):
     def tick(self) -> None:
         """Write what is to be said, and draw the block."""
         super().tick()
-        attempt(self._live.refresh)
+        attempt(self._console, self._live.refresh)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Show the block inside, and take it down after."""
-        attempt(lambda: self._live.start(refresh=True))
+        attempt(self._console, lambda: self._live.start(refresh=True))
         try:
             yield
         finally:
-            attempt(self._live.stop)
+            self.close()
+
+    def close(self) -> None:
+        """Write what is still to be said, and take the block down."""
+        super().close()
+        attempt(self._console, self._live.stop)
 
     def draw(self) -> Group:
         """Return the block as it is now."""
@@ -165,7 +178,7 @@ class BlockView(LineView):
 @contextmanager
 def training_view() -> Iterator[LineView]:
     """Yield the view that fits stderr; a block is taken down at the end."""
-    console = talk_console()
+    console = steadfast_console()
     with ExitStack() as stack:
         if sys.stderr.isatty() and not console.is_dumb_terminal:
             view: LineView = (block := BlockView(console))
@@ -173,7 +186,7 @@ def training_view() -> Iterator[LineView]:
             stack.enter_context(lines_above(console))
         else:
             view = LineView(console)
-        stack.callback(view.tick)
+        stack.callback(view.close)
         ticker = stack.enter_context(Ticker(view.tick, seconds=_DRAW_SECONDS))
         view.wake = ticker.wake
         yield view

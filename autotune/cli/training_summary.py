@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autotune.cli.page import LinePage, Part, open_page
 from autotune.cli.probe_words import format_factor, format_share, format_size
+from autotune.cli.terminal import printable
 from autotune.cli.training_words import format_figure, judge_throughput
 from autotune.cli.words import describe_changes
 from autotune.records.config import TrainConfig, changed_fields, get_knob
@@ -23,7 +24,7 @@ def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None
     """
     page = open_page()
     target = summary.target.label if summary.target is not None else ""
-    page.heading("trained" if summary.finished else "stopped", target)
+    page.heading("trained" if summary.finished else "stopped", _one_line(target))
     loss = "-" if summary.loss is None else format_figure(summary.loss)
     page.sentence(f"trained {summary.steps:,} steps, {summary.samples:,} samples: loss {loss}", style="bold")
     _show_metrics(page, summary)
@@ -51,7 +52,7 @@ def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
 
 
 def _show_promises(page: LinePage, summary: TrainingSummary, plan: RunPlan | None) -> None:
-    page.heading("promised and came", f"settings: {summary.origin}")
+    page.heading("promised and came", f"settings: {_one_line(summary.origin)}")
     page.facts("throughput", [describe_throughput(summary)])
     page.facts("drift", [describe_guard(summary.guard)])
     if plan is not None and summary.config is not None:
@@ -148,3 +149,7 @@ def _show_places(page: LinePage, summary: TrainingSummary) -> None:
         page.facts("best", [summary.best.checkpoint])
     if summary.finished:
         page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", " ")

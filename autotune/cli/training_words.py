@@ -60,10 +60,14 @@ def list_speed(report: Report, promised: float | None) -> list[str]:
 
 
 def list_metrics(metrics: Mapping[str, float | None], best: Best | None) -> list[str]:
-    """Return the last evaluation, the best one before all the others."""
-    shown = [f"{name} {format_figure(value)}" for name, value in metrics.items()]
-    if best is not None:
-        shown.insert(1 if shown else 0, f"best {format_figure(best.value)} at step {best.step:,}")
+    """Return the last evaluation, the best one beside the metric that it is the best by."""
+    shown = []
+    for name, value in metrics.items():
+        shown.append(f"{name} {format_figure(value)}")
+        if best is not None and best.metric == name:
+            shown.append(f"best {format_figure(best.value)} at step {best.step:,}")
+    if best is not None and best.metric not in metrics:
+        shown.insert(0, f"best {best.metric} {format_figure(best.value)} at step {best.step:,}")
     return shown
 
 
@@ -96,7 +100,7 @@ def list_time(report: Report, now: datetime, *, since_seconds: float = 0.0) -> l
         since_seconds: since that report.
     """
     so_far = f"{format_duration(report.elapsed_seconds + since_seconds)} so far"
-    if report.remaining_seconds is None:
+    if report.remaining_seconds is None or not math.isfinite(report.remaining_seconds):
         return [so_far]
     left = max(0.0, report.remaining_seconds - since_seconds)
     without = "" if report.knows_evaluation else ", evaluations not counted yet"
@@ -139,12 +143,12 @@ def describe_line(report: Report, promised: float | None, now: datetime) -> str:
         *([f"guard: {report.guard}"] if report.guard else []),
         *list_troubles(report),
     ]
-    return f"{phase}{describe_position(report)}: {', '.join(facts)}"
+    return f"{phase}{describe_position(report)}: {', '.join(facts)}".replace("\n", " ")
 
 
 def judge_throughput(came: float, promised: float) -> str:
     """Return in plain words how a throughput compares with the promised one."""
-    ratio = came / promised
-    if abs(ratio - 1.0) <= AS_PROMISED_FRACTION:
+    change = round(came / promised - 1.0, 6)
+    if abs(change) <= AS_PROMISED_FRACTION:
         return "as promised"
-    return "faster than promised" if ratio > 1.0 else "slower than promised"
+    return "faster than promised" if change > 0 else "slower than promised"

@@ -46,6 +46,14 @@ class Rise:
     clean_step: int
 
 
+def step_back(begun: int, shown: int) -> int:
+    """Return up to which step a training was clean whose loss was seen to rise between two steps.
+
+    A mistake is older than its loss is high: as long again as it took to show.
+    """
+    return max(0, 2 * begun - shown)
+
+
 def calibrate_band(curves: Sequence[LossCurve]) -> LossBand | None:
     """Return where the baseline's loss went, from one curve of each seed.
 
@@ -164,7 +172,7 @@ class BandWatch:
             f"the training loss is {higher:.2g} % above the baseline's over {self.looks} blocks of "
             f"{band.samples_per_block:,} samples (seeds differ by {100.0 * band.seed_sd:.2g} %)"
         )
-        return Rise(found, self.clean_step)
+        return Rise(found, step_back(self.clean_step, step))
 
     def capture(self) -> dict[str, Any]:
         """Return the state as numbers and lists."""

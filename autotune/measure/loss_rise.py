@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.measure.loss_band import Rise
+from autotune.measure.loss_band import Rise, step_back
 from autotune.measure.racing import racing_boundary
 
 RISK = 0.005
@@ -137,7 +137,7 @@ class RiseWatch:
             f"the training loss was down at {self.lowest:.4g} and has been above {self.lowest + tolerance:.4g} for "
             f"{self.looks * self.window_steps:,} steps, {mean:.4g} now, while the learning rate did not rise"
         )
-        return Rise(found, self.clean_step)
+        return Rise(found, step_back(self.clean_step, step))
 
     def _lower(self, level: float, sd: float, *, step: int) -> None:
         self.groups += 1

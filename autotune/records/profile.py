@@ -29,7 +29,7 @@ class ProfileTarget(Record):
     training_loaders: tuple[str, ...] = ()
     """Which of a script's loaders its loader settings are for, by description."""
     data_fingerprint: str | None = None
-    """Twelve hex digits over the number of samples and some of them; None where they cannot be told, as of a script."""
+    """`SAMPLES:DIGEST`, twelve hex digits over some of the samples; None where they cannot be told, as of a script."""
 
 
 class OneOffCosts(Record):

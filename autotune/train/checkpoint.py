@@ -162,6 +162,10 @@ class Checkpoints:
                 return read_step(path)
         return None
 
+    def exist(self) -> bool:
+        """Return whether a checkpoint was written, also one that is damaged, but none that was taken back."""
+        return any(any(self.folder.glob(pattern)) for pattern in ("step-[0-9]*", "damaged-step-*"))
+
     def set_aside_all(self) -> None:
         """Take every checkpoint out of the way of a training that begins anew."""
         for path in newest_first(self.folder):

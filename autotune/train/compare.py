@@ -35,6 +35,7 @@ class RunLog:
         steps: of the last training line.
         epoch: of the last line.
         samples: of the last training line.
+        farthest: most samples of any line.
         seconds: in steps, by the throughput of the lines.
         metrics: of the last evaluation.
         evaluated_step: when that was.
@@ -44,6 +45,7 @@ class RunLog:
     steps: int = 0
     epoch: int = 0
     samples: int = 0
+    farthest: int = 0
     seconds: float = 0.0
     metrics: dict[str, float | None] = field(default_factory=dict)
     evaluated_step: int | None = None
@@ -62,7 +64,8 @@ class RunLog:
             return
         samples, rate, loss = _count(line["samples"]), _figure(line.get("samples_per_second")), _figure(line["loss"])
         if rate is not None and rate > 0:
-            self.seconds += max(0, samples - self.samples) / rate
+            self.seconds += max(0, samples - self.farthest) / rate
+        self.farthest = max(self.farthest, samples)
         while self.points and self.points[-1][0] >= samples:
             self.points.pop()
         if loss is not None:

@@ -130,7 +130,6 @@ def require_same_plan(before: RunPlan, now: RunPlan, path: Path) -> None:
         "target": old.fingerprint != new.fingerprint or old.label != new.label,
         "training data": known and old.data_fingerprint != new.data_fingerprint,
         "profile's settings": before.asked_config != now.asked_config,
-        "baseline": before.baseline_config != now.baseline_config,
         "seed": before.seed != now.seed,
     }
     for what, is_other in changed.items():

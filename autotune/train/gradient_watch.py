@@ -1,12 +1,12 @@
 """Compares the gradients of single micro batches with the baseline's; a suspicion is settled by many in a row.
 
     look ── within the limits ──▶ the next look, much later
-      └── beyond, or the 16th look: a round, 16 micro batches at 16 steps ── `compare` ── not inferior ──▶ as before
-                                          └── inferior ── rounds again, until luck is out ──▶ shown
+      └── beyond, and the next two as well, or the 16th look ──▶ a round: 16 micro batches at 16 steps, compared
+            round ── fine ──▶ as before      round ── too high, yet not shown ──▶ the same round, twice as long
+              └── inferior ──▶ rounds again, until luck is out ──▶ shown
 
-A round errs with at most 5 %, at numerics that are just on the limit. The j-th series of rounds is believed when r of
-them in a row agree, 0.05^r <= RISK · 6 / (π² j²): the sum over all series is RISK, so a week of looks errs as seldom
-as an hour of them.
+A round errs with at most 5 %, at numerics that are just on the limit. The j-th judgement is believed when r rounds in a
+row agree, 0.05^r <= RISK · 6 / (π² j²): the sum over all of them is RISK, so a week of looks errs as seldom as an hour.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from autotune.measure.fidelity import (
 )
 from autotune.records.quality import Fidelity
 
-WINDOWS = 16
-"""Micro batches of a round."""
+WINDOWS, MOST_WINDOWS = 16, 64
+"""Micro batches of a round, at first and where it leaves open what looks bad."""
+SUSPICIONS = 3
+"""Looks in a row that are beyond a limit before a round is gone through."""
 ROUND_EVERY = 16
 """Looks between two rounds without a suspicion: a bias that drowns in one micro batch's noise shows only there."""
 RISK = 0.01
@@ -41,7 +43,7 @@ _ROUND_RISK = 0.05
 _HARMLESS = 1.5  # times what a round has shown to be nothing
 
 Figures = dict[str, float]
-"""error, scale, layer error, layer scale: of one micro batch."""
+"""error, scale (signed), layer error, layer scale: of one micro batch."""
 
 _LIMITS: Figures = {
     "error": NOISE_FAILS,
@@ -83,9 +85,11 @@ class GradientWatch:
         self.checks, self.largest_error = 0, 0.0
         self.last: Fidelity | None = None
         self._limits = dict(_LIMITS)
-        self._looks = self._series = self._agreeing = 0
+        self._looks = self._judgements = self._agreeing = 0
+        self._size = WINDOWS
         self._rows: list[tuple[int, NDArray[Any], NDArray[Any]]] | None = None
         self._worst: Figures = {}
+        self._suspected: set[str] | None = None
 
     @property
     def is_in_round(self) -> bool:
@@ -111,28 +115,38 @@ class GradientWatch:
         self.largest_error = max(self.largest_error, figures["error"])
         if self._rows is None:
             self._looks += 1
-            if not self._is_suspicious(figures) and self._looks % ROUND_EVERY:
+            is_planned = self._looks % ROUND_EVERY == 0
+            if not is_planned and not find_beyond(figures, self._limits):
                 return Seen("fine")
-            self._series, self._agreeing, self._rows, self._worst = self._series + 1, 0, [], {}
-        self._worst = {name: max(value, self._worst.get(name, 0.0)) for name, value in figures.items()}
-        self._rows.append((step * self._samples_per_step, ours, theirs))
-        return self._judge_round(step) if len(self._rows) == WINDOWS else Seen("open")
+            self._agreeing, self._size, self._rows, self._worst = 0, WINDOWS, [], {}
+            self._suspected = None if is_planned else find_beyond(figures, self._limits)
+        return self._add_row(step, figures, ours, theirs)
 
     def capture(self) -> dict[str, Any]:
         """Return the state as numbers, texts and dictionaries; a round that has begun is begun again."""
         last = None if self.last is None else self.last.model_dump_json()
-        counts = (self.checks, self._looks - self.is_in_round, self._series)
+        counts = (self.checks, self._looks - self.is_in_round, self._judgements)
         return {"counts": list(counts), "largest_error": self.largest_error, "limits": dict(self._limits), "last": last}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a captured state."""
-        self.checks, self._looks, self._series = state["counts"]
+        self.checks, self._looks, self._judgements = state["counts"]
         self.largest_error, self._limits = float(state["largest_error"]), dict(state["limits"])
         self.last = None if state["last"] is None else Fidelity.model_validate_json(state["last"])
-        self._rows, self._agreeing = None, 0
+        self._rows, self._suspected, self._agreeing = None, None, 0
 
-    def _is_suspicious(self, figures: Figures) -> bool:
-        return any(figures[name] > limit for name, limit in self._limits.items())
+    def _add_row(self, step: int, figures: Figures, ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:
+        assert self._rows is not None
+        self._rows.append((step * self._samples_per_step, ours, theirs))
+        self._worst = {name: max(abs(value), self._worst.get(name, 0.0)) for name, value in figures.items()}
+        if self._suspected is not None:
+            self._suspected &= find_beyond(figures, self._limits)
+            if not self._suspected:
+                self._rows = None
+                return Seen("fine")
+            if len(self._rows) == SUSPICIONS:
+                self._suspected = None
+        return self._judge_round(step) if len(self._rows) == self._size else Seen("open")
 
     def _judge_round(self, step: int) -> Seen:
         assert self._rows is not None
@@ -140,26 +154,45 @@ class GradientWatch:
         own, baseline = (Captured(np.array(keys, dtype=np.int64), np.stack(arm)) for arm in (ours, theirs))
         point = f"steps {keys[0] // self._samples_per_step} to {step}"
         self.last = compare(own, baseline, self._layers, subject="gradients", point=point)
-        if self.last.verdict != "inferior":
-            self._rows = None
+        if not self._agreeing:
+            self._judgements += 1
+        if self.last.verdict == "inferior":
+            self._agreeing, self._rows = self._agreeing + 1, []
+            is_shown = self._agreeing >= rounds_needed(self._judgements)
+            return Seen("shown", self.last.reason) if is_shown else Seen("open")
+        is_bad = looks_bad(self.last)
+        if is_bad and self._size < MOST_WINDOWS:
+            self._size *= 2
+            return Seen("open")
+        self._rows = None
+        if not is_bad:  # else the next look may go on to a round at once: it waits until that is paid for
             for name, value in self._worst.items():
                 self._limits[name] = max(self._limits[name], _HARMLESS * value)
-            return Seen("fine")
-        self._agreeing, self._rows = self._agreeing + 1, []
-        if self._agreeing < rounds_needed(self._series):
-            return Seen("open")
-        return Seen("shown", self.last.reason)
+        return Seen("fine")
 
 
-def rounds_needed(series: int) -> int:
-    """Return how many rounds in a row have to agree in the j-th series of them, counted from 1."""
-    return math.ceil(math.log(RISK * 6.0 / (math.pi * series) ** 2) / math.log(_ROUND_RISK))
+def looks_bad(found: Fidelity) -> bool:
+    """Return whether a comparison that proves nothing estimates what would fail."""
+    layer = found.worst_bias or 0.0
+    pairs = ((found.noise, NOISE_FAILS), (found.bias, BIAS_FAILS))
+    is_whole = any(one is not None and one.estimate > limit for one, limit in pairs)
+    return found.verdict == "inconclusive" and (is_whole or layer > LAYER_BIAS_FAILS)
+
+
+def rounds_needed(judgement: int) -> int:
+    """Return how many rounds in a row have to agree at the j-th judgement, counted from 1."""
+    return math.ceil(math.log(RISK * 6.0 / (math.pi * judgement) ** 2) / math.log(_ROUND_RISK))
+
+
+def find_beyond(figures: Figures, limits: Figures) -> set[str]:
+    """Return which figures are beyond their limits, and on which side."""
+    return {f"{name}{'+' if value > 0.0 else '-'}" for name, value in figures.items() if abs(value) > limits[name]}
 
 
 def measure_figures(pair: GradientPair, layers: Layers) -> Figures:
     """Return how far apart the gradients of one micro batch are.
 
-    error is |own - baseline|² / |baseline|², scale |<own, baseline> / |baseline|² - 1|; those of the layers are the
+    error is |own - baseline|² / |baseline|², scale <own, baseline> / |baseline|² - 1; those of the layers are the
     largest of any layer with a ten thousandth of the squared gradient.
     """
     ours, theirs = (arm.numpy()[None, :].astype(np.float64) for arm in pair)
@@ -173,7 +206,7 @@ def measure_figures(pair: GradientPair, layers: Layers) -> Figures:
     matters = sizes > SMALLEST_SHARE * total
     return {
         "error": float(errors.sum()) / total,
-        "scale": abs(float(products.sum()) / total - 1.0),
+        "scale": float(products.sum()) / total - 1.0,
         "layer_error": float((errors[matters] / sizes[matters]).max()),
         "layer_scale": float(np.abs(products[matters] / sizes[matters] - 1.0).max()),
     }

@@ -87,6 +87,7 @@ class RunLoop:
     loss: float | None = None
     last_checkpoint: Path | None = None
     _losses: list[torch.Tensor] = field(default_factory=list)
+    _step_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._lines = MetricsFile(self.folder)
@@ -172,7 +173,8 @@ class RunLoop:
 
     def _is_out_of_time(self) -> bool:
         checkpoint = self.meters.longest_checkpoint_seconds
-        return self.deadline.is_near(step_seconds=self.watch.step_seconds, checkpoint_seconds=checkpoint)
+        step = max(self.watch.step_seconds, self._step_seconds)
+        return self.deadline.is_near(step_seconds=step, checkpoint_seconds=checkpoint)
 
     def _pick_up_metrics(self) -> bool:
         """Drop what is to be trained again, and make up for an evaluation that a stop left out."""
@@ -209,7 +211,9 @@ class RunLoop:
 
         try:
             with blame_target(f"{self.loaded.label}: step {self.progress.step + 1}"):
-                return self.training.step(note)
+                outcome = self.training.step(note)
+            self._step_seconds = time.perf_counter() - began
+            return outcome
         except TargetError as error:
             _, cause, detail = explain_exception(error.__cause__ or error)
             if isinstance(error.__cause__, ConnectionError | EOFError) and self.training.config.num_workers:

@@ -74,6 +74,7 @@ class TrainingCallbacks:
         should_stop: polled at each step; True ends the training with a checkpoint.
         report: called at log lines, not more often than a few times a second.
         warn: told what the user should know, one sentence at a time.
+        say: told what goes on, one line at a time.
         log: called with each line of metrics.jsonl: the seam for TensorBoard, Weights & Biases and the like.
         step_down: called with each safe step down.
         opened: called with the run's folder, once it is there and held.
@@ -86,6 +87,7 @@ class TrainingCallbacks:
     should_stop: Callable[[], bool] = lambda: False
     report: Callable[[Report], None] = _ignore
     warn: Callable[[str], None] = _ignore
+    say: Callable[[str], None] = _ignore
     log: Callable[[Mapping[str, Any]], None] = _ignore
     step_down: Callable[[StepDown], None] = _ignore
     opened: Callable[[RunFolder], None] = _ignore

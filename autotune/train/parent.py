@@ -31,8 +31,11 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Of these, what asks a process to end."""
 
-_HEARING_SECONDS = 0.25
-"""A signal to the whole process group reaches the training as soon as the parent; after this it was the parent's."""
+_HEARING_SECONDS = 1.0
+"""A signal to the whole process group reaches the training as soon as the parent; after this it was the parent's.
+
+Long enough for a machine that swaps: a Ctrl-C sent on that the training has heard would be its second one.
+"""
 
 _CHUNK_BYTES = 4096
 

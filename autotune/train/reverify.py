@@ -230,7 +230,8 @@ def _judge(settings: Settings, outcome: FinalsOutcome, *, end: str) -> Reverific
         return Reverification(
             differences=settings.differences, speedup=speedup, pairs=pairs, trusted=True, reason=reason
         )
-    reason = f"your own settings are used: the profile's run at {figures}, which does not rule out a loss"
+    found = "slower" if speedup.high < 1.0 else "which does not rule out a loss"
+    reason = f"your own settings are used: the profile's run at {figures}, {found}"
     return _refuse(settings, reason, pairs=pairs, speedup=speedup)
 
 

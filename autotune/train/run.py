@@ -175,18 +175,18 @@ class _Run:
                 self.resolved.target,
                 fingerprint=self.loaded.fingerprint,
                 should_stop=self.callbacks.should_stop,
-                say=note,
+                say=self.callbacks.say,
             ),
             note=note,
         )
-        asked, verified = settings, None
+        verified = None
         if before is None and settings.needs_reverification and not options.trust:
-            frame = Frame(should_stop=self.callbacks.should_stop, say=note, random_sources=self.sources)
+            frame = Frame(should_stop=self.callbacks.should_stop, say=self.callbacks.say, random_sources=self.sources)
             verified = reverify_in_processes(settings, self.resolved.target, frame)
             settings = settings if verified.trusted else settings.fall_back()
         return RunPlan(
             target=target,
-            asked_config=asked.config,
+            asked_config=settings.config if profile is None else profile.config,
             config=settings.config,
             baseline_config=settings.baseline_config,
             origin=settings.origin,

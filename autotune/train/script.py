@@ -77,6 +77,11 @@ class ScriptRun:
         return self.target.script
 
     @property
+    def knows_settings(self) -> bool:
+        """What it is run with is known: of its own settings nobody has told, without a profile or a probe."""
+        return self.profile is not None or self.origin != "baseline"
+
+    @property
     def levers(self) -> Levers:
         """What can be set about it."""
         return Levers(
@@ -85,7 +90,7 @@ class ScriptRun:
 
     def values(self, config: TrainConfig) -> dict[str, KnobValue]:
         """Return what the placeholders of its command stand for under a config."""
-        if self.origin != "baseline":
+        if self.knows_settings:
             return script_values(self.script, config)
         # Of its own settings only those are known that the command names.
         own = own_values(self.script)
@@ -166,11 +171,11 @@ def prepare_script_run(settings: Settings, target: Target) -> ScriptRun:
     script = target.script
     assert script is not None
     config, baseline = settings.config, settings.baseline_config
-    if settings.origin == "baseline":
+    if settings.origin == "baseline" and settings.profile is None:
         config = baseline = _fill_in_own(script, config)
     run = ScriptRun(
         target=target,
-        fingerprint=fingerprint_target(target),
+        fingerprint=fingerprint_target(target) or "",
         config=config,
         baseline_config=baseline,
         origin=settings.origin,

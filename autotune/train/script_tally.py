@@ -46,7 +46,7 @@ class ScriptTally:
             finished=ended.status == 0,
             target=plan.target,
             origin=run.origin,
-            config=config,
+            config=config if run.knows_settings else None,
             steps=sum(one.steps for one in all_of_them),
             epochs=0,
             samples=sum(one.samples for one in all_of_them),

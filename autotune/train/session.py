@@ -143,8 +143,8 @@ class Session:
                 return StretchEnd(fault=fault, choice=choice)
 
     def _restore(self, training: Training, *, resumes: bool, not_after: int | None) -> Restored:
-        if not resumes:
-            return Restored(Progress(), {})
+        if not resumes or not self.checkpoints.exist():
+            return Restored(Progress(), {})  # a run that ended before its first checkpoint begins as it did
         restored = self.checkpoints.load(training, not_after=not_after)
         for problem in restored.problems:
             self.callbacks.warn(f"{problem}; the one before it is used")
@@ -195,6 +195,8 @@ class Session:
     def _build_guard(self, training: Training) -> DriftGuard | None:
         plan = self.plan
         if plan.current_config == plan.baseline_config:
+            if self.guard is None:
+                self.guard = GuardSummary(is_on=False, reason="the settings are the baseline's own")
             return None
         return DriftGuard(
             self.loaded,

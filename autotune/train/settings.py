@@ -247,7 +247,7 @@ def _move_changes(
         value, own = get_knob(profile.config, name), name.removeprefix("user_knobs.")
         if own != name and value not in loaded.knobs.get(own, ()):
             problems.append(
-                f"the profile's value of your own knob {printable(own)} is left out: the target has none such"
+                f"your own knob {printable(own)} stays as it is: it cannot have the profile's value any more"
             )
             continue
         config = with_knob(config, name, value)

@@ -26,6 +26,18 @@ _SPEED = ("samples_per_second", "data_wait_fraction", "mfu", "memory_bytes")
 _KEYS = ("step", "samples")
 
 
+def require_tensorboard() -> None:
+    """Make sure that the files can be written, before anything else takes its time.
+
+    Raises:
+        MachineError: tensorboard is not installed.
+    """
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise MachineError(
+            "tensorboard is not installed", hint="pip install tensorboard, or autotune-torch[tensorboard]"
+        )
+
+
 class TensorBoardLog:
     """Writes the lines of metrics.jsonl as points over the optimizer steps.
 
@@ -47,8 +59,7 @@ class TensorBoardLog:
         least_seconds: float = 0.25,
         warn: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        if importlib.util.find_spec(_PACKAGE) is None:
-            raise MachineError("tensorboard is not installed", hint="pip install tensorboard")
+        require_tensorboard()
         self._folder = folder / TENSORBOARD_FOLDER
         self._warn = warn
         self._step = resumed_step

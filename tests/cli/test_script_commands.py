@@ -143,6 +143,7 @@ def test_the_final_training_is_the_script_itself_with_the_settings_hung_on_it(fo
     assert "130 steps" in tuned.stderr
     assert "the search measured 1,300 samples/s" in tuned.stderr
     assert len((folder / "log.txt").read_text().splitlines()) == 6
+    assert sorted(path.name for path in folder.glob("runs/train-001/*")) == ["script.json", "summary.json"]
 
 
 def test_the_summary_alone_is_on_standard_output_with_json(folder: Path) -> None:
@@ -150,7 +151,7 @@ def test_the_summary_alone_is_on_standard_output_with_json(folder: Path) -> None
     save_profile(folder, words, TrainConfig(micro_batch_size=8), precision="bf16")
     done = run(folder, "train", "--profile", "best.json", "--json", "--", *words)
     summary = json.loads(done.stdout)
-    assert (summary["exit_status"], summary["steps"], summary["changed"]) == (0, 20, ["precision"])
+    assert (summary["finished"], summary["steps"], summary["config"]["precision"]) == (True, 20, "bf16")
     assert "step 20" in done.stderr
 
 
@@ -159,7 +160,8 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
     save_profile(folder, words, TrainConfig(micro_batch_size=8), micro_batch_size=4, gradient_accumulation_steps=2)
     done = run(folder, "train", "--profile", "best.json", "--json", "--", *words)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["changed"] == []  # by the script's own flags, not by hooks
+    config = json.loads(done.stdout)["config"]
+    assert (config["micro_batch_size"], config["gradient_accumulation_steps"]) == (4, 2)
     missing = run(folder, "train", "--profile", "best.json", "--", "python", "train.py", "--steps", "5")
     assert missing.returncode == 7
     assert "the command has no {micro_batch_size}" in missing.stderr

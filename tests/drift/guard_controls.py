@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from controls import Images, Points, Sequences
-from synthetic import AugmentedImages
+from models import Regressor
+from synthetic import AugmentedImages, points
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, LRScheduler, OneCycleLR
@@ -94,7 +95,7 @@ class Memorising(Points):
     """Sees few points so often that it knows them by heart."""
 
     def train_dataset(self) -> Dataset[Any]:
-        features, targets = super().train_dataset().tensors  # type: ignore[attr-defined]
+        features, targets = points().tensors
         return TensorDataset(features[:200], targets[:200])
 
 
@@ -110,6 +111,7 @@ def augmented_images() -> Images:
 
 
 def under_autocast() -> bool:
+    """Return whether the settings that are tried are in force."""
     return torch.is_autocast_enabled("cpu")
 
 
@@ -150,7 +152,7 @@ def zero(gradient: Tensor) -> Tensor:
 
 
 def add_noise(gradient: Tensor) -> Tensor:
-    return gradient + gradient.detach().std() * torch.randn_like(gradient)
+    return gradient + 3.0 * gradient.detach().std() * torch.randn_like(gradient)
 
 
 def quantise(gradient: Tensor) -> Tensor:
@@ -216,18 +218,13 @@ class TinyUnits(Timed, Points):
     """Predicts in metres what is a few millimetres: half precision loses its gradients unless the loss is scaled."""
 
     def build_model(self) -> nn.Module:
-        from models import Regressor  # type: ignore[import-not-found]
-
         return Regressor(256, 1e-2)
 
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         return AdamW(model.parameters(), lr=3e-3, eps=1e-12)
 
     def train_dataset(self) -> Dataset[Any]:
-        import synthetic  # type: ignore[import-not-found]
-
-        dataset: Dataset[Any] = synthetic.points(256, 1e-2)
-        return dataset
+        return points(256, 1e-2)
 
     def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
         features, targets = batch
@@ -298,8 +295,8 @@ def wrap_step(training: Any, change: Callable[[Any], None]) -> None:
     training.optimizer.register_step_post_hook(lambda optimizer, _args, _kwargs: change(optimizer))
 
 
-def step_three_times(training: Any, workload: Any) -> None:
-    """Apply every update three times from some step on, and tell of the same learning rate as ever."""
+def step_too_far(training: Any, workload: Any) -> None:
+    """Apply every update twenty times from some step on, and tell of the same learning rate as ever."""
     before: dict[int, Tensor] = {}
 
     def note(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -311,7 +308,7 @@ def step_three_times(training: Any, workload: Any) -> None:
             with torch.no_grad():
                 for group in optimizer.param_groups:
                     for leaf in group["params"]:
-                        leaf.add_(4.0 * (leaf - before[id(leaf)]))
+                        leaf.add_(19.0 * (leaf - before[id(leaf)]))
 
     training.optimizer.register_step_pre_hook(note)
     wrap_step(training, repeat)
@@ -424,7 +421,7 @@ SICK: tuple[Patient, ...] = (
     _MLP.patient("loss x 1.05 under autocast, from step 500", _BF16, build=lambda: LateLossScale(begins=LATE)),
     _MLP.patient("gradients x 1.05, loss right", _BF16, build=GradientScale),
     _MLP.patient("a layer's gradient is zero", _BF16, build=lambda: HookedPoints(zero)),
-    _MLP.patient("noise on a layer's gradient", _BF16, build=lambda: HookedPoints(add_noise)),
+    _MLP.patient("noise of 3 x its size on a layer's gradient", _BF16, build=lambda: HookedPoints(add_noise)),
     _MLP.patient("a layer's gradient in 3 bits, from step 500", _BF16, build=lambda: HookedPoints(quantise, LATE)),
     _MLP.patient("a gradient is NaN, from step 500", _BF16, build=lambda: HookedPoints(spoil, LATE)),
     _GROUP_NORM.patient("a stale copy of a layer's weights", _BF16, build=StaleCopy),
@@ -433,7 +430,7 @@ SICK: tuple[Patient, ...] = (
     _TINY.patient("fp16 without a loss scaler", _FP16, plant=take_scaler_away),
     _GROUP_NORM.patient("wrong labels, from step 500", _BF16, build=WrongLabels),
     _GROUP_NORM.patient("loss divided by 4 once too often", _FOREACH, build=HalvedLoss),
-    _GROUP_NORM.patient("every update 5 times, from step 500", _FOREACH, plant=step_three_times),
+    _GROUP_NORM.patient("every update 20 times, from step 500", _FOREACH, plant=step_too_far),
     _GROUP_NORM.patient("all weights decay, from step 500", _FOREACH, plant=decay_everything),
     _GROUP_NORM.patient("weights are pushed, from step 500", _FOREACH, plant=blow_up),
     _GROUP_NORM.patient("momentum is lost at each step", _FOREACH, plant=forget_momentum),

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from probe_records import hardware, timing
-from train_world import CONFIG, make_profile, open_workplace
+from train_world import CONFIG, open_workplace
 
 import autotune.train.reverify as reverify_module
-from autotune.records.config import TrainConfig
 from autotune.records.run import Reverification
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
@@ -129,14 +129,22 @@ def test_a_script_is_told_what_it_does_by_itself() -> None:
         assert (spec.baseline, spec.training_loaders, spec.random_sources) == (OWN, ("first",), ())
 
 
-@pytest.mark.parametrize(("ratio", "noise"), [(0.9, 0.01), (0.99, 0.001), (1.05, 0.3)])
-def test_settings_that_may_lose_here_are_not_used(ratio: float, noise: float) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "noise", "told"),
+    [
+        (0.9, 0.01, "slower"),
+        (0.99, 0.001, "slower"),
+        (1.05, 0.3, "which does not rule out a loss"),
+    ],
+)
+def test_settings_that_may_lose_here_are_not_used(ratio: float, noise: float, told: str) -> None:
     found = look(Machine(ratio=ratio, noise=noise, seed=1))
     assert not found.trusted
     assert found.pairs == PAIRS
     assert found.speedup is not None
     assert "your own settings are used" in found.reason
     assert f"{found.speedup.estimate:.2f}x your own" in found.reason
+    assert found.reason.endswith(told)
 
 
 @pytest.mark.usefixtures("here")
@@ -203,22 +211,41 @@ def test_an_allocator_that_is_not_installed_is_no_reason_to_fail() -> None:
 # In processes
 
 
+WATCHED = """
+import os
+from noisy_workload import WithMomentum
+
+class Watched(WithMomentum):
+    def build_model(self):
+        with open("seen", "a") as file:
+            print(os.getpid(), os.environ.get("MALLOC_TRIM_THRESHOLD_"), file=file)
+        return super().build_model()
+
+workload = Watched()
+"""
+
+
 @pytest.mark.slow
 def test_real_pairs_of_fresh_processes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_workplace(tmp_path)
+    (tmp_path / "watched.py").write_text(WATCHED)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    tuned = CONFIG.replace(host_allocator="glibc-tuned", num_workers=1)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(2**30))
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**30))
-    profile = make_profile(tmp_path, "noisy_workload.py:with_momentum", tuned)
-    settings = Settings(tuned, CONFIG, "profile", profile, None, ("x",))
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):  # this process was started for the profile
+        monkeypatch.setenv(name, str(2**30))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     told: list[str] = []
     frame = Frame(say=told.append, random_sources=("torch", "numpy", "random"), measure_seconds=0.2)
-    target = Target(spec="noisy_workload.py:with_momentum", folder=str(tmp_path))
+    settings = Settings(CONFIG.replace(host_allocator="glibc-tuned"), CONFIG, "profile", None, None, ("x",))
+    target = Target(spec="watched.py:workload", folder=str(tmp_path))
     found = reverify_in_processes(settings, target, frame)
     assert found.pairs == PAIRS, told
-    assert found.speedup is not None  # a worker for each of these tiny samples: whatever it shows, it was measured
+    assert found.speedup is not None
     assert os.environ["MALLOC_TRIM_THRESHOLD_"] == str(2**30)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    launches = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert len({pid for pid, _ in launches}) == len(launches) == 2 * PAIRS
+    assert Counter(value for _, value in launches) == {"None": PAIRS, str(2**30): PAIRS}
 
 
 def test_a_stop_reaches_a_launch_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

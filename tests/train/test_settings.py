@@ -6,27 +6,29 @@ from typing import Any
 
 import pytest
 from probe_records import BASELINE as PROBED
-from probe_records import gpu, hardware, target
+from probe_records import gpu, hardware, target, timing
 
 import autotune.train.differences as differences_module
 import autotune.train.preset_settings as preset_module
 import autotune.train.settings as settings_module
-from autotune.errors import CheckpointError, MachineError, ProfileError, UsageError
+from autotune.errors import CheckpointError, MachineError, ProfileError, TargetError, UsageError
 from autotune.presets import find_preset, load_presets
 from autotune.records import TrainConfig, read_record
 from autotune.records.codec import Record
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Interval
-from autotune.records.probe import ProbeReport
+from autotune.records.probe import ProbeReport, Verdict
 from autotune.records.profile import Evidence, Profile, ProfileTarget
+from autotune.records.quality import DriftLimits
 from autotune.records.run import CheckpointManifest, RunPlan
 from autotune.records.script import OwnKnob, Script
-from autotune.records.search import Preset
+from autotune.records.search import Preset, SearchState
 from autotune.records.trial import Target
+from autotune.search.folder import create_search_folder, write_report
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.workload import LoadedWorkload, check_workload
-from autotune.train.preset_settings import fit_preset
+from autotune.train.preset_settings import find_facts, fit_preset
 from autotune.train.settings import (
     Settings,
     check_environment,
@@ -267,7 +269,7 @@ def test_the_knobs_of_the_batch_are_taken_together() -> None:
 def test_an_own_knob_that_the_target_has_no_more_is_left_out(knobs: dict[str, Any]) -> None:
     settings, told = changed_target(knobs=knobs)
     assert settings.config.user_knobs == settings.baseline_config.user_knobs
-    assert "own knob width is left out" in told[-1]
+    assert "your own knob width stays as it is" in told[-1]
 
 
 def test_a_profile_and_a_preset_are_too_much() -> None:
@@ -348,6 +350,95 @@ def test_what_is_more_than_a_preset_makes_it_out_to_be_is_left_out() -> None:
     assert any("num_workers=2 (on this target it does more than it should)" in text for text in exact.left_out)
     rounding = fit_preset(find_preset("balanced"), drawn)
     assert (rounding.config.num_workers, rounding.config.persistent_workers) == (2, False)
+
+
+def open_folder(folder: Path, source: str = "print('hello')\n") -> Target:
+    (folder / "train.py").write_text(source)
+    return Target(spec=LABEL, folder=str(folder))
+
+
+def report(**changes: Any) -> ProbeReport:
+    verdict = Verdict(limit="unknown", sentence="nothing")
+    fields = {"hardware": HERE, "software": VERSIONS, "target": facts(), "measurement": timing(), "verdict": verdict}
+    return ProbeReport(**(fields | changes))
+
+
+class Probing:
+    """Stands in for the probe; counts its calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        monkeypatch.setattr(preset_module, "probe_target", self)
+
+    def __call__(self, *_arguments: Any, **_options: Any) -> tuple[ProbeReport, None]:
+        self.calls += 1
+        return report(), None
+
+
+def ask(folder: Path, *, stop: bool = False) -> tuple[TargetFacts, list[str]]:
+    told: list[str] = []
+    found = find_facts(open_folder(folder), fingerprint=PRINT, should_stop=lambda: stop, say=told.append)
+    return found, told
+
+
+def test_a_probe_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probing = Probing(monkeypatch)
+    assert ask(tmp_path) == (facts(), ["a probe finds out what this machine and this training can do"])
+    assert ask(tmp_path) == (facts(), [])
+    assert probing.calls == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hardware": hardware(usable_cpu_count=64)},
+        {"software": VERSIONS.replace(torch="2.6.0")},
+        {"target": facts(fingerprint="f" * 12)},
+        {"target": facts(label="other.py:workload")},
+    ],
+    ids=["hardware", "software", "source", "target"],
+)
+def test_a_probe_of_something_else_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    probing = Probing(monkeypatch)
+    write_report(tmp_path, report(**changes))
+    ask(tmp_path)
+    assert probing.calls == 1
+    write_report(tmp_path, report())
+    ask(tmp_path)
+    assert probing.calls == 1
+
+
+def test_the_probe_of_a_search_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probing = Probing(monkeypatch)
+    search = create_search_folder(tmp_path, LABEL)
+    asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 1.0}
+    search.write_state(SearchState(target=open_folder(tmp_path), **asked))
+    search.write_probe(report())
+    assert ask(tmp_path)[1] == []
+    assert probing.calls == 0
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema_version": 2}'])
+def test_a_damaged_or_newer_report_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    probing = Probing(monkeypatch)
+    write_report(tmp_path, report()).write_text(content)
+    ask(tmp_path)
+    assert probing.calls == 1
+
+
+def test_a_probe_that_was_stopped_is_no_failure_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise TargetError("it fails with its own settings")
+
+    monkeypatch.setattr(preset_module, "probe_target", fail)
+    with pytest.raises(TargetError, match="own settings"):
+        ask(tmp_path)
+    with pytest.raises(UsageError, match="stopped before"):
+        ask(tmp_path, stop=True)
 
 
 # Scripts

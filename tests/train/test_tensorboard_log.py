@@ -34,8 +34,7 @@ def read_events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = EventAccumulator(str(folder / TENSORBOARD_FOLDER), size_guidance={"scalars": 0})
     accumulator.Reload()
     return {
-        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
-        for tag in accumulator.Tags()["scalars"]
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
     }
 
 
@@ -121,7 +120,7 @@ def test_without_tensorboard_its_package_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(MachineError, match="tensorboard is not installed") as caught:
         TensorBoardLog(tmp_path)
-    assert caught.value.hint == "pip install tensorboard"
+    assert caught.value.hint.startswith("pip install tensorboard")
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
