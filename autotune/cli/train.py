@@ -10,15 +10,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from autotune.cli.target import Target, read_target
-from autotune.cli.terminal import StopFlag, print_json, reported_errors, say, stop_on_signals
+from autotune.cli.terminal import StopFlag, print_json, reported_errors, say, stop_on_signals, warn
+from autotune.errors import AutotuneError
+from autotune.train.child import AGAIN_STATUS, keep_tie, tie_to_parent
 
 if TYPE_CHECKING:
     from autotune.cli.training_page import LineView
+    from autotune.records.trial import Target as TargetRecord
     from autotune.train.folder import RunFolder
     from autotune.train.options import TrainingCallbacks, TrainingOptions
     from autotune.train.tensorboard import TensorBoardLog
@@ -64,7 +67,9 @@ def train(
 ) -> None:
     """Train with a profile's settings, a preset's or your own: checkpointed, resumable, guarded."""
     with reported_errors(as_json=json_output):
+        is_watched = tie_to_parent()
         from autotune.train.options import TrainingOptions
+        from autotune.train.target import resolve_training_target
         from autotune.units import parse_duration
 
         options = TrainingOptions(
@@ -82,7 +87,30 @@ def train(
         )
         options.check()
         chosen = read_target(target)
+        resolved = resolve_training_target(chosen, Path.cwd())
+        if resolved.target.script is not None:
+            train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output)
+        if not is_watched and sys.argv[1:2] == ["train"]:
+            train_in_process(sys.argv[2:])
+        if resolved.origin != "argument":
+            say(f"target: {resolved.target.spec} (from the {resolved.origin})")
+        assert chosen is None or isinstance(chosen, str)
         train_workload(options, chosen, log=log, as_json=json_output)
+
+
+def train_in_process(words: list[str]) -> NoReturn:
+    """Train in a process of its own, which this one watches over: it is started again if it is killed.
+
+    Args:
+        words: as typed after `autotune train`.
+    """
+    from autotune.train.restarts import train_supervised
+
+    end = train_supervised(words, say=warn)
+    if end.message:
+        say(f"error: {end.message}", style="red")
+        say(f"  {end.hint}")
+    raise typer.Exit(end.status)
 
 
 def train_workload(options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool) -> None:
@@ -91,14 +119,21 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
     from autotune.cli.training_page import training_view
     from autotune.cli.training_summary import print_summary
     from autotune.train.run import run_training
+    from autotune.train.steps_down import FreshProcessNeeded
 
     with stop_on_signals(signal.SIGUSR1, signal.SIGUSR2) as stop:
-        with training_view() as view, training_log(log, view) as sink:
-            try:
+        try:
+            with training_view() as view, training_log(log, view) as sink:
                 summary = run_training(options, target, callbacks=make_callbacks(stop, view, sink))
-            except KeyboardInterrupt:
-                say("stopped at once: what was trained since the last checkpoint is lost", style="yellow")
-                raise typer.Exit(128 + signal.SIGINT) from None
+        except KeyboardInterrupt:
+            say("stopped at once: what was trained since the last checkpoint is lost", style="yellow")
+            raise typer.Exit(128 + signal.SIGINT) from None
+        except FreshProcessNeeded as error:
+            say(f"step down: {error.message}", style="yellow")
+            raise typer.Exit(AGAIN_STATUS) from None
+        except AutotuneError:
+            stop.exit_if_set()  # what a stop has left undone is no error
+            raise
         if as_json:
             print_json(summary.to_json())
         else:
@@ -106,6 +141,53 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
         stop.exit_if_set()
     if not summary.finished:
         raise typer.Exit(OUT_OF_TIME_STATUS)
+
+
+def train_script_target(
+    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool
+) -> NoReturn:
+    """Run a script to its end under its settings, and exit as it does.
+
+    Raises:
+        UsageError: an option is given that only the script's own command can set.
+    """
+    from autotune.cli.training_summary import print_summary
+    from autotune.records.profile import Profile
+    from autotune.targets.fingerprint import fingerprint_target
+    from autotune.train.preset_settings import find_facts
+    from autotune.train.reverify import Frame, reverify_in_processes
+    from autotune.train.script import prepare_script_run, refuse_workload_options
+    from autotune.train.script_parent import train_script
+    from autotune.train.settings import choose_script_settings
+
+    given = {
+        "--steps": options.steps,
+        "--epochs": options.epochs,
+        "--max-time": options.max_time_seconds,
+        "--out": options.out,
+        "--resume": options.resume,
+        "--seed": options.seed,
+    }
+    refuse_workload_options(given, target)
+    with stop_on_signals() as stop:
+        fingerprint = fingerprint_target(target)
+        settings = choose_script_settings(
+            target,
+            profile=None if options.profile is None else Profile.load(options.profile),
+            preset=options.preset,
+            find_facts=lambda: find_facts(target, fingerprint=fingerprint, should_stop=stop, say=say),
+            note=warn,
+        )
+        if settings.needs_reverification and not options.trust:
+            verified = reverify_in_processes(settings, target, Frame(should_stop=stop, say=say))
+            settings = settings if verified.trusted else settings.fall_back()
+        stop.exit_if_set()
+    end = train_script(prepare_script_run(settings, target), say=say, max_restarts=max_restarts, as_json=as_json)
+    if as_json:
+        print_json(end.summary.to_json())
+    else:
+        print_summary(end.summary)
+    raise typer.Exit(end.status)
 
 
 class TrainingLog:
@@ -213,4 +295,4 @@ def relaunch(missing: Mapping[str, str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     command = [sys.executable, "-P", "-m", "autotune", *sys.argv[1:]]
-    os.execve(sys.executable, command, {**os.environ, **missing, _RELAUNCHED: "1"})
+    os.execve(sys.executable, command, {**os.environ, **keep_tie(), **missing, _RELAUNCHED: "1"})

@@ -16,15 +16,13 @@ from pathlib import Path
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
-from autotune.errors import AutotuneError, MachineError
+from autotune.errors import MachineError
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.quality import DriftLimits
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.records.script import Script
-from autotune.search.folder import find_search_folder
 from autotune.targets.load import load_workload
-from autotune.targets.resolve import ResolvedTarget, resolve_target
+from autotune.targets.resolve import ResolvedTarget
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
 from autotune.train.child import session_began
@@ -36,8 +34,9 @@ from autotune.train.preset_settings import find_facts
 from autotune.train.reverify import Frame, reverify_in_processes
 from autotune.train.session import Session
 from autotune.train.settings import Settings, check_environment, choose_settings, find_missing_environment
+from autotune.train.target import resolve_training_target
 
-__all__ = ["TrainingCallbacks", "TrainingOptions", "resolve_training_target", "run_training"]
+__all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
 
 
 def run_training(
@@ -90,22 +89,6 @@ def run_training(
         hint = "free some space, then --resume" if is_full else "check the path and its permissions"
         raise MachineError(f"{error.filename or work}: {error.strerror or error}", hint=hint) from error
     return summary
-
-
-def resolve_training_target(target: str | Script | None, folder: Path) -> ResolvedTarget:
-    """Return the target: the argument, [tool.autotune]'s, the one this folder's newest search had, or the demo.
-
-    Raises:
-        UsageError: the settings file is not valid.
-    """
-    found = find_search_folder(folder)
-    remembered = None
-    if found is not None:
-        try:
-            remembered = found.read_state().target
-        except AutotuneError:
-            remembered = None
-    return resolve_target(target, folder=folder, remembered=remembered)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from autotune.train.loop import Ending, RunLoop
 from autotune.train.meters import Meters
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.state import Progress
-from autotune.train.steps_down import Choice, Fault, FaultFound, choose_step_down, describe_changes
+from autotune.train.steps_down import Choice, Fault, FaultFound, FreshProcessNeeded, choose_step_down, describe_changes
 from autotune.train.watch import Watch
 from autotune.trial.causes import explain_exception
 
@@ -110,6 +110,8 @@ class Session:
             self._free_memory()
             not_after = end.fault.clean_step
             resumes = self._step_down(end.fault, end.choice)
+            if end.fault.cause == "device-error":
+                raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --out {self.folder.path}")
 
     @property
     def plan(self) -> RunPlan:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.errors import TargetError
 from autotune.knobs import KNOBS
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.run import RunPlan, StepDownAction
@@ -57,6 +58,10 @@ class FaultFound(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.detail)
         self.fault = fault
+
+
+class FreshProcessNeeded(TargetError):
+    """The device answers nothing any more in this process; what a fresh one is to do is in the run's record."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from training_records import BEST, OUT_OF_MEMORY, make_live_report
 
-from autotune.cli import training_page
+from autotune.cli import ticker, training_page
 from autotune.cli.above_block import LinesAbove
 from autotune.cli.steadfast import SteadfastConsole, attempt
 from autotune.cli.ticker import DRAWING, Ticker
@@ -408,6 +408,27 @@ def test_a_terminal_that_is_gone_ends_no_training(kind: Callable[[Console], Line
     assert not DRAWING._lock._is_owned()  # type: ignore[attr-defined]
 
 
+def test_what_nobody_reads_is_forgotten_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+    monkeypatch.setattr(Broken, "write", lambda _self, _text: tries.append(1) or Broken().flush())
+    console = SteadfastConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    view = BlockView(console)
+    view.show(make_live_report())
+    with view.opened():
+        for _second in range(100):
+            view.warn("something")
+            view.tick()
+    assert len(tries) == 1
+    assert console._buffer == []
+
+
+def test_a_terminal_that_could_not_take_it_once_is_tried_again() -> None:
+    console = make_console()
+    attempt(console, lambda: console.print(1 / 0))
+    attempt(console, lambda: console.print("again"))
+    assert read(console) == "again\n"
+
+
 def test_a_stderr_that_is_gone_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Broken())
     monkeypatch.setenv("TERM", "xterm")
@@ -433,12 +454,44 @@ def test_a_pipe_and_a_dumb_terminal_get_lines(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_ticker_that_is_woken_does_not_wait() -> None:
     calls = threading.Semaphore(0)
-    with Ticker(calls.release, seconds=3600.0) as ticker:
-        ticker.wake()
+    with Ticker(calls.release, seconds=3600.0) as one:
+        one.wake()
         assert calls.acquire(timeout=30.0)
-        ticker.wake()
+        one.wake()
         assert calls.acquire(timeout=30.0)
     assert not calls.acquire(blocking=False)
+
+
+def fork_and_try() -> bool:
+    """Return whether a forked process finds the lock free."""
+    process = os.fork()
+    if not process:
+        is_free = DRAWING._lock.acquire(timeout=10.0)
+        os._exit(0 if is_free else 1)
+    return os.waitpid(process, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_forked_worker_inherits_no_held_lock(monkeypatch: pytest.MonkeyPatch, is_stuck: bool) -> None:
+    monkeypatch.setattr(ticker, "_LONGEST_WAIT_SECONDS", 0.05 if is_stuck else 60.0)
+    is_held, release = threading.Event(), threading.Event()
+    is_over: list[bool] = []
+
+    def hold() -> None:
+        with DRAWING:
+            is_held.set()
+            release.wait(60.0 if is_stuck else 0.2)
+            is_over.append(True)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(30.0)
+    assert fork_and_try()
+    # A fork waits until what is being written is there; a terminal that was stopped holds it up for a moment only.
+    assert bool(is_over) is not is_stuck
+    release.set()
+    holder.join()
 
 
 # What the user's own code prints
@@ -476,6 +529,14 @@ def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
     for _step in range(1000):
         above.write("x" * 1000)
     assert len(above._pending) < 100_000
+
+
+def test_a_forked_worker_writes_past_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, stream = make_console(), io.StringIO()
+    above = LinesAbove(console, stream)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    above.write("of a worker\n")
+    assert (stream.getvalue(), read(console)) == ("of a worker\n", "")
 
 
 def test_what_is_no_text_is_refused_as_a_file_does() -> None:

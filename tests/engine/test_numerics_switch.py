@@ -172,7 +172,7 @@ class OwnNoise(LineWorkload):
     def compute_loss(self, model: nn.Module, batch: Any) -> Any:
         features, targets = batch
         predicted = model(features).squeeze(-1)
-        return F.mse_loss((predicted + torch.randn(32, dtype=predicted.dtype)[: len(predicted)]).float(), targets)
+        return F.mse_loss((predicted + torch.randn(100, dtype=predicted.dtype)[-len(predicted) :]).float(), targets)
 
 
 class OwnMask(OwnNoise):
@@ -277,11 +277,15 @@ def test_what_fails_aside_leaves_no_trace_either():
     gradient = torch.ones(2)
     model.weight.grad = gradient
     state = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), aside(model, [], owner, CPU):
+
+    def fail() -> None:
         assert model.weight.grad is None
         model(torch.rand(4, 2)).sum().backward()
         owner.new = model.eval()
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), aside(model, [], owner, CPU):
+        fail()
     assert model.weight.grad is gradient
     assert model.training
     assert torch.equal(model.running_mean, torch.zeros(2))

@@ -159,11 +159,13 @@ def test_lines_that_are_odd_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_steps_that_were_trained_again_count_once(tmp_path: Path) -> None:
-    again = [*make_log(100)[:6], *make_log(100, final=2.0)[3:]]
+    again = [*make_log(100)[:10], *make_log(100, final=2.0)[6:]]
     found = compare_runs(plant_run(tmp_path / "a", log=again, is_killed=True), plant_run(tmp_path / "b"))
     assert found.first.samples == 800
     assert found.first.training_seconds == pytest.approx(8.0)
     assert found.first.loss == 2.0
+    assert found.loss is not None
+    assert (found.loss.first, found.loss.first_lines) == (2.0, 1)
 
 
 def test_a_run_without_a_log_has_its_summary(tmp_path: Path) -> None:

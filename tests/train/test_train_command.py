@@ -119,16 +119,30 @@ def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_first_signal_asks_and_the_second_one_interrupts() -> None:
+def test_the_first_signal_asks_and_a_second_ctrl_c_interrupts() -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     with stop_on_signals(signal.SIGUSR1) as stop:
         assert not stop()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stop()
+        os.kill(os.getpid(), signal.SIGTERM)  # a scheduler announces the end of a job's time, and then asks for it
         assert stop.signal_number == signal.SIGUSR1
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
     assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+class Stopped(BaseException):
+    pass
+
+
+def test_a_signal_ends_at_once_what_may_be_interrupted() -> None:
+    with stop_on_signals() as stop:
+        with pytest.raises(Stopped), stop.raising(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal_number == signal.SIGTERM
+        with pytest.raises(Stopped), stop.raising(Stopped):
+            pytest.fail("it was told to stop before")
 
 
 def test_malloc_settings_are_there_before_python_starts(workplace: Workplace) -> None:
