@@ -89,8 +89,8 @@ def kill_one_run(folder: Path, seed: int, kills: int, draw: random.Random) -> Ta
         process.wait()
         wait_for_end_of_group(process.pid)
     finish(folder, *length, "--out", "killed", *(("--resume",) if newest_step(folder) else ()))
-    ends = [read_end(folder / name) for name in ("straight", "killed")]
-    return Tally(seed, len(steps), steps, find_differences(*ends))
+    straight, killed = (read_end(folder / name) for name in ("straight", "killed"))
+    return Tally(seed, len(steps), steps, find_differences(straight, killed))
 
 
 def newest_step(folder: Path) -> int:
@@ -152,7 +152,8 @@ def main() -> int:
         end = "identical" if not tally.differences else f"differs in {', '.join(tally.differences[:5])}"
         print(f"seed {tally.seed}: {tally.kills} kills, with checkpoints at steps {tally.steps}: {end}", flush=True)
     kills, wrong = sum(one.kills for one in tallies), [one for one in tallies if one.differences]
-    print(f"{kills} kills in {len(tallies)} trainings: {len(tallies) - len(wrong)} ended identical, {len(wrong)} did not")
+    same = len(tallies) - len(wrong)
+    print(f"{kills} kills in {len(tallies)} trainings: {same} ended identical, {len(wrong)} did not")
     if options.json is not None:
         options.json.write_text(json.dumps([vars(one) for one in tallies], indent=2) + "\n")
     return 1 if wrong else 0

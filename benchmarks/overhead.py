@@ -54,17 +54,21 @@ class SmallPerceptron:
     baseline = TrainConfig(micro_batch_size=128)
 
     def build_model(self) -> nn.Module:
+        """Return three linear layers."""
         return nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return AdamW."""
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def train_dataset(self) -> Dataset[Any]:
+        """Return vectors labelled by the largest of their first ten entries."""
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(16384, 128, generator=generator)
         return TensorDataset(inputs, inputs[:, :10].argmax(dim=1))
 
     def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the cross entropy."""
         inputs, labels = batch
         return nn.functional.cross_entropy(model(inputs), labels)
 

@@ -52,6 +52,12 @@ def print_json(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_error_json(code: int, kind: str, message: str, hint: str) -> None:
+    """Print an error on stdout as JSON."""
+    fields = {"code": code, "kind": kind, "message": message, "hint": hint}
+    print_json(json.dumps({"error": fields}, indent=2))
+
+
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of what the user's code raised, without this package's own frames."""
     own = str(Path(__file__).parents[1])
@@ -69,9 +75,7 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
         if os.environ.get("AUTOTUNE_DEBUG") == "1":
             raise
         if as_json:
-            kind = type(error).__name__
-            fields = {"code": error.exit_code, "kind": kind, "message": error.message, "hint": error.hint}
-            print_json(json.dumps({"error": fields}, indent=2))
+            print_error_json(error.exit_code, type(error).__name__, error.message, error.hint)
         else:
             if isinstance(error, TargetError) and error.__cause__ is not None:
                 say(user_traceback(error.__cause__))

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from autotune.engine.precision import allows_tf32
 from autotune.records.config import TrainConfig
 
 _ATTENTION_BACKENDS = {
@@ -38,3 +39,13 @@ def cudnn_benchmark(config: TrainConfig) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def keep_switches(baseline: TrainConfig) -> TrainConfig:
+    """Return a workload's settings with what its module has switched on by itself: the engine would put that back."""
+    if not torch.cuda.is_available():
+        return baseline
+    return baseline.replace(
+        allow_tf32=baseline.allow_tf32 or allows_tf32(),
+        cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
+    )

@@ -27,6 +27,7 @@ from autotune.train.checkpoint import Checkpoints
 from autotune.train.deadline import Deadline
 from autotune.train.evaluations import Evaluations
 from autotune.train.guard import DriftGuard
+from autotune.train.length import count_epoch_steps, count_steps
 from autotune.train.looks import Looks
 from autotune.train.meters import Meters
 from autotune.train.metrics import MetricsFile, cut_metrics
@@ -153,18 +154,6 @@ class RunLoop:
         self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
         self.meters.note_checkpoint(time.perf_counter() - began)
 
-    def total_steps(self) -> int | None:
-        """Return the optimizer steps of the whole plan; None for epochs of an iterable dataset."""
-        if self.plan.steps is not None:
-            return self.plan.steps
-        per_epoch = self.steps_per_epoch()
-        return None if per_epoch is None or self.plan.epochs is None else self.plan.epochs * per_epoch
-
-    def steps_per_epoch(self) -> int | None:
-        """Return the optimizer steps of one epoch; None for an iterable dataset."""
-        batches = self.training.batches_per_epoch
-        return None if batches is None else math.ceil(batches / self.training.config.gradient_accumulation_steps)
-
     def _is_done(self) -> bool:
         if self.plan.steps is not None:
             return self.progress.step >= self.plan.steps
@@ -263,8 +252,8 @@ class RunLoop:
         standing = Standing(
             progress=self.progress,
             epoch=self.training.windows.epoch,
-            total_steps=self.total_steps(),
-            steps_per_epoch=self.steps_per_epoch(),
+            total_steps=count_steps(self.plan, self.training),
+            steps_per_epoch=count_epoch_steps(self.training),
             loss=math.nan if self.loss is None else self.loss,
             learning_rate=rate,
             metrics=self.evaluations.metrics,

@@ -13,10 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from autotune.engine.allocator import launch_environment
-from autotune.engine.precision import allows_tf32
 from autotune.errors import MachineError, ProfileError, UsageError
 from autotune.presets import find_preset
 from autotune.probe.machine.hardware import read_hardware
@@ -96,7 +93,9 @@ def choose_settings(
         ProfileError: the profile was measured on another target, or there is no such preset.
     """
     _refuse_both(profile, preset)
-    own = _resolve_own_settings(loaded.baseline)
+    from autotune.engine.kernels import keep_switches  # torch is of no other use to the parent of a script
+
+    own = keep_switches(loaded.baseline)
     if preset is not None:
         return _apply_preset(preset, lambda: find_facts().replace(baseline=own), note)
     if profile is None:
@@ -186,16 +185,6 @@ def find_missing_environment(config: TrainConfig, hardware: HardwareInfo) -> dic
 def _refuse_both(profile: Profile | None, preset: str | None) -> None:
     if profile is not None and preset is not None:
         raise UsageError("both --profile and --preset are given", hint="choose one")
-
-
-def _resolve_own_settings(baseline: TrainConfig) -> TrainConfig:
-    """Return a workload's own settings with what its module has set by itself: the engine would put that back."""
-    if not torch.cuda.is_available():
-        return baseline
-    return baseline.replace(
-        allow_tf32=baseline.allow_tf32 or allows_tf32(),
-        cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
-    )
 
 
 def _apply_preset(name: str, find_facts: FindFacts, note: Callable[[str], None]) -> Settings:

@@ -27,11 +27,11 @@ def run(*arguments: str, folder: Path, **environment: str) -> subprocess.Complet
 
 def test_without_a_command_the_help_is_shown(tmp_path):
     shown = run(folder=tmp_path)
-    for name in ("probe", "search", "train", "export", "report", "selftest"):
+    for name in ("probe", "search", "train", "compare", "export", "report", "selftest"):
         assert name in shown.stdout + shown.stderr
 
 
-@pytest.mark.parametrize("command", ["probe", "search", "train", "export", "report", "selftest"])
+@pytest.mark.parametrize("command", ["probe", "search", "train", "compare", "export", "report", "selftest"])
 def test_every_command_explains_itself_and_speaks_json(tmp_path, command):
     shown = run(command, "--help", folder=tmp_path, COLUMNS="200")
     assert shown.returncode == 0

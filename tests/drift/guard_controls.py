@@ -76,6 +76,13 @@ class Restarting(Points):
         return CosineAnnealingWarmRestarts(optimizer, T_0=250)
 
 
+class Settling(Points):
+    """Its learning rate falls to almost nothing, so that it ends at a minimum, where the mean gradient vanishes."""
+
+    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        return LambdaLR(optimizer, lambda step: max(1e-3, 1.0 - step / 2000))
+
+
 class WarmingUp(Images):
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         return SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -388,6 +395,7 @@ class Kind:
 
 _MLP = Kind("MLP", Points, 1500, 320)
 _RESTARTING = Kind("MLP, restarts", Restarting, 1500, 320)
+_SETTLING = Kind("MLP, settling", Settling, 3000, 320)
 _RESTLESS = Kind("MLP, restless", Restless, 1500, 320)
 _MEMORISING = Kind("MLP, memorising", Memorising, 2500, 320)
 _TINY = Kind("MLP, tiny units", TinyUnits, 1000, 160)
@@ -399,7 +407,8 @@ _TRANSFORMER = Kind("transformer", Sequences, 500, 96)
 _DROPOUT = Kind("transformer, dropout", lambda: Sequences(dropout=0.3), 500, 96)
 
 HEALTHY: tuple[Patient, ...] = (
-    _MLP.patient("MLP, bf16", _BF16, runs=8),
+    _MLP.patient("MLP, bf16", _BF16, runs=5),
+    _SETTLING.patient("MLP, down to a minimum, bf16", _BF16, runs=3),
     _MLP.patient("MLP, other optimizer loop", _FOREACH, runs=3),
     _MLP.patient("MLP, micro batches", _SPLIT, runs=2),
     _MLP.patient("MLP, compiled", {"compile_mode": "default"}, runs=2),

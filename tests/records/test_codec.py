@@ -102,7 +102,8 @@ def test_the_size_is_capped_in_bytes() -> None:
 def test_a_newer_schema_is_named_before_its_unknown_fields() -> None:
     with pytest.raises(ProfileError) as caught:
         parse_record('{"schema_version": 7, "unheard_of": 1}', Profile, name="best.json")
-    assert caught.value.message == f"best.json was written by a newer version (schema 7, this one reads {SCHEMA_VERSION})"
+    expected = f"best.json was written by a newer version (schema 7, this one reads {SCHEMA_VERSION})"
+    assert caught.value.message == expected
     assert "upgrade" in caught.value.hint
 
 

@@ -9,6 +9,7 @@ import pytest
 from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, make_report, play_finals
 
 from autotune.records import Profile
+from autotune.records.trial import LossCurve
 from autotune.search.answer import WORTH_PROVING, Findings, build_profile
 from autotune.search.confirm import FinalsPlan, budget_for
 from autotune.search.finals import FinalsOutcome, smallest_provable
@@ -159,3 +160,15 @@ def test_two_candidates_share_the_time_of_a_round():
     assert profile.verdict == "inconclusive"
     assert finals.best is not None
     assert profile.candidate_config == finals.best.config
+
+
+def test_the_baselines_trainings_become_the_band_of_the_final_one():
+    curves = tuple(
+        LossCurve(seed=seed, losses=tuple(2.0 + 0.01 * seed + 1.0 / (1 + step) for step in range(64)), samples=1024)
+        for seed in range(4)
+    )
+    findings = Findings(make_report(Machine()), baseline_curves=curves)
+    band = build_profile(findings, Ranking([], BASELINE), budget_seconds=BUDGET).evidence.loss_band
+    assert band is not None
+    assert (band.seeds, band.samples_per_block, len(band.means)) == (4, 64, 16)
+    assert answer(None).evidence.loss_band is None

@@ -24,11 +24,12 @@ from guarded_workloads import (
     start,
 )
 
+from autotune.engine.numerics import GradientPair
 from autotune.measure.loss_band import calibrate_band
 from autotune.records.measurement import Interval
 from autotune.records.quality import Fidelity
 from autotune.records.trial import LossCurve
-from autotune.train.gradient_watch import ROUND_EVERY, WINDOWS, rounds_needed
+from autotune.train.gradient_watch import ROUND_EVERY, WINDOWS, GradientWatch, rounds_needed
 from autotune.train.guard import DriftGuard
 from autotune.train.look_schedule import LookPace, LookSchedule
 from autotune.train.skips import SkipWatch
@@ -108,15 +109,41 @@ def test_a_mistake_that_one_micro_batch_does_not_show_is_found_by_a_planned_roun
     """A small constant is added to the gradient: next to the noise of a micro batch it is nothing."""
     workload = Fit()
     training, guard = start(workload, precision="bf16")
-    push = torch.Generator().manual_seed(1)
-    directions = [torch.randn(p.shape, generator=push) for p in training.model.parameters()]
+    source = torch.Generator().manual_seed(1)
+    pushes = [0.003 * torch.randn(p.shape, generator=source) for p in training.model.parameters()]
     workload.spoil = lambda loss, model: (
-        loss + 0.0 * sum((p * d).sum() for p, d in zip(model.parameters(), directions, strict=True))
+        loss + sum((p * push).sum() for p, push in zip(model.parameters(), pushes, strict=True))
     )
-    assert run(training, guard, last=100)[0] is None
-    assert not guard.summarize().last
-    run(training, guard, first=101, last=ROUND_EVERY * 10 + WINDOWS + 20)
-    assert guard.summarize().last is not None
+    alarm, losses = run(training, guard, last=400)
+    assert alarm.cause == "drift-gradients"
+    assert len(losses) >= 5 + 10 * (ROUND_EVERY - 1) + WINDOWS
+    assert alarm.clean_step >= 10 * (ROUND_EVERY - 2)
+
+
+class Vanishing:
+    """Gradients whose mean vanishes, as near a minimum, and a difference that is always the same one."""
+
+    layers = [("weight", 400, 400)]
+
+    def __init__(self, share: float) -> None:
+        source = torch.Generator().manual_seed(2)
+        self.gradient, self.difference = torch.randn(2, 400, generator=source)
+        self.difference *= share * self.gradient.norm() / self.difference.norm()
+
+    def compute(self, number: int) -> GradientPair:
+        gradient = (-1.0) ** number * self.gradient
+        return GradientPair(gradient + self.difference, gradient)
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.006, "fine"), (0.06, "shown")])
+def test_rounding_near_a_minimum_is_no_drift_and_more_than_rounding_is(share, state):
+    watch = GradientWatch(Vanishing(share), samples_per_step=BATCH, scales_loss=False)
+    seen = [watch.look(step, step=step).state for step in range(1, ROUND_EVERY + 2 * WINDOWS)]
+    assert seen[: ROUND_EVERY - 1] == ["fine"] * (ROUND_EVERY - 1)
+    assert seen[ROUND_EVERY - 1] == "open"
+    assert watch.last.verdict == "inferior"  # as a share of the mean gradient either is large
+    assert watch.last.bias.low > 0.05
+    assert (state == "shown") == ("shown" in seen)
 
 
 def test_a_gradient_that_overflows_half_precision_is_the_scalers_business():

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -307,6 +308,24 @@ def test_the_processes_of_torchrun_are_counted_together_and_a_killed_one_has_a_n
     assert end.status == 1
     assert any("killed by SIGKILL" in sentence for sentence in bench.said)
 
+
+@pytest.mark.slow
+def test_workers_of_a_fork_server_work(bench: Bench) -> None:
+    script = bench.folder / "faulty_script.py"
+    guarded = "if __name__ == '__main__':\n" + textwrap.indent(FORK_SERVED, "    ")
+    script.write_text("import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n" + guarded)
+    end = bench.train()
+    assert (end.status, end.summary.steps, bench.said) == (0, 8, [bench.said[-1]])
+
+
+FORK_SERVED = """
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(64, 4))
+for (inputs,) in DataLoader(data, batch_size=8, num_workers=1, multiprocessing_context="forkserver"):
+    model(inputs).sum().backward()
+    optimizer.step()
+"""
 
 PARENT = """
 import sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import weakref
@@ -179,22 +180,29 @@ class LoaderHooks:
 
 
 class _WorkerStart:
-    """What a worker does first: it ties its life to the training's, then does what the script wants."""
+    """What a worker does first: it ties its life to the training's, then does what the script wants.
 
-    def __init__(self, training: int, own: Callable[[int], None] | None) -> None:
+    Args:
+        training: the process that starts it; None for a fork server, which ends with the training itself.
+        own: the script's own function.
+    """
+
+    def __init__(self, training: int | None, own: Callable[[int], None] | None) -> None:
         self._training, self._own = training, own
 
     def __call__(self, worker: int) -> None:
-        die_with_parent(self._training)
+        die_with_parent(os.getppid() if self._training is None else self._training)
         if self._own is not None:
             self._own(worker)
 
 
 def _tie_workers(loader: DataLoader[Any]) -> None:
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or loader.num_workers == 0:
         return  # the kernel ties a process to the thread that started it, and this one may end before its workers do
     if not isinstance(loader.worker_init_fn, _WorkerStart):
-        object.__setattr__(loader, "worker_init_fn", _WorkerStart(os.getpid(), loader.worker_init_fn))
+        context = loader.multiprocessing_context or multiprocessing.get_context()
+        training = None if context.get_start_method() == "forkserver" else os.getpid()
+        object.__setattr__(loader, "worker_init_fn", _WorkerStart(training, loader.worker_init_fn))
 
 
 def _count(batch: Any) -> int | None:

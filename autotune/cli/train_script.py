@@ -1,0 +1,64 @@
+"""`autotune train` of a script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from autotune.cli.terminal import print_json, say, stop_on_signals, warn
+
+if TYPE_CHECKING:
+    from autotune.records.trial import Target as TargetRecord
+    from autotune.train.options import TrainingOptions
+
+
+def train_script_target(
+    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool
+) -> NoReturn:
+    """Run a script to its end under its settings, and exit as it does.
+
+    Raises:
+        UsageError: an option is given that only the script's own command can set.
+    """
+    from autotune.cli.training_summary import print_summary
+    from autotune.records.profile import Profile
+    from autotune.targets.fingerprint import fingerprint_target
+    from autotune.train.preset_settings import find_facts
+    from autotune.train.reverify import Frame, reverify_in_processes
+    from autotune.train.script import prepare_script_run, refuse_workload_options
+    from autotune.train.script_parent import train_script
+    from autotune.train.settings import choose_script_settings
+
+    refuse_workload_options(_list_given(options), target)
+    with stop_on_signals() as stop:
+        fingerprint = fingerprint_target(target)
+        settings = choose_script_settings(
+            target,
+            profile=None if options.profile is None else Profile.load(options.profile),
+            preset=options.preset,
+            find_facts=lambda: find_facts(target, fingerprint=fingerprint, should_stop=stop, say=say),
+            note=warn,
+        )
+        if settings.needs_reverification and not options.trust:
+            verified = reverify_in_processes(settings, target, Frame(should_stop=stop, say=say))
+            settings = settings if verified.trusted else settings.fall_back()
+        stop.exit_if_set()
+    run = prepare_script_run(settings, target)
+    end = train_script(run, say=lambda text: say(f"autotune: {text}"), max_restarts=max_restarts, as_json=as_json)
+    if as_json:
+        print_json(end.summary.to_json())
+    else:
+        print_summary(end.summary)
+    raise typer.Exit(end.status)
+
+
+def _list_given(options: TrainingOptions) -> dict[str, object]:
+    return {
+        "--steps": options.steps,
+        "--epochs": options.epochs,
+        "--max-time": options.max_time_seconds,
+        "--out": options.out,
+        "--resume": options.resume,
+        "--seed": options.seed,
+    }

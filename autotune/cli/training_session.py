@@ -1,0 +1,136 @@
+"""What ties a training in this process to the terminal: its signals, its logs, its environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.terminal import StopFlag
+from autotune.train.child import keep_tie
+
+if TYPE_CHECKING:
+    from autotune.cli.training_page import LineView
+    from autotune.train.folder import RunFolder
+    from autotune.train.options import TrainingCallbacks, TrainingOptions
+    from autotune.train.tensorboard import TensorBoardLog
+
+_RELAUNCHED = "AUTOTUNE_RELAUNCHED"
+
+
+class TrainingLog:
+    """Hands the lines of metrics.jsonl on to TensorBoard's files.
+
+    Args:
+        warn: told when they cannot be written any more.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._folder: Path | None = None
+        self._files: TensorBoardLog | None = None
+
+    def open(self, folder: Path) -> None:
+        """Remember the run's folder."""
+        self._folder = folder
+
+    def begin(self, step: int) -> None:
+        """Write on from a step; what was written after it is going to be trained again."""
+        from autotune.train.tensorboard import TensorBoardLog
+
+        if self._files is not None:
+            self._files.rewind(step)
+        elif self._folder is not None:
+            self._files = TensorBoardLog(self._folder, resumed_step=step, warn=self._warn)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Write a line."""
+        if self._files is not None:
+            self._files(line)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._files is not None:
+            self._files.close()
+
+
+@contextmanager
+def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | None]:
+    """Return what lines of metrics.jsonl are handed to; None for nothing."""
+    if kind is None:
+        yield None
+        return
+    from autotune.train.tensorboard import require_tensorboard
+
+    require_tensorboard()  # before anything is written
+    log = TrainingLog(view.warn)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> TrainingCallbacks:
+    """Return what ties a training to the terminal, its signals and its logs."""
+    from autotune.train.child import note_run_folder
+    from autotune.train.options import TrainingCallbacks
+    from autotune.train.report import StopNow
+
+    def open_run(folder: RunFolder) -> None:
+        note_run_folder(folder.path)
+        if log is not None:
+            log.open(folder.path)
+        view.promise(folder.plan.promised_samples_per_second)
+        view.plan(f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}")
+
+    def start_anew(missing: Mapping[str, str]) -> None:
+        if missing and _RELAUNCHED not in os.environ:
+            view.close()
+        relaunch(missing)
+
+    plain = TrainingCallbacks(
+        should_stop=stop,
+        report=view.show,
+        warn=view.warn,
+        say=view.plan,
+        step_down=view.step_down,
+        opened=open_run,
+        interruptible=partial(stop.raising, StopNow),
+        relaunch=start_anew,
+    )
+    return plain if log is None else replace(plain, log=log.write, begins=log.begin)
+
+
+def relaunch_for_profile(options: TrainingOptions) -> None:
+    """Start this command anew where a profile's allocator settings need variables set before Python starts.
+
+    Raises:
+        ProfileError: the profile is not valid.
+    """
+    if options.profile is None:
+        return
+    from autotune.errors import MachineError
+    from autotune.probe.machine.hardware import read_hardware
+    from autotune.records.profile import Profile
+    from autotune.train.settings import find_missing_environment
+
+    config = Profile.load(options.profile).config
+    try:
+        relaunch(find_missing_environment(config, read_hardware()))
+    except MachineError:  # a profile from elsewhere may have to fall back to your own settings, which need nothing
+        return
+
+
+def relaunch(missing: Mapping[str, str]) -> None:
+    """Start this command anew with some variables set; return where there are none, or where it did not help."""
+    if not missing or _RELAUNCHED in os.environ:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-P", "-m", "autotune", *sys.argv[1:]]
+    os.execve(sys.executable, command, {**os.environ, **keep_tie(), **missing, _RELAUNCHED: "1"})
