@@ -278,7 +278,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("arguments", [[], ["probe"], ["search"], ["train"], ["compare"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     program = (
-        f"import runpy, sys\nsys.argv = ['autotune', *{arguments!r}]\n"
+        f"import runpy, sys\nsys.argv = ['autotune', *{arguments!r}, '--help']\n"
         "try:\n    runpy.run_module('autotune', run_name='__main__')\n"
         f"except SystemExit as stop:\n    print('exit', stop.code, {HEAVY})\n"
     )

@@ -20,7 +20,7 @@ import torch
 
 from autotune.engine.loop import Training
 from autotune.engine.numerics import SWITCHED, IncomparableGradients, PairedGradients
-from autotune.measure.fidelity import BIAS_FAILS, NOISE_FAILS
+from autotune.measure.fidelity import LAYER_BIAS_FAILS, NOISE_FAILS
 from autotune.measure.loss_watch import LossWatch
 from autotune.records.config import TrainConfig
 from autotune.records.quality import Fidelity, LossBand, Margin
@@ -242,7 +242,9 @@ class DriftGuard:
     def _acquit(self) -> str:
         """Return what is to be said of the numerics where the loss has risen although all of them were compared."""
         gradients = self._gradients
-        if gradients is None or self._off or not gradients.checks or set(self._inexact) - set(self._paired.switched):
+        if gradients is None or self._off or not gradients.checks or gradients.is_in_round:
+            return ""
+        if set(self._inexact) - set(self._paired.switched):
             return ""
         return "; its gradients are the baseline's, so the cause may be the data, the learning rate or the workload"
 
@@ -258,10 +260,8 @@ class DriftGuard:
 
 
 def _differ(found: Fidelity) -> bool:
-    return any(
-        interval is not None and interval.estimate > limit
-        for interval, limit in ((found.noise, NOISE_FAILS), (found.bias, BIAS_FAILS))
-    )
+    noise = 0.0 if found.noise is None else found.noise.estimate
+    return noise > NOISE_FAILS or (found.worst_bias or 0.0) > LAYER_BIAS_FAILS
 
 
 def _count_epoch_steps(training: Training, config: TrainConfig) -> int | None:

@@ -224,18 +224,20 @@ def test_the_band_of_another_training_is_not_used():
     assert run(training, guard, last=60)[0] is None
 
 
-def test_a_loss_that_rises_while_the_gradients_are_right_is_said_to_have_another_cause():
-    training, guard = start(Fit(), precision="bf16")
-    guard._schedule.next_step = 10**9
-    losses = [1.0 + 0.01 * math.sin(step) for step in range(800)]
-    run(training, guard, last=3)
-    for at in range(0, 800, 10):
-        assert guard.note_losses(losses[at : at + 10], step=at + 10, samples=8 * at + 80, learning_rate=0.1) is None
+@pytest.mark.parametrize(
+    ("looked", "other"), [(True, {}), (False, {}), (True, {"optimizer_implementation": "foreach"})]
+)
+def test_a_loss_that_rises_while_all_gradients_are_right_is_said_to_have_another_cause(looked, other):
+    training, guard = start(Fit(), precision="bf16", **other)
+    run(training, guard, last=8 if looked else 3)
     alarm = None
-    for at in range(800, 2000, 10):
-        alarm = alarm or guard.note_losses([2.0] * 10, step=at + 10, samples=8 * at + 80, learning_rate=0.1)
+    for step in range(10, 2000, 10):
+        level = 1.0 if step <= 800 else 2.0
+        losses = [level + 0.01 * math.sin(step + number) for number in range(10)]
+        alarm = alarm or guard.note_losses(losses, step=step, samples=BATCH * step, learning_rate=0.1)
+        assert (alarm is None) or step > 800
     assert alarm.cause == "drift-loss"
-    assert "its gradients are" not in alarm.sentence  # nobody has looked
+    assert ("its gradients are the baseline's" in alarm.sentence) == (looked and not other)
     assert alarm.clean_step <= 800
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from probe_records import BASELINE as PROBED
 from probe_records import gpu, hardware, target, timing
 
@@ -67,7 +68,7 @@ def this_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             monkeypatch.setattr(module, "read_hardware", lambda: machine)
         for module in (differences_module, preset_module):
             monkeypatch.setattr(module, "read_software", lambda: software)
-        monkeypatch.setattr(settings_module.torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     stand_on()
     return stand_on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -16,8 +15,8 @@ from autotune.errors import TargetError
 from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.train import session
-from autotune.train.guard import DriftGuard, LookPace
+from autotune.train.guard import DriftGuard
+from autotune.train.look_schedule import LookPace
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.run import run_training
 
@@ -96,8 +95,7 @@ def test_what_is_not_finite_goes_back_to_the_baselines_arithmetic(faulty: Workpl
 
 def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps of a fraction of a millisecond leave next to no time for looks.
-    eager = functools.partial(DriftGuard, pace=LookPace(first_step=20, least_steps=1, most_cost=1.0))
-    monkeypatch.setattr(session, "DriftGuard", eager)
+    monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=20, least_steps=1, most_cost=1.0))
     train(faulty, "quiet", out="straight", epochs=8)
     summary = train(faulty, "drifts_in_bf16", BF16, epochs=8)
     (step_down,) = summary.step_downs

@@ -1,0 +1,144 @@
+"""What is done about a fault: the smallest safe step down, or nothing where none of ours would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.records.config import TrainConfig
+from autotune.records.profile import ProfileTarget
+from autotune.records.run import RunPlan, StepDown
+from autotune.train.steps_down import PATIENCE_STEPS, Fault, choose_step_down, describe_changes
+
+BASELINE = TrainConfig(micro_batch_size=64, num_workers=2)
+TUNED = BASELINE.replace(
+    micro_batch_size=32,
+    gradient_accumulation_steps=2,
+    precision="bf16",
+    compile_mode="default",
+    num_workers=4,
+    activation_checkpointing="selective",
+    host_allocator="jemalloc",
+    user_knobs={"implementation": "fast"},
+)
+
+
+def make_plan(config: TrainConfig = TUNED, baseline: TrainConfig = BASELINE, *earlier: StepDown) -> RunPlan:
+    return RunPlan(
+        target=ProfileTarget(label="train.py:workload", fingerprint="0" * 12),
+        asked_config=config,
+        config=config,
+        baseline_config=baseline,
+        seed=0,
+        steps=None,
+        epochs=3,
+        step_downs=earlier,
+    )
+
+
+def earlier(cause: str, action: Any, *, step: int = 10, config: TrainConfig = TUNED) -> StepDown:
+    return StepDown(step=step, resumed_step=step, cause=cause, detail="", action=action, sentence="", config=config)
+
+
+def choose(cause: str, plan: RunPlan, *, step: int = 20, **options: Any) -> tuple[str, TrainConfig] | None:
+    choice = choose_step_down(Fault(cause, "", step), plan, **options)
+    return None if choice is None else (choice.action, choice.config)
+
+
+@pytest.mark.parametrize("cause", ["oom-device", "oom-host", "oom-killed", "allocator-thrash"])
+@pytest.mark.parametrize(
+    ("micro", "accumulation", "smaller"),
+    [(64, 1, 32), (32, 2, 16), (3, 1, 1), (9, 1, 3), (7, 1, 1), (12, 5, 6), (2, 1, 1)],
+)
+def test_less_memory_is_a_smaller_divisor_of_the_same_effective_batch(
+    cause: str, micro: int, accumulation: int, smaller: int
+) -> None:
+    config = TUNED.replace(micro_batch_size=micro, gradient_accumulation_steps=accumulation)
+    found = choose(cause, make_plan(config))
+    assert found is not None
+    action, changed = found
+    assert (action, changed.micro_batch_size) == ("fewer-samples", smaller)
+    assert changed.effective_batch_size == micro * accumulation
+    assert changed.replace(micro_batch_size=micro, gradient_accumulation_steps=accumulation) == config
+
+
+def test_one_sample_is_recomputed_as_far_as_the_model_can_be() -> None:
+    config = TUNED.replace(micro_batch_size=1, gradient_accumulation_steps=64, activation_checkpointing="off")
+    assert choose("oom-device", make_plan(config)) is None
+    for wanted in ("selective", "full"):
+        found = choose("oom-device", make_plan(config), can_recompute=True)
+        assert found == ("recompute", config.replace(activation_checkpointing=wanted))
+        config = found[1]
+    assert choose("oom-device", make_plan(config), can_recompute=True) is None
+
+
+@pytest.mark.parametrize("cause", ["dataloader-worker-died", "dataloader-worker-hung", "shm"])
+def test_workers_get_a_second_chance_and_no_third_one(cause: str) -> None:
+    assert choose(cause, make_plan()) == ("again", TUNED)
+    given_up = ("no-workers", TUNED.replace(num_workers=0, persistent_workers=False))
+    assert choose(cause, make_plan(TUNED, BASELINE, earlier(cause, "again"))) == given_up
+    long_ago = make_plan(TUNED, BASELINE, earlier(cause, "again"))
+    assert choose(cause, long_ago, step=11 + PATIENCE_STEPS) == ("again", TUNED)
+    assert choose(cause, make_plan(TUNED.replace(num_workers=0))) is None
+
+
+def test_a_compilation_that_fails_is_left_out_once() -> None:
+    assert choose("compile-error", make_plan()) == ("eager", TUNED.replace(compile_mode="off"))
+    assert choose("compile-error", make_plan(TUNED.replace(compile_mode="off"))) is None
+
+
+@pytest.mark.parametrize("cause", ["non-finite", "skipped-steps"])
+def test_arithmetic_goes_back_and_the_rest_stays(cause: str) -> None:
+    found = choose(cause, make_plan())
+    assert found == ("baseline-numerics", TUNED.replace(precision="fp32", compile_mode="off"))
+    assert choose(cause, make_plan(found[1])) is None
+
+
+@pytest.mark.parametrize("cause", ["drift-gradients", "drift-loss"])
+def test_drift_goes_back_to_the_baseline_in_this_process(cause: str) -> None:
+    found = choose(cause, make_plan())
+    assert found == ("baseline", BASELINE.replace(host_allocator="jemalloc"))
+    assert choose(cause, make_plan(BASELINE)) is None
+
+
+def test_what_was_given_up_does_not_come_back_with_the_baseline() -> None:
+    smaller = TUNED.replace(micro_batch_size=16, gradient_accumulation_steps=4, num_workers=0)
+    plan = make_plan(
+        TUNED,
+        BASELINE,
+        earlier("oom-device", "fewer-samples", config=smaller),
+        earlier("shm", "no-workers", config=smaller),
+    )
+    found = choose("drift-loss", plan)
+    assert found is not None
+    assert found[1] == BASELINE.replace(
+        micro_batch_size=16, gradient_accumulation_steps=4, num_workers=0, host_allocator="jemalloc"
+    )
+
+
+def test_another_effective_batch_that_was_allowed_is_kept() -> None:
+    larger = TUNED.replace(micro_batch_size=128, gradient_accumulation_steps=2, learning_rate_scale=2.0)
+    found = choose("drift-gradients", make_plan(larger))
+    assert found is not None
+    assert (found[1].micro_batch_size, found[1].gradient_accumulation_steps) == (64, 4)
+    assert found[1].learning_rate_scale == 2.0
+
+
+@pytest.mark.parametrize("cause", ["crash-signal", "device-error"])
+def test_a_process_that_died_is_started_again_and_then_with_the_baseline(cause: str) -> None:
+    assert choose(cause, make_plan()) == ("again", TUNED)
+    found = choose(cause, make_plan(TUNED, BASELINE, earlier(cause, "again")))
+    assert found == ("baseline", BASELINE.replace(host_allocator="jemalloc"))
+    assert choose(cause, make_plan(BASELINE, BASELINE, earlier(cause, "again", config=BASELINE))) is None
+
+
+@pytest.mark.parametrize("cause", ["user-error", "not-supported", "no-result", ""])
+def test_the_targets_own_errors_are_its_own(cause: str) -> None:
+    assert choose(cause, make_plan()) is None
+
+
+def test_changes_are_told_one_by_one() -> None:
+    changed = TUNED.replace(micro_batch_size=16, gradient_accumulation_steps=4)
+    assert describe_changes(TUNED, changed) == "micro_batch_size 32 -> 16, gradient_accumulation_steps 2 -> 4"
+    assert describe_changes(TUNED, TUNED) == ""
