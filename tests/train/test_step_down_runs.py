@@ -96,8 +96,8 @@ def test_what_is_not_finite_goes_back_to_the_baselines_arithmetic(faulty: Workpl
 def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps of a fraction of a millisecond leave next to no time for looks.
     monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=20, least_steps=1, most_cost=1.0))
-    train(faulty, "quiet", out="straight", epochs=8)
-    summary = train(faulty, "drifts_in_bf16", BF16, epochs=8)
+    train(faulty, "quiet", out="straight", epochs=12)
+    summary = train(faulty, "drifts_in_bf16", BF16, epochs=12)
     (step_down,) = summary.step_downs
     assert (step_down.cause, step_down.action, step_down.resumed_step) == ("drift-gradients", "baseline", 0)
     assert step_down.config == BASELINE
