@@ -1,6 +1,6 @@
 """The drift guard of `autotune train` at work: its false alarms in 50 healthy trainings, its catches in 22 sick ones.
 
-    python benchmarks/guard.py [--only NAME ...] [--repeats 1] [--json FILE]
+    python benchmarks/guard.py [--only NAME ...] [--repeats 1] [--first-seed 0] [--json FILE]
 
 Real trainings of small models on one CPU thread, each as the loop of a final training runs it. A healthy one is right,
 whatever its settings; a sick one has one known mistake, from its first step or from a later one. Gradients are looked
@@ -55,7 +55,7 @@ class Run:
     Attributes:
         name: of the patient.
         seed: of the training.
-        alarm: its cause; empty for none; `non-finite` where the loop itself would have stopped.
+        alarm: its cause; empty for none; `non-finite` where the loop itself stops, without the guard.
         sentence: the alarm's.
         step: at which it came, or the last one.
         clean_step: the alarm's.
@@ -90,19 +90,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="patients; all without any")
     parser.add_argument("--repeats", type=int, default=1, help="seeds of each sick training")
+    parser.add_argument("--first-seed", type=int, default=0, help="of each row; others are other trainings")
     parser.add_argument("--json", type=Path, help="write every run to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     bands = Bands()
     healthy = [Row(patient) for patient in HEALTHY if patient.name in options.only or not options.only]
     sick = [Row(patient) for patient in SICK if patient.name in options.only or not options.only]
-    print_table("healthy", healthy, bands, lambda patient: patient.runs)
-    print_table("sick", sick, bands, lambda _patient: options.repeats)
+    first = options.first_seed
+    print_table("healthy", healthy, bands, lambda patient: range(first, first + patient.runs))
+    print_table("sick", sick, bands, lambda _patient: range(first, first + options.repeats))
     costs = [] if options.only else print_costs(bands)
     false = sum(bool(run.alarm) for row in healthy for run in row.runs)
-    caught = sum(bool(run.alarm) for row in sick for run in row.runs)
+    caught = sum(bool(run.alarm) and run.alarm != "non-finite" for row in sick for run in row.runs)
+    stopped = sum(run.alarm == "non-finite" for row in sick for run in row.runs)
     print(f"\n{false} false alarms in {sum(len(row.runs) for row in healthy)} healthy trainings", flush=True)
-    print(f"{caught} of {sum(len(row.runs) for row in sick)} sick trainings caught", flush=True)
+    print(
+        f"{caught} of {sum(len(row.runs) for row in sick)} sick trainings caught, {stopped} more by the loop",
+        flush=True,
+    )
     if options.json is not None:
         found = {"healthy": healthy, "sick": sick, "cost": [Row(HEALTHY[0], costs)]}
         record = {kind: [asdict(run) for row in rows for run in row.runs] for kind, rows in found.items()}
@@ -131,13 +137,13 @@ class Bands:
         return LossCurve(seed=seed, losses=losses, samples=sum(outcome.samples for outcome in outcomes))
 
 
-def print_table(kind: str, rows: Sequence[Row], bands: Bands, repeats: Callable[[Patient], int]) -> None:
+def print_table(kind: str, rows: Sequence[Row], bands: Bands, seeds: Callable[[Patient], range]) -> None:
     """Train every patient and print a row for each."""
     print(f"\n| {kind} training | settings | steps | alarms | at step (clean) | gradient checks | largest error |")
     print("| --- | --- | ---: | --- | --- | ---: | ---: |", flush=True)
     for row in rows:
         band = bands.find(row.patient)
-        row.runs = [train(row.patient, band, seed) for seed in range(repeats(row.patient))]
+        row.runs = [train(row.patient, band, seed) for seed in seeds(row.patient)]
         print(describe(row), flush=True)
         for run in row.runs:
             if run.alarm and kind == "healthy":

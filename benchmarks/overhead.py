@@ -36,7 +36,6 @@ from autotune.measure.confidence import paired_ratio
 from autotune.records import TrainConfig
 from autotune.records.measurement import Interval
 from autotune.records.profile import ProfileTarget
-from autotune.records.quality import Margin
 from autotune.records.run import RunPlan
 from autotune.targets.demo import DemoWorkload
 from autotune.targets.workload import LoadedWorkload, check_workload
@@ -155,7 +154,6 @@ def train_ours(loaded: LoadedWorkload, config: TrainConfig, device: torch.device
             began=time.monotonic(),
             deadline=Deadline(),
             random_sources=sources,
-            drift_limit=Margin(amount=0.005),
         )
         session.run()
     return session.meters.training_seconds

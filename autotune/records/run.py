@@ -10,7 +10,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval, NonNegative
 from autotune.records.profile import ProfileTarget
-from autotune.records.quality import Fidelity, LossBand
+from autotune.records.quality import DriftLimits, Fidelity, LossBand, Margin
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -80,6 +80,8 @@ class RunPlan(Record):
     """Model FLOPs utilization of one sample a second with them; None when it is not known."""
     loss_band: LossBand | None = None
     """Where the baseline's loss went in the search; None when it was not trained there."""
+    drift_limit: Margin = DriftLimits().loss
+    """How much worse the training loss may get."""
     accepted: tuple[Fidelity, ...] = ()
     """Comparisons of gradients on which the search accepted the settings."""
     reverification: Reverification | None = None

@@ -9,7 +9,9 @@ the demo, and is compared with the profile's label.
 from __future__ import annotations
 
 import errno
+import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from autotune.engine.device import choose_device
 from autotune.errors import MachineError
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records.profile import Profile, ProfileTarget
-from autotune.records.quality import DriftLimits
+from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget
@@ -80,8 +82,8 @@ def run_training(
         run = _Run(options, callbacks, work, resolved, loaded, *_look_at_data(loaded))
         session, ending = run.train(began)
         if ending == "stopped":
-            seed = f" --seed {session.plan.seed}" if session.plan.seed else ""
-            warn(f"stopped at step {session.progress.step}; go on with --resume --out {session.folder.path}{seed}")
+            command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
+            warn(f"stopped at step {session.progress.step}; go on with: {command}")
         summary = _summarize(session, ending, warnings, time.monotonic() - began)
         session.folder.write_summary(summary)
     except OSError as error:
@@ -108,16 +110,18 @@ class _Run:
         profile = None if options.profile is None else Profile.load(self.work / options.profile)
         target = ProfileTarget(label=loaded.label, fingerprint=loaded.fingerprint, data_fingerprint=self.data)
         path = find_run(self.work, loaded.label, options.out) if options.resume else None
-        plan = self._make_plan(target, profile, None if path is None else read_plan(path))
+        notes: list[str] = []
+        plan = self._make_plan(target, profile, None if path is None else read_plan(path), notes.append)
         hardware = read_hardware()
         self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware))
+        for text in notes:  # said once: the process may have started anew
+            self.callbacks.warn(text)
         check_environment(plan.current_config, hardware, self.callbacks.warn)
         path = path or make_run(self.work, loaded.label, options.out)
         with locked_run(path):
             run_folder = RunFolder(path, plan)
             run_folder.write_plan(plan)
             self.callbacks.opened(run_folder)
-            limits = DriftLimits()
             session = Session(
                 loaded=loaded,
                 folder=run_folder,
@@ -127,17 +131,18 @@ class _Run:
                 began=began,
                 deadline=Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds),
                 random_sources=self.sources,
-                drift_limit=limits.loss,
             )
             return session, session.run()
 
-    def _make_plan(self, target: ProfileTarget, profile: Profile | None, before: RunPlan | None) -> RunPlan:
+    def _make_plan(
+        self, target: ProfileTarget, profile: Profile | None, before: RunPlan | None, note: Callable[[str], None]
+    ) -> RunPlan:
         """Return the plan of a new run, or of one that goes on as it was started."""
         options = self.options
         if before is not None and profile is None and options.preset is None:
             asked = before.replace(target=target, seed=before.seed if options.seed is None else options.seed)
         else:
-            asked = self._plan_anew(target, profile, before)
+            asked = self._plan_anew(target, profile, note, is_new=before is None)
         if before is not None:
             path = find_run(self.work, self.loaded.label, options.out)
             require_same_plan(before, asked, path)
@@ -147,8 +152,10 @@ class _Run:
             length = {"steps": before.steps, "epochs": before.epochs} if before else {"steps": None, "epochs": 1}
         return asked.replace(**length)
 
-    def _plan_anew(self, target: ProfileTarget, profile: Profile | None, before: RunPlan | None) -> RunPlan:
-        options, note = self.options, self.callbacks.warn
+    def _plan_anew(
+        self, target: ProfileTarget, profile: Profile | None, note: Callable[[str], None], *, is_new: bool
+    ) -> RunPlan:
+        options = self.options
         settings = choose_settings(
             self.loaded,
             profile=profile,
@@ -163,7 +170,7 @@ class _Run:
             note=note,
         )
         verified = None
-        if before is None and settings.needs_reverification and not options.trust:
+        if is_new and settings.needs_reverification and not options.trust:
             frame = Frame(should_stop=self.callbacks.should_stop, say=self.callbacks.say, random_sources=self.sources)
             verified = reverify_in_processes(settings, self.resolved.target, frame)
             settings = settings if verified.trusted else settings.fall_back()
@@ -176,12 +183,19 @@ class _Run:
             promised_samples_per_second=settings.promised_samples_per_second,
             flops_utilization=_find_flops_utilization(settings),
             loss_band=None if profile is None else profile.evidence.loss_band,
+            drift_limit=_find_drift_limit(profile),
             accepted=() if profile is None else tuple(one for check in profile.quality for one in check.fidelity),
             reverification=verified,
             seed=options.seed or 0,
             steps=options.steps,
             epochs=options.epochs,
         )
+
+
+def _find_drift_limit(profile: Profile | None) -> Margin:
+    """Return how much worse the training loss was allowed to get in the search."""
+    checks = () if profile is None else profile.quality
+    return next((check.margin for check in checks if check.test == "paired-losses"), DriftLimits().loss)
 
 
 def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:

@@ -17,7 +17,6 @@ import torch
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import TargetError
-from autotune.records.quality import Margin
 from autotune.records.run import GuardSummary, RunPlan, StepDown
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
@@ -63,7 +62,6 @@ class Session:
         began: `time.monotonic()` at the session's start.
         deadline: when it has to be over.
         random_sources: global generators that the dataset draws from.
-        drift_limit: how much worse the training loss may get.
         progress: where the run stands.
         meters: what it counts.
         guard: what the drift guard looked at; None before there was one.
@@ -77,7 +75,6 @@ class Session:
     began: float
     deadline: Deadline
     random_sources: tuple[str, ...]
-    drift_limit: Margin
     progress: Progress = field(default_factory=Progress)
     meters: Meters = field(default_factory=Meters)
     guard: GuardSummary | None = None
@@ -207,7 +204,7 @@ class Session:
             plan.baseline_config,
             device=self.device,
             band=plan.loss_band,
-            limit=self.drift_limit,
+            limit=plan.drift_limit,
             accepted=plan.accepted,
         )
 
