@@ -6,7 +6,8 @@ BIN := .venv/bin
 BUDGET ?= 2m
 
 # Tests of deadlines and signals have the machine to themselves; the others share it.
-PROCESS_TESTS := tests/train tests/cli/test_cli.py tests/trial/test_spawn.py tests/trial/test_supervisor_death.py
+PROCESS_TESTS := $(addprefix tests/train/,test_train_command.py test_parent.py test_script_training.py test_reverify.py) \
+    tests/cli/test_cli.py tests/trial/test_spawn.py tests/trial/test_supervisor_death.py
 
 .PHONY: demo test check slow clean
 

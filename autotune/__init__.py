@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from autotune.records import DriftLimits, Margin, Profile, TrainConfig
     from autotune.search.run import SearchOptions, run_search
     from autotune.targets.workload import Workload
-    from autotune.train.run import TrainingOptions, run_training
+    from autotune.train.options import TrainingCallbacks, TrainingOptions
+    from autotune.train.run import run_training
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "Profile",
     "SearchOptions",
     "TrainConfig",
+    "TrainingCallbacks",
     "TrainingOptions",
     "Workload",
     "__version__",
@@ -41,7 +43,8 @@ _HOME = {
     "Profile": "autotune.records",
     "SearchOptions": "autotune.search.run",
     "TrainConfig": "autotune.records",
-    "TrainingOptions": "autotune.train.run",
+    "TrainingCallbacks": "autotune.train.options",
+    "TrainingOptions": "autotune.train.options",
     "Workload": "autotune.targets.workload",
     "run_machine_probe": "autotune.probe.run",
     "run_probe": "autotune.probe.run",
