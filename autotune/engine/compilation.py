@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -12,7 +14,16 @@ def apply_compilation(model: nn.Module, config: TrainConfig) -> None:
     """Compile calls of the model in place; the work happens in its first calls."""
     if config.compile_mode == "off":
         return
-    model.compile(mode=None if config.compile_mode == "default" else config.compile_mode)
+    mode = None if config.compile_mode == "default" else config.compile_mode
+    if not type(model).__module__.startswith("torch.nn."):
+        model.compile(mode=mode)
+        return
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        # Dynamo skips frames of torch.nn itself: a bare Sequential is compiled only from within a function of another.
+        return model._call_impl(*arguments, **named)
+
+    model._compiled_call_impl = torch.compile(call, mode=mode)
 
 
 def compiled_graph_count() -> int:
