@@ -21,7 +21,7 @@ def apply_compilation(model: nn.Module, config: TrainConfig) -> None:
 
     def call(*arguments: Any, **named: Any) -> Any:
         # Dynamo skips frames of torch.nn itself: a bare Sequential is compiled only from within a function of another.
-        return model._call_impl(*arguments, **named)
+        return model._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
     model._compiled_call_impl = torch.compile(call, mode=mode)
 

@@ -105,7 +105,7 @@ class StepRecorder:
         if arm.gradient is None:
             return
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        self._noted[id(optimizer)] = NotedStep(arm.gradient, _pick(changes, arm.chosen), rates)
+        self._noted[id(optimizer)] = NotedStep(arm.gradient, pick(changes, arm.chosen), rates)
         arm.held, arm.before, arm.gradient = [], [], None
 
     def take(self) -> NotedStep | None:
@@ -129,13 +129,13 @@ class StepRecorder:
     def _adopt(self, optimizer: Optimizer) -> _Arm:
         parameters = _list_parameters(optimizer)
         first = len(self.layers)
-        widths = _share_elements([parameter.numel() for parameter in parameters])
+        widths = share_elements([parameter.numel() for parameter in parameters])
         chosen: list[Tensor | None] = []
         for position, (parameter, width) in enumerate(zip(parameters, widths, strict=True), start=first):
             name = self._names(parameter) or f"parameter {position} of shape {list(parameter.shape)}"
             parts = 2 if parameter.is_complex() else 1
             self.layers.append((name, parts * width, parts * parameter.numel()))
-            chosen.append(_choose(parameter.numel(), width, seed=position, device=parameter.device))
+            chosen.append(choose(parameter.numel(), width, seed=position, device=parameter.device))
         arm = self._arms[id(optimizer)] = _Arm(parameters, chosen)
         return arm
 
@@ -146,14 +146,15 @@ def name_parameters(model: torch.nn.Module) -> Callable[[Tensor], str | None]:
     return lambda parameter: names.get(id(parameter))
 
 
-def _share_elements(sizes: Sequence[int]) -> list[int]:
+def share_elements(sizes: Sequence[int]) -> list[int]:
+    """Return how many elements of each parameter are noted: all of a small model, a share of each layer of a large."""
     total = sum(sizes)
     if total <= MOST_ELEMENTS:
         return list(sizes)
     return [min(size, max(_LEAST_OF_LAYER, MOST_ELEMENTS * size // total)) for size in sizes]
 
 
-def _choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor | None:
+def choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor | None:
     """Return which elements of a parameter are noted, one at random from each of equal parts; None for all."""
     if width == size:
         return None
@@ -165,8 +166,8 @@ def _choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor
 
 
 def _read_gradient(optimizer: Optimizer, arm: _Arm) -> Tensor:
-    gradients = [_dense_gradient(parameter) for parameter in arm.parameters]
-    return _pick(gradients, arm.chosen) / _own_scale(optimizer)
+    gradients = [dense_gradient(parameter) for parameter in arm.parameters]
+    return pick(gradients, arm.chosen) / _own_scale(optimizer)
 
 
 def _list_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -185,14 +186,16 @@ def _overflowed(optimizer: Optimizer) -> bool:
     return found is not None and bool(found)
 
 
-def _dense_gradient(parameter: Tensor) -> Tensor:
+def dense_gradient(parameter: Tensor) -> Tensor:
+    """Return a parameter's gradient, zeros where it has none."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(parameter)
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _pick(tensors: Sequence[Tensor], chosen: Sequence[Tensor | None]) -> Tensor:
+def pick(tensors: Sequence[Tensor], chosen: Sequence[Tensor | None]) -> Tensor:
+    """Return the noted elements of all parameters, float32 or float64 `[elements]`, on the host."""
     parts = []
     for tensor, elements in zip(tensors, chosen, strict=True):
         flat = tensor.detach().reshape(-1)  # the logical order, whatever the layout in memory

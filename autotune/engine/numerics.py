@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autotune.engine.aside import aside, note_generators
 from autotune.engine.determinism import without_dropout
-from autotune.engine.gradients import _choose, _dense_gradient, _pick, _share_elements, name_parameters
+from autotune.engine.gradients import choose, dense_gradient, name_parameters, pick, share_elements
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.loop import Training
 from autotune.engine.precision import autocast, tf32
@@ -76,9 +76,9 @@ class PairedGradients:
         self._parameters = [leaf for group in groups for leaf in group["params"] if leaf.requires_grad]
         self._device = self._parameters[0].device
         self._draws_random = self._draws_beyond_dropout = False
-        widths = _share_elements([leaf.numel() for leaf in self._parameters])
+        widths = share_elements([leaf.numel() for leaf in self._parameters])
         self._chosen = [
-            _choose(leaf.numel(), width, seed=position, device=leaf.device)
+            choose(leaf.numel(), width, seed=position, device=leaf.device)
             for position, (leaf, width) in enumerate(zip(self._parameters, widths, strict=True))
         ]
         find_name = name_parameters(training.model)
@@ -157,7 +157,7 @@ class PairedGradients:
             loss = returned[0] if isinstance(returned, tuple) else returned
             self._backward(loss * scale if scale != 1.0 else loss)
         has_drawn = not torch.equal(before, _read_generator(self._device))
-        gradient = _pick([_dense_gradient(leaf) for leaf in self._parameters], self._chosen) / scale
+        gradient = pick([dense_gradient(leaf) for leaf in self._parameters], self._chosen) / scale
         for leaf in (*self._training.model.parameters(), *self._parameters):
             leaf.grad = None
         put_back()

@@ -149,7 +149,8 @@ class RunLoop:
             self._fault("non-finite", f"{flaw} is not finite after step {self.progress.step}")
         self._lines.flush()
         seen = None if self.guard is None else self.guard.capture()
-        notes = {"meters": self.meters.capture(), "guard": seen}
+        settings = self.training.config.model_dump(mode="json")
+        notes = {"meters": self.meters.capture(), "guard": seen, "config": settings}
         self.checkpoints.anchor_step = None if seen is None else seen["clean_step"]
         self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
         self.meters.note_checkpoint(time.perf_counter() - began)

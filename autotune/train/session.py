@@ -159,8 +159,9 @@ class Session:
         self.meters.restore(restored.notes.get("meters") or {})
         callbacks.begins(self.progress.step)
         guard = self._build_guard(training)
-        if guard is not None and restored.notes.get("guard"):
-            guard.restore(restored.notes["guard"])
+        is_same = restored.notes.get("config") == plan.current_config.model_dump(mode="json")
+        if guard is not None and is_same and restored.notes.get("guard"):
+            guard.restore(restored.notes["guard"])  # what was seen under other settings says nothing about these
         same = plan.current_config.precision == plan.config.precision
         watch = Watch(
             self.meters,

@@ -43,7 +43,7 @@ def end_state(training: Any) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_a_guarded_training_ends_bit_for_bit_as_one_without_a_guard(precision):
     plain, guard = start(Fit(), precision=precision)
     _, losses = run(plain, None, last=120)
@@ -57,6 +57,7 @@ def test_a_guarded_training_ends_bit_for_bit_as_one_without_a_guard(precision):
         assert torch.equal(value, expected[name]), name
 
 
+@pytest.mark.slow
 def test_a_healthy_training_is_let_alone_and_summed_up():
     training, guard = start(Fit(), precision="bf16")
     assert guard.words == "first look at the gradients at step 5"
@@ -217,6 +218,7 @@ def test_a_loss_above_the_band_is_found():
     assert "above the baseline's" in alarm.sentence
 
 
+@pytest.mark.slow
 def test_the_band_of_another_training_is_not_used():
     training, guard = start(Fit(), band=learn_band(), micro_batch_size=2 * BATCH)
     for group in training.optimizer.param_groups:
@@ -306,7 +308,7 @@ def test_more_judgements_need_more_rounds_that_agree():
     assert sum(0.05 ** rounds_needed(number) for number in range(1, 10_000)) <= 0.01
 
 
-@pytest.mark.parametrize("cut", [3, 27, 90])
+@pytest.mark.parametrize("cut", [3, pytest.param(27, marks=pytest.mark.slow), 90])
 def test_a_captured_guard_goes_on(cut):
     workload = Scaled() if cut == 27 else Fit()
     training, guard = start(workload, precision="bf16")

@@ -206,6 +206,7 @@ def test_an_evaluation_that_a_stop_cuts_short_is_made_up_for(
     assert sum("error" in line for line in read_metrics(workplace.folder / "stopped")) == 2
 
 
+@pytest.mark.slow
 def test_workers_that_die_for_another_reason_are_given_up_after_a_second_death(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,11 @@ def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("toy", "cause"), [("hanging_workers", "dataloader-worker-hung"), ("dying_workers", "dataloader-worker-died")]
+    ("toy", "cause"),
+    [
+        pytest.param("hanging_workers", "dataloader-worker-hung", marks=pytest.mark.slow),
+        ("dying_workers", "dataloader-worker-died"),
+    ],
 )
 def test_workers_that_fail_twice_are_given_up(faulty: Workplace, toy: str, cause: str) -> None:
     train(faulty, "quiet", out="straight", epochs=2)
