@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 
@@ -146,11 +146,11 @@ class RunLoop:
         began = time.perf_counter()
         flaw = find_non_finite(self.training) if self._checks_weights else None
         if flaw is not None:
-            self._fault("non-finite", f"{flaw} is not finite after step {self.progress.step}")
+            raise FaultFound(Fault("non-finite", f"{flaw} is not finite", self.progress.step))
         self._lines.flush()
         seen = None if self.guard is None else self.guard.capture()
-        settings = self.training.config.model_dump(mode="json")
-        notes = {"meters": self.meters.capture(), "guard": seen, "config": settings}
+        config = self.training.config.model_dump(mode="json")
+        notes = {"meters": self.meters.capture(), "guard": seen, "config": config}
         self.checkpoints.anchor_step = None if seen is None else seen["clean_step"]
         self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
         self.meters.note_checkpoint(time.perf_counter() - began)
@@ -215,7 +215,7 @@ class RunLoop:
         if self._hears_stop():
             return None
         self.save()
-        self._fault(cause, detail)
+        raise FaultFound(Fault(cause, detail, self.progress.step))
 
     def _hears_stop(self) -> bool:
         deadline = time.monotonic() + _SIGNAL_SECONDS
@@ -261,9 +261,6 @@ class RunLoop:
             guard="" if self.guard is None else self.guard.words,
         )
         self.watch.tell(pace, standing, at_once=at_once)
-
-    def _fault(self, cause: str, detail: str) -> NoReturn:
-        raise FaultFound(Fault(cause, detail, self.progress.step))
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that was done; return False if a stop cut it short, which leaves it to a resume."""
