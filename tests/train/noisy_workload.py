@@ -115,6 +115,18 @@ class Failing(Noisy):
         return super().compute_loss(model, batch)
 
 
+class LosesItsDevice(Noisy):
+    """Its device answers nothing any more, once in its life."""
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        mark = Path("device-lost")
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 9 and not mark.exists():
+            mark.touch()
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return super().compute_loss(model, batch)
+
+
 class WithoutScore(Noisy):
     def evaluate(self, model: nn.Module, device: torch.device) -> float:
         return float("nan")
@@ -174,6 +186,7 @@ slow = Slow()
 streaming = Streaming()
 diverging = Diverging()
 failing = Failing()
+loses_its_device = LosesItsDevice()
 without_score = WithoutScore()
 twice_judged = TwiceJudged()
 prints_environment = PrintsEnvironment()

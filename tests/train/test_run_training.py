@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from train_world import (
     read_state,
 )
 
-from autotune.errors import CheckpointError, MachineError, ProfileError, TargetError, UsageError
+from autotune.errors import BusyError, CheckpointError, MachineError, ProfileError, TargetError, UsageError
 from autotune.records.codec import read_record
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, TrainingSummary
@@ -323,6 +324,38 @@ def test_a_folder_in_use_is_not_overwritten(workplace: Workplace) -> None:
     (workplace.folder / "run" / "run.json").unlink()
     with pytest.raises(UsageError, match="holds a run already"):
         workplace.train(steps=3, out="run")
+
+
+def test_two_trainings_do_not_share_a_run(workplace: Workplace) -> None:
+    workplace.save_profile()
+    workplace.train(steps=3, out="run")
+    with folder.locked_run(workplace.folder / "run"), pytest.raises(BusyError, match="another training is at work in"):
+        workplace.train(out="run", resume=True)
+    assert workplace.train(out="run", resume=True, steps=4).steps == 4
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_as_it_did(workplace: Workplace) -> None:
+    workplace.save_profile()
+    workplace.train(epochs=2, out="straight")
+    workplace.train(epochs=2, out="run")
+    shutil.rmtree(workplace.folder / "run" / "checkpoints")
+    workplace.train(out="run", resume=True)
+    assert_same_end(workplace.folder / "straight", workplace.folder / "run")
+    assert_each_step_once(workplace.folder / "run")
+
+
+def test_a_resume_needs_neither_profile_nor_seed(workplace: Workplace) -> None:
+    workplace.save_profile(CONFIG.replace(num_workers=1))
+    workplace.train(epochs=2, out="straight", seed=3)
+    workplace.train(epochs=2, out="run", seed=3, stop=StopAfter(4))
+    summary = workplace.train(out="run", resume=True, profile=None)
+    assert (summary.origin, summary.config) == ("profile", CONFIG.replace(num_workers=1))
+    assert_same_end(workplace.folder / "straight", workplace.folder / "run")
+
+
+def test_without_a_profile_the_targets_own_settings_are_used(workplace: Workplace) -> None:
+    summary = workplace.train(steps=2, profile=None)
+    assert (summary.origin, summary.config) == ("baseline", CONFIG)
 
 
 def test_resuming_needs_a_run_and_a_checkpoint(workplace: Workplace) -> None:

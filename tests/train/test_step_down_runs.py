@@ -15,6 +15,7 @@ from autotune.errors import TargetError
 from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, TrainingSummary
+from autotune.train import looks
 from autotune.train.guard import DriftGuard
 from autotune.train.look_schedule import LookPace
 from autotune.train.options import TrainingCallbacks, TrainingOptions
@@ -73,6 +74,17 @@ def test_out_of_memory_splits_the_batch_from_the_last_consistent_state(faulty: W
     # The effective batch, the order and the schedule are the same: what differs is rounding.
     assert weights_differ(faulty.folder / "straight", faulty.folder / "run") < 1e-5
     assert summary.samples == 4 * 44
+
+
+def test_an_allocator_that_gives_memory_back_again_and_again_is_out_of_memory(
+    faulty: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retries = iter(range(1000))
+    monkeypatch.setattr(looks, "count_retries", lambda _device: min(next(retries), 5))
+    summary = train(faulty, "quiet", epochs=8)
+    (step_down,) = summary.step_downs
+    assert (step_down.cause, step_down.action) == ("allocator-thrash", "fewer-samples")
+    assert summary.config == BASELINE.replace(micro_batch_size=4, gradient_accumulation_steps=2)
 
 
 def test_a_compilation_that_fails_is_left_out(faulty: Workplace) -> None:

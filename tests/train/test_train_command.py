@@ -108,6 +108,39 @@ def test_a_signal_saves_and_the_run_goes_on(
         assert_same_end(straight, name)
 
 
+def test_a_time_limit_ends_it_in_time_and_the_run_goes_on(straight: Workplace) -> None:
+    status, printed, said = straight.run_command(
+        "--epochs", str(EPOCHS), "--out", "limited", "--max-time", "1s", "--json"
+    )
+    assert status == 124, said
+    summary = json.loads(printed)
+    assert not summary["finished"]
+    assert 1 <= summary["steps"] < EPOCHS * STEPS_PER_EPOCH
+    assert f"autotune train {straight.target} --resume --out {straight.folder / 'limited'}" in said
+    status, _, said = straight.run_command("--out", "limited", "--resume")
+    assert status == 0, said
+    assert_same_end(straight, "limited")
+
+
+@pytest.mark.slow
+def test_a_device_that_is_lost_needs_a_fresh_process(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace.folder)
+    workplace.toy = "loses_its_device"
+    workplace.save_profile()
+    status, printed, said = workplace.run_command("--epochs", "3", "--json", "--out", "run")
+    assert status == 0, said
+    summary = json.loads(printed)
+    (step_down,) = summary["step_downs"]
+    assert (step_down["cause"], step_down["action"], step_down["resumed_step"]) == (
+        "device-error",
+        "again",
+        STEPS_PER_EPOCH,
+    )
+    workplace.train(epochs=3, out="straight")
+    states = [read_state(workplace.folder / run) for run in ("straight", "run")]
+    assert find_differences(*states) == []
+
+
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
