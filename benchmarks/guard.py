@@ -102,13 +102,12 @@ def main() -> None:
     print_table("sick", sick, bands, lambda _patient: range(first, first + options.repeats))
     costs = [] if options.only else print_costs(bands)
     false = sum(bool(run.alarm) for row in healthy for run in row.runs)
-    caught = sum(bool(run.alarm) and run.alarm != "non-finite" for row in sick for run in row.runs)
+    caught = sum(bool(run.alarm) and run.alarm not in ("non-finite", "warning") for row in sick for run in row.runs)
     stopped = sum(run.alarm == "non-finite" for row in sick for run in row.runs)
+    warned = sum(run.alarm == "warning" for row in sick for run in row.runs)
     print(f"\n{false} false alarms in {sum(len(row.runs) for row in healthy)} healthy trainings", flush=True)
-    print(
-        f"{caught} of {sum(len(row.runs) for row in sick)} sick trainings caught, {stopped} more by the loop",
-        flush=True,
-    )
+    total = sum(len(row.runs) for row in sick)
+    print(f"{caught} of {total} sick trainings caught, {warned} warned of, {stopped} stopped by the loop", flush=True)
     if options.json is not None:
         found = {"healthy": healthy, "sick": sick, "cost": [Row(HEALTHY[0], costs)]}
         record = {kind: [asdict(run) for row in rows for run in row.runs] for kind, rows in found.items()}
@@ -224,6 +223,7 @@ def train(
 def watch(training: Training, guard: DriftGuard, workload: Any, steps: int) -> tuple[Any, int]:
     """Take steps as the loop of a final training does, until an alarm; return it and the steps taken."""
     losses: list[float] = []
+    warning: str | None = None
     samples, scale = 0, 1.0 if training.scaler is None else training.scaler.get_scale()
     for step in range(1, steps + 1):
         workload.steps_taken = step - 1
@@ -241,9 +241,10 @@ def watch(training: Training, guard: DriftGuard, workload: Any, steps: int) -> t
             rate = float(training.optimizer.param_groups[0]["lr"])
             alarm = alarm or guard.note_losses(losses, step=step, samples=samples, learning_rate=rate)
             losses = []
+            warning = warning or guard.take_warning()
         if alarm is not None:
             return alarm, step
-    return None, steps
+    return (None if warning is None else Stop("warning", warning, 0)), steps
 
 
 @dataclass(frozen=True)

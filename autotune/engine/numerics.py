@@ -1,7 +1,7 @@
 """The gradient of one micro batch under a training's own numerics and under its baseline's, at the same weights.
 
     micro batch, copied ── own: autocast, compiled ────▶ gradient ┐ elements noted, the same of both
-                        └─ baseline's: eager, its own ──▶ gradient ┘ then everything is put back
+                        └─ baseline's: eager, its own ──▶ gradient ┘ everything is put back after each
 
 Only what can be switched in place is: precision, TF32, the attention kernel, cuDNN's choice, compilation. Dropout lets
 everything pass in both arms, for other arithmetic draws other masks, and then nothing is compiled: that draws others.
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autotune.engine.aside import aside, note_generators
+from autotune.engine.aside import aside
 from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import choose, dense_gradient, name_parameters, pick, share_elements
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.loop import Training
+from autotune.engine.owned_state import PutBack
 from autotune.engine.precision import autocast, tf32
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
@@ -37,6 +38,7 @@ _EVERY_KERNEL = [
     SDPBackend.CUDNN_ATTENTION,
 ]
 _DRAWS_MATTER, _DRAWS_DIFFER = 0.01, 0.25
+_MOST_UNREPEATED = 1e-3  # squared, relative: atomic additions in bf16 make 1e-5
 
 
 class IncomparableGradients(Exception):
@@ -76,6 +78,7 @@ class PairedGradients:
         self._parameters = [leaf for group in groups for leaf in group["params"] if leaf.requires_grad]
         self._device = self._parameters[0].device
         self._draws_random = self._draws_beyond_dropout = False
+        self._put_back: PutBack
         widths = share_elements([leaf.numel() for leaf in self._parameters])
         self._chosen = [
             choose(leaf.numel(), width, seed=position, device=leaf.device)
@@ -88,22 +91,27 @@ class PairedGradients:
             for parts in [2 if leaf.is_complex() else 1]
         ]
 
-    def compute(self, batch: Any) -> GradientPair:
+    def compute(self, batch: Any, *, repeats: bool = False) -> GradientPair:
         """Return both gradients of a micro batch as the loader collated it; the training stays as it is.
 
+        Args:
+            batch: as collated.
+            repeats: compute the baseline's twice, to see that it is the same; a third more work.
+
         Raises:
-            IncomparableGradients: random numbers cannot be held the same, nothing that differs can be switched, or the
-                model changes its own weights as it computes the loss.
+            IncomparableGradients: random numbers cannot be held the same, nothing that differs can be switched, the
+                same computation has another result the second time, or the model changes its own weights as it
+                computes the loss.
             Exception: whatever the user's code or PyTorch raises, running out of memory above all.
         """
         versions = [leaf._version for leaf in self._parameters]
-        with aside(self._training.model, self._parameters, self._loaded.workload, self._device):
-            pair = self._compute(batch)
+        with aside(self._training.model, self._parameters, self._loaded.workload, self._device) as self._put_back:
+            pair = self._compute(batch, repeats=repeats)
         if versions != [leaf._version for leaf in self._parameters]:
             raise IncomparableGradients("the model changes its weights while it computes its loss")
         return pair
 
-    def _compute(self, batch: Any) -> GradientPair:
+    def _compute(self, batch: Any, *, repeats: bool) -> GradientPair:
         theirs = self._run_baseline(batch)
         if not self._draws_random and theirs.has_drawn:
             self._draws_random = True
@@ -112,10 +120,21 @@ class PairedGradients:
             self._draws_beyond_dropout = theirs.has_drawn
         if not self.switched:
             raise IncomparableGradients("compiled, the model draws other random numbers")
+        if repeats:
+            self._require_repeatable(batch, theirs.gradient)
         ours = self._run_own(batch)
         if self._draws_beyond_dropout:
             self._require_same_draws(batch, ours.gradient, theirs.gradient)
         return GradientPair(ours.gradient, theirs.gradient)
+
+    def _require_repeatable(self, batch: Any, theirs: Tensor) -> None:
+        """Refuse what is not a function of the weights and the batch, as far as these can be put back."""
+        again = self._run_baseline(batch).gradient
+        if float((again - theirs).square().sum()) > _MOST_UNREPEATED * float(theirs.square().sum()):
+            raise IncomparableGradients(
+                "the baseline's gradient of the same batch is another one each time: the loss depends on something "
+                "that cannot be put back, such as a random generator in a global"
+            )
 
     def _require_same_draws(self, batch: Any, ours: Tensor, theirs: Tensor) -> None:
         """Refuse gradients that differ about as much as two of the baseline's that draw other random numbers."""
@@ -148,7 +167,6 @@ class PairedGradients:
             yield
 
     def _run(self, batch: Any, config: TrainConfig, *, scale: float) -> _Arm:
-        put_back = note_generators(self._device)
         before = _read_generator(self._device)
         with without_dropout() if self._draws_random else nullcontext():
             placed = self._training.place(copy.deepcopy(batch))  # the user's code may change it in place
@@ -160,7 +178,7 @@ class PairedGradients:
         gradient = pick([dense_gradient(leaf) for leaf in self._parameters], self._chosen) / scale
         for leaf in (*self._training.model.parameters(), *self._parameters):
             leaf.grad = None
-        put_back()
+        self._put_back()
         return _Arm(gradient, has_drawn)
 
     def _backward(self, loss: Tensor) -> None:

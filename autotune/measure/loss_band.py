@@ -39,11 +39,13 @@ class Rise:
 
     Attributes:
         found: what was seen, part of a sentence.
-        clean_step: optimizer steps after which it began.
+        clean_step: optimizer steps up to which the training was clean, for all that is seen.
+        begun_step: optimizer steps after which the loss was seen to rise.
     """
 
     found: str
     clean_step: int
+    begun_step: int
 
 
 def step_back(begun: int, shown: int) -> int:
@@ -172,7 +174,7 @@ class BandWatch:
             f"the training loss is {higher:.2g} % above the baseline's over {self.looks} blocks of "
             f"{band.samples_per_block:,} samples (seeds differ by {100.0 * band.seed_sd:.2g} %)"
         )
-        return Rise(found, step_back(self.clean_step, step))
+        return Rise(found, step_back(self.clean_step, step), self.clean_step)
 
     def capture(self) -> dict[str, Any]:
         """Return the state as numbers and lists."""

@@ -125,7 +125,8 @@ class RiseWatch:
         drop = 0.0 if self.first is None else max(0.0, self.first - self.lowest)
         tolerance = max(self.tolerance.of_level * abs(self.lowest), self.tolerance.of_drop * drop)
         above = mean - self.lowest - tolerance
-        self.excess += max(-_CUT, min(_CUT, above / sd)) if sd > 0.0 else math.copysign(_CUT, above)
+        without_noise = _CUT if above > 0.0 else -_CUT  # a loss of exactly 0 all along is not above itself
+        self.excess += max(-_CUT, min(_CUT, above / sd)) if sd > 0.0 else without_noise
         self.looks += 1
         if self.excess <= 0.0:
             self._return_to_zero(step)
@@ -137,7 +138,7 @@ class RiseWatch:
             f"the training loss was down at {self.lowest:.4g} and has been above {self.lowest + tolerance:.4g} for "
             f"{self.looks * self.window_steps:,} steps, {mean:.4g} now, while the learning rate did not rise"
         )
-        return Rise(found, step_back(self.clean_step, step))
+        return Rise(found, step_back(self.clean_step, step), self.clean_step)
 
     def _lower(self, level: float, sd: float, *, step: int) -> None:
         self.groups += 1

@@ -27,12 +27,15 @@ class LossWatch:
         band: where the baseline's loss went; None when it is not known, or another training's.
         allowed: share by which the loss may be above the baseline's.
         epoch_steps: optimizer steps of an epoch; None where it has no known end.
+        is_shuffled: each epoch has an order of its own; else only whole epochs are like one another.
     """
 
-    def __init__(self, band: LossBand | None, *, allowed: float, epoch_steps: int | None) -> None:
+    def __init__(
+        self, band: LossBand | None, *, allowed: float, epoch_steps: int | None, is_shuffled: bool = True
+    ) -> None:
         self._band = None if band is None else BandWatch(band, max(0.0, allowed))
-        self._rises = (RiseWatch(SOON, LARGE), RiseWatch(_slow_window(epoch_steps), SMALL))
-        self._samples = 0
+        self._rises = _watch_rises(epoch_steps, is_shuffled=is_shuffled)
+        self._samples: int | None = None
 
     @property
     def is_in_band(self) -> bool:
@@ -48,6 +51,8 @@ class LossWatch:
             samples: trained on by then.
             learning_rate: now.
         """
+        if self._samples is None:  # a run that goes on may be told its first losses in the middle of a block
+            self._samples = samples - round(samples * min(1.0, len(losses) / max(1, step)))
         since, self._samples = self._samples, samples
         finite = [loss for loss in losses if math.isfinite(loss)]
         rise = None
@@ -68,14 +73,21 @@ class LossWatch:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a captured state."""
-        self._samples = int(state["samples"])
+        self._samples = None if state["samples"] is None else int(state["samples"])
         if self._band is not None and state["band"] is not None:
             self._band.restore(state["band"])
         for watch, noted in zip(self._rises, state["rises"], strict=True):
             watch.restore(noted)
 
 
-def _slow_window(epoch_steps: int | None) -> int:
-    if epoch_steps is None or epoch_steps > LONGEST_EPOCH:
-        return SLOW
+def _watch_rises(epoch_steps: int | None, *, is_shuffled: bool) -> tuple[RiseWatch, ...]:
+    if is_shuffled:
+        is_long = epoch_steps is None or epoch_steps > LONGEST_EPOCH
+        slow = SLOW if is_long or epoch_steps is None else _whole_epochs(epoch_steps)
+        return RiseWatch(SOON, LARGE), RiseWatch(slow, SMALL)
+    # The same samples come in the same order: a hard stretch of them is a rise in every epoch.
+    return () if epoch_steps is None else (RiseWatch(_whole_epochs(epoch_steps), SMALL),)
+
+
+def _whole_epochs(epoch_steps: int) -> int:
     return epoch_steps * max(1, round(SLOW / epoch_steps))

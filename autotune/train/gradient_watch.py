@@ -92,6 +92,7 @@ class GradientWatch:
         self._rows: list[tuple[int, NDArray[Any], NDArray[Any]]] | None = None
         self._worst: Figures = {}
         self._suspected: set[str] | None = None
+        self._is_asked = False
 
     @property
     def is_in_round(self) -> bool:
@@ -104,7 +105,7 @@ class GradientWatch:
         Raises:
             Exception: what computing them raises.
         """
-        pair = self._gradients.compute(batch)
+        pair = self._gradients.compute(batch, repeats=self._is_repeated())
         ours, theirs = (arm.numpy() for arm in pair)
         if not np.isfinite(theirs).all():
             return Seen("fine")  # it is the data or the weights, and the loss will tell
@@ -117,18 +118,28 @@ class GradientWatch:
         self.largest_error = max(self.largest_error, figures["error"])
         if self._rows is None:
             self._looks += 1
-            is_planned = self._looks % ROUND_EVERY == 0
+            is_planned, self._is_asked = self._is_asked or self._looks % ROUND_EVERY == 0, False
             if not is_planned and not find_beyond(figures, self._limits):
                 return Seen("fine")
             self._agreeing, self._size, self._rows, self._worst = 0, WINDOWS, [], {}
             self._suspected = None if is_planned else find_beyond(figures, self._limits)
         return self._add_row(step, figures, ours, theirs)
 
+    def ask_for_round(self) -> None:
+        """Let the next look begin a round, whatever it shows by itself."""
+        self._is_asked = True
+
     def capture(self) -> dict[str, Any]:
         """Return the state as numbers, texts and dictionaries; a round that has begun is begun again."""
         last = None if self.last is None else self.last.model_dump_json()
         counts = (self.checks, self._looks - self.is_in_round, self._judgements)
-        return {"counts": list(counts), "largest_error": self.largest_error, "limits": dict(self._limits), "last": last}
+        return {
+            "counts": list(counts),
+            "largest_error": self.largest_error,
+            "limits": dict(self._limits),
+            "last": last,
+            "is_asked": self._is_asked,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a captured state."""
@@ -136,6 +147,13 @@ class GradientWatch:
         self.largest_error, self._limits = float(state["largest_error"]), dict(state["limits"])
         self.last = None if state["last"] is None else Fidelity.model_validate_json(state["last"])
         self._rows, self._suspected, self._agreeing = None, None, 0
+        self._is_asked = bool(state["is_asked"])
+
+    def _is_repeated(self) -> bool:
+        """Return whether the next look is to compute the baseline's twice: at first, and early in a round."""
+        if self._rows is None:
+            return self._looks == 0 or self._is_asked or (self._looks + 1) % ROUND_EVERY == 0
+        return len(self._rows) == 1
 
     def _add_row(self, step: int, figures: Figures, ours: NDArray[Any], theirs: NDArray[Any]) -> Seen:
         assert self._rows is not None

@@ -2,15 +2,15 @@
 
     every step ── is a look due? ── gradients of the batch to come, twice ─┐
     every log line ── losses: against the baseline's band, then against ───┼─▶ Alarm: cause, sentence, last clean step
-                      the run's own lowest level; the loss scaler's skips ─┘
+                      the run's own lowest level; the loss scaler's skips ─┘   or a warning: see below
 
 A look costs a few steps, and waits until its cost is 0.5 % of the time since the one before. It changes nothing of the
-training. What it cannot do (too little memory, say) switches it off, with the reason in the summary.
+training. What it cannot do (too little memory, say) switches it off, with the reason in the summary. A loss that rises
+while the gradients show all that differs, and are right, is a warning: the baseline's settings would not mend it.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +29,12 @@ from autotune.records.trial import TrialStatus
 from autotune.space import classify_changes
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.gradient_watch import GradientWatch, Seen
+from autotune.train.length import count_epoch_steps
 from autotune.train.look_schedule import LookPace, LookSchedule
 from autotune.train.skips import WINDOW_STEPS, SkipWatch
 from autotune.trial.causes import explain_exception
+
+_ACQUITTED = "its gradients are the baseline's, so the cause may be the data, the learning rate or the workload"
 
 AlarmCause = Literal["drift-gradients", "drift-loss", "skipped-steps"]
 
@@ -56,6 +59,7 @@ class DriftGuard:
 
     Attributes:
         pace: how often gradients are looked at.
+        warnings: what was seen that going back would not mend; `take_warning` hands them over.
     """
 
     pace = LookPace()
@@ -93,7 +97,8 @@ class DriftGuard:
         self._losses = LossWatch(
             None if is_another else band,
             allowed=limit.amount if limit is not None and limit.unit == "relative" else 0.0,
-            epoch_steps=_count_epoch_steps(training, config),
+            epoch_steps=count_epoch_steps(training),
+            is_shuffled=loaded.shuffle,
         )
         self._skips = SkipWatch()
         self._gradients: GradientWatch | None = None
@@ -101,7 +106,8 @@ class DriftGuard:
         self._off = ""
         self._prepare_gradients(loaded, config, baseline, accepted)
         self._schedule = LookSchedule(self.pace)
-        self._clean_step = self._alarms = 0
+        self._clean_step = self._warned_step = 0
+        self.warnings: list[str] = []
 
     @property
     def is_on(self) -> bool:
@@ -156,7 +162,19 @@ class DriftGuard:
         rise = self._losses.note(losses, step=step, samples=samples, learning_rate=learning_rate)
         if rise is None:
             return None
-        return self._alarm("drift-loss", rise.found + self._acquit(), rise.clean_step)
+        if self._gradients is None or not self._covers_everything:
+            return self._alarm("drift-loss", rise.found, rise.clean_step)
+        # A round decides; what lasts is reported again. And what has begun before the last warning has been told.
+        if not self._gradients.is_in_round and rise.begun_step >= self._warned_step:
+            self._warned_step = step
+            self.warnings.append(f"{rise.found}; {_ACQUITTED}")
+            self._gradients.ask_for_round()
+            self._schedule.look_soon(step + 1)
+        return None
+
+    def take_warning(self) -> str | None:
+        """Return the oldest warning that was not taken, a sentence; None for none. Asked at every log line."""
+        return self.warnings.pop(0) if self.warnings else None
 
     def note_scale(self, scale: float, *, step: int, skipped: int, steps: int) -> Alarm | None:
         """Take what the loss scaler did since the last log line.
@@ -176,16 +194,26 @@ class DriftGuard:
             "schedule": self._schedule.capture(),
             "clean_step": self._clean_step,
             "off": self._off,
-            "alarms": self._alarms,
+            "warned_step": self._warned_step,
             "losses": self._losses.capture(),
             "gradients": None if self._gradients is None else self._gradients.capture(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a captured state of a guard of the same training with the same settings."""
+    def restore(self, state: Mapping[str, Any], *, same_settings: bool = True) -> None:
+        """Go on from a captured state of a guard of the same training.
+
+        Args:
+            state: captured.
+            same_settings: it was under the settings of now; else what it saw of their gradients says nothing of these,
+                which have a first look soon.
+        """
         self._schedule.restore(state["schedule"])
-        self._clean_step, self._alarms, self._off = int(state["clean_step"]), int(state["alarms"]), str(state["off"])
+        self._clean_step, self._warned_step = int(state["clean_step"]), int(state["warned_step"])
         self._losses.restore(state["losses"])
+        if not same_settings:
+            self._schedule.start_anew()
+            return
+        self._off = str(state["off"])
         if self._gradients is not None and state["gradients"] is not None:
             self._gradients.restore(state["gradients"])
 
@@ -200,7 +228,6 @@ class DriftGuard:
             largest_error=None if gradients is None or not gradients.checks else gradients.largest_error,
             last_clean_step=self._clean_step,
             cost_fraction=schedule.cost_fraction if self.is_on else None,
-            alarms=self._alarms,
         )
 
     def _prepare_gradients(
@@ -236,17 +263,14 @@ class DriftGuard:
         return seen
 
     def _alarm(self, cause: AlarmCause, sentence: str, clean_step: int | None = None) -> Alarm:
-        self._alarms += 1
         return Alarm(cause, sentence, self._clean_step if clean_step is None else clean_step)
 
-    def _acquit(self) -> str:
-        """Return what is to be said of the numerics where the loss has risen although all of them were compared."""
-        gradients = self._gradients
-        if gradients is None or self._off or not gradients.checks or gradients.is_in_round:
-            return ""
-        if set(self._inexact) - set(self._paired.switched):
-            return ""
-        return "; its gradients are the baseline's, so the cause may be the data, the learning rate or the workload"
+    @property
+    def _covers_everything(self) -> bool:
+        """Whatever is not as the baseline's can be seen in gradients, and those that were looked at are right."""
+        if self._gradients is None or self._off or not self._gradients.checks:
+            return False
+        return not set(self._inexact) - set(self._paired.switched)
 
     def _explain(self) -> str:
         if not self.is_on:
@@ -262,8 +286,3 @@ class DriftGuard:
 def _differ(found: Fidelity) -> bool:
     noise = 0.0 if found.noise is None else found.noise.estimate
     return noise > NOISE_FAILS or (found.worst_bias or 0.0) > LAYER_BIAS_FAILS
-
-
-def _count_epoch_steps(training: Training, config: TrainConfig) -> int | None:
-    batches = training.batches_per_epoch
-    return None if batches is None else math.ceil(batches / config.gradient_accumulation_steps)

@@ -73,9 +73,20 @@ class LookSchedule:
         self._owed_seconds = 0.0 if is_open else self._debt_seconds
         self._debt_seconds = self._debt_seconds if is_open else 0.0
 
+    def look_soon(self, step: int) -> None:
+        """Put the next look forward to a step, whatever is owed."""
+        self.next_step, self._owed_seconds = min(self.next_step, step), 0.0
+
+    def start_anew(self) -> None:
+        """Go on with other settings: their first look comes as soon after the last one as after a beginning."""
+        self.look_soon(self._last_step + self._pace.first_step)
+        self._debt_seconds = 0.0
+
     def capture(self) -> list[float]:
-        """Return the state as numbers."""
-        return [self.next_step, self._last_step, self.spent_seconds, self._clock() - self._began]
+        """Return the state as numbers; of the seconds that are owed, what has not been paid for."""
+        now = self._clock()
+        owed = max(0.0, self._owed_seconds - self._pace.most_cost * (now - self._ended))
+        return [self.next_step, self._last_step, self.spent_seconds, now - self._began, owed, self._debt_seconds]
 
     def restore(self, state: Sequence[float]) -> None:
         """Go on from a captured state."""
@@ -83,3 +94,4 @@ class LookSchedule:
         self.spent_seconds = float(state[2])
         self._ended = self._clock()
         self._began = self._ended - float(state[3])
+        self._owed_seconds, self._debt_seconds = float(state[4]), float(state[5])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autotune.engine.loop import Training
 from autotune.train.guard import Alarm, DriftGuard
@@ -21,10 +21,13 @@ class Looks:
         training: to look at.
         meters: are told what is counted.
         guard: looks for drift; None when there is nothing to guard.
+        warn: told what is no fault, and should be known.
     """
 
-    def __init__(self, training: Training, meters: Meters, guard: DriftGuard | None) -> None:
-        self._training, self._meters, self._guard = training, meters, guard
+    def __init__(
+        self, training: Training, meters: Meters, guard: DriftGuard | None, warn: Callable[[str], None]
+    ) -> None:
+        self._training, self._meters, self._guard, self._warn = training, meters, guard, warn
         self._retries = count_retries(training.device)
         self._scale = 1.0 if training.scaler is None else training.scaler.get_scale()
         self._thrashing = 0
@@ -56,6 +59,8 @@ class Looks:
             alarm = self._guard.note_losses(
                 losses, step=progress.step, samples=progress.samples, learning_rate=learning_rate
             )
+            while (warning := self._guard.take_warning()) is not None:
+                self._warn(f"step {progress.step:,}: {warning}")
             _heed(alarm, progress.step)
 
     def _check_losses(self, losses: Sequence[float], step: int) -> None:

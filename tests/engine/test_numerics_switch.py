@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,7 @@ class WithState(PatchWorkload):
         super().__init__(**parts)
         self.calls, self.history, self.recent = 0, [], deque(maxlen=3)
         self.seen, self.mean = {"largest": 0.0}, torch.zeros(3)
+        self.helpers = {"curriculum": [Curriculum()]}
 
     def build_model(self) -> nn.Module:
         return Normalised(super().build_model())
@@ -139,10 +141,34 @@ class WithState(PatchWorkload):
         if self.calls == 2:
             self.late = "an attribute that comes later"
         random.random(), np.random.rand()
-        return super().compute_loss(model, (images, labels))
+        weight = self.helpers["curriculum"][0].advance()
+        return weight * super().compute_loss(model, (images, labels))
 
     def describe(self) -> Any:
-        return self.calls, self.history, list(self.recent), self.seen, self.mean.tolist(), hasattr(self, "late")
+        held = self.helpers["curriculum"][0].describe()
+        return self.calls, self.history, list(self.recent), self.seen, self.mean.tolist(), hasattr(self, "late"), held
+
+
+class Curriculum:
+    """Counts, and draws from generators of its own; it knows the counter that knows it."""
+
+    def __init__(self) -> None:
+        self.counter = SimpleNamespace(steps=0, owner=self)
+        self.means = np.zeros(2)
+        self.torch_source = torch.Generator().manual_seed(1)
+        self.sources = (np.random.default_rng(1), np.random.RandomState(1), random.Random(1))
+
+    def advance(self) -> float:
+        self.counter.steps += 1
+        modern, old, plain = self.sources
+        drawn = [float(torch.rand((), generator=self.torch_source)), modern.random(), old.rand(), plain.random()]
+        self.means += drawn[:2]
+        return 1.0 + 0.01 * self.counter.steps + sum(drawn)
+
+    def describe(self) -> Any:
+        modern, old, plain = self.sources
+        drawn = float(torch.rand((), generator=self.torch_source)), modern.random(), old.rand(), plain.random()
+        return self.counter.steps, self.means.tolist(), drawn
 
 
 class Normalised(nn.Module):
@@ -191,6 +217,33 @@ def test_random_numbers_that_cannot_be_held_the_same_are_told_from_those_that_ca
             paired.compute(training.windows.peek())
         training, paired = open_pair(OwnMask(), BF16)
         assert relative_error(paired.compute(training.windows.peek())) < 0.1
+
+
+class Noisy(LineWorkload):
+    """Adds noise from a generator of its own to the features, as diffusion models do."""
+
+    def __init__(self, source: torch.Generator | None) -> None:
+        super().__init__()
+        if source is not None:
+            self.source = source
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+        features, targets = batch
+        noise = torch.randn(features.shape, generator=getattr(self, "source", _HIDDEN))
+        return super().compute_loss(model, (features + noise, targets + 3.0 * noise[:, 0]))
+
+
+_HIDDEN = torch.Generator().manual_seed(4)
+
+
+def test_noise_of_the_workloads_own_is_the_same_in_both_arms_and_where_it_cannot_be_nothing_is_compared():
+    with backend_settings(BF16, CPU):
+        training, paired = open_pair(Noisy(torch.Generator().manual_seed(3)), BF16)
+        assert relative_error(paired.compute(training.windows.peek(), repeats=True)) < 0.1
+        training, paired = open_pair(Noisy(None), BF16)
+        assert relative_error(paired.compute(training.windows.peek())) > 0.3
+        with pytest.raises(IncomparableGradients, match="another one each time"):
+            paired.compute(training.windows.peek(), repeats=True)
 
 
 class Renormalising(LineWorkload):

@@ -124,6 +124,37 @@ def test_a_training_that_starts_inside_a_block_leaves_that_out():
     assert (watch.block, watch.looks) == (6, 2)
 
 
+def test_a_watch_that_is_told_its_first_losses_in_the_middle_does_not_spread_them_over_all_blocks_before():
+    band = calibrate_band(draw_curves(4))
+    fresh, told = (LossWatch(band, allowed=0.0, epoch_steps=None) for _ in range(2))
+    for at in range(40, 60, 10):
+        losses = [level(at)] * 10
+        assert fresh.note(losses, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0) is None
+    told._samples = 40 * BATCH
+    for at in range(40, 60, 10):
+        losses = [level(at)] * 10
+        assert told.note(losses, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0) is None
+    assert fresh.capture()["band"] == told.capture()["band"]
+    assert (fresh._band.block, fresh._band.looks) == (5, 1)
+
+
+def test_an_order_that_never_changes_is_held_against_whole_epochs_only():
+    """A stretch of hard samples in each epoch, as in data that is sorted."""
+    source = random.Random(9)
+    losses = [(1.0 if step % 3000 < 1500 else 2.0) + source.gauss(0.0, 0.1) for step in range(60_000)]
+    assert feed(LossWatch(None, allowed=0.0, epoch_steps=3000), losses) is not None
+    assert feed(LossWatch(None, allowed=0.0, epoch_steps=3000, is_shuffled=False), losses) is None
+    assert feed(LossWatch(None, allowed=0.0, epoch_steps=None, is_shuffled=False), losses) is None
+    risen = [loss + (0.5 if step >= 45_000 else 0.0) for step, loss in enumerate(losses)]
+    assert feed(LossWatch(None, allowed=0.0, epoch_steps=3000, is_shuffled=False), risen)[0] > 45_000
+
+
+def test_a_loss_of_exactly_nothing_is_healthy_and_one_that_leaves_it_is_not():
+    assert run_rise([0.0] * 5000) is None
+    assert run_rise([0.5] * 5000) is None
+    assert run_rise([0.0] * 3000 + [0.5] * 2000)[0] > 3000
+
+
 def run_rise(losses: list[float], *, window: int = 50, rates: list[float] | None = None):
     watch = RiseWatch(window, TOLERANCE)
     for at in range(0, len(losses), 10):

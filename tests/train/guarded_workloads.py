@@ -86,6 +86,31 @@ class Fragile(Fit):
         return super().compute_loss(model, batch)
 
 
+class OwnNoise(Fit):
+    """Draws noise from a generator of its own, as diffusion models do."""
+
+    def __init__(self) -> None:
+        self.source = torch.Generator().manual_seed(1)
+
+    def draw(self, features: Tensor) -> Tensor:
+        return torch.randn(features.shape, generator=self.source)
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        features, targets = batch
+        noise = self.draw(features)
+        return super().compute_loss(model, (features + noise, targets + 3.0 * noise[:, :1]))
+
+
+_hidden = torch.Generator().manual_seed(1)
+
+
+class HiddenNoise(OwnNoise):
+    """The same from a generator in a global."""
+
+    def draw(self, features: Tensor) -> Tensor:
+        return torch.randn(features.shape, generator=_hidden)
+
+
 def load(workload: Any) -> LoadedWorkload:
     return check_workload(workload, label="guarded_workloads.py:workload", fingerprint="0" * 12)
 
