@@ -52,13 +52,14 @@ def list_lengths(comparison: RunComparison) -> list[Row]:
             return f"{side.planned_steps:,} steps"
         return f"{side.planned_epochs:,} epochs" if side.planned_epochs is not None else "-"
 
-    return [
+    rows = [
         _row(comparison, "planned", planned),
         _row(comparison, "state", lambda side: side.state),
         _row(comparison, "steps", lambda side: f"{side.steps:,}"),
         _row(comparison, "epochs", lambda side: f"{side.epochs:,}"),
         _row(comparison, "samples", lambda side: f"{side.samples:,}"),
     ]
+    return [row for row in rows if row[1:3] != ("-", "-")]  # nobody knows how long a script is to train
 
 
 def list_speeds(comparison: RunComparison) -> list[Row]:

@@ -1,9 +1,10 @@
-"""A console whose failures are its own: no training ends because its terminal or its reader has gone."""
+"""Consoles whose failures are their own: nothing ends because its terminal or its reader has gone."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from rich.console import Console
 
@@ -22,9 +23,26 @@ class SteadfastConsole(Console):
         raise
 
 
+class TalkConsole(SteadfastConsole):
+    """The console for talk elsewhere, which nobody has to deal with: it falls silent when nobody reads it any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Forget what could not be written, and write nothing again."""
+        self.quiet = True
+        self.control()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; one that is missing or closed is none."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
 def steadfast_console() -> SteadfastConsole:
     """Return a console on stderr as it is now, otherwise like `terminal.talk_console`."""
-    return SteadfastConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
+    return SteadfastConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
 
 
 def attempt(console: Console, act: Callable[[], object]) -> None:

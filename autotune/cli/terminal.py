@@ -8,32 +8,39 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from autotune.cli.steadfast import SteadfastConsole, TalkConsole, attempt, is_terminal
 from autotune.errors import AutotuneError, TargetError
+from autotune.train.child import report_signal
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def result_console() -> Console:
-    """Return the console for results; plain and unwrapped in a pipe."""
-    return Console(highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    """Return the console for results; plain and unwrapped in a pipe, whose reader may go: a BrokenPipeError."""
+    return SteadfastConsole(highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout))
 
 
 def talk_console() -> Console:
-    """Return the console for everything else."""
-    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=not sys.stderr.isatty())
+    """Return the console for everything else; it falls silent when nobody reads it any more."""
+    return TalkConsole(stderr=True, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
 
 
 def say(text: str, *, style: str = "") -> None:
-    """Print one line of talk; what users and files put into it is never read as markup."""
-    talk_console().print(Text(printable(text), style=style))
+    """Print one line of talk; what users and files put into it is never read as markup.
+
+    Nothing ends because it cannot be printed.
+    """
+    console = talk_console()
+    attempt(console, lambda: console.print(Text(printable(text), style=style)))
 
 
 def warn(text: str) -> None:
@@ -50,6 +57,17 @@ def print_json(text: str) -> None:
     """Print JSON on stdout, past any styling."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def forgiven_output() -> Iterator[None]:
+    """Print a result inside whose loss changes no exit status: one line says it, none where its reader has gone."""
+    try:
+        yield
+    except OSError as error:
+        _drop_stdout()
+        if not isinstance(error, BrokenPipeError):
+            say(f"error: standard output cannot be written: {error.strerror or error}", style="red")
 
 
 def print_error_json(code: int, kind: str, message: str, hint: str) -> None:
@@ -84,9 +102,15 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
                 say(f"  {error.hint}")
         raise typer.Exit(error.exit_code) from None
     except BrokenPipeError:
-        # The reader has gone (`| head`): point stdout at nothing, so that closing it raises no second error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader has gone (`| head`)
         raise typer.Exit(0) from None
+
+
+def _drop_stdout() -> None:
+    """Point stdout at nothing, so that closing it raises no second error."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
 
 
 class StopFlag:
@@ -102,6 +126,14 @@ class StopFlag:
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._raised: type[BaseException] | None = None
+        self._numbers: tuple[int, ...] = ()
+        self._users: dict[int, Any] = {}
+
+    def hold(self, *numbers: int) -> None:
+        """Take signals, now and whenever the user's code is found to have taken them; its handlers are called too."""
+        self._numbers = numbers
+        self._take_back()
+        self._users.clear()
 
     @contextmanager
     def raising(self, kind: type[BaseException]) -> Iterator[None]:
@@ -116,6 +148,7 @@ class StopFlag:
 
     def __call__(self) -> bool:
         """Return whether the user asked to stop."""
+        self._take_back()
         return self.signal_number is not None
 
     def exit_if_set(self) -> None:
@@ -124,13 +157,25 @@ class StopFlag:
             raise typer.Exit(128 + self.signal_number)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        report_signal(number)
         if self.signal_number is not None:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             return
         self.signal_number = number
+        user = self._users.get(number)
+        if callable(user) and user is not signal.default_int_handler:
+            with suppress(SystemExit, KeyboardInterrupt):  # it ends all the same, but not in the middle of a step
+                user(number, _frame)
         if self._raised is not None:
             raise self._raised
+
+    def _take_back(self) -> None:
+        for number in self._numbers:
+            found = signal.getsignal(number)
+            if found != self._receive:
+                self._users[number] = found
+                signal.signal(number, self._receive)
 
 
 @contextmanager
@@ -141,7 +186,8 @@ def stop_on_signals(*more: int) -> Iterator[StopFlag]:
     """
     flag = StopFlag()
     numbers = [number for number in (*STOP_SIGNALS, *more) if not _is_ignored_hangup(number)]
-    before = {number: signal.signal(number, flag._receive) for number in numbers}
+    before = {number: signal.getsignal(number) for number in numbers}
+    flag.hold(*numbers)
     try:
         yield flag
     finally:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from autotune.cli.target import Target, read_target
-from autotune.cli.terminal import print_error_json, print_json, reported_errors, say, stop_on_signals, warn
-from autotune.errors import AutotuneError, UsageError
+from autotune.cli.terminal import (
+    forgiven_output,
+    print_error_json,
+    print_json,
+    reported_errors,
+    say,
+    stop_on_signals,
+    warn,
+)
+from autotune.errors import UsageError
 from autotune.train.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
@@ -80,7 +89,7 @@ def train(
         if resolved.target.script is not None:
             from autotune.cli.train_script import train_script_target
 
-            train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output)
+            train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=log)
         if max_restarts:
             raise UsageError("--max-restarts is for a script", hint="a workload goes on by itself")
         if not is_watched and sys.argv[1:2] == ["train"]:
@@ -111,9 +120,9 @@ def train_in_process(words: list[str], *, as_json: bool) -> NoReturn:
 
 def train_workload(options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool) -> None:
     """Train a workload in this process, and exit as it ended."""
-    from autotune.cli.training_session import make_callbacks, relaunch_for_profile, training_log
+    from autotune.cli.training_session import make_callbacks, take_reverification, training_log
 
-    relaunch_for_profile(options)
+    options = replace(options, reverification=take_reverification())
     from autotune.cli.training_page import training_view
     from autotune.cli.training_summary import print_summary
     from autotune.train.folder import read_plan
@@ -130,11 +139,12 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
         except FreshProcessNeeded as error:
             say(f"step down: {error.message}", style="yellow")
             raise typer.Exit(AGAIN_STATUS) from None
-        except AutotuneError:
-            stop.exit_if_set()  # what a stop has left undone is no error
+        except UsageError:
+            stop.exit_if_set()  # a probe that a stop has ended is no error
             raise
         if as_json:
-            print_json(summary.to_json())
+            with forgiven_output():
+                print_json(summary.to_json())
         else:
             print_summary(summary, read_plan(Path(summary.folder)))
         stop.exit_if_set()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from autotune.cli.terminal import print_json, say, stop_on_signals, warn
+from autotune.cli.terminal import forgiven_output, print_json, say, stop_on_signals, warn
 
 if TYPE_CHECKING:
     from autotune.records.trial import Target as TargetRecord
@@ -14,9 +14,16 @@ if TYPE_CHECKING:
 
 
 def train_script_target(
-    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool
+    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool, log: str | None = None
 ) -> NoReturn:
     """Run a script to its end under its settings, and exit as it does.
+
+    Args:
+        target: the script.
+        options: that were typed.
+        max_restarts: times it is started again after steps were taken.
+        as_json: print the summary as JSON.
+        log: of `--log`, which is for a workload.
 
     Raises:
         UsageError: an option is given that only the script's own command can set.
@@ -30,7 +37,7 @@ def train_script_target(
     from autotune.train.script_parent import train_script
     from autotune.train.settings import choose_script_settings
 
-    refuse_workload_options(_list_given(options), target)
+    refuse_workload_options({**_list_given(options), "--log": log}, target)
     with stop_on_signals() as stop:
         fingerprint = fingerprint_target(target)
         settings = choose_script_settings(
@@ -47,13 +54,17 @@ def train_script_target(
     run = prepare_script_run(settings, target)
     end = train_script(run, say=lambda text: say(f"autotune: {text}"), max_restarts=max_restarts, as_json=as_json)
     if as_json:
-        print_json(end.summary.to_json())
+        with forgiven_output():
+            print_json(end.summary.to_json())
     else:
         print_summary(end.summary)
     raise typer.Exit(end.status)
 
 
 def _list_given(options: TrainingOptions) -> dict[str, object]:
+    from autotune.train.options import TrainingOptions
+
+    default = TrainingOptions()
     return {
         "--steps": options.steps,
         "--epochs": options.epochs,
@@ -61,4 +72,6 @@ def _list_given(options: TrainingOptions) -> dict[str, object]:
         "--out": options.out,
         "--resume": options.resume,
         "--seed": options.seed,
+        "--checkpoint-every": options.checkpoint_seconds != default.checkpoint_seconds,
+        "--keep": options.checkpoints_kept != default.checkpoints_kept,
     }

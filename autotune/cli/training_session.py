@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.terminal import StopFlag
@@ -16,11 +18,13 @@ from autotune.train.child import keep_tie
 
 if TYPE_CHECKING:
     from autotune.cli.training_page import LineView
+    from autotune.records.run import Reverification
     from autotune.train.folder import RunFolder
-    from autotune.train.options import TrainingCallbacks, TrainingOptions
+    from autotune.train.options import TrainingCallbacks
     from autotune.train.tensorboard import TensorBoardLog
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"
+_VERIFIED = "AUTOTUNE_REVERIFIED"
 
 
 class TrainingLog:
@@ -88,10 +92,15 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
         view.promise(folder.plan.promised_samples_per_second)
         view.plan(f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}")
 
-    def start_anew(missing: Mapping[str, str]) -> None:
+    def start_anew(missing: Mapping[str, str], verified: Reverification | None) -> None:
         if missing and _RELAUNCHED not in os.environ:
             view.close()
-        relaunch(missing)
+            relaunch(missing, verified)
+
+    @contextmanager
+    def interruptible(seconds: float | None) -> Iterator[None]:
+        with stop.raising(StopNow), ended_by_alarm(seconds, StopNow):
+            yield
 
     plain = TrainingCallbacks(
         should_stop=stop,
@@ -100,37 +109,46 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
         say=view.plan,
         step_down=view.step_down,
         opened=open_run,
-        interruptible=partial(stop.raising, StopNow),
+        interruptible=interruptible,
         relaunch=start_anew,
     )
     return plain if log is None else replace(plain, log=log.write, begins=log.begin)
 
 
-def relaunch_for_profile(options: TrainingOptions) -> None:
-    """Start this command anew where a profile's allocator settings need variables set before Python starts.
-
-    Raises:
-        ProfileError: the profile is not valid.
-    """
-    if options.profile is None:
+@contextmanager
+def ended_by_alarm(seconds: float | None, kind: type[BaseException]) -> Iterator[None]:
+    """Have something raised inside after so many seconds; an alarm of the user's own is left alone instead."""
+    is_taken = signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN)
+    if seconds is None or is_taken or threading.current_thread() is not threading.main_thread():
+        yield
         return
-    from autotune.errors import MachineError
-    from autotune.probe.machine.hardware import read_hardware
-    from autotune.records.profile import Profile
-    from autotune.train.settings import find_missing_environment
 
-    config = Profile.load(options.profile).config
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise kind
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        relaunch(find_missing_environment(config, read_hardware()))
-    except MachineError:  # a profile from elsewhere may have to fall back to your own settings, which need nothing
-        return
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def relaunch(missing: Mapping[str, str]) -> None:
-    """Start this command anew with some variables set; return where there are none, or where it did not help."""
-    if not missing or _RELAUNCHED in os.environ:
-        return
+def take_reverification() -> Reverification | None:
+    """Return what this command found before it started itself anew; None where it did not."""
+    found = os.environ.pop(_VERIFIED, None)
+    if found is None:
+        return None
+    from autotune.records.run import Reverification
+
+    return Reverification.model_validate_json(found)
+
+
+def relaunch(missing: Mapping[str, str], verified: Reverification | None) -> None:
+    """Start this command anew with some variables set."""
     sys.stdout.flush()
     sys.stderr.flush()
     command = [sys.executable, "-P", "-m", "autotune", *sys.argv[1:]]
-    os.execve(sys.executable, command, {**os.environ, **keep_tie(), **missing, _RELAUNCHED: "1"})
+    told = {} if verified is None else {_VERIFIED: verified.model_dump_json()}
+    os.execve(sys.executable, command, {**os.environ, **keep_tie(), **missing, **told, _RELAUNCHED: "1"})

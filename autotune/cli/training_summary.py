@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autotune.cli.page import LinePage, Part, open_page
 from autotune.cli.probe_words import format_factor, format_share, format_size
-from autotune.cli.terminal import printable
+from autotune.cli.terminal import forgiven_output, printable
 from autotune.cli.training_words import format_figure, judge_throughput
 from autotune.cli.words import describe_changes
 from autotune.records.config import TrainConfig, changed_fields, get_knob
@@ -16,17 +16,24 @@ from autotune.units import format_duration, format_rate
 
 
 def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None:
-    """Print a training's summary on stdout.
+    """Print a training's summary on stdout; where that cannot be written, one line says so.
 
     Args:
         summary: of the run.
         plan: with which settings it was started; None when that is not known, and they are not compared then.
     """
+    with forgiven_output():
+        _show_summary(summary, plan)
+
+
+def _show_summary(summary: TrainingSummary, plan: RunPlan | None) -> None:
     page = open_page()
     target = summary.target.label if summary.target is not None else ""
     page.heading("trained" if summary.finished else "stopped", _one_line(target))
     loss = "-" if summary.loss is None else format_figure(summary.loss)
-    page.sentence(f"trained {summary.steps:,} steps, {summary.samples:,} samples: loss {loss}", style="bold")
+    page.sentence(
+        f"trained {count(summary.steps, 'step')}, {count(summary.samples, 'sample')}: loss {loss}", style="bold"
+    )
     _show_metrics(page, summary)
     _show_step_downs(page, summary)
     _show_promises(page, summary, plan)
@@ -143,8 +150,11 @@ def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
 
 
 def _show_places(page: LinePage, summary: TrainingSummary) -> None:
+    if not summary.checkpoint and not (summary.folder and summary.finished):
+        return  # of a script, which has its checkpoints itself, there is no more to show
     page.heading("next")
-    page.facts("checkpoint", [summary.checkpoint])
+    if summary.checkpoint:
+        page.facts("checkpoint", [summary.checkpoint])
     if summary.best is not None and summary.best.checkpoint != summary.checkpoint:
         page.facts("best", [summary.best.checkpoint])
     if summary.finished:

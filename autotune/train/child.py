@@ -5,19 +5,22 @@ Only the standard library is imported: a script may set its environment ahead of
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.lifeline import die_with_parent
+from autotune.train.files import PLAN_FILE
 
 PARENT_VARIABLE = "AUTOTUNE_PARENT"
 """Process that watches, and the pipe that hears of signals: `4711:5`, or `4711` without one."""
 
 NOTE_VARIABLE = "AUTOTUNE_TRAIN_CHILD"
-"""File into which a workload's training writes the path of its run folder."""
+"""File into which a workload's training writes a `RunNote`."""
 
 BEGAN_VARIABLE = "AUTOTUNE_TRAIN_BEGAN"
 """`time.monotonic()` when the first process of the session was started: a limit on its time counts from there."""
@@ -54,15 +57,67 @@ def keep_tie() -> dict[str, str]:
     return dict(_given)
 
 
+@dataclass(frozen=True)
+class RunNote:
+    """What the parent is told of a run when it is opened.
+
+    Attributes:
+        folder: of the run.
+        step_downs: that its record has from before.
+    """
+
+    folder: Path
+    step_downs: int
+
+
 def note_run_folder(folder: Path) -> None:
-    """Tell the parent where the run is, if there is a parent."""
-    if NOTE_VARIABLE in _given:
-        Path(_given[NOTE_VARIABLE]).write_text(str(folder.resolve()), encoding="utf-8")
+    """Tell the parent where the run is and how many steps down it has had, if there is a parent."""
+    if NOTE_VARIABLE not in _given:
+        return
+    note = {"folder": str(folder.resolve()), "step_downs": _count_step_downs(folder)}
+    Path(_given[NOTE_VARIABLE]).write_text(json.dumps(note), encoding="utf-8")
+
+
+def read_run_note(path: Path) -> RunNote | None:
+    """Return what a training has told of its run; None where it came to none."""
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        return RunNote(Path(note["folder"]), int(note["step_downs"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def report_signal(number: int) -> None:
+    """Tell the parent of a signal that was heard here, where Python does not: user code took its wakeup descriptor.
+
+    To be called in a signal's handler. asyncio is such user code: while it runs, the parent hears of nothing, and
+    would send on what the terminal has sent already.
+    """
+    _, _, text = _given.get(PARENT_VARIABLE, "").partition(":")
+    if not text or threading.current_thread() is not threading.main_thread():
+        return
+    descriptor = int(text)
+    try:
+        now = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        if now == descriptor:
+            return  # Python has reported it itself
+        if now != -1:
+            signal.set_wakeup_fd(now)
+        os.write(descriptor, bytes((number,)))
+    except (OSError, ValueError):
+        return
 
 
 def session_began() -> float:
     """Return `time.monotonic()` when the session began, restarted processes included; now without a parent."""
     return float(_given.get(BEGAN_VARIABLE) or time.monotonic())
+
+
+def _count_step_downs(folder: Path) -> int:
+    try:
+        return len(json.loads((folder / PLAN_FILE).read_text(encoding="utf-8")).get("step_downs", ()))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return 0
 
 
 def _report_signals(descriptor: int) -> None:

@@ -1,6 +1,6 @@
 """Two run folders to one comparison.
 
-run.json (RunPlan), summary.json (TrainingSummary), metrics.jsonl ──▶ RunSide, twice ──▶ RunComparison
+run.json or script.json (RunPlan), summary.json (TrainingSummary), metrics.jsonl ──▶ RunSide, twice ──▶ RunComparison
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from autotune.records.codec import read_record
 from autotune.records.comparison import LossPair, RunComparison, RunSide, RunState, SettingPair
 from autotune.records.config import changed_fields, get_knob
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.train.files import PLAN_FILE, SUMMARY_FILE
-from autotune.train.metrics import METRICS_FILE
+from autotune.train.files import METRICS_FILE, PLAN_FILE, SCRIPT_FILE, SUMMARY_FILE
 
 _TAIL_FRACTION = 0.1
 _LONGEST_LINE = 1024 * 1024
@@ -128,9 +127,10 @@ def pair_losses(first: list[tuple[int, float]], second: list[tuple[int, float]])
 
 
 def _read_run(folder: Path) -> tuple[RunSide, RunLog]:
-    if not (folder / PLAN_FILE).is_file():
+    file = next((folder / name for name in (PLAN_FILE, SCRIPT_FILE) if (folder / name).is_file()), None)
+    if file is None:
         raise UsageError(f"{folder} holds no run", hint="give a run folder, such as one under runs/")
-    plan = read_record(folder / PLAN_FILE, RunPlan)
+    plan = read_record(file, RunPlan)
     log = _read_log(folder / METRICS_FILE)
     summary = None
     if (folder / SUMMARY_FILE).exists():

@@ -16,15 +16,7 @@ from filelock import FileLock, Timeout
 from autotune.errors import BusyError, ProfileError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
-
-PLAN_FILE = "run.json"
-"""A `RunPlan`: written at the start, and again at each step down."""
-
-SUMMARY_FILE = "summary.json"
-"""A `TrainingSummary`: written when a training ends or is stopped."""
-
-CHECKPOINTS_FOLDER = "checkpoints"
-"""Where the checkpoints are in a run folder."""
+from autotune.train.files import CHECKPOINTS_FOLDER, PLAN_FILE, SUMMARY_FILE
 
 _RUNS_FOLDER = "runs"
 _LOCK_FILE = "lock"

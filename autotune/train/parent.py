@@ -78,8 +78,12 @@ class Ended:
         """What a shell would call it: 128 + N after signal N."""
         return self.status if self.status >= 0 else 128 - self.status
 
-    def explain(self) -> tuple[str, str]:
-        """Return the short cause and one sentence, for a process that left no word itself."""
+    def explain(self, *, has_workers: bool = True) -> tuple[str, str]:
+        """Return the short cause and one sentence, for a process that left no word itself.
+
+        Args:
+            has_workers: loader workers may have handed it batches through /dev/shm.
+        """
         if self.status >= 0 and self.oom_kills:
             return "oom-killed", "the kernel killed one of its processes for want of memory"
         if self.status >= 0:
@@ -88,6 +92,8 @@ class Ended:
             return "crash-signal", "it was killed by SIGKILL, and not by the kernel for want of memory"
         if self.status == -signal.SIGKILL and self.oom_kills:
             return "oom-killed", "it was killed by the kernel for want of memory"
+        if self.status == -signal.SIGBUS and not has_workers:
+            return "crash-signal", "it was killed by SIGBUS"
         _, cause, sentence = explain_exit(self.status, log_tail="")
         return cause, f"it was {sentence.partition(';')[0]}"
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from autotune.errors import AutotuneError, MachineError
-from autotune.records.run import RunPlan, StepDown
-from autotune.train.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE
+from autotune.errors import AutotuneError, MachineError, ProfileError
+from autotune.records.run import RunPlan, StepDown, StepDownAction
+from autotune.train.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE, read_run_note
+from autotune.train.files import CHECKPOINTS_FOLDER, MANIFEST_FILE, METRICS_FILE
 from autotune.train.folder import RunFolder, read_plan
 from autotune.train.parent import STOPPING, Ended, Start, supervise
 from autotune.train.steps_down import Choice, Fault, choose_step_down, describe_changes
@@ -30,13 +31,17 @@ from autotune.train.steps_down import Choice, Fault, choose_step_down, describe_
 TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
 
 MOST_DEATHS = 3
-"""So many deaths in a row, with less than `NEW_STEPS` between each and the one before, are enough."""
+"""So many deaths in a row that nothing was changed about are enough, with less than `NEW_STEPS` between two of them.
+
+Steps down that change something come to an end by themselves: there is a smallest micro batch, and one baseline.
+"""
 
 NEW_STEPS = 100
 
 _KILL_SECONDS = 5.0
 _TAIL_BYTES = 64 * 1024
 _CHECKPOINT = re.compile(r"step-([0-9]{8,})")
+_WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--trust",)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,9 @@ def train_supervised(
             stopping=(*STOPPING, signal.SIGUSR1, signal.SIGUSR2),
             kill_after_seconds=_KILL_SECONDS,
         )
-    status = MachineError.exit_code if ended.status == AGAIN_STATUS else ended.exit_status
+    # Without a word of ours that status is the user's own: their code ended with it.
+    is_ours = ended.status == AGAIN_STATUS and restarts.message
+    status = MachineError.exit_code if is_ours else ended.exit_status
     return TrainingEnd(status, restarts.message, restarts.hint)
 
 
@@ -90,33 +97,43 @@ class _Restarts:
     say: Callable[[str], None]
     began: float = field(default_factory=time.monotonic)
     deaths: list[int] = field(default_factory=list)
+    answered: int = 0
     message: str = ""
     hint: str = ""
 
     def start(self, attempt: int) -> Start:
         """Return how to start the next process: the first as it was typed, a later one to resume the run."""
-        words = [*self.command]
-        folder = self._find_folder()
-        if attempt and folder is not None:
-            words += ["--resume", "--out", str(folder)]  # a word that is typed again later says the same
+        words, typed = [*self.command], [*self.arguments]
+        run = read_run_note(self.note)
+        if attempt and run is not None:
+            words += ["--resume", "--out", str(run.folder)]  # a word that is typed again later says the same
+            typed = drop_settings(typed)
         environment = {**os.environ, NOTE_VARIABLE: str(self.note), BEGAN_VARIABLE: repr(self.began)}
-        return Start((*words, *self.arguments), environment)
+        return Start((*words, *typed), environment)
 
     def go_on(self, ended: Ended) -> bool:
         """Return whether another process is started; record what it is to do otherwise."""
+        run = read_run_note(self.note)
         if ended.status >= 0 and ended.status != AGAIN_STATUS:
+            if run is not None and ended.attempt and ended.status == ProfileError.exit_code:
+                self.say(f"put the source back and go on with --resume --out {run.folder}, or start a new run")
             return False
-        folder = self._find_folder()
         cause, detail = ended.explain()
-        if folder is None:
+        if run is None:
             if ended.status < 0:
                 self.message = f"the training's process died before its run began ({cause}): {detail}"
             return False
-        kept = _newest_checkpoint(folder)
-        self.deaths.append(kept)
-        fault = Fault(cause, detail, max(kept, _last_step(folder)))
+        folder = run.folder
         try:
-            why = self._step_down(folder, fault, kept, is_written=ended.status == AGAIN_STATUS)
+            plan = read_plan(folder)
+            if ended.status == AGAIN_STATUS:
+                if len(plan.step_downs) <= max(run.step_downs, self.answered):
+                    return False  # it has asked for nothing: the status is the user's own
+                why = self._count_death(plan.step_downs[-1].action, _newest_checkpoint(folder))
+            else:
+                cause, detail = ended.explain(has_workers=plan.current_config.num_workers > 0)
+                why = self._step_down(RunFolder(folder, plan), cause, detail)
+            self.answered = max(self.answered, len(plan.step_downs))
         except AutotuneError as error:
             why = error.message
         except OSError as error:
@@ -126,32 +143,49 @@ class _Restarts:
             self.hint = f"go on with --resume --out {folder}"
         return not why
 
-    def _step_down(self, folder: Path, fault: Fault, kept: int, *, is_written: bool) -> str:
+    def _step_down(self, run: RunFolder, cause: str, detail: str) -> str:
         """Write what the next process is to do into the run's record; return why there will be none, or nothing."""
-        if self._is_enough():
-            return f"it is the {MOST_DEATHS}. time with less than {NEW_STEPS} new steps in between"
-        if is_written:
-            return ""
-        run = RunFolder(folder, read_plan(folder))
+        kept = _newest_checkpoint(run.path)
+        fault = Fault(cause, detail, max(kept, _last_step(run.path)))
         choice = choose_step_down(fault, run.plan)
         if choice is None:
             return "no setting of autotune's is known to help"
+        why = self._count_death(choice.action, kept)
+        if why:
+            return why
         step_down = _describe(fault, choice, run.plan, kept)
         run.add_step_down(step_down)
+        self.answered = len(run.plan.step_downs)
         self.say(step_down.sentence)
         return ""
 
-    def _is_enough(self) -> bool:
+    def _count_death(self, action: StepDownAction, kept: int) -> str:
+        """Return why a death that is answered so is one too many, or nothing."""
+        if action != "again":
+            return ""
+        self.deaths.append(kept)
         last = self.deaths[-MOST_DEATHS:]
         steps = [after - before for before, after in pairwise(last)]
-        return len(last) == MOST_DEATHS and all(new < NEW_STEPS for new in steps)
+        if len(last) < MOST_DEATHS or any(new >= NEW_STEPS for new in steps):
+            return ""
+        return f"it is the {MOST_DEATHS}. time with less than {NEW_STEPS} new steps in between"
 
-    def _find_folder(self) -> Path | None:
-        try:
-            text = self.note.read_text(encoding="utf-8")
-        except OSError:
-            return None
-        return Path(text) if text else None
+
+def drop_settings(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without those that say where the settings come from.
+
+    A run that goes on has them in its record, and the profile may be another one by then.
+    """
+    kept: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word == "--":
+            return [*kept, word, *left]
+        if word in _WITH_VALUE:
+            next(left, None)
+        elif word not in _ALONE and word.partition("=")[0] not in _WITH_VALUE:
+            kept.append(word)
+    return kept
 
 
 def _describe(fault: Fault, choice: Choice, plan: RunPlan, kept: int) -> StepDown:
@@ -169,15 +203,16 @@ def _describe(fault: Fault, choice: Choice, plan: RunPlan, kept: int) -> StepDow
 
 
 def _newest_checkpoint(folder: Path) -> int:
-    """Return the steps of the newest checkpoint by name, 0 without one."""
-    names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("step-*"))
+    """Return the steps of the newest whole checkpoint by name, 0 without one."""
+    whole = (path for path in (folder / CHECKPOINTS_FOLDER).glob("step-*") if (path / MANIFEST_FILE).is_file())
+    names = (_CHECKPOINT.fullmatch(path.name) for path in whole)
     return max((int(name[1]) for name in names if name is not None), default=0)
 
 
 def _last_step(folder: Path) -> int:
-    """Return the last step that metrics.jsonl tells of, 0 if none."""
+    """Return the last step that the log tells of, 0 if none."""
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with (folder / METRICS_FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:

@@ -43,6 +43,9 @@ _OF_WORKLOADS = {
     "--out": "a script writes where it wants to, and its record goes to runs/",
     "--resume": "a script goes on from its own checkpoints, or does not",
     "--seed": "a script sets its own seeds",
+    "--checkpoint-every": "a script writes its own checkpoints",
+    "--keep": "a script keeps its own checkpoints",
+    "--log": "a script writes its own logs",
 }
 
 
@@ -142,14 +145,15 @@ def refuse_workload_options(given: Mapping[str, object], target: Target) -> None
     """Make sure that no option is given that only a script's own command can set.
 
     Args:
-        given: what was typed, by option; false for what was not.
+        given: what was typed, by option; None or False for what was not.
         target: the script.
 
     Raises:
         UsageError: there is one; says why.
     """
     for option, reason in _OF_WORKLOADS.items():
-        if given.get(option):
+        typed = given.get(option)
+        if typed is not None and typed is not False:
             raise UsageError(
                 f"{option} is for a workload, and the target is a script: {reason}",
                 hint=f"give {target.spec} its own flag for it",

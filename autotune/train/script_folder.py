@@ -17,11 +17,11 @@ from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig
 from autotune.records.profile import Profile, ProfileTarget, baseline_interval
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
-from autotune.train.folder import SUMMARY_FILE, make_run
+from autotune.train.files import SCRIPT_FILE, SUMMARY_FILE
+from autotune.train.folder import make_run
 from autotune.train.script import ScriptRun
 from autotune.train.script_notes import clear_progress
 
-SCRIPT_FILE = "script.json"
 NEXT_FILE = "next.json"
 
 _CONFIDENCE_LEVEL = 0.95

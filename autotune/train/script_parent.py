@@ -89,7 +89,9 @@ class _ScriptParent:
             return False
         notes = self._collect(ended)
         failure = find_failure(notes)
-        cause, detail = ended.explain() if failure is None else (failure.cause, failure.detail)
+        has_workers = not self.run.knows_settings or self.folder.plan.current_config.num_workers > 0
+        told = ended.explain(has_workers=has_workers)
+        cause, detail = told if failure is None else (failure.cause, failure.detail)
         fault = Fault(cause, detail, max((one.steps for one in notes), default=0))
         choice = choose_script_step_down(fault, self.folder.plan, self.run.levers)
         if cause in _OWN_CAUSES and not (cause == "user-error" and self.restarts_left and fault.step):
@@ -112,7 +114,7 @@ class _ScriptParent:
         self.folder.write_summary(summary)
         rate, promised = summary.samples_per_second, summary.promised_samples_per_second
         measured = "" if rate is None else f", {format_rate(rate)}{describe_promise(promised)}"
-        self.say(f"{summary.steps:,} steps{measured}")
+        self.say(f"{count(summary.steps, 'step')}{measured}")
         return summary
 
     def _collect(self, ended: Ended) -> list[ScriptProgress]:

@@ -10,11 +10,14 @@ import math
 import os
 import sys
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from autotune.records.config import TrainConfig
+from autotune.sentences import count
 from autotune.targets.launch import Launch
 from autotune.train.child import tie_to_parent
 from autotune.train.script_notes import Failure, ScriptProgress
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
 LOOK_STEPS = 10
 """Steps between two looks at the loss: each waits for the device once."""
 
-_NOTE_SECONDS = 5.0
+_NOTED_STEPS = 50
+_YOUNG_SECONDS, _YOUNG_NOTE_SECONDS, _NOTE_SECONDS = 60.0, 1.0, 5.0
+_OWN_FOLDER = str(Path(__file__).parents[1])
 _FIRST_LINES_SECONDS = 15.0
 _LINES_SECONDS = 60.0
 
@@ -50,7 +55,7 @@ class ScriptTraining:
         self._aside_since: float | None = None
         self._noted = -math.inf
         self._line_due, self._line_samples, self._line_seconds = _FIRST_LINES_SECONDS, 0, 0.0
-        self._caught: tuple[int, Exception] | None = None
+        self._caught: tuple[int, str, str] | None = None
         self._hooks: ScriptHooks | None = None
         self._stack = ExitStack()
 
@@ -78,11 +83,11 @@ class ScriptTraining:
         """
         if os.getpid() != self._process:
             return
-        if error is None and status != 0 and self._caught is not None and self._caught[0] == self._progress.steps:
-            error = self._caught[1]  # it caught this in the step it ended in, and gave up
         if isinstance(error, Exception):
             _, cause, detail = explain_exception(error)
             self._progress.failure = Failure(cause, detail, time.time())
+        elif error is None and status != 0 and self._caught is not None and self._caught[0] == self._progress.steps:
+            self._progress.failure = Failure(*self._caught[1:], time.time())  # caught in the step it ended in: gave up
         self._write()
 
     def _turn(self, is_training: bool) -> None:
@@ -110,7 +115,9 @@ class ScriptTraining:
             progress.data_wait_seconds = self._data_seconds() - self._waited_aside
         if progress.steps % LOOK_STEPS == 0:
             self._look(step)
-        if progress.steps == 1 or now - self._noted >= _NOTE_SECONDS:
+        # A process that is killed leaves no other word: most scripts that fail do so early.
+        note_seconds = _YOUNG_NOTE_SECONDS if now - self._first < _YOUNG_SECONDS else _NOTE_SECONDS
+        if progress.steps <= _NOTED_STEPS or now - self._noted >= note_seconds:
             self._noted = now
             self._write()
         if now - self._first >= self._line_due:
@@ -137,11 +144,13 @@ class ScriptTraining:
         self._progress.eager_step, self._progress.eager_detail = self._progress.steps, detail
         self._write()
         self._tell(
-            f"a compilation failed after {self._progress.steps:,} steps: the model runs eagerly ({detail[:200]})"
+            f"a compilation failed after {count(self._progress.steps, 'step')}: the model runs eagerly ({detail[:200]})"
         )
 
     def _note_caught(self, error: Exception) -> None:
-        self._caught = (self._progress.steps, error.with_traceback(None))
+        # Not the error itself: it would keep the frames alive, and without its traceback nobody sees where it was.
+        _, cause, detail = explain_exception(error)
+        self._caught = (self._progress.steps, cause, detail)
 
     def _data_seconds(self) -> float:
         return 0.0 if self._hooks is None else float(self._hooks.timer.seconds["data"])
@@ -156,7 +165,7 @@ class ScriptTraining:
         self._line_samples, self._line_seconds = progress.timed_samples, progress.seconds
         between = _FIRST_LINES_SECONDS if elapsed < _LINES_SECONDS else _LINES_SECONDS
         self._line_due = between * (elapsed // between + 1)
-        facts = [f"{progress.steps:,} steps in {format_duration(elapsed)}"]
+        facts = [f"{count(progress.steps, 'step')} in {format_duration(elapsed)}"]
         if samples and seconds > 0:
             facts.append(format_rate(samples / seconds) + describe_promise(self._plan["promised"]))
         if progress.loss is not None:
@@ -193,6 +202,33 @@ def main(plan: dict[str, Any], arguments: list[str]) -> int:
     return status
 
 
+def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an exception as Python does, without this package's own frames and what it starts a script with."""
+    shown = traceback.TracebackException(kind, error, trace)
+    for one in _list_chain(shown):
+        frames = [frame for frame in one.stack if not _is_own(frame)]
+        if frames and not (one.stack[-1].filename.startswith(_OWN_FOLDER)):  # one of our own errors is shown whole
+            one.stack = traceback.StackSummary.from_list(frames)
+    try:
+        sys.stderr.write("".join(shown.format()))
+        sys.stderr.flush()
+    except (OSError, ValueError):  # the reader has gone, or the script has closed it
+        return
+
+
+def _list_chain(shown: traceback.TracebackException) -> list[traceback.TracebackException]:
+    found, left = [], [shown]
+    while left:
+        one = left.pop()
+        found.append(one)
+        left += [other for other in (one.__cause__, one.__context__, *(one.exceptions or ())) if other is not None]
+    return found
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_OWN_FOLDER) or frame.filename == "<frozen runpy>"
+
+
 def _read_peak_bytes() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
@@ -205,4 +241,5 @@ def _read_peak_bytes() -> int:
 if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)
     tie_to_parent()
+    sys.excepthook = print_traceback
     sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))

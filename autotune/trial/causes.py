@@ -82,7 +82,8 @@ def _one_line(error: BaseException) -> str:
     if "Original Traceback" in text:
         # A loader worker's error: PyTorch puts its traceback into the message, the reason at its end.
         return f"{text.strip().splitlines()[-1].strip()} (in a loader worker)"[:400]
-    return f"{type(error).__name__}: {' '.join(text.split())}"[:400]
+    words = " ".join(text.split())
+    return f"{type(error).__name__}: {words}"[:400] if words else type(error).__name__
 
 
 def _signal_name(number: int) -> str:

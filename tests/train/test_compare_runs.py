@@ -191,6 +191,21 @@ def test_a_damaged_file_is_said_by_name(tmp_path: Path, name: str) -> None:
         compare_runs(run, plant_run(tmp_path / "b"))
 
 
+def test_runs_of_scripts_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = {"steps": None, "epochs": None}
+    first = plant_run(tmp_path / "a", plan=script)
+    second = plant_run(tmp_path / "b", plan=script, summary={"checkpoint": "", "guard": None, "config": None})
+    for folder in (first, second):
+        (folder / "run.json").rename(folder / "script.json")
+        (folder / "metrics.jsonl").unlink()
+    found = compare_runs(first, second)
+    assert (found.first.state, found.second.steps, found.loss) == ("finished", 100, None)
+    assert found.throughput_ratio == pytest.approx(1.0)
+    shown = show(found, monkeypatch)
+    assert "steps: a 100, b 100" in shown
+    assert "planned" not in shown
+
+
 # The page
 
 

@@ -19,11 +19,13 @@ from train_world import wait_until
 from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
+from autotune.train import restarts
 from autotune.train.child import AGAIN_STATUS
-from autotune.train.folder import PLAN_FILE, read_plan
+from autotune.train.files import PLAN_FILE
+from autotune.train.folder import read_plan
 from autotune.train.oom_kills import read_oom_kills
 from autotune.train.parent import Ended, Start, supervise
-from autotune.train.restarts import TrainingEnd, train_supervised
+from autotune.train.restarts import TrainingEnd, drop_settings, train_supervised
 
 TIED = "import os, signal, sys, time\nfrom autotune.train.child import tie_to_parent\ntie_to_parent()\n"
 
@@ -261,6 +263,41 @@ def test_the_kernels_kills_are_counted_in_the_own_group(tmp_path: Path, group: s
     assert read_oom_kills(tmp_path) == 3
 
 
+def test_without_workers_a_bus_error_is_not_their_shared_memory() -> None:
+    assert Ended(0, -signal.SIGBUS, False, 0, 1.0).explain(has_workers=False) == (
+        "crash-signal",
+        "it was killed by SIGBUS",
+    )
+
+
+ASYNC = (
+    TIED
+    + """
+from autotune.cli.terminal import stop_on_signals
+import socket
+ours, theirs = socket.socketpair()
+ours.setblocking(False)
+with stop_on_signals() as stop:
+    signal.set_wakeup_fd(ours.fileno())  # as asyncio does
+    print("ready", os.getpid(), flush=True)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        time.sleep(0.01)
+        if stop() and until > time.monotonic() + 2:
+            until = time.monotonic() + 1.6
+    assert signal.set_wakeup_fd(-1) == ours.fileno()
+"""
+)
+
+
+def test_a_ctrl_c_stays_one_where_user_code_takes_the_wakeup_descriptor() -> None:
+    driver = start_driver(ASYNC)
+    await_ready(driver)
+    os.killpg(driver.pid, signal.SIGINT)
+    status, printed = finish(driver)
+    assert (status, "told True" in printed) == (0, True)  # a second one raises KeyboardInterrupt
+
+
 def test_this_machines_counter_stands_still_when_somebody_else_kills() -> None:
     before = read_oom_kills()
     ended = run_code("import os; os.kill(os.getpid(), 9)")
@@ -280,23 +317,31 @@ with log.open("a") as file:
     file.write(json.dumps({"words": sys.argv[1:], "began": session_began()}) + chr(10))
 note_run_folder(run)
 steps, deaths = json.loads(os.environ["STEPS"]), os.environ["DEATHS"].split()
-(run / "checkpoints" / f"step-{steps[len(starts)]:08d}").mkdir(parents=True, exist_ok=True)
+checkpoint = run / "checkpoints" / f"step-{steps[len(starts)]:08d}"
+checkpoint.mkdir(parents=True, exist_ok=True)
+(checkpoint / "manifest.json").touch()
+(run / "checkpoints/step-00009999").mkdir(exist_ok=True)  # it has no manifest, and counts for nothing
 if len(starts) < len(deaths):
     death = int(deaths[len(starts)])
+    if death == 75 and "ASKS" in os.environ:
+        plan = json.loads((run / "run.json").read_text())
+        down = {"step": 9, "resumed_step": 5, "cause": "device-error", "detail": "", "action": os.environ["ASKS"]}
+        plan["step_downs"].append(down | {"sentence": "", "config": plan["config"]})
+        (run / "run.json").write_text(json.dumps(plan))
     os.kill(os.getpid(), -death) if death < 0 else sys.exit(death)
 """
 
 
 def train(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int], deaths: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int], deaths: str, *, typed: tuple[str, ...] = ()
 ) -> tuple[TrainingEnd, list[str]]:
     """Supervise a training that stands at `steps` when it dies of each of `deaths`, and then ends well."""
-    config = TrainConfig(micro_batch_size=8, num_workers=2)
+    config = TrainConfig(micro_batch_size=64, num_workers=2)
     plan = RunPlan(
         target=ProfileTarget(label="a.py:b", fingerprint="0" * 12),
         asked_config=config,
         config=config,
-        baseline_config=TrainConfig(micro_batch_size=8),
+        baseline_config=TrainConfig(micro_batch_size=64),
         seed=0,
         steps=None,
         epochs=1,
@@ -307,7 +352,7 @@ def train(
     monkeypatch.setenv("DEATHS", deaths)
     said: list[str] = []
     command = (sys.executable, "-c", TRAINING)
-    return train_supervised(["a.py:b", "--epochs", "3"], say=said.append, command=command), said
+    return train_supervised(["a.py:b", *typed, "--epochs", "3"], say=said.append, command=command), said
 
 
 def test_a_killed_training_is_resumed_with_a_step_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,12 +377,47 @@ def test_a_training_that_dies_on_the_spot_is_given_up(tmp_path: Path, monkeypatc
 
 
 def test_a_process_that_asks_for_a_fresh_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASKS", "again")
     end, said = train(tmp_path, monkeypatch, [5, 6], f"{AGAIN_STATUS}")
-    assert (end.status, said, read_plan(tmp_path).step_downs) == (0, [], ())
+    assert (end.status, said, len(read_plan(tmp_path).step_downs)) == (0, [], 1)
     (tmp_path / "log.jsonl").unlink()
     end, _ = train(tmp_path, monkeypatch, [5, 6, 7, 8], " ".join([f"{AGAIN_STATUS}"] * 4))
     assert end.status == 5
     assert "3. time" in end.message
+
+
+def test_steps_down_that_change_something_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "MOST_DEATHS", 2)
+    monkeypatch.setenv("ASKS", "fewer-samples")
+    end, _ = train(tmp_path, monkeypatch, [5] * 6, " ".join([f"{AGAIN_STATUS}"] * 5))
+    assert (end.status, end.message) == (0, "")
+
+
+def test_a_status_of_the_users_own_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, said = train(tmp_path, monkeypatch, [5, 6], f"{AGAIN_STATUS}")
+    assert (end.status, end.message, said) == (AGAIN_STATUS, "", [])
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+    # Neither is one that comes after a step down of an earlier process.
+    (tmp_path / "log.jsonl").unlink()
+    end, said = train(tmp_path, monkeypatch, [5, 6, 7], f"-11 {AGAIN_STATUS}")
+    assert (end.status, end.message, len(said)) == (AGAIN_STATUS, "", 1)
+
+
+def test_a_run_that_goes_on_takes_its_settings_from_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ("--profile", "best.json", "--trust", "--preset=balanced", "--keep", "3")
+    train(tmp_path, monkeypatch, [5, 6], "-11", typed=typed)
+    starts = [json.loads(line)["words"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert starts[0] == ["a.py:b", *typed, "--epochs", "3"]
+    assert starts[1] == ["--resume", "--out", str(tmp_path.resolve()), "a.py:b", "--keep", "3", "--epochs", "3"]
+    assert drop_settings(["--", "python", "x.py", "--profile", "y"]) == ["--", "python", "x.py", "--profile", "y"]
+
+
+def test_a_refusal_to_go_on_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, said = train(tmp_path, monkeypatch, [5, 6], "-11 7")
+    assert (end.status, end.message) == (7, "")
+    assert said[-1].startswith("put the source back")
+    (tmp_path / "log.jsonl").unlink()
+    assert train(tmp_path, monkeypatch, [5], "7")[1] == []
 
 
 @pytest.mark.parametrize("status", [0, 4, 130])

@@ -24,9 +24,10 @@ from autotune.records.profile import Profile
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.records.trial import Target
 from autotune.targets.script import read_script, script_label
+from autotune.train.files import SCRIPT_FILE
 from autotune.train.parent import Ended, Start
 from autotune.train.script import prepare_script_run, refuse_workload_options
-from autotune.train.script_folder import NEXT_FILE, SCRIPT_FILE
+from autotune.train.script_folder import NEXT_FILE
 from autotune.train.script_notes import Failure, ScriptProgress
 from autotune.train.script_parent import ScriptEnd, train_script
 from autotune.train.script_steps_down import Levers, choose_for_later, choose_script_step_down
@@ -384,12 +385,32 @@ def test_a_script_handles_its_own_signals(bench: Bench) -> None:
     assert bench.train("--steps", "1000000").status == 33
 
 
-@pytest.mark.parametrize("option", ["--steps", "--epochs", "--max-time", "--out", "--resume", "--seed"])
+@pytest.mark.parametrize("option", ["--steps", "--max-time", "--resume", "--seed", "--keep", "--log"])
 def test_what_only_its_own_flags_can_set_is_refused(bench: Bench, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} is for a workload") as refused:
-        refuse_workload_options({"--steps": None, "--seed": 0, option: 3}, bench.target())
+        refuse_workload_options({"--steps": None, "--resume": False, option: 0}, bench.target())
     assert "faulty_script.py" in refused.value.hint
     refuse_workload_options({"--steps": None, "--resume": False, "--trust": True}, bench.target())
+
+
+@pytest.mark.slow
+def test_its_own_error_shows_its_own_frames_only(bench: Bench, capfd: Any) -> None:
+    end = bench.train("--fault", "own", "--at", "20")
+    shown = capfd.readouterr().err
+    assert end.status == 1
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert shown.endswith("ValueError: a bug of its own\n")
+    assert "in forward" in shown
+    assert "autotune/" not in shown
+    assert "runpy" not in shown
+    assert bench.said == ["20 steps, " + bench.said[-1].partition(", ")[2]]
+
+
+@pytest.mark.slow
+def test_an_early_death_is_told_with_its_step(bench: Bench) -> None:
+    end = bench.train("--fault", "kill", "--at", "20")
+    assert (end.status, end.summary.steps) == (137, 20)
+    assert "after 20 steps" in bench.said[0]
 
 
 def test_settings_that_the_command_cannot_take_are_refused(bench: Bench) -> None:

@@ -122,6 +122,17 @@ def test_a_time_limit_ends_it_in_time_and_the_run_goes_on(straight: Workplace) -
     assert_same_end(straight, "limited")
 
 
+def test_an_evaluation_does_not_overrun_the_time_nor_stand_in_the_way(workplace: Workplace) -> None:
+    workplace.toy = "evaluates_for_long"
+    workplace.save_profile()
+    status, printed, said = workplace.run_command("--epochs", "2", "--out", "run", "--max-time", "8s", "--json")
+    assert status == 124, said
+    assert json.loads(printed)["steps"] == STEPS_PER_EPOCH
+    status, printed, said = workplace.run_command("--resume", "--out", "run", "--max-time", "8s", "--json")
+    assert "does not fit into the time limit" in said
+    assert json.loads(printed)["steps"] == 2 * STEPS_PER_EPOCH
+
+
 @pytest.mark.slow
 def test_a_device_that_is_lost_needs_a_fresh_process(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace.folder)
@@ -163,6 +174,23 @@ def test_the_first_signal_asks_and_a_second_ctrl_c_interrupts() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_a_signal_that_the_users_code_has_taken_is_taken_back() -> None:
+    heard: list[int] = []
+
+    def leave(number: int, _frame: object) -> None:
+        heard.append(number)
+        raise SystemExit(3)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signals() as stop:
+        signal.signal(signal.SIGTERM, leave)
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+    assert heard == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 class Stopped(BaseException):
