@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 TARGET = f"{Path(__file__).parent.parent / 'examples' / 'digits' / 'workload.py'}:workload"
-EPOCHS = 12
+EPOCHS = 16
 LONGEST_SECONDS = 9.0
 TIMED_PARTS = ("notes",)
 """Of a checkpoint's state: they count seconds."""

@@ -94,9 +94,16 @@ class SeededDataset(Dataset[Any]):
         self._sources = tuple(sources)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[tuple[int, int], Any]:
-        epoch, index = key
-        with seeded(mix_seed(self._seed, epoch, index), self._sources):
-            return key, self._dataset[index]
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], Any]]:
+        """Return the samples of a batch: the generators are put back once for all of them."""
+        samples = []
+        with seeded(self._seed, ()):
+            for key in keys:
+                seed_generators(mix_seed(self._seed, *key), self._sources)
+                samples.append((key, self._dataset[key[1]]))
+        return samples
 
 
 class SeededCollate:
