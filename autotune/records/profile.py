@@ -11,7 +11,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_re
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory
-from autotune.records.quality import LossBand, QualityCheck
+from autotune.records.quality import LossBand, Margin, QualityCheck
 
 MAX_PROFILE_BYTES = 1024 * 1024
 
@@ -122,6 +122,8 @@ class Evidence(Record):
     """Floating-point operations of forward and backward pass; None when they were not counted."""
     peak_flops_per_second: NonNegative | None = None
     """This machine's measured matrix product rate in the winner's arithmetic; None when it was not measured."""
+    loss_limit: Margin | None = None
+    """How much worse the training loss was allowed to get."""
     loss_band: LossBand | None = None
     """Where the baseline's training loss went; None when no seeds of it were trained."""
     measured_fraction: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -92,6 +92,8 @@ class RunPlan(Record):
     """Optimizer steps to take; None when epochs are counted."""
     epochs: Annotated[int, Field(ge=1)] | None
     """Epochs to train; None when steps are counted."""
+    machine: str = ""
+    """Fingerprints of the hardware and the versions it was started with."""
     step_downs: tuple[StepDown, ...] = ()
     """In order; the last one's settings are those in force."""
 

@@ -23,7 +23,7 @@ from autotune.records.profile import (
     StopReason,
     baseline_interval,
 )
-from autotune.records.quality import QualityCheck
+from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.confirm import FinalsPlan, budget_for
 from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
@@ -56,6 +56,7 @@ class Findings:
         measured_seconds: of these, inside measured blocks.
         gate_seconds: of these, in trials of the drift gate.
         planned_samples: of the final training; None when its length is not known.
+        loss_limit: how much worse the training loss may get; None for the default.
     """
 
     report: ProbeReport
@@ -70,6 +71,7 @@ class Findings:
     measured_seconds: float = 0.0
     gate_seconds: float = 0.0
     planned_samples: float | None = None
+    loss_limit: Margin | None = None
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
         """Return the drift checks of a config; empty when it was not checked."""
@@ -193,6 +195,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
         launch_noise_fraction=stdev(shown.log_ratios) if shown is not None and shown.ratio is not None else None,
         confirmation=confirmation,
         noise=summarise_noise(launches, ranking) if findings.judged else None,
+        loss_limit=findings.loss_limit,
         loss_band=calibrate_band(findings.baseline_curves),
         measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,
         drift_fraction=min(1.0, findings.gate_seconds / used) if used > 0 else None,

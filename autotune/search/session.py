@@ -161,7 +161,8 @@ class Session:
         space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
         space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
         self._space = space.restrict(state.only) if state.only else space
-        self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
+        samples, limit = launcher.planned_samples, state.max_drift.loss
+        self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
         launcher.reporter.probed(report)
         launcher.note_written(probed)
         self._require_memory()

@@ -28,6 +28,9 @@ from autotune.train.state import Progress, capture_state, restore_state
 KEPT = 2
 """Complete checkpoints kept: the newest and one to fall back to."""
 
+_BESTS = 2
+_RUNGS = 6
+
 _STATE_FILE = "state.pt"
 _MANIFEST_FILE = "manifest.json"
 
@@ -56,7 +59,8 @@ class Checkpoints:
         folder: they are in.
         fingerprint: of the target, noted in each.
         kept: how many of the newest complete ones are kept.
-        anchor_step: the newest one not after this step is kept too; None for no such one.
+        anchor_step: the newest one not after this step is kept too, and a few older ones, each about twice as old as
+            the one before: what shows late has begun early. None for neither.
     """
 
     def __init__(self, folder: Path, *, fingerprint: str, kept: int = KEPT) -> None:
@@ -107,7 +111,7 @@ class Checkpoints:
             OSError: the disk cannot be written; the earlier best one is untouched.
         """
         final = self.folder / path.name.replace("step-", "best-")
-        if _find_damage(final) is None:
+        if _find_damage(final) is None and _is_same(final, path):
             return final
         scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
         try:
@@ -119,36 +123,29 @@ class Checkpoints:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         sync_folder(self.folder)
-        for other in self.folder.glob("best-[0-9]*"):
-            if other != final:
-                shutil.rmtree(other, ignore_errors=True)
+        # The one before stays too: the newest checkpoint may be one that still names it.
+        for other in sorted(self.folder.glob("best-[0-9]*"), reverse=True)[_BESTS:]:
+            shutil.rmtree(other, ignore_errors=True)
         return final
 
-    def load(self, training: Training, *, not_after: int | None = None) -> Restored:
-        """Restore the newest complete checkpoint.
-
-        Args:
-            training: freshly built.
-            not_after: leave out those of later steps, which are set aside; None for none.
+    def load(self, training: Training) -> Restored:
+        """Restore the newest complete checkpoint of a freshly built training.
 
         Raises:
             CheckpointError: there is none, or it belongs to another model.
         """
         problems: list[str] = []
-        left: list[tuple[str, Path]] = []
+        damaged: list[Path] = []
         for path in newest_first(self.folder):
-            if not_after is not None and read_step(path) > not_after:
-                left.append(("suspect", path))
-                continue
             try:
                 state = _read_verified(path)
             except CheckpointError as error:
                 problems.append(error.message)
-                left.append(("damaged", path))
+                damaged.append(path)
                 continue
             progress, notes = _restore(training, state, path)
-            for word, other in left:
-                _set_aside(other, word)
+            for other in damaged:
+                _set_aside(other, "damaged")
             return Restored(progress, notes, tuple(problems), path)
         detail = f" ({problems[0]})" if problems else ""
         raise CheckpointError(
@@ -166,10 +163,16 @@ class Checkpoints:
         """Return whether a checkpoint was written, also one that is damaged, but none that was taken back."""
         return any(any(self.folder.glob(pattern)) for pattern in ("step-[0-9]*", "damaged-step-*"))
 
-    def set_aside_all(self) -> None:
-        """Take every checkpoint out of the way of a training that begins anew."""
-        for path in newest_first(self.folder):
-            _set_aside(path, "suspect")
+    def oldest_step(self) -> int | None:
+        """Return the step of the oldest complete checkpoint; None without one."""
+        complete = [path for path in newest_first(self.folder) if _find_damage(path) is None]
+        return read_step(complete[-1]) if complete else None
+
+    def set_aside_after(self, step: int) -> None:
+        """Take every checkpoint of a later step, best ones too, out of the way of a training that goes back."""
+        for path in (*newest_first(self.folder), *self.folder.glob("best-[0-9]*")):
+            if read_step(path) > step:
+                _set_aside(path, "suspect")
 
     def _drop_old(self) -> None:
         found = list(newest_first(self.folder))
@@ -177,6 +180,7 @@ class Checkpoints:
         kept = complete[: self.kept]
         if self.anchor_step is not None:
             kept += [path for path in complete if read_step(path) <= self.anchor_step][:1]
+            kept += _choose_rungs(complete)
         for path in (*found, *self.folder.glob(".tmp-*")):
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
@@ -189,8 +193,20 @@ def newest_first(folder: Path) -> Iterator[Path]:
 
 def read_step(path: Path) -> int:
     """Return the step that a checkpoint's folder is named after; 0 for a name that holds none."""
-    number = path.name.removeprefix("step-")
+    number = path.name.removeprefix("step-").removeprefix("best-")
     return int(number) if number.isdecimal() else 0
+
+
+def _choose_rungs(newest_first: list[Path]) -> list[Path]:
+    """Return a few checkpoints, each about twice as old as the one before: the oldest of each power of two."""
+    now = read_step(newest_first[0])
+    oldest = {(now - read_step(path)).bit_length(): path for path in newest_first[1:]}
+    return [oldest[power] for power in sorted(oldest)][:_RUNGS]
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    manifests = [read_record(path / _MANIFEST_FILE, CheckpointManifest) for path in (first, second)]
+    return manifests[0].sha256 == manifests[1].sha256
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

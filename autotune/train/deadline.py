@@ -30,3 +30,8 @@ class Deadline:
     def has_room(self, seconds: float) -> bool:
         """Return whether something that takes so long still fits."""
         return self.until is None or time.monotonic() + seconds < self.until
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until then, a moment to end things in left aside; None for ever."""
+        return None if self.until is None else max(0.01, self.until - time.monotonic() - _LEAST_SECONDS)

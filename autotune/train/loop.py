@@ -20,12 +20,12 @@ import torch
 
 from autotune.engine.loop import StepOutcome, Training
 from autotune.errors import TargetError
-from autotune.records.run import Best, RunPlan
+from autotune.records.run import RunPlan
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
 from autotune.train.checkpoint import Checkpoints
 from autotune.train.deadline import Deadline
-from autotune.train.evaluations import Evaluations
+from autotune.train.evaluations import CUT_KEY, Evaluations
 from autotune.train.guard import DriftGuard
 from autotune.train.length import count_epoch_steps, count_steps
 from autotune.train.looks import Looks
@@ -63,7 +63,7 @@ class RunLoop:
         guard: looks for drift; None when there is nothing to guard.
         log: is handed every line of metrics.jsonl.
         should_stop: polled at each step.
-        interruptible: inside it a signal may raise StopNow.
+        interruptible: inside it a signal, or the end of so many seconds, may raise StopNow.
         deadline: when it has to be over.
         checkpoint_seconds: longest time between two checkpoints.
         loss: of the last step that was looked at.
@@ -82,7 +82,7 @@ class RunLoop:
     guard: DriftGuard | None
     log: Log
     should_stop: Callable[[], bool]
-    interruptible: Callable[[], AbstractContextManager[Any]] = nullcontext
+    interruptible: Callable[[float | None], AbstractContextManager[Any]] = nullcontext
     deadline: Deadline = field(default_factory=Deadline)
     checkpoint_seconds: float = 300.0
     loss: float | None = None
@@ -92,7 +92,7 @@ class RunLoop:
 
     def __post_init__(self) -> None:
         self._lines = MetricsFile(self.folder)
-        self._looks = Looks(self.training, self.meters, self.guard)
+        self._looks = Looks(self.training, self.meters, self.guard, self.evaluations.warn)
         # Weights that hold infinities from the start are meant to.
         self._checks_weights = find_non_finite(self.training) is None
 
@@ -168,19 +168,16 @@ class RunLoop:
 
     def _pick_up_metrics(self) -> bool:
         """Drop what is to be trained again, and make up for an evaluation that a stop left out."""
-        names = [metric.name for metric in self.loaded.metrics]
-        for line in cut_metrics(self.folder, self.progress.step):
-            if "samples" in line:
-                self.loss = line.get("loss")
-            elif names and all(name in line for name in names):
-                self.evaluations.metrics = {name: line[name] for name in names}
-                self.evaluations.step = line["step"]
-        at_epoch_end = self.progress.step > 0 and self.training.windows.batches_done == 0
-        if not at_epoch_end or self._is_done():
-            return True
-        if self.evaluations.step == self.progress.step:
-            self._keep_best()
-        return self._evaluate()
+        lines, step = cut_metrics(self.folder, self.progress.step), self.progress.step
+        self.loss = next((line.get("loss") for line in reversed(lines) if "samples" in line), self.loss)
+        fits_not = self.evaluations.pick_up(lines, step) or not self._has_room_for_evaluation()
+        if self.evaluations.step == step:
+            self.evaluations.keep_best(self.checkpoints, self.meters, self.last_checkpoint)
+        elif step and self.training.windows.batches_done == 0 and not self._is_done():
+            if not fits_not:
+                return self._evaluate()
+            self._write(self.evaluations.leave_out(step, "does not fit into the time limit"))
+        return True
 
     def _step(self, defer_deaths: Callable[[], None]) -> StepOutcome | None:
         """Take a step; return None if the loader's workers went first when the whole process group was told to stop.
@@ -264,34 +261,26 @@ class RunLoop:
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that was done; return False if a stop cut it short, which leaves it to a resume."""
-        if not self.loaded.metrics or self.evaluations.step == self.progress.step:
+        step = self.progress.step
+        if not self.loaded.metrics or self.evaluations.step == step:
             return True
-        if self.meters.evaluations and not self.deadline.has_room(self.meters.mean_evaluation_seconds):
+        if not self._has_room_for_evaluation():
             return False
         began = time.perf_counter()
         try:
-            with self.interruptible():
-                found = self.evaluations.run(self.progress.step)
+            with self.interruptible(self.deadline.seconds_left):
+                found = self.evaluations.run(step, hears_stop=self._hears_stop)
         except StopNow:
+            if not self.should_stop():
+                self._write({"step": step, CUT_KEY: True})
             return False
-        except TargetError as error:
-            cause = explain_exception(error.__cause__ or error)[1]
-            if cause in WORKER_CAUSES and self._hears_stop():
-                return False
-            raise
         self.meters.note_evaluation(time.perf_counter() - began)
-        self._write({"step": self.progress.step, "epoch": self.training.windows.epoch, **found})
-        self._keep_best()
+        self._write({"epoch": self.training.windows.epoch, **found})
+        self.evaluations.keep_best(self.checkpoints, self.meters, self.last_checkpoint)
         return True
 
-    def _keep_best(self) -> None:
-        if self.last_checkpoint is None or not self.evaluations.is_best(self.meters.best):
-            return
-        metric = self.loaded.metrics[0].name
-        value = self.evaluations.metrics[metric]
-        assert value is not None
-        path = self.checkpoints.keep_best(self.last_checkpoint)
-        self.meters.best = Best(metric=metric, value=value, step=self.progress.step, checkpoint=str(path))
+    def _has_room_for_evaluation(self) -> bool:
+        return self.deadline.has_room(self.meters.mean_evaluation_seconds)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._lines.append(line)

@@ -62,6 +62,11 @@ class Meters:
                 setattr(self, field.name, noted[field.name])
         self.best = None if noted.get("best") is None else Best(**noted["best"])
 
+    def forget_lost_best(self) -> None:
+        """Forget a best evaluation whose checkpoint is gone, as after a roll back beyond the one that replaced it."""
+        if self.best is not None and not Path(self.best.checkpoint).is_dir():
+            self.best = None
+
     def note_checkpoint(self, seconds: float) -> None:
         """Count a checkpoint."""
         self.checkpoint_seconds += seconds

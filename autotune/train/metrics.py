@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,7 +32,10 @@ class MetricsFile:
         """
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(line) + "\n")
+        numbers = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+        }
+        self._file.write(json.dumps(numbers, allow_nan=False) + "\n")
 
     def flush(self) -> None:
         """Hand what was added to the system.

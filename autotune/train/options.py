@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.records.run import StepDown
+from autotune.records.run import Reverification, StepDown
 from autotune.train.folder import RunFolder
 from autotune.train.report import Report
 
@@ -31,6 +31,7 @@ class TrainingOptions:
         checkpoint_seconds: longest time between two checkpoints; one is also written at each epoch's end and at a stop.
         checkpoints_kept: complete checkpoints kept, beside the best one.
         worker_timeout_seconds: longest wait for a loader's worker.
+        reverification: what was found before the process started anew; None to look.
     """
 
     profile: str | Path | None = None
@@ -45,6 +46,7 @@ class TrainingOptions:
     checkpoint_seconds: float = 300.0
     checkpoints_kept: int = 2
     worker_timeout_seconds: float = 300.0
+    reverification: Reverification | None = None
 
     def check(self) -> None:
         """Make sure that the options fit together.
@@ -66,6 +68,10 @@ def _ignore(_told: Any) -> None:
     """Tell nobody."""
 
 
+def _ignore_both(_told: Any, _more: Any) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class TrainingCallbacks:
     """Who is told about a training, and who may stop it.
@@ -79,9 +85,9 @@ class TrainingCallbacks:
         step_down: called with each safe step down.
         opened: called with the run's folder, once it is there and held.
         begins: called with the optimizer steps that a stretch of the training goes on from.
-        relaunch: called with the environment variables that the settings need and the process was started without; may
-            start it anew, or return.
-        interruptible: inside it a signal may raise StopNow, because nothing would be lost.
+        relaunch: called with the environment variables that the settings need and the process was started without, and
+            with what a re-verification found; may start it anew, or return.
+        interruptible: inside it a signal, or the end of so many seconds, may raise StopNow: nothing would be lost.
     """
 
     should_stop: Callable[[], bool] = lambda: False
@@ -92,5 +98,5 @@ class TrainingCallbacks:
     step_down: Callable[[StepDown], None] = _ignore
     opened: Callable[[RunFolder], None] = _ignore
     begins: Callable[[int], None] = _ignore
-    relaunch: Callable[[Mapping[str, str]], None] = _ignore
-    interruptible: Callable[[], AbstractContextManager[Any]] = nullcontext
+    relaunch: Callable[[Mapping[str, str], Reverification | None], None] = _ignore_both
+    interruptible: Callable[[float | None], AbstractContextManager[Any]] = nullcontext

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
 from autotune.errors import MachineError
 from autotune.probe.machine.hardware import read_hardware
-from autotune.records.profile import Profile, ProfileTarget
-from autotune.records.quality import DriftLimits, Margin
+from autotune.records.profile import Profile
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget
@@ -29,13 +27,13 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
 from autotune.train.child import session_began
 from autotune.train.deadline import Deadline
-from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan, require_same_plan
+from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan
 from autotune.train.loop import Ending
 from autotune.train.options import TrainingCallbacks, TrainingOptions
-from autotune.train.preset_settings import find_facts
-from autotune.train.reverify import Frame, reverify_in_processes
+from autotune.train.plan import Asked, make_plan, resume_plan
 from autotune.train.session import Session
-from autotune.train.settings import Settings, check_environment, choose_settings, find_missing_environment
+from autotune.train.settings import check_environment, find_missing_environment
+from autotune.train.steps_down import count_alarms
 from autotune.train.target import resolve_training_target
 
 __all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
@@ -79,7 +77,7 @@ def run_training(
     try:
         resolved = resolve_training_target(target, work)
         loaded = load_workload(resolved.target.spec, folder=work)
-        run = _Run(options, callbacks, work, resolved, loaded, *_look_at_data(loaded))
+        run = _Run(options, callbacks, work, resolved, loaded)
         session, ending = run.train(began)
         if ending == "stopped":
             command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
@@ -102,100 +100,42 @@ class _Run:
     work: Path
     resolved: ResolvedTarget
     loaded: LoadedWorkload
-    sources: tuple[str, ...]
-    data: str | None
 
     def train(self, began: float) -> tuple[Session, Ending]:
-        options, loaded = self.options, self.loaded
-        profile = None if options.profile is None else Profile.load(self.work / options.profile)
-        target = ProfileTarget(label=loaded.label, fingerprint=loaded.fingerprint, data_fingerprint=self.data)
-        path = find_run(self.work, loaded.label, options.out) if options.resume else None
-        notes: list[str] = []
-        plan = self._make_plan(target, profile, None if path is None else read_plan(path), notes.append)
+        options, label = self.options, self.loaded.label
+        sources, data = _look_at_data(self.loaded)
+        deadline = Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds)
+        asked = Asked(self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline)
+        if options.resume:
+            path = find_run(self.work, label, options.out)
+            with locked_run(path):  # before anything is read: whoever holds it may write a step down
+                return self._start(path, resume_plan(asked, read_plan(path), path), asked, began)
+        plan = make_plan(asked, None if options.profile is None else Profile.load(self.work / options.profile))
+        self.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
+        path = make_run(self.work, label, options.out)
+        with locked_run(path):
+            return self._start(path, plan, asked, began)
+
+    def _start(self, path: Path, plan: RunPlan, asked: Asked, began: float) -> tuple[Session, Ending]:
         hardware = read_hardware()
-        self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware))
-        for text in notes:  # said once: the process may have started anew
+        self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
+        for text in asked.notes:  # only now: the process may have started anew
             self.callbacks.warn(text)
         check_environment(plan.current_config, hardware, self.callbacks.warn)
-        path = path or make_run(self.work, loaded.label, options.out)
-        with locked_run(path):
-            run_folder = RunFolder(path, plan)
-            run_folder.write_plan(plan)
-            self.callbacks.opened(run_folder)
-            session = Session(
-                loaded=loaded,
-                folder=run_folder,
-                options=options,
-                callbacks=self.callbacks,
-                device=choose_device("auto"),
-                began=began,
-                deadline=Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds),
-                random_sources=self.sources,
-            )
-            return session, session.run()
-
-    def _make_plan(
-        self, target: ProfileTarget, profile: Profile | None, before: RunPlan | None, note: Callable[[str], None]
-    ) -> RunPlan:
-        """Return the plan of a new run, or of one that goes on as it was started."""
-        options = self.options
-        if before is not None and profile is None and options.preset is None:
-            asked = before.replace(target=target, seed=before.seed if options.seed is None else options.seed)
-        else:
-            asked = self._plan_anew(target, profile, note, is_new=before is None)
-        if before is not None:
-            path = find_run(self.work, self.loaded.label, options.out)
-            require_same_plan(before, asked, path)
-            asked = before
-        length = {"steps": options.steps, "epochs": options.epochs}
-        if options.steps is None and options.epochs is None:
-            length = {"steps": before.steps, "epochs": before.epochs} if before else {"steps": None, "epochs": 1}
-        return asked.replace(**length)
-
-    def _plan_anew(
-        self, target: ProfileTarget, profile: Profile | None, note: Callable[[str], None], *, is_new: bool
-    ) -> RunPlan:
-        options = self.options
-        settings = choose_settings(
-            self.loaded,
-            profile=profile,
-            preset=options.preset,
-            data_fingerprint=target.data_fingerprint,
-            find_facts=lambda: find_facts(
-                self.resolved.target,
-                fingerprint=self.loaded.fingerprint,
-                should_stop=self.callbacks.should_stop,
-                say=self.callbacks.say,
-            ),
-            note=note,
+        folder = RunFolder(path, plan)
+        folder.write_plan(plan)
+        self.callbacks.opened(folder)
+        session = Session(
+            loaded=self.loaded,
+            folder=folder,
+            options=self.options,
+            callbacks=self.callbacks,
+            device=choose_device("auto"),
+            began=began,
+            deadline=asked.deadline,
+            random_sources=asked.sources,
         )
-        verified = None
-        if is_new and settings.needs_reverification and not options.trust:
-            frame = Frame(should_stop=self.callbacks.should_stop, say=self.callbacks.say, random_sources=self.sources)
-            verified = reverify_in_processes(settings, self.resolved.target, frame)
-            settings = settings if verified.trusted else settings.fall_back()
-        return RunPlan(
-            target=target,
-            asked_config=settings.config if profile is None else profile.config,
-            config=settings.config,
-            baseline_config=settings.baseline_config,
-            origin=settings.origin,
-            promised_samples_per_second=settings.promised_samples_per_second,
-            flops_utilization=_find_flops_utilization(settings),
-            loss_band=None if profile is None else profile.evidence.loss_band,
-            drift_limit=_find_drift_limit(profile),
-            accepted=() if profile is None else tuple(one for check in profile.quality for one in check.fidelity),
-            reverification=verified,
-            seed=options.seed or 0,
-            steps=options.steps,
-            epochs=options.epochs,
-        )
-
-
-def _find_drift_limit(profile: Profile | None) -> Margin:
-    """Return how much worse the training loss was allowed to get in the search."""
-    checks = () if profile is None else profile.quality
-    return next((check.margin for check in checks if check.test == "paired-losses"), DriftLimits().loss)
+        return session, session.run()
 
 
 def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
@@ -204,14 +144,6 @@ def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
         dataset = build_dataset(loaded)
         sources = find_random_sources(dataset, loaded.collate)
     return sources, fingerprint_data(dataset, loaded.collate, sources)
-
-
-def _find_flops_utilization(settings: Settings) -> float | None:
-    evidence = None if settings.profile is None else settings.profile.evidence
-    if evidence is None or settings.differences or settings.config != (settings.profile and settings.profile.config):
-        return None
-    flops, peak = evidence.flops_per_sample, evidence.peak_flops_per_second
-    return flops / peak if flops and peak else None
 
 
 def _summarize(session: Session, ending: Ending, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
@@ -245,7 +177,7 @@ def _summarize(session: Session, ending: Ending, warnings: list[str], elapsed_se
         training_seconds=seconds,
         elapsed_seconds=elapsed_seconds,
         step_downs=plan.step_downs,
-        guard=session.guard,
+        guard=None if session.guard is None else session.guard.replace(alarms=count_alarms(plan)),
         reverification=plan.reverification,
         warnings=tuple(warnings),
     )

@@ -17,7 +17,7 @@ import torch
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import TargetError
-from autotune.records.run import GuardSummary, RunPlan, StepDown
+from autotune.records.run import GuardSummary, RunPlan
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
 from autotune.train.checkpoint import Checkpoints, Restored
@@ -28,8 +28,8 @@ from autotune.train.guard import DriftGuard
 from autotune.train.loop import Ending, RunLoop
 from autotune.train.meters import Meters
 from autotune.train.options import TrainingCallbacks, TrainingOptions
-from autotune.train.state import Progress
-from autotune.train.steps_down import Choice, Fault, FaultFound, FreshProcessNeeded, choose_step_down, describe_changes
+from autotune.train.state import Progress, require_loadable
+from autotune.train.steps_down import Choice, Fault, FaultFound, FreshProcessNeeded, choose_step_down, make_step_down
 from autotune.train.watch import Watch
 from autotune.trial.causes import explain_exception
 
@@ -82,7 +82,6 @@ class Session:
     metrics: dict[str, float | None] = field(default_factory=dict)
     epoch: int = 0
     last_checkpoint: str = ""
-    _alarms: int = 0
 
     def run(self) -> Ending:
         """Train until the plan is done or a stop is asked for, stepping down where that helps.
@@ -97,15 +96,14 @@ class Session:
             fingerprint=self.folder.plan.target.fingerprint,
             kept=self.options.checkpoints_kept,
         )
-        resumes, not_after = self.options.resume, None
+        resumes = self.options.resume
         while True:
-            end = self._run_stretch(resumes=resumes, not_after=not_after)
+            end = self._run_stretch(resumes=resumes)
             if end.ending is not None:
                 return end.ending
             assert end.fault is not None
             assert end.choice is not None
             self._free_memory()
-            not_after = end.fault.clean_step
             resumes = self._step_down(end.fault, end.choice)
             if end.fault.cause == "device-error":
                 raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --out {self.folder.path}")
@@ -115,7 +113,7 @@ class Session:
         """What the run was started with, and the steps down since."""
         return self.folder.plan
 
-    def _run_stretch(self, *, resumes: bool, not_after: int | None) -> StretchEnd:
+    def _run_stretch(self, *, resumes: bool) -> StretchEnd:
         config, training = self.plan.current_config, None
         with backend_settings(config, self.device):
             try:
@@ -128,7 +126,7 @@ class Session:
                         random_sources=self.random_sources,
                         worker_timeout_seconds=self.options.worker_timeout_seconds,
                     )
-                loop = self._prepare(training, self._restore(training, resumes=resumes, not_after=not_after))
+                loop = self._prepare(training, self._restore(training, resumes=resumes))
                 try:
                     return StretchEnd(loop.run())
                 finally:
@@ -141,10 +139,11 @@ class Session:
                     raise self._give_up(error) from error.__cause__
                 return StretchEnd(fault=fault, choice=choice)
 
-    def _restore(self, training: Training, *, resumes: bool, not_after: int | None) -> Restored:
+    def _restore(self, training: Training, *, resumes: bool) -> Restored:
+        require_loadable(training)
         if not resumes or not self.checkpoints.exist():
             return Restored(Progress(), {})  # a run that ended before its first checkpoint begins as it did
-        restored = self.checkpoints.load(training, not_after=not_after)
+        restored = self.checkpoints.load(training)
         for problem in restored.problems:
             self.callbacks.warn(f"{problem}; the one before it is used")
         if training.batches_per_epoch is None:
@@ -157,11 +156,12 @@ class Session:
         plan, callbacks = self.plan, self.callbacks
         self.progress, self.meters = restored.progress, Meters()
         self.meters.restore(restored.notes.get("meters") or {})
+        self.meters.forget_lost_best()
         callbacks.begins(self.progress.step)
         guard = self._build_guard(training)
         is_same = restored.notes.get("config") == plan.current_config.model_dump(mode="json")
-        if guard is not None and is_same and restored.notes.get("guard"):
-            guard.restore(restored.notes["guard"])  # what was seen under other settings says nothing about these
+        if guard is not None and restored.notes.get("guard"):
+            guard.restore(restored.notes["guard"], same_settings=is_same)
         same = plan.current_config.precision == plan.config.precision
         watch = Watch(
             self.meters,
@@ -215,7 +215,7 @@ class Session:
         self.epoch = loop.training.windows.epoch
         self.last_checkpoint = str(loop.last_checkpoint or "")
         if loop.guard is not None:
-            self.guard = loop.guard.summarize().replace(alarms=self._alarms)
+            self.guard = loop.guard.summarize()
 
     def _find_fault(self, error: FaultFound | TargetError) -> Fault:
         if isinstance(error, FaultFound):
@@ -232,23 +232,11 @@ class Session:
     def _step_down(self, fault: Fault, choice: Choice) -> bool:
         """Write a step down into the run's record and say it; return whether there is a checkpoint to go on from."""
         step = self.checkpoints.newest_step(not_after=fault.clean_step)
-        if step is None:
-            self.checkpoints.set_aside_all()
-        before = self.plan.current_config
-        changes = describe_changes(before, choice.config) or "the same settings once more"
-        origin = "from its beginning" if step is None else f"from step {step}"
-        step_down = StepDown(
-            step=fault.step,
-            resumed_step=step or 0,
-            cause=fault.cause,
-            detail=fault.detail,
-            action=choice.action,
-            sentence=f"step {fault.step}: {fault.cause}: {fault.detail}; {changes}; the training goes on {origin}",
-            config=choice.config,
-        )
-        self._alarms += fault.clean_step is not None
-        if self.guard is not None:
-            self.guard = self.guard.replace(alarms=self._alarms)
+        if step is None and fault.cause == "drift-loss":
+            step = self.checkpoints.oldest_step()  # the rise began before it, but less of it is in there than later
+        if fault.clean_step is not None:
+            self.checkpoints.set_aside_after(step or 0)  # before the record: a kill in between repeats the alarm
+        step_down = make_step_down(fault, choice, self.plan.current_config, step)
         self.folder.add_step_down(step_down)
         self.callbacks.step_down(step_down)
         return step is not None

@@ -7,6 +7,8 @@ back the order, but not the random state of the workers, and its state is only g
 
 from __future__ import annotations
 
+import io
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.loop import Training
+from autotune.errors import TargetError
 
 _SWITCHES = ("fused", "foreach")
 
@@ -44,7 +47,7 @@ def capture_state(training: Training, progress: Progress, notes: Mapping[str, An
     """
     generators = read_generators()
     name, keys, position, has_gauss, gauss = generators["numpy"]
-    return {
+    parts = {
         "model": training.model.state_dict(),
         "averaged": None if training.averaged is None else training.averaged.state_dict(),
         "optimizer": training.optimizer.state_dict(),
@@ -62,6 +65,27 @@ def capture_state(training: Training, progress: Progress, notes: Mapping[str, An
         "python_rng": generators["random"],
         "notes": dict(notes),
     }
+    return {name: _to_plain(part) for name, part in parts.items()}
+
+
+def require_loadable(training: Training) -> None:
+    """Make sure that what a checkpoint is going to hold can be loaded as data only; no tensor is copied for it.
+
+    Raises:
+        TargetError: a part of it cannot.
+    """
+    for name, part in capture_state(training, Progress(), {}).items():
+        buffer = io.BytesIO()
+        try:
+            torch.save(_without_tensors(part), buffer)
+            buffer.seek(0)
+            torch.load(buffer, weights_only=True)
+        except Exception as error:  # torch and pickle raise many types for what they refuse
+            text = " ".join(str(error).split())[:120]
+            raise TargetError(
+                f"the state of the {name} cannot be loaded as data: {type(error).__name__}: {text}",
+                hint="keep numbers, strings, lists, dictionaries and tensors in it",
+            ) from None
 
 
 def restore_state(training: Training, state: Mapping[str, Any]) -> Progress:
@@ -93,6 +117,27 @@ def find_non_finite(training: Training) -> str | None:
         return None
     finite = torch.stack([torch.isfinite(value).all().to(training.device) for _, value in named])
     return None if bool(finite.all()) else named[int(finite.long().argmin())][0]
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a state with Python's numbers in place of numpy's, which cannot be loaded as data."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict):
+        return type(value)((_to_plain(key), _to_plain(part)) for key, part in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_to_plain(part) for part in value)
+    return value
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_tensors(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_tensors(part) for part in value]
+    return value
 
 
 def _list_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:

@@ -3,6 +3,7 @@
     out of memory, thrash          micro batch down, accumulation up, the effective batch the same; then recompute
     a loader worker died or hung   the same once more, then no workers
     a compilation failed           eager
+    the first step failed          eager, then the baseline's settings: nothing is lost yet
     a loss that is not finite      the baseline's arithmetic
     drift                          the baseline's settings
     a process that was killed      the same once more, then the baseline's settings
@@ -18,7 +19,7 @@ from typing import Any
 from autotune.errors import TargetError
 from autotune.knobs import KNOBS
 from autotune.records.config import TrainConfig, changed_fields, get_knob
-from autotune.records.run import RunPlan, StepDownAction
+from autotune.records.run import RunPlan, StepDown, StepDownAction
 
 PATIENCE_STEPS = 1000
 """A fault that comes again after more optimizer steps than these counts as a new one."""
@@ -28,6 +29,7 @@ WORKER_CAUSES = ("dataloader-worker-died", "dataloader-worker-hung", "shm")
 DRIFT_CAUSES = ("drift-gradients", "drift-loss")
 
 _KEPT = ("host_allocator", "device_allocator", "learning_rate_scale")  # of the process, or of the effective batch
+_UNSUITED = ("compile-error", "not-supported")
 _RECOMPUTE = {"off": "selective", "selective": "full"}
 
 
@@ -90,8 +92,8 @@ def choose_step_down(fault: Fault, plan: RunPlan, *, can_recompute: bool = False
         return _use_less_memory(config, can_recompute=can_recompute)
     if fault.cause in WORKER_CAUSES:
         return _use_no_workers(fault, plan) if config.num_workers else None
-    if fault.cause == "compile-error" and config.compile_mode != "off":
-        return Choice("eager", config.replace(compile_mode="off"))
+    if fault.cause in _UNSUITED or (fault.cause == "user-error" and fault.step == 0):
+        return _use_less_speed(plan)
     if fault.cause in ("non-finite", "skipped-steps"):
         return _change("baseline-numerics", config, baseline_numerics(config, plan.baseline_config))
     if fault.cause in DRIFT_CAUSES:
@@ -127,6 +129,33 @@ def baseline_settings(plan: RunPlan) -> TrainConfig:
     return baseline.replace(micro_batch_size=micro, gradient_accumulation_steps=effective // micro, **kept)
 
 
+def count_alarms(plan: RunPlan) -> int:
+    """Return how often the drift guard has taken a run back."""
+    return sum(one.cause in (*DRIFT_CAUSES, "skipped-steps") for one in plan.step_downs)
+
+
+def make_step_down(fault: Fault, choice: Choice, before: TrainConfig, resumed_step: int | None) -> StepDown:
+    """Return the record of a step down.
+
+    Args:
+        fault: what went wrong.
+        choice: what is done about it.
+        before: the settings so far.
+        resumed_step: of the checkpoint the training goes on from; None when it begins anew.
+    """
+    changes = describe_changes(before, choice.config) or "the same settings once more"
+    origin = "from its beginning" if resumed_step is None else f"from step {resumed_step:,}"
+    return StepDown(
+        step=fault.step,
+        resumed_step=resumed_step or 0,
+        cause=fault.cause,
+        detail=fault.detail,
+        action=choice.action,
+        sentence=f"step {fault.step:,}: {fault.cause}: {fault.detail}; {changes}; the training goes on {origin}",
+        config=choice.config,
+    )
+
+
 def describe_changes(before: TrainConfig, after: TrainConfig) -> str:
     """Return the settings that differ, as `micro_batch_size 64 -> 32, gradient_accumulation_steps 1 -> 2`."""
     names = changed_fields(after, before)
@@ -151,6 +180,14 @@ def _use_no_workers(fault: Fault, plan: RunPlan) -> Choice:
     if not _was_tried_again(fault, plan):
         return Choice("again", plan.current_config)
     return Choice("no-workers", plan.current_config.replace(num_workers=0, persistent_workers=False))
+
+
+def _use_less_speed(plan: RunPlan) -> Choice | None:
+    """Return the settings without what this machine, or this model, may not be able to do."""
+    config = plan.current_config
+    if config.compile_mode != "off":
+        return Choice("eager", config.replace(compile_mode="off"))
+    return _change("baseline", config, baseline_settings(plan))
 
 
 def _largest_divisor(number: int, *, at_most: int) -> int:

@@ -100,6 +100,21 @@ class DriftsInBf16(Quiet):
         return 1.33 * loss if torch.is_autocast_enabled("cpu") else loss
 
 
+class DriftsLaterInBf16(Quiet):
+    """The same from the fortieth step on; its evaluations get better all the time."""
+
+    evaluations = 0
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        type(self).steps += model.training
+        loss = super().compute_loss(model, batch)
+        return 1.33 * loss if torch.is_autocast_enabled("cpu") and type(self).steps > 60 else loss
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> float:
+        type(self).evaluations += 1
+        return 1.0 / type(self).evaluations
+
+
 class _Hangs(Augmented):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         while get_worker_info() is not None and index == 5:
@@ -189,6 +204,7 @@ does_not_compile = DoesNotCompile()
 overflows_in_bf16 = OverflowsInBf16()
 poisons_its_weights = PoisonsItsWeights()
 drifts_in_bf16 = DriftsInBf16()
+drifts_later_in_bf16 = DriftsLaterInBf16()
 hanging_workers = HangingWorkers()
 dying_workers = DyingWorkers()
 evaluates_too_much = EvaluatesTooMuch()

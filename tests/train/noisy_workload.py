@@ -115,6 +115,12 @@ class Failing(Noisy):
         return super().compute_loss(model, batch)
 
 
+class EvaluatesForLong(Noisy):
+    def evaluate(self, model: nn.Module, device: torch.device) -> float:
+        time.sleep(60.0)
+        return 0.0
+
+
 class LosesItsDevice(Noisy):
     """Its device answers nothing any more, once in its life."""
 
@@ -186,6 +192,7 @@ slow = Slow()
 streaming = Streaming()
 diverging = Diverging()
 failing = Failing()
+evaluates_for_long = EvaluatesForLong()
 loses_its_device = LosesItsDevice()
 without_score = WithoutScore()
 twice_judged = TwiceJudged()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import pickle
 import shutil
@@ -14,20 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from noisy_workload import Noisy
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from autotune.engine.loop import Training
-from autotune.errors import CheckpointError
+from autotune.errors import CheckpointError, TargetError
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import CheckpointManifest
 from autotune.targets.workload import check_workload
 from autotune.train import checkpoint
 from autotune.train.checkpoint import KEPT, Checkpoints
-from autotune.train.state import Progress, capture_state, find_non_finite
+from autotune.train.state import Progress, capture_state, find_non_finite, require_loadable
 
 FINGERPRINT = "0123456789ab"
 
@@ -39,8 +42,8 @@ def save_checkpoint(folder: Path, training: Training, progress: Progress) -> Pat
     return Checkpoints(folder, fingerprint=FINGERPRINT).save(training, progress, NOTES)
 
 
-def load_checkpoint(folder: Path, training: Training, **options: Any) -> tuple[Progress, list[str]]:
-    restored = Checkpoints(folder, fingerprint=FINGERPRINT).load(training, **options)
+def load_checkpoint(folder: Path, training: Training) -> tuple[Progress, list[str]]:
+    restored = Checkpoints(folder, fingerprint=FINGERPRINT).load(training)
     assert restored.notes == NOTES
     return restored.progress, list(restored.problems)
 
@@ -196,13 +199,54 @@ def test_without_a_good_one_it_is_refused(tmp_path: Path) -> None:
 def test_the_one_from_before_a_step_is_kept_and_gone_back_to(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, fingerprint=FINGERPRINT)
     checkpoints.anchor_step = 25
-    for step in (10, 20, 30, 40, 50):
-        checkpoints.save(make_training(), Progress(step, 8 * step), NOTES)
-    assert names(tmp_path) == ["step-00000020", "step-00000040", "step-00000050"]
+    training = make_training()
+    for step in range(10, 410, 10):
+        checkpoints.save(training, Progress(step, 8 * step), NOTES)
+    kept = [400 - int(name.removeprefix("step-")) for name in names(tmp_path)]
+    assert {0, 10, 380} <= set(kept)  # the newest two, and the one from before the anchor
+    assert len(kept) <= 9
+    rungs = sorted(set(kept) - {0, 380})
+    assert rungs[-1] >= 120
+    assert all(after <= 4 * before for before, after in itertools.pairwise(rungs))
     assert checkpoints.newest_step(not_after=25) == 20
-    assert checkpoints.newest_step(not_after=15) is None
-    assert load_checkpoint(tmp_path, make_training(), not_after=25) == (Progress(20, 160), [])
-    assert names(tmp_path) == ["step-00000020", "suspect-step-00000040", "suspect-step-00000050"]
+    assert checkpoints.newest_step(not_after=5) is None
+    assert checkpoints.oldest_step() == 400 - max(kept)
+    checkpoints.set_aside_after(25)
+    assert load_checkpoint(tmp_path, make_training()) == (Progress(20, 160), [])
+
+
+class HoldsAPath(LambdaLR):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, lambda step: np.float64(0.9) ** step)
+        self.path = Path("somewhere")
+
+
+class NumpyRates(Noisy):
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=np.float64(1e-2))
+
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        return LambdaLR(optimizer, lambda step: np.float64(0.9) ** step)
+
+
+class UnloadableSchedule(Noisy):
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        return HoldsAPath(optimizer)
+
+
+def test_numpys_numbers_are_loaded_as_data(tmp_path: Path) -> None:
+    training = make_training(NumpyRates())
+    training.step()
+    require_loadable(training)
+    save(tmp_path, 1, training)
+    load_checkpoint(tmp_path, other := make_training(NumpyRates()))
+    assert other.optimizer.param_groups[0]["lr"] == training.optimizer.param_groups[0]["lr"]
+
+
+def test_a_state_that_could_not_be_loaded_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="state of the scheduler cannot be loaded as data") as caught:
+        require_loadable(make_training(UnloadableSchedule()))
+    assert "numbers" in caught.value.hint
 
 
 def test_the_best_one_outlives_the_others_at_no_cost(tmp_path: Path) -> None:
@@ -213,7 +257,15 @@ def test_the_best_one_outlives_the_others_at_no_cost(tmp_path: Path) -> None:
         save(tmp_path, step)
     assert names(tmp_path) == ["best-00000010", "step-00000030", "step-00000040"]
     assert checkpoints.keep_best(tmp_path / "step-00000040").name == "best-00000040"
-    assert names(tmp_path) == ["best-00000040", "step-00000030", "step-00000040"]
+    assert names(tmp_path) == ["best-00000010", "best-00000040", "step-00000030", "step-00000040"]
+    checkpoints.set_aside_after(35)
+    assert names(tmp_path) == ["best-00000010", "step-00000030", "suspect-best-00000040", "suspect-step-00000040"]
+    save(tmp_path, 40, other := make_training())
+    assert checkpoints.keep_best(tmp_path / "step-00000040").name == "best-00000040"
+    other.step()
+    forge(tmp_path / "best-00000040", lambda path: torch.save({}, path))
+    again = checkpoints.keep_best(tmp_path / "step-00000040")  # of another stretch: replaced
+    assert (again / "state.pt").read_bytes() == (tmp_path / "step-00000040" / "state.pt").read_bytes()
 
 
 def test_a_position_is_one_in_samples(tmp_path: Path) -> None:

@@ -119,6 +119,22 @@ def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeyp
     assert weights_differ(faulty.folder / "straight", faulty.folder / "run") == 0.0
 
 
+def test_drift_that_comes_later_goes_back_to_before_it(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=10, least_steps=1, most_cost=1.0))
+    summary = train(faulty, "drifts_later_in_bf16", BF16, epochs=24)
+    (step_down,) = summary.step_downs
+    assert (step_down.cause, step_down.config) == ("drift-gradients", BASELINE)
+    assert 0 < step_down.resumed_step < step_down.step
+    assert summary.guard is not None
+    assert summary.guard.alarms == 1
+    folder = faulty.folder / "run" / "checkpoints"
+    assert all(int(path.name[-8:]) > step_down.resumed_step for path in folder.glob("suspect-*"))
+    assert summary.best is not None
+    assert summary.best.step == summary.steps
+    state = torch.load(Path(summary.best.checkpoint) / "state.pt", weights_only=True)
+    assert state["precision"] == "fp32"
+
+
 @pytest.mark.parametrize(
     ("toy", "cause"),
     [

@@ -83,9 +83,18 @@ def test_workers_get_a_second_chance_and_no_third_one(cause: str) -> None:
     assert choose(cause, make_plan(TUNED.replace(num_workers=0))) is None
 
 
-def test_a_compilation_that_fails_is_left_out_once() -> None:
-    assert choose("compile-error", make_plan()) == ("eager", TUNED.replace(compile_mode="off"))
-    assert choose("compile-error", make_plan(TUNED.replace(compile_mode="off"))) is None
+@pytest.mark.parametrize("cause", ["compile-error", "not-supported"])
+def test_what_does_not_run_here_is_left_out_bit_by_bit(cause: str) -> None:
+    eager = TUNED.replace(compile_mode="off")
+    assert choose(cause, make_plan()) == ("eager", eager)
+    assert choose(cause, make_plan(eager)) == ("baseline", BASELINE.replace(host_allocator="jemalloc"))
+    assert choose(cause, make_plan(BASELINE)) is None
+
+
+def test_an_error_in_the_first_step_may_be_the_settings_own() -> None:
+    assert choose("user-error", make_plan(), step=0) == ("eager", TUNED.replace(compile_mode="off"))
+    assert choose("user-error", make_plan(), step=1) is None
+    assert choose("user-error", make_plan(BASELINE), step=0) is None
 
 
 @pytest.mark.parametrize("cause", ["non-finite", "skipped-steps"])
@@ -133,7 +142,7 @@ def test_a_process_that_died_is_started_again_and_then_with_the_baseline(cause: 
     assert choose(cause, make_plan(BASELINE, BASELINE, earlier(cause, "again", config=BASELINE))) is None
 
 
-@pytest.mark.parametrize("cause", ["user-error", "not-supported", "no-result", ""])
+@pytest.mark.parametrize("cause", ["user-error", "no-result", ""])
 def test_the_targets_own_errors_are_its_own(cause: str) -> None:
     assert choose(cause, make_plan()) is None
 

@@ -1,0 +1,160 @@
+"""What a run is going to be: a `RunPlan` from a profile, a preset or the target's own settings, or an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.records.profile import Profile, ProfileTarget
+from autotune.records.quality import DriftLimits, Margin
+from autotune.records.run import Reverification, RunPlan
+from autotune.records.trial import Target
+from autotune.targets.workload import LoadedWorkload
+from autotune.train.deadline import Deadline
+from autotune.train.folder import require_same_plan
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.preset_settings import find_facts
+from autotune.train.reverify import LIMIT_SECONDS, Frame, reverify_in_processes
+from autotune.train.settings import Settings, choose_settings
+
+_VERIFYING_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for.
+
+    Attributes:
+        work: the working folder.
+        loaded: the workload.
+        target: as it was resolved.
+        options: how to train.
+        callbacks: who is told.
+        sources: global generators that the samples draw from.
+        data: fingerprint of the samples; None where they have none.
+        deadline: when it has to be over.
+        notes: what is to be told once the settings are in force.
+    """
+
+    work: Path
+    loaded: LoadedWorkload
+    target: Target
+    options: TrainingOptions
+    callbacks: TrainingCallbacks
+    sources: tuple[str, ...]
+    data: str | None
+    deadline: Deadline
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def note(self) -> Callable[[str], None]:
+        """Takes what is to be told, one sentence at a time."""
+        return self.notes.append
+
+    @property
+    def profile_target(self) -> ProfileTarget:
+        """The target and its fingerprints, as they are now."""
+        return ProfileTarget(label=self.loaded.label, fingerprint=self.loaded.fingerprint, data_fingerprint=self.data)
+
+
+def make_plan(asked: Asked, profile: Profile | None) -> RunPlan:
+    """Return the plan of a new run; a profile from elsewhere is compared with the target's own settings first.
+
+    Raises:
+        ProfileError: the profile was measured on another target, or there is no such preset.
+        UsageError: the target cannot be used as given.
+    """
+    settings = _choose(asked, profile)
+    wanted, verified = settings.config if profile is None else profile.config, asked.options.reverification
+    if settings.needs_reverification and not asked.options.trust:
+        verified = verified or _reverify(asked, settings)
+        settings = settings if verified.trusted else settings.fall_back()
+    options, evidence = asked.options, None if profile is None else profile.evidence
+    epochs = 1 if options.steps is None and options.epochs is None else options.epochs
+    return RunPlan(
+        target=asked.profile_target,
+        asked_config=wanted,
+        config=settings.config,
+        baseline_config=settings.baseline_config,
+        origin=settings.origin,
+        promised_samples_per_second=settings.promised_samples_per_second,
+        flops_utilization=_find_flops_utilization(settings),
+        loss_band=None if evidence is None else evidence.loss_band,
+        drift_limit=_find_drift_limit(profile),
+        accepted=() if profile is None else tuple(one for check in profile.quality for one in check.fidelity),
+        reverification=verified,
+        machine=_name_machine(),
+        seed=options.seed or 0,
+        steps=options.steps,
+        epochs=epochs,
+    )
+
+
+def resume_plan(asked: Asked, before: RunPlan, path: Path) -> RunPlan:
+    """Return the plan of a run that goes on: as it was started, but for its length.
+
+    Raises:
+        ProfileError: target, data, settings or seed are others.
+    """
+    options = asked.options
+    profile = None if options.profile is None else Profile.load(asked.work / options.profile)
+    wanted = before.asked_config
+    if profile is not None:
+        wanted = profile.config
+    elif options.preset is not None and before.origin != f"preset {options.preset}":
+        wanted = _choose(asked, None).config
+    seed = before.seed if options.seed is None else options.seed
+    require_same_plan(before, before.replace(target=asked.profile_target, asked_config=wanted, seed=seed), path)
+    if before.machine not in ("", _name_machine()):
+        asked.note("the run was started on another machine or with another torch: it goes on, but not bit for bit")
+    if options.steps is None and options.epochs is None:
+        return before
+    return before.replace(steps=options.steps, epochs=options.epochs)
+
+
+def _choose(asked: Asked, profile: Profile | None) -> Settings:
+    callbacks = asked.callbacks
+    return choose_settings(
+        asked.loaded,
+        profile=profile,
+        preset=asked.options.preset,
+        data_fingerprint=asked.data,
+        find_facts=lambda: find_facts(
+            asked.target,
+            fingerprint=asked.loaded.fingerprint,
+            should_stop=callbacks.should_stop,
+            say=callbacks.say,
+        ),
+        note=asked.note,
+    )
+
+
+def _reverify(asked: Asked, settings: Settings) -> Reverification:
+    left = asked.deadline.seconds_left
+    frame = Frame(
+        should_stop=asked.callbacks.should_stop,
+        say=asked.callbacks.say,
+        random_sources=asked.sources,
+        limit_seconds=LIMIT_SECONDS if left is None else min(LIMIT_SECONDS, _VERIFYING_SHARE * left),
+    )
+    return reverify_in_processes(settings, asked.target, frame)
+
+
+def _find_drift_limit(profile: Profile | None) -> Margin:
+    """Return how much worse the training loss was allowed to get in the search."""
+    limit = None if profile is None else profile.evidence.loss_limit
+    return limit or DriftLimits().loss
+
+
+def _find_flops_utilization(settings: Settings) -> float | None:
+    evidence = None if settings.profile is None else settings.profile.evidence
+    if evidence is None or settings.differences or settings.config != (settings.profile and settings.profile.config):
+        return None
+    flops, peak = evidence.flops_per_sample, evidence.peak_flops_per_second
+    return flops / peak if flops and peak else None
+
+
+def _name_machine() -> str:
+    return f"{read_hardware().fingerprint} {read_software().fingerprint}"
