@@ -112,8 +112,8 @@ class ShapeTraining(Training):
         """
         # Not the base's own start: it would seed, build the model with its data, and open the dataset. The loss is not
         # scaled, since a scaler reads its overflow flag, and there is none.
-        self._loaded, self._config, self._device, self._updates = loaded, config, device, updates
-        self.model, self.scheduler, self.scaler = model, None, None
+        self._loaded, self.config, self.device, self._updates = loaded, config, device, updates
+        self.model, self.averaged, self.scheduler, self.scaler = model, None, None, None
         apply_activation_checkpointing(model, config)
         self.optimizer = loaded.workload.build_optimizer(model)
         apply_optimizer_implementation(self.optimizer, config)

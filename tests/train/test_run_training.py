@@ -70,7 +70,7 @@ def assert_each_step_once(folder: Path, *, metric: str = "error") -> None:
 
 
 @pytest.mark.parametrize("config", LOADERS.values(), ids=LOADERS.keys())
-@pytest.mark.parametrize("toy", ["noisy", "with_momentum", "collating"])
+@pytest.mark.parametrize("toy", ["noisy", "with_momentum", pytest.param("collating", marks=pytest.mark.slow)])
 def test_a_stopped_training_ends_as_one_never_stopped(workplace: Workplace, config: Any, toy: str) -> None:
     workplace.toy = toy
     workplace.save_profile(config)

@@ -84,8 +84,8 @@ def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list
         pytest.param(signal.SIGTERM, False, id="SIGTERM"),
         pytest.param(signal.SIGTERM, True, id="SIGTERM to the group"),
         pytest.param(signal.SIGINT, True, id="SIGINT to the group"),
-        pytest.param(signal.SIGUSR1, False, id="SIGUSR1"),
-        pytest.param(signal.SIGHUP, True, id="SIGHUP to the group"),
+        pytest.param(signal.SIGUSR1, False, id="SIGUSR1", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, True, id="SIGHUP to the group", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_saves_and_the_run_goes_on(
@@ -122,6 +122,7 @@ def test_a_time_limit_ends_it_in_time_and_the_run_goes_on(straight: Workplace) -
     assert_same_end(straight, "limited")
 
 
+@pytest.mark.slow
 def test_an_evaluation_does_not_overrun_the_time_nor_stand_in_the_way(workplace: Workplace) -> None:
     workplace.toy = "evaluates_for_long"
     workplace.save_profile()
