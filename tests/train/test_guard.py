@@ -104,6 +104,7 @@ def test_numerics_that_go_wrong_later_are_clean_until_then():
     assert 50 <= alarm.clean_step <= 60
 
 
+@pytest.mark.slow
 def test_a_mistake_that_one_micro_batch_does_not_show_is_found_by_a_planned_round():
     """A small constant is added to the gradient: next to the noise of a micro batch it is nothing."""
     workload = Fit()
@@ -204,6 +205,7 @@ def learn_band(seeds: int = 5, steps: int = 96) -> Any:
     return calibrate_band(curves)
 
 
+@pytest.mark.slow
 def test_a_loss_above_the_band_is_found():
     band = learn_band()
     training, guard = start(Fit(), band=band, optimizer_implementation="foreach")
