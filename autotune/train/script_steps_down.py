@@ -42,6 +42,8 @@ class Levers:
 
 def choose_script_step_down(fault: Fault, plan: RunPlan, levers: Levers) -> Choice | None:
     """Return the smallest safe step down of a script; None when none of ours would help."""
+    if fault.cause == "user-error":
+        return None  # a workload's first step shows whether it is the settings; a script has done more by then
     if fault.cause in MEMORY_CAUSES:
         fewer = choose_step_down(fault, plan) if levers.set_batches else None
         return fewer or _to_baseline(plan, levers)
