@@ -37,11 +37,6 @@ class LossWatch:
         self._rises = _watch_rises(epoch_steps, is_shuffled=is_shuffled)
         self._samples: int | None = None
 
-    @property
-    def is_in_band(self) -> bool:
-        """There is a band, and the training has not left its samples behind."""
-        return self._band is not None and not self._band.is_over
-
     def note(self, losses: Sequence[float], *, step: int, samples: int, learning_rate: float) -> Rise | None:
         """Take the losses of the last steps; those that are not finite are left out.
 

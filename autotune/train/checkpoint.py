@@ -23,6 +23,7 @@ from autotune.engine.loop import Training
 from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import read_record, sync_folder, write_record
 from autotune.records.run import CheckpointManifest
+from autotune.train.files import MANIFEST_FILE
 from autotune.train.state import Progress, capture_state, restore_state
 
 KEPT = 2
@@ -32,7 +33,6 @@ _BESTS = 2
 _RUNGS = 6
 
 _STATE_FILE = "state.pt"
-_MANIFEST_FILE = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Checkpoints:
                 target_fingerprint=self.fingerprint,
                 torch=torch.__version__,
             )
-            write_record(scratch / _MANIFEST_FILE, manifest)
+            write_record(scratch / MANIFEST_FILE, manifest)
             if final.exists():
                 shutil.rmtree(final)
             scratch.rename(final)
@@ -176,7 +176,7 @@ class Checkpoints:
 
     def _drop_old(self) -> None:
         found = list(newest_first(self.folder))
-        complete = [path for path in found if (path / _MANIFEST_FILE).is_file()]
+        complete = [path for path in found if (path / MANIFEST_FILE).is_file()]
         kept = complete[: self.kept]
         if self.anchor_step is not None:
             kept += [path for path in complete if read_step(path) <= self.anchor_step][:1]
@@ -205,7 +205,7 @@ def _choose_rungs(newest_first: list[Path]) -> list[Path]:
 
 
 def _is_same(first: Path, second: Path) -> bool:
-    manifests = [read_record(path / _MANIFEST_FILE, CheckpointManifest) for path in (first, second)]
+    manifests = [read_record(path / MANIFEST_FILE, CheckpointManifest) for path in (first, second)]
     return manifests[0].sha256 == manifests[1].sha256
 
 
@@ -246,7 +246,7 @@ def _read_verified(path: Path) -> dict[str, Any]:
 
 def _find_damage(path: Path) -> str | None:
     try:
-        manifest = read_record(path / _MANIFEST_FILE, CheckpointManifest)
+        manifest = read_record(path / MANIFEST_FILE, CheckpointManifest)
     except AutotuneError as error:
         return f"is not complete: {error.message}"
     file = path / _STATE_FILE

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.records.codec import write_text
-
-METRICS_FILE = "metrics.jsonl"
+from autotune.train.files import METRICS_FILE
 
 
 class MetricsFile:

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-MESSAGE = "DataLoader worker (pid"
-"""In the text of the error that the loader raises for a dead worker."""
-
 
 @contextmanager
 def deferred_worker_deaths() -> Iterator[Callable[[], None]]:
