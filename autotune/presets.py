@@ -26,17 +26,29 @@ def load_presets() -> tuple[Preset, ...]:
     return tuple(read_record(path, Preset) for path in sorted(folder.glob("*.json")))
 
 
+def is_preset(path: Path) -> bool:
+    """Return whether a file is a preset, so no profile."""
+    try:
+        read_record(path, Preset)
+    except ProfileError:
+        return False
+    return True
+
+
 def find_preset(name: str) -> Preset:
-    """Return the preset of a name.
+    """Return a shipped preset by its name, or the one in a file: `balanced`, `presets/mine.json`.
 
     Raises:
         ProfileError: there is none, or a file is not a valid preset.
     """
+    if name.endswith(".json"):
+        return read_record(Path(name), Preset)
     presets = {preset.name: preset for preset in load_presets()}
     if name in presets:
         return presets[name]
     near = difflib.get_close_matches(name.lower(), presets, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     raise ProfileError(
-        f"there is no preset {name[:_LONGEST_NAME]!r}", hint=f"{suggestion}the presets are {', '.join(presets)}"
+        f"there is no preset {name[:_LONGEST_NAME]!r}",
+        hint=f"{suggestion}the presets are {', '.join(presets)}; a file of your own ends in .json",
     )

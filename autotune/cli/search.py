@@ -69,6 +69,10 @@ def search(
         str,
         typer.Option(help="What a larger effective batch does to the learning rate: none, sqrt (Adam), linear (SGD)."),
     ] = "none",
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(help="Try this one first: a file with a recipe of your own. May be repeated.", metavar="FILE"),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
@@ -83,6 +87,7 @@ def search(
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json."""
     from autotune.cli.live import make_reporter
+    from autotune.presets import find_preset
     from autotune.search.run import run_search
 
     with reported_errors(as_json=json_output):
@@ -91,6 +96,7 @@ def search(
             given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
         )
         options = allow_changes(options, allow or (), learning_rate_rule)
+        options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
         chosen = read_target(
             target,
             knobs=knob,

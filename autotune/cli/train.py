@@ -37,7 +37,7 @@ def train(
         typer.Option("--profile", help="The settings to train with, e.g. best.json.", show_default="your own settings"),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A shipped preset instead, e.g. balanced.", show_default=False)
+        str | None, typer.Option(help="A shipped preset instead, e.g. balanced, or a file.", show_default=False)
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps to take.", show_default=False)] = None,
     epochs: Annotated[
@@ -84,6 +84,7 @@ def train(
             checkpoints_kept=keep,
         )
         options.check()
+        options = options.tell_presets(Path.cwd())
         chosen = read_target(target)
         resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.target.script is not None:

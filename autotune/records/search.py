@@ -1,13 +1,13 @@
-"""What a search folder remembers beside its trials, and the shipped presets."""
+"""What a search folder remembers beside its trials, and the presets it may begin with."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
-from autotune.records.config import KnobValue
+from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target
 
@@ -22,6 +22,30 @@ class PlannedRun(Record):
     """In the unit."""
     unit: Literal["seconds", "epochs", "samples"]
     """seconds: with the user's own settings."""
+
+
+class Preset(Record):
+    """A named set of knob values; what it leaves out stays the baseline's."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    name: str
+    """What it is called."""
+    description: str
+    """What it is for."""
+    settings: dict[str, KnobValue]
+    """Values by knob."""
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, settings: dict[str, KnobValue]) -> dict[str, KnobValue]:
+        try:
+            TrainConfig.model_validate(settings)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{name} is {first['input']!r}: {first['msg']}") from None
+        return settings
 
 
 class SearchState(Record):
@@ -45,18 +69,7 @@ class SearchState(Record):
     """Changes of what is learned that the user allows."""
     learning_rate_rule: LearningRateRule = "none"
     """For effective batches other than the user's own."""
+    presets: tuple[Preset, ...] = ()
+    """The user's own, tried first."""
     measure_seconds: Annotated[float, Field(gt=0)]
     """Wall time of the measured blocks of one launch, the same for every trial of the search."""
-
-
-class Preset(Record):
-    """A named set of knob values; what it leaves out stays the baseline's."""
-
-    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
-    """Version of this file."""
-    name: str
-    """What it is called."""
-    description: str
-    """What it is for."""
-    settings: dict[str, KnobValue]
-    """Values by knob."""

@@ -16,7 +16,7 @@ from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
-from autotune.records.search import LearningRateRule, PlannedRun, SearchState
+from autotune.records.search import LearningRateRule, PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
@@ -28,7 +28,17 @@ from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
 
-_KEPT = ("target", "seed", "max_drift", "memory_limit_bytes", "planned_run", "only", "allowed", "learning_rate_rule")
+_KEPT = (
+    "target",
+    "seed",
+    "max_drift",
+    "memory_limit_bytes",
+    "planned_run",
+    "only",
+    "allowed",
+    "learning_rate_rule",
+    "presets",
+)
 """What a resumed search is asked again and has to be asked alike."""
 
 LEAST_BUDGET_SECONDS = 15.0
@@ -52,6 +62,7 @@ class SearchOptions:
         measure_seconds: longest measurement of a launch; None for a sixtieth of the budget.
         allowed: changes of what is learned that may be tried too; they are judged by samples to the same loss.
         learning_rate_rule: for effective batches other than the user's own.
+        presets: of the user's own, tried first.
     """
 
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
@@ -66,6 +77,7 @@ class SearchOptions:
     measure_seconds: float | None = None
     allowed: tuple[Allowed, ...] = ()
     learning_rate_rule: LearningRateRule = "none"
+    presets: tuple[Preset, ...] = ()
 
 
 def run_search(
@@ -166,6 +178,7 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
         only=options.only,
         allowed=options.allowed,
         learning_rate_rule=options.learning_rate_rule,
+        presets=options.presets,
         measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
     )
     if not options.resume:
@@ -181,16 +194,7 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
-    for name in (
-        "target",
-        "seed",
-        "max_drift",
-        "memory_limit_bytes",
-        "planned_run",
-        "only",
-        "allowed",
-        "learning_rate_rule",
-    ):
+    for name in _KEPT:
         old, new = getattr(before, name), getattr(now, name)
         if old != new:
             raise UsageError(
@@ -210,4 +214,6 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
 def _show_option(value: object) -> object:
     if isinstance(value, DriftLimits):
         return describe_limits(value)
+    if isinstance(value, tuple):
+        return ", ".join(one.name if isinstance(one, Preset) else str(one) for one in value) or "not given"
     return value.spec if isinstance(value, Target) else value

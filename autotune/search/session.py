@@ -30,7 +30,7 @@ from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.search.planned import find_planned_samples
-from autotune.search.strategy import suggest
+from autotune.search.strategy import describe_left_out, suggest
 from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
@@ -71,8 +71,8 @@ class OpenStudy(Protocol):
         ...
 
 
-SuggestFrom = Callable[[SearchSpace, ProbeReport, TrainConfig, Sequence[TrainConfig], float], TrainConfig | None]
-"""From the space, the probe, the incumbent, what was tried and the seconds left to the plan's next config."""
+SuggestFrom = Callable[..., TrainConfig | None]
+"""As `suggest`: the plan's next config from space, probe, incumbent, what was tried and the seconds left."""
 
 
 class Session:
@@ -163,6 +163,7 @@ class Session:
         self._space = space.restrict(state.only) if state.only else space
         samples, limit = launcher.planned_samples, state.max_drift.loss
         self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
+        self._findings.notes += [note for preset in state.presets for note in describe_left_out(preset, self._space)]
         launcher.reporter.probed(report)
         launcher.note_written(probed)
         self._require_memory()
@@ -209,7 +210,8 @@ class Session:
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
-        plan = partial(self._suggest_from, self._space, launcher.known_report)
+        own = {"presets": launcher.state.presets} if launcher.state.presets else {}
+        plan = partial(self._suggest_from, self._space, launcher.known_report, **own)
         look_at = self._drift.look_at
         self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
         if launcher.hopeless:

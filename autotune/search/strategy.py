@@ -1,4 +1,4 @@
-"""What to try next: presets, then one knob at a time from the best so far, then whatever TPE proposes.
+"""What to try next: the user's presets, the shipped ones, one knob at a time from the best so far, then TPE's.
 
 One-knob moves come in the order of the probe's advice, so that a short search spends its time where the probe saw
 something to win; what needs a compilation comes last, and only when the time left can pay for it. Pure.
@@ -12,6 +12,7 @@ from autotune.knobs import KNOBS
 from autotune.presets import load_presets
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.probe import ProbeReport
+from autotune.records.search import Preset
 from autotune.space import SearchSpace, needs_compilation
 
 COMPILE_SECONDS = 45.0
@@ -30,6 +31,8 @@ def suggest(
     incumbent: TrainConfig,
     tried: Sequence[TrainConfig],
     seconds_left: float,
+    *,
+    presets: Sequence[Preset] = (),
 ) -> TrainConfig | None:
     """Return the next config of the fixed plan that was not tried and can be paid for; None when it is used up.
 
@@ -39,14 +42,31 @@ def suggest(
         incumbent: the best config so far.
         tried: configs that were run.
         seconds_left: for the search.
+        presets: of the user's own.
     """
-    for config in _plan(space, report, incumbent):
+    for config in _plan(space, report, incumbent, presets):
         if config not in tried and (not needs_compilation(config) or seconds_left >= COMPILE_SECONDS):
             return config
     return None
 
 
-def _plan(space: SearchSpace, report: ProbeReport, incumbent: TrainConfig) -> Iterator[TrainConfig]:
+def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
+    """Return what a search has to leave out of a preset of the user's, one sentence for each setting."""
+    kept = space.keep(space.baseline.replace(**preset.settings))
+    reasons = {
+        out.knob: out.reason for out in reversed(space.ruled_out) if out.value in (None, preset.settings.get(out.knob))
+    }
+    return [
+        f"{preset.name}: {name}={value} was left out: {reasons.get(name, 'it is not varied here')}"
+        for name, value in preset.settings.items()
+        if get_knob(kept, name) != value
+    ]
+
+
+def _plan(
+    space: SearchSpace, report: ProbeReport, incumbent: TrainConfig, own: Sequence[Preset]
+) -> Iterator[TrainConfig]:
+    yield from (space.keep(space.baseline.replace(**preset.settings)) for preset in own)
     presets = [space.keep(space.baseline.replace(**preset.settings)) for preset in load_presets()]
     yield from (config for config in presets if not needs_compilation(config))
     for pair in _PAIRS:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
+from autotune.presets import is_preset
 from autotune.records.run import Reverification, StepDown
 from autotune.train.folder import RunFolder
 from autotune.train.report import Report
@@ -19,8 +20,8 @@ class TrainingOptions:
     """What a training is asked to do.
 
     Attributes:
-        profile: path of the profile; None for the baseline's settings, or for those of a resumed run.
-        preset: name of a shipped preset instead.
+        profile: path of the profile, or of a preset; None for the baseline's settings, or for those of a resumed run.
+        preset: name of a shipped preset instead, or path of one.
         steps: optimizer steps to take; None to count epochs.
         epochs: epochs to train, 1 if neither is given.
         out: run folder; None for a new numbered one under `runs/`.
@@ -62,6 +63,17 @@ class TrainingOptions:
             raise UsageError(
                 f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"
             )
+
+    def tell_presets(self, work: Path) -> TrainingOptions:
+        """Return the options in which a preset that was given as a profile is a preset.
+
+        Args:
+            work: what the profile's path is relative to.
+        """
+        if self.profile is None or not is_preset(work / self.profile):
+            return self
+        here = Path(self.profile) if work == Path.cwd() else work / self.profile
+        return replace(self, profile=None, preset=str(here))
 
 
 def _ignore(_told: Any) -> None:

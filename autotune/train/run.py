@@ -65,6 +65,7 @@ def run_training(
     began = session_began()
     options.check()
     work = Path(folder or Path.cwd()).resolve()
+    options = options.tell_presets(work)
     warnings: list[str] = []
     callbacks = callbacks or TrainingCallbacks()
     told = callbacks.warn

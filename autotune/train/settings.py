@@ -192,9 +192,9 @@ def _apply_preset(name: str, find_facts: FindFacts, note: Callable[[str], None])
     facts = find_facts()
     fitted = fit_preset(preset, facts)
     changes = _list_changes(fitted.config, facts.baseline) or "nothing"
-    note(f"preset {name} sets {changes}; not measured here: `autotune search` would tell whether it is faster")
+    note(f"preset {preset.name} sets {changes}; not measured here: `autotune search` would tell whether it is faster")
     if fitted.left_out:
-        note(f"left out of preset {name}: {', '.join(fitted.left_out)}")
+        note(f"left out of preset {preset.name}: {', '.join(fitted.left_out)}")
     loaders = facts.training_loaders
     return Settings(fitted.config, facts.baseline, f"preset {name}", None, None, (), training_loaders=loaders)
 
