@@ -196,6 +196,7 @@ def test_a_report_that_cannot_be_saved_is_printed_all_the_same(tmp_path):
     assert "Traceback" not in shown.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(tmp_path):
     (tmp_path / "toy.py").write_text(WORKLOAD)
     command = " ".join([*COMMAND, "probe", "toy.py:workload", "|", "head", "-1"])

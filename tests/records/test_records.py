@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -125,6 +125,7 @@ def test_every_field_says_what_it_means(kind: type[Record]) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_record_survives_json_both_ways(kind: type[Record], data: st.DataObject) -> None:
     record = data.draw(records(kind))
@@ -138,6 +139,7 @@ def test_any_record_survives_json_both_ways(kind: type[Record], data: st.DataObj
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_record_refuses_changes_and_unknown_fields(kind: type[Record], data: st.DataObject) -> None:
     record = data.draw(records(kind))

@@ -165,6 +165,7 @@ def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
     assert min(spec.number for spec in machine.specs) > max(spec.number for spec in before)
 
 
+@pytest.mark.slow
 def test_a_resumed_search_survives_a_damaged_database_and_a_torn_result(tmp_path):
     first = run_simulated(Machine(stop_after=8), tmp_path, open_study=Study)
     first.folder.database.write_text("this is no database")

@@ -308,7 +308,7 @@ def test_more_judgements_need_more_rounds_that_agree():
     assert sum(0.05 ** rounds_needed(number) for number in range(1, 10_000)) <= 0.01
 
 
-@pytest.mark.parametrize("cut", [3, pytest.param(27, marks=pytest.mark.slow), 90])
+@pytest.mark.parametrize("cut", [3, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (27, 90))])
 def test_a_captured_guard_goes_on(cut):
     workload = Scaled() if cut == 27 else Fit()
     training, guard = start(workload, precision="bf16")

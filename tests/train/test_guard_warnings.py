@@ -49,6 +49,7 @@ def test_a_loss_that_rises_while_all_gradients_are_right_is_a_warning_and_they_a
     assert guard.summarize().last.windows == WINDOWS
 
 
+@pytest.mark.slow
 def test_a_rise_that_a_closer_look_explains_is_an_alarm_after_all():
     """What one micro batch does not show is found at once, not at the next planned round."""
     workload = Fit()

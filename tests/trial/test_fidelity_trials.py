@@ -455,6 +455,7 @@ def make_config(**changes: Any) -> TrainConfig:
     return config
 
 
+@pytest.mark.slow
 def test_a_script_without_dropout_draws_nothing(project: Project) -> None:
     plan = ONE_POINT.replace(dropout=False)
     dry, bare = capture_script(project, "dropping.py", plan=plan), capture_script(project, "plain.py", plan=ONE_POINT)
@@ -467,6 +468,7 @@ def test_the_order_of_an_epoch_is_no_dropout(project: Project) -> None:
     assert not capture_script(project, "plain.py", plan=ONE_POINT.replace(windows=12)).draws_random
 
 
+@pytest.mark.slow
 def test_a_script_in_float64_is_nearer_to_itself_than_in_low_precision(project: Project) -> None:
     baseline = captures_of(capture_script(project, "plain.py", plan=ONE_POINT)).points[0].gradients.rows
     reference = captures_of(capture_script(project, "plain.py", plan=ONE_POINT.replace(reference=True)))
@@ -475,6 +477,7 @@ def test_a_script_in_float64_is_nearer_to_itself_than_in_low_precision(project: 
     assert 0.0 < error_of(baseline, rows) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_has_the_points_that_it_came_to(project: Project) -> None:
     result = capture_script(project, "plain.py", "--epochs", "1", plan=PLAN.replace(later_steps=100))
     captures = captures_of(result)
@@ -538,6 +541,7 @@ def test_the_reference_of_a_script_on_several_processes_is_near_to_it(project: P
     assert error_of(baseline, reference) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_tape_of_a_script_is_the_same_with_workers(project: Project) -> None:
     wanted: dict[str, Any] = {"purpose": "tape", "quality_steps": 10, **SCRIPT}
     plain_tape = project.run("dropping.py", **wanted)

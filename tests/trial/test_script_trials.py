@@ -164,6 +164,7 @@ def take_step(factor=1.0):
 # The losses
 
 
+@pytest.mark.slow
 def test_a_trial_learns_what_the_script_learns_alone_whatever_its_loader_does(project: Project) -> None:
     project.write(SELF_MADE)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -304,6 +305,7 @@ def test_nothing_of_the_script_runs_after_the_last_step(project: Project) -> Non
     assert result.written == ()
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_has_learned_so_much(project: Project) -> None:
     project.write(LOOP + "for _ in range(2): take_step()\nsys.exit(1)\n")
     result = project.run()
@@ -463,6 +465,7 @@ def test_a_script_that_catches_everything_is_ended_by_its_last_step(project: Pro
     assert "CAUGHT" not in project.log()
 
 
+@pytest.mark.slow
 def test_a_flag_that_the_script_ignores_is_found(project: Project) -> None:
     project.write(SELF_MADE)
     command = ("train.py", "--batch-size", "{micro_batch_size:8}")
@@ -514,6 +517,7 @@ def test_the_figure_printed_after_the_last_step_is_read(project: Project, metric
     assert result.curves[0].metrics == pytest.approx({"accuracy": figures[-1]}, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_every_figure_is_waited_for(project: Project) -> None:
     project.write(SELF_MADE + '    if epoch in (0, 2):\n        print("kappa: 0.%d" % epoch)\n')
     result = project.run(
@@ -540,6 +544,7 @@ def test_a_figure_that_never_comes_is_none(project: Project) -> None:
     assert result.curves[0].metrics == {"f1": None}
 
 
+@pytest.mark.slow
 def test_the_operations_of_a_step_are_the_models_own(project: Project) -> None:
     project.write(
         """
