@@ -29,7 +29,7 @@ check: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for folder in examples/*/; do (cd "$$folder" && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache .) || exit 1; done
+	for folder in benchmarks examples/*/; do (cd "$$folder" && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" .) || exit 1; done
 
 slow: .venv/.tested
 	$(BIN)/pytest -q -m slow

@@ -29,7 +29,7 @@ from autotune.search.gate import CLOSER_WINDOWS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "drift"))
 
-from controls import CONTROLS, Control  # type: ignore[import-not-found]
+from controls import CONTROLS, Control  # type: ignore[attr-defined, unused-ignore]
 from gate_runs import GateRuns, OpenTarget, Verdict, open_runner  # type: ignore[import-not-found]
 from script_controls import SCRIPT_CONTROLS  # type: ignore[import-not-found]
 

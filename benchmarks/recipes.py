@@ -1,0 +1,248 @@
+"""Race the hand-made recipes: a training as its team had it, their recipe applied by hand, and what a search finds.
+
+    python benchmarks/recipes.py [--budget 6m] [--rounds 8] [--only NAME ...] [--out FILE]
+    python benchmarks/recipes.py --show FILE        the table of an earlier race again
+
+For each of examples/{knowledge_tracing,text_price,detector,anti_spoofing}: `autotune search --preset recipe.json`, as
+somebody who has a recipe would start it; then its winner, the recipe and the own settings in interleaved rounds of
+fresh processes; then trainings of each from seeds that the search has not seen. On a GPU the examples have their `gpu`
+size. What a recipe asks of hardware that is not there is left out, as the team's own code would have done. Prints one
+table and writes it with all figures as JSON. Takes two to three times the budget for each; let nothing else run beside
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.errors import AutotuneError
+from autotune.presets import find_preset
+from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
+from autotune.records.codec import Record, write_record
+from autotune.records.config import KnobValue, with_knob
+from autotune.records.measurement import Interval
+from autotune.records.quality import QualityCheck
+from autotune.records.search import Preset
+from autotune.targets.drift_limits import read_drift_limits
+from autotune.trial.spawn import TrialRunner
+
+from race import Course, Outcome, find_ratio
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+GPU_ONLY = frozenset({"precision", "allow_tf32", "cudnn_benchmark", "pin_memory", "non_blocking", "device_allocator"})
+"""What the teams' own code switches off, or what has no effect, without a GPU."""
+
+RECIPE, FAIR, FOUND = "recipe", "recipe, right model", "autotune"
+"""The arms: the recipe; without what it changes of the model itself, where it does; what the search found."""
+
+HEADER = ("training", "arm", "claimed", "over its own settings", "over the recipe", "learns", "changes")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training that was sped up by hand.
+
+    Attributes:
+        name: folder under examples/.
+        claimed: speed-up in the team's words.
+        file: the recipe as a preset, in that folder.
+        own_knobs: what it changes of the model itself.
+        max_drift: as a user would ask for it.
+        gpu_only: what its own code does on a GPU alone, beside what needs one anyway.
+    """
+
+    name: str
+    claimed: str
+    file: str = "recipe.json"
+    own_knobs: Mapping[str, KnobValue] = field(default_factory=dict)
+    max_drift: tuple[str, ...] = ()
+    gpu_only: frozenset[str] = frozenset()
+
+
+RECIPES = (
+    Recipe("knowledge_tracing", "> 2.3x", own_knobs={"implementation": "wrong-parallel"}),
+    Recipe("text_price", "3-4x", gpu_only=frozenset({"num_workers", "prefetch_factor", "persistent_workers"})),
+    Recipe("detector", "2-5x (GPU), 1.5-2x (CPU)"),
+    Recipe("anti_spoofing", "5-10x", file="presets/balanced.json", max_drift=("0.5%", "eer:0.1pp")),
+)
+
+
+class Race(Record):
+    """What came of one recipe."""
+
+    training: str
+    """Folder of the example."""
+    claimed: str
+    """Speed-up of the recipe in the team's words."""
+    outcomes: tuple[Outcome, ...]
+    """The own settings and the other arms."""
+    against_recipe: Interval | None
+    """What the search found over the recipe, of which only what learns the same model counts; paired."""
+    verdict: str
+    """Of the search: improved, keep or inconclusive."""
+    claim: Interval
+    """Speed-up that the search claimed by its low end."""
+    checks: tuple[QualityCheck, ...]
+    """The search's own drift checks of what it found."""
+    notes: tuple[str, ...]
+    """What the search had to say."""
+    seconds: dict[str, float]
+    """Of the search, of the race and of the trainings."""
+
+
+class Races(Record):
+    """The table."""
+
+    machine: str
+    """Where."""
+    torch: str
+    """With which version."""
+    budget: str
+    """Of each search."""
+    races: tuple[Race, ...] = ()
+    """In the order of the recipes."""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--budget", default="6m", help="of each search")
+    parser.add_argument("--rounds", type=int, default=8, help="of launches in each race")
+    parser.add_argument("--steps", type=int, default=100, help="of each training that is compared, four seeds an arm")
+    parser.add_argument("--only", action="append", choices=[recipe.name for recipe in RECIPES], default=[])
+    parser.add_argument("--out", type=Path, default=Path("recipes.json"), help="races of an earlier call are kept")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print its table and measure nothing")
+    options = parser.parse_args()
+    try:
+        if options.show:
+            print_table(read_record(options.show, Races))
+            return
+        chosen = [recipe for recipe in RECIPES if recipe.name in options.only or not options.only]
+        for recipe in chosen:
+            race = run_recipe(recipe, budget=options.budget, rounds=options.rounds, steps=options.steps)
+            races = add_race(race, options.out, budget=options.budget)
+        print_table(races)
+    except AutotuneError as error:
+        sys.exit(f"error: {error.message}\n  {error.hint}")
+
+
+def run_recipe(recipe: Recipe, *, budget: str, rounds: int, steps: int) -> Race:
+    """Search one example, then race what was found against the recipe and the own settings."""
+    hardware = read_hardware()
+    os.environ["EXAMPLE_SIZE"] = "gpu" if hardware.gpus else "cpu"
+    preset = find_preset(str(EXAMPLES / recipe.name / recipe.file))
+    with tempfile.TemporaryDirectory(prefix="recipes-") as scratch:
+        target = Target(spec=f"{EXAMPLES / recipe.name / 'workload.py'}:workload", folder=scratch)
+        began = time.monotonic()
+        profile = search(target, recipe, budget=budget)
+        seconds = {"search": time.monotonic() - began}
+        report = read_record(next(Path(scratch, ".autotune").glob("*/probe.json")), ProbeReport)
+        arms = list_arms(recipe, preset, profile, has_gpu=bool(hardware.gpus))
+        with TrialRunner(Path(scratch), host_allocators=hardware.host_allocators) as runner:
+            course = Course(target, report, runner)
+            outcomes = course.run(arms, read_drift_limits(recipe.max_drift), rounds=rounds, steps=steps)
+    rates = {outcome.arm: outcome.samples_per_second for outcome in outcomes}
+    return Race(
+        training=recipe.name,
+        claimed=recipe.claimed,
+        outcomes=outcomes,
+        against_recipe=find_ratio(rates[FOUND], rates[FAIR if recipe.own_knobs else RECIPE]),
+        verdict=profile.verdict,
+        claim=profile.speedup,
+        checks=profile.quality,
+        notes=profile.evidence.notes,
+        seconds={**seconds, **course.seconds},
+    )
+
+
+def search(target: Target, recipe: Recipe, *, budget: str) -> Profile:
+    """Return the answer of a search that knows the recipe."""
+    command = [sys.executable, "-m", "autotune", "search", target.spec, "--budget", budget]
+    command += ["--preset", str(EXAMPLES / recipe.name / recipe.file)]
+    command += [word for limit in recipe.max_drift for word in ("--max-drift", limit)]
+    ended = subprocess.run(command, cwd=target.folder, stdout=sys.stderr, check=False).returncode
+    if ended:
+        sys.exit(f"error: the search of {recipe.name} ended with status {ended}")
+    return Profile.load(Path(target.folder) / "best.json")
+
+
+def list_arms(recipe: Recipe, preset: Preset, profile: Profile, *, has_gpu: bool) -> dict[str, TrainConfig]:
+    """Return the settings of each arm but the team's own."""
+    left_out = frozenset() if has_gpu else GPU_ONLY | recipe.gpu_only
+    settings = {name: value for name, value in preset.settings.items() if name not in left_out}
+    plain = whole = profile.baseline_config.replace(**settings)
+    for name, value in recipe.own_knobs.items():
+        whole = with_knob(whole, f"user_knobs.{name}", value)
+    return {RECIPE: whole, **({FAIR: plain} if recipe.own_knobs else {}), FOUND: profile.config}
+
+
+def add_race(race: Race, path: Path, *, budget: str) -> Races:
+    """Write a race to the file, in the place of an earlier one of the same training; return all of the file."""
+    hardware = read_hardware()
+    machine = hardware.gpus[0].name if hardware.gpus else f"{hardware.usable_cpu_count} cores of {hardware.cpu_name}"
+    now = Races(machine=machine, torch=read_software().torch, budget=budget)
+    before = read_record(path, Races) if path.exists() else now
+    kept = before.races if before.replace(races=()) == now else ()
+    order = [recipe.name for recipe in RECIPES]
+    all_of_them = (*(one for one in kept if one.training != race.training), race)
+    races = now.replace(races=tuple(sorted(all_of_them, key=lambda one: order.index(one.training))))
+    write_record(path, races)
+    return races
+
+
+def print_table(races: Races) -> None:
+    """Print a row for each arm of each training."""
+    print(f"{races.machine}, torch {races.torch}, {races.budget} for each search\n")
+    for cells in (HEADER, ["---"] * len(HEADER), *(row for race in races.races for row in list_rows(race))):
+        print(f"| {' | '.join(cells)} |")
+
+
+def list_rows(race: Race) -> list[Sequence[str]]:
+    """Return the rows of one training."""
+    rows: list[Sequence[str]] = []
+    for outcome in race.outcomes[1:]:
+        is_found = outcome.arm == FOUND
+        speed = describe_ratio(outcome.speedup) if outcome.speedup else outcome.failure or "not measured"
+        against = describe_ratio(race.against_recipe) if is_found and race.against_recipe else ""
+        arm, claimed = (f"{FOUND}: {race.verdict}", "") if is_found else (outcome.arm, race.claimed)
+        changes = " ".join(f"{name.removeprefix('user_knobs.')}={value}" for name, value in outcome.changes.items())
+        rows.append((race.training, arm, claimed, speed, against, describe_learning(outcome), changes or "none"))
+    return rows
+
+
+def describe_ratio(ratio: Interval) -> str:
+    """Return `1.23x (1.20-1.26)`."""
+    return f"{ratio.estimate:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def describe_learning(outcome: Outcome) -> str:
+    """Return what an arm's trainings showed, by the checks that matter most."""
+    if not outcome.changes:
+        return "the same settings"
+    for verdict, word in (("inferior", "worse"), ("inconclusive", "open"), ("non-inferior", "as well")):
+        found = [check for check in outcome.checks if check.verdict == verdict]
+        if found:
+            return f"{word}: {'; '.join(map(describe_check, found[:2]))}"
+    return "not compared"
+
+
+def describe_check(check: QualityCheck) -> str:
+    """Return a check in a few words: positive is worse."""
+    if check.difference is None:
+        return f"{check.metric}: {check.reason}"
+    factor, unit = (100.0, " %") if check.margin.unit == "relative" else (1.0, "")
+    low, high, limit = (factor * one for one in (check.difference.low, check.difference.high, check.margin.amount))
+    return f"{check.metric} {low:+.2g} to {high:+.2g}{unit} (limit {limit:g}{unit})"
+
+
+if __name__ == "__main__":
+    main()
