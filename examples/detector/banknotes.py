@@ -152,15 +152,18 @@ def read_image(path: Path) -> Tensor:
 
 
 def read_labels(path: Path, *, num_classes: int | None) -> tuple[Tensor, Tensor]:
-    """Return the boxes `[boxes, 4]` and classes `[boxes]` of a YOLO label file.
+    """Return the boxes `[boxes, 4]` and classes `[boxes]` of a YOLO label file; an image without one is background.
 
     Raises:
-        TargetError: there is no such file, or a line of it is not `class cx cy width height`.
+        TargetError: there is no such folder, or a line is not `class cx cy width height`.
     """
-    if not path.is_file():
-        raise TargetError(f"{path} is missing", hint="each image has a label file; an empty one if nothing is on it")
+    if not path.parent.is_dir():
+        raise TargetError(
+            f"{path.parent} is not a folder", hint="labels lie in labels/train and labels/val, as for YOLO"
+        )
     rows = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             rows.append(_parse_line(line, place=f"{path}, line {number}", num_classes=num_classes))
     table = torch.tensor(rows, dtype=torch.float64).view(-1, 5)

@@ -5,14 +5,13 @@ import json
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
-Batches = DataLoader[tuple[Tensor, ...]]
 
-
-def make_model(width: int) -> nn.Module:
-    """Return a small convolutional network for images of `[batch, 1, 8, 8]`."""
+def make_model(width: int = 48) -> nn.Module:
+    """Return a small convolutional network: images `[batch, 1, 8, 8]` -> logits `[batch, 10]`."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
         nn.ReLU(),
@@ -27,49 +26,36 @@ def make_model(width: int) -> nn.Module:
     )
 
 
-def train_epoch(model: nn.Module, loader: Batches, optimizer: torch.optim.Optimizer, accum: int, device: str) -> None:
-    """Train one epoch; `accum` micro batches make one optimizer step."""
-    model.train()
-    for index, (images, labels) in enumerate(loader):
-        loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
-        (loss / accum).backward()  # type: ignore[no-untyped-call]
-        if (index + 1) % accum == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def validate(model: nn.Module, loader: Batches, device: str) -> float:
-    """Return the accuracy."""
-    model.eval()
-    hits = []
-    with torch.no_grad():
-        for images, labels in loader:
-            hits.append(model(images.to(device)).argmax(1).cpu() == labels)
-    return float(torch.cat(hits).float().mean())
-
-
 def main() -> None:
-    """Train and save."""
-    parser = argparse.ArgumentParser()
+    """Train, validate and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--accum", type=int, default=1)
+    parser.add_argument("--accum", type=int, default=1, help="batches of an optimizer step")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--width", type=int, default=48)
     options = parser.parse_args()
 
     torch.manual_seed(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
-    training, validation = torch.utils.data.random_split(data, [0.8, 0.2])
-    model = make_model(options.width).to(device)
+    training, validation = random_split(data, [11 * 128, len(data) - 11 * 128])
+    loader = DataLoader(training, batch_size=options.batch_size, shuffle=True)
+    model = make_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    loader = DataLoader(training, batch_size=options.batch_size, shuffle=True, drop_last=True)
-    for epoch in range(options.epochs):
-        train_epoch(model, loader, optimizer, options.accum, device)
-        accuracy = validate(model, DataLoader(validation, batch_size=256), device)
-        print(json.dumps({"epoch": epoch + 1, "accuracy": accuracy}), flush=True)
+    for epoch in range(1, options.epochs + 1):
+        model.train()
+        for index, (images, labels) in enumerate(loader, start=1):
+            loss = cross_entropy(model(images.to(device)), labels.to(device)) / options.accum
+            loss.backward()
+            if index % options.accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            images, labels = next(iter(DataLoader(validation, batch_size=len(validation))))
+            accuracy = (model(images.to(device)).argmax(1).cpu() == labels).float().mean().item()
+        print(json.dumps({"epoch": epoch, "accuracy": accuracy}), flush=True)
         torch.save(model.state_dict(), "digits.pt")
 
 

@@ -408,14 +408,20 @@ def test_what_is_missing_is_named(parts: dict[str, Any], photographs: Path, tmp_
     (photographs / "classes.txt").write_text("\n")
     assert said().endswith("classes.txt is empty")
     (photographs / "classes.txt").unlink()
-    (photographs / "labels" / "val" / "b.txt").unlink()
-    assert said().endswith("labels/val/b.txt is missing")
-    for name in ("a", "b"):
-        (photographs / "labels" / "val" / f"{name}.txt").write_text("")
+    for path in (photographs / "labels" / "val").iterdir():
+        path.unlink()
     assert said().endswith("labels/val: no file has a box")
+    (photographs / "labels" / "val").rmdir()
+    assert said().endswith("labels/val is not a folder")
     for path in (photographs / "images" / "val").iterdir():
         path.unlink()
     assert said().endswith("images/val has no image")
+
+
+def test_an_image_without_a_label_file_is_background(parts: dict[str, Any], photographs: Path) -> None:
+    (photographs / "labels" / "train" / "b.txt").unlink(missing_ok=True)
+    data = parts["banknotes"].open_banknotes(photographs, image_size=32)
+    assert [len(data.train[index][2]) > 0 for index in range(2)] == [True, False]
 
 
 def test_a_broken_image_is_named(parts: dict[str, Any], photographs: Path) -> None:
