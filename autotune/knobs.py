@@ -23,6 +23,7 @@ Allowed = Literal["batch"]
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
+_HOPELESS = 0.5  # of the fp32 rate: what half of the memory traffic saves does not make up for it
 _LARGER_BATCHES = (2, 4)
 
 
@@ -113,11 +114,13 @@ def _precisions(facts: Facts) -> Choices:
     rates, target = facts.target.ceilings, facts.target
     allowed: list[KnobValue] = ["fp32"]
     reasons: dict[KnobValue, str] = {}
-    if target.supports_bf16:
-        allowed.append("bf16")
-    else:
+    bf16, fp16, fp32 = (rates.flops_per_second(dtype) for dtype in ("bf16", "fp16", "fp32"))
+    if not target.supports_bf16:
         reasons["bf16"] = f"bf16 autocast does not run on this {target.device}"
-    bf16, fp16 = rates.flops_per_second("bf16"), rates.flops_per_second("fp16")
+    elif bf16 is not None and fp32 is not None and bf16 < _HOPELESS * fp32:
+        reasons["bf16"] = f"measured: bf16 products run at {bf16 / 1e9:.0f} GFLOP/s, fp32 at {fp32 / 1e9:.0f}"
+    else:
+        allowed.append("bf16")
     if not target.scales_loss:
         reasons["fp16"] = "the script does not scale its loss, and fp16 gradients underflow without"
     elif facts.on_gpu:

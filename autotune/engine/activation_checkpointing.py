@@ -39,8 +39,8 @@ def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> Non
     """
     if config.activation_checkpointing == "off":
         return
-    switch = getattr(model, "gradient_checkpointing_enable", None)
-    if callable(switch) and config.activation_checkpointing == "full":
+    switch = _find_switch(model)
+    if switch is not None and config.activation_checkpointing == "full":
         switch()
         return
     blocks = find_repeated_blocks(model)
@@ -52,7 +52,16 @@ def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> Non
 
 def can_checkpoint(model: nn.Module) -> bool:
     """Return whether the model has repeated blocks, or a switch of its own."""
-    return callable(getattr(model, "gradient_checkpointing_enable", None)) or bool(find_repeated_blocks(model))
+    return _find_switch(model) is not None or bool(find_repeated_blocks(model))
+
+
+def _find_switch(model: nn.Module) -> Callable[[], object] | None:
+    """Return the model's own switch: of Hugging Face's models, which have renamed theirs, and of those like them."""
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        switch: Callable[[], object] | None = getattr(model, name, None)
+        if callable(switch):
+            return switch
+    return None
 
 
 def find_repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -163,7 +163,6 @@ class Session:
         self._space = space.restrict(state.only) if state.only else space
         samples, limit = launcher.planned_samples, state.max_drift.loss
         self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
-        self._findings.notes += [note for preset in state.presets for note in describe_left_out(preset, self._space)]
         launcher.reporter.probed(report)
         launcher.note_written(probed)
         self._require_memory()
@@ -210,7 +209,9 @@ class Session:
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
-        own = {"presets": launcher.state.presets} if launcher.state.presets else {}
+        presets = launcher.state.presets
+        self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
+        own = {"presets": presets} if presets else {}
         plan = partial(self._suggest_from, self._space, launcher.known_report, **own)
         look_at = self._drift.look_at
         self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)

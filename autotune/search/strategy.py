@@ -1,4 +1,4 @@
-"""What to try next: the user's presets, the shipped ones, one knob at a time from the best so far, then TPE's.
+"""What to try next: the user's presets and own knobs, the shipped presets, one knob at a time from the best, then TPE.
 
 One-knob moves come in the order of the probe's advice, so that a short search spends its time where the probe saw
 something to win; what needs a compilation comes last, and only when the time left can pay for it. Pure.
@@ -67,11 +67,15 @@ def _plan(
     space: SearchSpace, report: ProbeReport, incumbent: TrainConfig, own: Sequence[Preset]
 ) -> Iterator[TrainConfig]:
     yield from (space.keep(space.baseline.replace(**preset.settings)) for preset in own)
-    presets = [space.keep(space.baseline.replace(**preset.settings)) for preset in load_presets()]
+    # What users put into a knob of their own is what they take for the bottleneck; everything else goes on top of it.
+    names = [name for name in space.choices if name.startswith("user_knobs.")]
+    yield from (_move(space, incumbent, name, value) for name in names for value in space.choices[name])
+    base = space.baseline.replace(user_knobs=incumbent.user_knobs)
+    presets = [space.keep(base.replace(**preset.settings)) for preset in load_presets()]
     yield from (config for config in presets if not needs_compilation(config))
     for pair in _PAIRS:
         if all(value in space.choices.get(name, ()) for name, value in pair.items()):
-            yield space.complete({**pair})
+            yield space.keep(base.replace(**pair))
     moves = [_move(space, incumbent, name, value) for name in _order(space, report) for value in space.choices[name]]
     # What adds a change comes first; taking one back can only make the winner simpler.
     size = len(changed_fields(incumbent, space.baseline))
@@ -83,8 +87,7 @@ def _plan(
 def _order(space: SearchSpace, report: ProbeReport) -> list[str]:
     advised = [advice.knob for advice in report.advice if advice.knob in space.choices]
     table = [knob.field for knob in KNOBS if knob.field in space.choices]
-    own = [name for name in space.choices if name.startswith("user_knobs.")]
-    return list(dict.fromkeys([*own, *advised, *table]))
+    return list(dict.fromkeys([*advised, *table]))
 
 
 def _move(space: SearchSpace, config: TrainConfig, name: str, value: object) -> TrainConfig:

@@ -17,7 +17,6 @@ from word_pieces import PADDING_ID
 
 EncoderKind = Literal["own", "huggingface"]
 
-DROPOUT = 0.1
 FIGURES_WIDTH = 64
 
 
@@ -61,7 +60,6 @@ class PriceModel(nn.Module):
         self.encoder = encoder
         self.figures = nn.Sequential(nn.Linear(features, FIGURES_WIDTH), nn.GELU()) if features else None
         self.mix = nn.Linear(width + (FIGURES_WIDTH if features else 0), width)
-        self.dropout = nn.Dropout(DROPOUT)
         self.price = nn.Linear(width, 1)
         nn.init.constant_(self.price.bias, typical_log_price)
 
@@ -77,7 +75,7 @@ class PriceModel(nn.Module):
         weight = is_token.unsqueeze(2).to(tokens.dtype)
         pooled = (tokens * weight).sum(1) / weight.sum(1)
         known = pooled if self.figures is None else torch.cat([pooled, self.figures(features)], 1)
-        log_prices: Tensor = self.price(self.dropout(F.gelu(self.mix(known)))).squeeze(1)
+        log_prices: Tensor = self.price(F.gelu(self.mix(known))).squeeze(1)
         return log_prices
 
     def gradient_checkpointing_enable(self) -> None:
@@ -86,14 +84,16 @@ class PriceModel(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A transformer encoder with normalisation before each part (Xiong et al. 2020) and learned positions."""
+    """A transformer encoder with normalisation before each part (Xiong et al. 2020) and learned positions.
+
+    Without dropout, as ModernBERT (Warner et al. 2024): then padding changes nothing but rounding.
+    """
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
         self.width = shape.width
         self.words = nn.Embedding(shape.vocabulary, shape.width, padding_idx=PADDING_ID)
         self.positions = nn.Embedding(shape.limit, shape.width)
-        self.dropout = nn.Dropout(DROPOUT)
         self.blocks = nn.ModuleList(EncoderBlock(shape.width, shape.heads) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.checkpoints_blocks = False
@@ -102,7 +102,7 @@ class TextEncoder(nn.Module):
     def forward(self, token_ids: Tensor, is_token: Tensor) -> Tensor:
         """Return a vector for each token, `[batch, length, width]`."""
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
-        hidden = self.dropout(self.words(token_ids) + self.positions(positions))
+        hidden = self.words(token_ids) + self.positions(positions)
         attended = is_token[:, None, None, :]
         for block in self.blocks:
             if self.checkpoints_blocks and self.training and torch.is_grad_enabled():
@@ -129,17 +129,15 @@ class EncoderBlock(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.widen = nn.Linear(width, 4 * width)
         self.narrow = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Return the next vectors; `attended` `[batch, 1, 1, length]` tells which tokens are real."""
         batch, length, width = hidden.shape
         parts = self.query_key_value(self.norm1(hidden)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        # Without dropout of the weights: with it, a CPU has no fused kernel.
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=attended)
-        hidden = hidden + self.dropout(self.gather(seen.transpose(1, 2).reshape(batch, length, width)))
-        added: Tensor = self.dropout(self.narrow(F.gelu(self.widen(self.norm2(hidden)))))
+        hidden = hidden + self.gather(seen.transpose(1, 2).reshape(batch, length, width))
+        added: Tensor = self.narrow(F.gelu(self.widen(self.norm2(hidden))))
         return hidden + added
 
 
@@ -169,8 +167,8 @@ class HuggingFaceEncoder(nn.Module):
             num_attention_heads=shape.heads,
             intermediate_size=4 * shape.width,
             max_position_embeddings=shape.limit,
-            hidden_dropout_prob=DROPOUT,
-            attention_probs_dropout_prob=DROPOUT,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
             pad_token_id=PADDING_ID,
             use_cache=False,
         )

@@ -183,7 +183,7 @@ def test_checkpointing_keeps_the_gradients(workload: Any, kind: str, how: Any, m
     apply_activation_checkpointing(model, TrainConfig(activation_checkpointing=how))
     calls = []
     counted = model.encoder.blocks[0] if kind == "own" else model.encoder.model.encoder.layer[0].attention
-    (counted.narrow if kind == "own" else counted).register_forward_hook(lambda *_: calls.append(1))
+    (counted.widen if kind == "own" else counted).register_forward_hook(lambda *_: calls.append(1))
     loss, gradients = read_gradients(workload, model, batch)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
