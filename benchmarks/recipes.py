@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError
@@ -28,7 +28,7 @@ from autotune.presets import find_preset
 from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
 from autotune.records.codec import Record, write_record
-from autotune.records.config import KnobValue, with_knob
+from autotune.records.config import is_own
 from autotune.records.measurement import Interval
 from autotune.records.quality import QualityCheck
 from autotune.records.search import Preset
@@ -55,7 +55,6 @@ class Recipe:
         name: folder under examples/.
         claimed: speed-up in the team's words.
         file: the recipe as a preset, in that folder.
-        own_knobs: what it changes of the model itself.
         max_drift: as a user would ask for it.
         gpu_only: what its own code does on a GPU alone, beside what needs one anyway.
     """
@@ -63,13 +62,12 @@ class Recipe:
     name: str
     claimed: str
     file: str = "recipe.json"
-    own_knobs: Mapping[str, KnobValue] = field(default_factory=dict)
     max_drift: tuple[str, ...] = ()
     gpu_only: frozenset[str] = frozenset()
 
 
 RECIPES = (
-    Recipe("knowledge_tracing", "> 2.3x", own_knobs={"implementation": "wrong-parallel"}),
+    Recipe("knowledge_tracing", "> 2.3x"),
     Recipe("text_price", "3-4x", gpu_only=frozenset({"num_workers", "prefetch_factor", "persistent_workers"})),
     Recipe("detector", "2-5x (GPU), 1.5-2x (CPU)"),
     Recipe("anti_spoofing", "5-10x", file="presets/balanced.json", max_drift=("0.5%", "eer:0.1pp")),
@@ -155,7 +153,7 @@ def run_recipe(recipe: Recipe, *, budget: str, rounds: int, steps: int) -> Race:
         training=recipe.name,
         claimed=recipe.claimed,
         outcomes=outcomes,
-        against_recipe=find_ratio(rates[FOUND], rates[FAIR if recipe.own_knobs else RECIPE]),
+        against_recipe=find_ratio(rates[FOUND], rates.get(FAIR, rates[RECIPE])),
         verdict=profile.verdict,
         claim=profile.speedup,
         checks=profile.quality,
@@ -179,10 +177,10 @@ def list_arms(recipe: Recipe, preset: Preset, profile: Profile, *, has_gpu: bool
     """Return the settings of each arm but the team's own."""
     left_out = frozenset() if has_gpu else GPU_ONLY | recipe.gpu_only
     settings = {name: value for name, value in preset.settings.items() if name not in left_out}
-    plain = whole = profile.baseline_config.replace(**settings)
-    for name, value in recipe.own_knobs.items():
-        whole = with_knob(whole, f"user_knobs.{name}", value)
-    return {RECIPE: whole, **({FAIR: plain} if recipe.own_knobs else {}), FOUND: profile.config}
+    plain = {name: value for name, value in settings.items() if not is_own(name)}
+    arms = {RECIPE: settings, **({FAIR: plain} if plain != settings else {})}
+    own = profile.baseline_config
+    return {**{arm: preset.replace(settings=some).apply_to(own) for arm, some in arms.items()}, FOUND: profile.config}
 
 
 def add_race(race: Race, path: Path, *, budget: str) -> Races:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
-from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.config import KnobValue, TrainConfig, is_own, with_knob
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target
 
@@ -34,13 +34,19 @@ class Preset(Record):
     description: str
     """What it is for."""
     settings: dict[str, KnobValue]
-    """Values by knob."""
+    """Values by knob, the workload's own as `user_knobs.NAME`."""
+
+    def apply_to(self, config: TrainConfig) -> TrainConfig:
+        """Return a config with these values."""
+        for name, value in self.settings.items():
+            config = with_knob(config, name, value)
+        return config
 
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, settings: dict[str, KnobValue]) -> dict[str, KnobValue]:
         try:
-            TrainConfig.model_validate(settings)
+            TrainConfig.model_validate({name: value for name, value in settings.items() if not is_own(name)})
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.knobs import KNOBS
 from autotune.presets import load_presets
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.config import TrainConfig, changed_fields, get_knob, is_own
 from autotune.records.probe import ProbeReport
 from autotune.records.search import Preset
 from autotune.space import SearchSpace, needs_compilation
@@ -52,7 +52,7 @@ def suggest(
 
 def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
     """Return what a search has to leave out of a preset of the user's, one sentence for each setting."""
-    kept = space.keep(space.baseline.replace(**preset.settings))
+    kept = space.keep(preset.apply_to(space.baseline))
     reasons = {
         out.knob: out.reason for out in reversed(space.ruled_out) if out.value in (None, preset.settings.get(out.knob))
     }
@@ -66,12 +66,12 @@ def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
 def _plan(
     space: SearchSpace, report: ProbeReport, incumbent: TrainConfig, own: Sequence[Preset]
 ) -> Iterator[TrainConfig]:
-    yield from (space.keep(space.baseline.replace(**preset.settings)) for preset in own)
+    yield from (space.keep(preset.apply_to(space.baseline)) for preset in own)
     # What users put into a knob of their own is what they take for the bottleneck; everything else goes on top of it.
-    names = [name for name in space.choices if name.startswith("user_knobs.")]
+    names = [name for name in space.choices if is_own(name)]
     yield from (_move(space, incumbent, name, value) for name in names for value in space.choices[name])
     base = space.baseline.replace(user_knobs=incumbent.user_knobs)
-    presets = [space.keep(base.replace(**preset.settings)) for preset in load_presets()]
+    presets = [space.keep(preset.apply_to(base)) for preset in load_presets()]
     yield from (config for config in presets if not needs_compilation(config))
     for pair in _PAIRS:
         if all(value in space.choices.get(name, ()) for name, value in pair.items()):

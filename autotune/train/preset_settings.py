@@ -53,7 +53,7 @@ def fit_preset(preset: Preset, facts: TargetFacts) -> FittedPreset:
         facts: of a probe on this machine; its baseline is what the preset is applied to.
     """
     space = build_space(Facts(target=facts, hardware=read_hardware()))
-    wanted = space.baseline.replace(**preset.settings)
+    wanted = preset.apply_to(space.baseline)
     config = space.keep(wanted)
     inexact = list(_find_inexact(config, preset, facts))
     config = put_back(config, space.baseline, inexact)

@@ -72,7 +72,10 @@ def test_a_preset_given_as_a_profile_is_a_preset(tmp_path: Path) -> None:
     assert untold.tell_presets(tmp_path) == untold
 
 
-def test_a_preset_may_set_every_knob_but_the_users_own() -> None:
+def test_a_preset_may_set_every_knob_and_those_of_the_workload() -> None:
     settings = {name: value for name, value in TrainConfig().model_dump().items() if value is not None}
     del settings["user_knobs"]
+    settings["user_knobs.variant"] = "fast"
+    preset = Preset.model_validate({**RECIPE, "settings": settings})
+    assert preset.apply_to(TrainConfig()) == TrainConfig(user_knobs={"variant": "fast"})
     assert Preset.model_validate({**RECIPE, "settings": settings}).settings == settings

@@ -292,7 +292,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str, hint: str)
     with pytest.raises(ProfileError, match="there is no preset") as caught:
         choose(preset=name)
     names = "balanced, baseline, fastest, low-memory, reproducible"
-    assert caught.value.hint == f"{hint}the presets are {names}"
+    assert caught.value.hint == f"{hint}the presets are {names}; a file of your own ends in .json"
 
 
 def test_a_preset_is_put_onto_the_targets_own_settings() -> None:
