@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,6 @@ from autotune.records.measurement import Interval
 from autotune.records.quality import DriftLimits, QualityCheck
 from autotune.search.drift import DriftGate, DriftPlan
 from autotune.search.finals import run_finals
-from autotune.trial.spawn import TrialRunner
 
 FIRST_SEED = 1000
 """Of the trainings: none that a search uses."""
@@ -41,9 +40,9 @@ class Outcome(Record):
     samples_per_second: tuple[float, ...]
     """Of each launch."""
     speedup: Interval | None
-    """Over the own settings, paired; None with fewer than two launches."""
+    """Over the own settings, paired; None for these themselves, with fewer than two launches, and where one failed."""
     failure: str
-    """Why it could not be launched; empty when it could."""
+    """Why a launch of it failed; empty when none did."""
     checks: tuple[QualityCheck, ...]
     """Of its trainings against those of the own settings."""
 
@@ -60,7 +59,7 @@ class Course:
 
     target: Target
     report: ProbeReport
-    runner: TrialRunner
+    runner: Callable[[TrialSpec], TrialResult]
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -81,27 +80,33 @@ class Course:
         began = time.monotonic()
         launched = self._race([*arms.values()], rounds=rounds)
         self.seconds["race"] = time.monotonic() - began
-        facts = self.report.target
-        gate = DriftGate(facts, limits, DriftPlan(steps, bool(facts.metrics), len(arms)), self._train)
-        learned = {key_of(one): (gate.check(one) or ()) for one in arms.values() if one != own}
-        self.seconds["trainings"] = time.monotonic() - began - self.seconds["race"]
-        own_rates, _ = launched[key_of(own)]
+        learned: dict[str, tuple[QualityCheck, ...]] = {key_of(own): ()}
+        gate = self._open_gate(limits, steps=steps, candidates=len(arms))
         outcomes = []
         for arm, config in {"own": own, **arms}.items():
             rates, failure = launched[key_of(config)]
-            changes = {name: get_knob(config, name) for name in changed_fields(config, own)}
-            ratio, checks = find_ratio(rates, own_rates), learned.get(key_of(config), ())
-            outcomes.append(
-                Outcome(
-                    arm=arm,
-                    changes=changes,
-                    samples_per_second=tuple(rates),
-                    speedup=ratio,
-                    failure=failure,
-                    checks=checks,
-                )
+            ratio = None if failure or config == own else find_ratio(rates, launched[key_of(own)][0])
+            if key_of(config) not in learned:
+                # What is slower needs more samples for nothing; what is faster may need as many more as that pays for.
+                worth = 1.005 if ratio is None else max(1.005, ratio.estimate)
+                learned[key_of(config)] = gate.check(config, speedup=worth) or ()
+            outcome = Outcome(
+                arm=arm,
+                changes={name: get_knob(config, name) for name in changed_fields(config, own)},
+                samples_per_second=tuple(rates),
+                speedup=ratio,
+                failure=failure,
+                checks=learned[key_of(config)],
             )
+            outcomes.append(outcome)
+        self.seconds["trainings"] = time.monotonic() - began - self.seconds["race"]
         return tuple(outcomes)
+
+    def _open_gate(self, limits: DriftLimits, *, steps: int, candidates: int) -> DriftGate:
+        facts = self.report.target
+        # Named one by one, the metrics are compared whatever an arm changes, its effective batch included.
+        named = limits.replace(metrics={name: limits.of(name) for name in facts.metrics})
+        return DriftGate(facts, named, DriftPlan(steps, bool(facts.metrics), candidates), self._train)
 
     def _race(self, configs: Sequence[TrainConfig], *, rounds: int) -> dict[str, tuple[list[float], str]]:
         """Return samples per second of each launch, and why there are none, by config; the own settings among them."""

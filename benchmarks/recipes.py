@@ -25,10 +25,11 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError
 from autotune.presets import find_preset
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.probe.machine.hardware import read_hardware
 from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
 from autotune.records.codec import Record, write_record
 from autotune.records.config import is_own
+from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
 from autotune.records.quality import QualityCheck
 from autotune.records.search import Preset
@@ -57,6 +58,7 @@ class Recipe:
         file: the recipe as a preset, in that folder.
         max_drift: as a user would ask for it.
         gpu_only: what its own code does on a GPU alone, beside what needs one anyway.
+        steps: optimizer steps of the trainings that are compared; a warm-up has to be a small part of them.
     """
 
     name: str
@@ -64,11 +66,14 @@ class Recipe:
     file: str = "recipe.json"
     max_drift: tuple[str, ...] = ()
     gpu_only: frozenset[str] = frozenset()
+    steps: int = 100
 
 
 RECIPES = (
     Recipe("knowledge_tracing", "> 2.3x"),
-    Recipe("text_price", "3-4x", gpu_only=frozenset({"num_workers", "prefetch_factor", "persistent_workers"})),
+    Recipe(
+        "text_price", "3-4x", gpu_only=frozenset({"num_workers", "prefetch_factor", "persistent_workers"}), steps=300
+    ),
     Recipe("detector", "2-5x (GPU), 1.5-2x (CPU)"),
     Recipe("anti_spoofing", "5-10x", file="presets/balanced.json", max_drift=("0.5%", "eer:0.1pp")),
 )
@@ -79,6 +84,14 @@ class Race(Record):
 
     training: str
     """Folder of the example."""
+    machine: str
+    """Where."""
+    torch: str
+    """With which version."""
+    budget: str
+    """Of the search."""
+    steps: int
+    """Of each training that was compared, four seeds an arm."""
     claimed: str
     """Speed-up of the recipe in the team's words."""
     outcomes: tuple[Outcome, ...]
@@ -100,12 +113,6 @@ class Race(Record):
 class Races(Record):
     """The table."""
 
-    machine: str
-    """Where."""
-    torch: str
-    """With which version."""
-    budget: str
-    """Of each search."""
     races: tuple[Race, ...] = ()
     """In the order of the recipes."""
 
@@ -114,28 +121,47 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", default="6m", help="of each search")
-    parser.add_argument("--rounds", type=int, default=8, help="of launches in each race")
-    parser.add_argument("--steps", type=int, default=100, help="of each training that is compared, four seeds an arm")
-    parser.add_argument("--only", action="append", choices=[recipe.name for recipe in RECIPES], default=[])
-    parser.add_argument("--out", type=Path, default=Path("recipes.json"), help="races of an earlier call are kept")
+    parser.add_argument("--rounds", type=int, default=8, help="of launches in each race, at least 2")
+    parser.add_argument("--only", nargs="+", choices=[recipe.name for recipe in RECIPES], metavar="NAME")
+    parser.add_argument(
+        "--out", type=Path, default=Path("recipes.json"), help="races of other trainings in it are kept"
+    )
     parser.add_argument("--show", type=Path, metavar="FILE", help="print its table and measure nothing")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds is {options.rounds}: a ratio needs at least 2")
     try:
-        if options.show:
-            print_table(read_record(options.show, Races))
-            return
-        chosen = [recipe for recipe in RECIPES if recipe.name in options.only or not options.only]
-        for recipe in chosen:
-            race = run_recipe(recipe, budget=options.budget, rounds=options.rounds, steps=options.steps)
-            races = add_race(race, options.out, budget=options.budget)
-        print_table(races)
+        if not options.show:
+            race_all([one for one in RECIPES if options.only is None or one.name in options.only], options)
+        print_table(read_record(options.show or options.out, Races))
     except AutotuneError as error:
         sys.exit(f"error: {error.message}\n  {error.hint}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}")
 
 
-def run_recipe(recipe: Recipe, *, budget: str, rounds: int, steps: int) -> Race:
+def race_all(recipes: Sequence[Recipe], options: argparse.Namespace) -> None:
+    """Race some recipes, each written to the file as soon as it is done.
+
+    Raises:
+        AutotuneError: the file holds something else, or a recipe is no preset.
+        OSError: the file cannot be written.
+    """
+    races = read_record(options.out, Races) if options.out.exists() else Races()
+    write_record(options.out, races)  # before hours are spent on what could not be written
+    order = [recipe.name for recipe in RECIPES]
+    for recipe in recipes:
+        race = run_recipe(recipe, budget=options.budget, rounds=options.rounds)
+        others = [one for one in races.races if one.training != recipe.name]
+        races = Races(races=tuple(sorted([*others, race], key=lambda one: order.index(one.training))))
+        write_record(options.out, races)
+
+
+def run_recipe(recipe: Recipe, *, budget: str, rounds: int) -> Race:
     """Search one example, then race what was found against the recipe and the own settings."""
     hardware = read_hardware()
+    for name in ("EXAMPLE_DATA", "EXAMPLE_ENCODER"):
+        os.environ.pop(name, None)
     os.environ["EXAMPLE_SIZE"] = "gpu" if hardware.gpus else "cpu"
     preset = find_preset(str(EXAMPLES / recipe.name / recipe.file))
     with tempfile.TemporaryDirectory(prefix="recipes-") as scratch:
@@ -147,19 +173,36 @@ def run_recipe(recipe: Recipe, *, budget: str, rounds: int, steps: int) -> Race:
         arms = list_arms(recipe, preset, profile, has_gpu=bool(hardware.gpus))
         with TrialRunner(Path(scratch), host_allocators=hardware.host_allocators) as runner:
             course = Course(target, report, runner)
-            outcomes = course.run(arms, read_drift_limits(recipe.max_drift), rounds=rounds, steps=steps)
-    rates = {outcome.arm: outcome.samples_per_second for outcome in outcomes}
+            outcomes = course.run(arms, read_drift_limits(recipe.max_drift), rounds=rounds, steps=recipe.steps)
     return Race(
         training=recipe.name,
+        machine=describe_machine(hardware),
+        torch=report.software.torch,
+        budget=budget,
+        steps=recipe.steps,
         claimed=recipe.claimed,
         outcomes=outcomes,
-        against_recipe=find_ratio(rates[FOUND], rates.get(FAIR, rates[RECIPE])),
+        against_recipe=compare_with_recipe(outcomes),
         verdict=profile.verdict,
         claim=profile.speedup,
         checks=profile.quality,
         notes=profile.evidence.notes,
         seconds={**seconds, **course.seconds},
     )
+
+
+def describe_machine(hardware: HardwareInfo) -> str:
+    """Return the GPU, or the CPU where there is none, in words."""
+    return hardware.gpus[0].name if hardware.gpus else f"{hardware.usable_cpu_count} cores of {hardware.cpu_name}"
+
+
+def compare_with_recipe(outcomes: Sequence[Outcome]) -> Interval | None:
+    """Return what the search found over the recipe, or over what of it trains the same model; None for the same."""
+    arms = {outcome.arm: outcome for outcome in outcomes}
+    found, recipe = arms[FOUND], arms.get(FAIR, arms[RECIPE])
+    if found.changes == recipe.changes or found.failure or recipe.failure:
+        return None
+    return find_ratio(found.samples_per_second, recipe.samples_per_second)
 
 
 def search(target: Target, recipe: Recipe, *, budget: str) -> Profile:
@@ -183,23 +226,13 @@ def list_arms(recipe: Recipe, preset: Preset, profile: Profile, *, has_gpu: bool
     return {**{arm: preset.replace(settings=some).apply_to(own) for arm, some in arms.items()}, FOUND: profile.config}
 
 
-def add_race(race: Race, path: Path, *, budget: str) -> Races:
-    """Write a race to the file, in the place of an earlier one of the same training; return all of the file."""
-    hardware = read_hardware()
-    machine = hardware.gpus[0].name if hardware.gpus else f"{hardware.usable_cpu_count} cores of {hardware.cpu_name}"
-    now = Races(machine=machine, torch=read_software().torch, budget=budget)
-    before = read_record(path, Races) if path.exists() else now
-    kept = before.races if before.replace(races=()) == now else ()
-    order = [recipe.name for recipe in RECIPES]
-    all_of_them = (*(one for one in kept if one.training != race.training), race)
-    races = now.replace(races=tuple(sorted(all_of_them, key=lambda one: order.index(one.training))))
-    write_record(path, races)
-    return races
-
-
 def print_table(races: Races) -> None:
     """Print a row for each arm of each training."""
-    print(f"{races.machine}, torch {races.torch}, {races.budget} for each search\n")
+    for where in dict.fromkeys(
+        f"{one.machine}, torch {one.torch}, {one.budget} for each search" for one in races.races
+    ):
+        print(where)
+    print()
     for cells in (HEADER, ["---"] * len(HEADER), *(row for race in races.races for row in list_rows(race))):
         print(f"| {' | '.join(cells)} |")
 
@@ -209,7 +242,7 @@ def list_rows(race: Race) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for outcome in race.outcomes[1:]:
         is_found = outcome.arm == FOUND
-        speed = describe_ratio(outcome.speedup) if outcome.speedup else outcome.failure or "not measured"
+        speed = describe_ratio(outcome.speedup) if outcome.speedup else outcome.failure or "1, by definition"
         against = describe_ratio(race.against_recipe) if is_found and race.against_recipe else ""
         arm, claimed = (f"{FOUND}: {race.verdict}", "") if is_found else (outcome.arm, race.claimed)
         changes = " ".join(f"{name.removeprefix('user_knobs.')}={value}" for name, value in outcome.changes.items())
