@@ -228,7 +228,7 @@ class Session:
         candidates = self._rank_candidates()
         self._note_screened_out()
         if not candidates or launcher.should_stop():
-            findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
+            findings.notes.append("stopped early" if candidates else self._explain_nothing())
             return []
         launcher.enter("drift", f"{count(len(candidates), 'candidate')} faster than your settings so far")
         passed = self._drift.choose(candidates)
@@ -237,6 +237,12 @@ class Session:
         elif not passed:
             findings.notes.append("no faster candidate was shown to learn as well as your settings")
         return passed
+
+    def _explain_nothing(self) -> str:
+        launcher = self._launcher
+        if any(one.config != launcher.baseline for one in launcher.judged):
+            return "nothing that was tried beat your settings"
+        return "there was no time to try anything but your own settings: give a larger --budget"
 
     def _rank_candidates(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline in the search, the most promising first.
