@@ -96,6 +96,8 @@ def explore(
         judged = Judged(result, score_trial(result, baseline, launcher.limits()))
         launcher.judged.append(judged)
         study.close(proposal, judged, launcher.ranking().score_of(judged))
+        if judged.score.status is TrialStatus.DRIFTED:
+            launcher.refuse_own_values(judged.config)
         best = next(iter(launcher.ranking().entries), None)
         if best is not None and best.config == judged.config and best.score > LEAST_GAIN:
             look_at(best.config)

@@ -156,12 +156,8 @@ class Session:
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
         self._baseline_key = report.target.baseline.model_dump_json()
-        state = launcher.state
-        facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
-        space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
-        space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
-        self._space = space.restrict(state.only) if state.only else space
-        samples, limit = launcher.planned_samples, state.max_drift.loss
+        self._space = self._build_space(report)
+        samples, limit = launcher.planned_samples, launcher.state.max_drift.loss
         self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
         launcher.reporter.probed(report)
         launcher.note_written(probed)
@@ -173,6 +169,17 @@ class Session:
             launcher, self._findings, self._learner, startup_seconds=probed.startup_seconds, known=self._known
         )
         return probed
+
+    def _build_space(self, report: ProbeReport) -> SearchSpace:
+        state = self._launcher.state
+        facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
+        space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
+        space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
+        if state.only:
+            space = space.restrict(state.only)
+        for preset in state.presets:
+            space = space.admit(preset.settings)
+        return space
 
     def _require_memory(self) -> None:
         peak, limits = self._findings.report.measurement.peak_memory, self._launcher.limits()

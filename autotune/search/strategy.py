@@ -53,11 +53,8 @@ def suggest(
 def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
     """Return what a search has to leave out of a preset of the user's, one sentence for each setting."""
     kept = space.keep(preset.apply_to(space.baseline))
-    reasons = {
-        out.knob: out.reason for out in reversed(space.ruled_out) if out.value in (None, preset.settings.get(out.knob))
-    }
     return [
-        f"{preset.name}: {name}={value} was left out: {reasons.get(name, 'it is not varied here')}"
+        f"{preset.name}: {name}={value} was left out: {space.explain_left_out(name, value)}"
         for name, value in preset.settings.items()
         if get_knob(kept, name) != value
     ]
