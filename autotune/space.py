@@ -91,6 +91,8 @@ class SearchSpace:
 
     def explain_left_out(self, name: str, value: KnobValue) -> str:
         """Return why a config that was kept to this space does not have a value."""
+        if name in BATCH_KNOBS:
+            return "the effective batch is held, and how to split it is found by itself"
         reasons = [out.reason for out in self.ruled_out if out.knob == name and out.value in (None, value)]
         if reasons:
             return reasons[0]

@@ -237,13 +237,11 @@ class Launcher:
         return any(refused <= frozenset(changes) for refused in self.refused)
 
     def refuse_own_values(self, config: TrainConfig) -> None:
-        """Refuse what a config that learned something else sets the user's own semantic knobs to: not tried again."""
+        """Refuse the user's own values of a config that learned something else, where nothing but them can be why."""
         classes = classify_changes(config, self.baseline, self.known_report.target.numerics)
-        values = list_changes(
-            config, self.baseline, (n for n, kind in classes.items() if kind == "semantic" and is_own(n))
-        )
-        if values:
-            self.refused.append(values)
+        suspects = [name for name, kind in classes.items() if kind != "exact"]
+        if suspects and all(is_own(name) for name in suspects):
+            self.refused.append(list_changes(config, self.baseline, suspects))
 
     def lend_drift_time(self, seconds: float) -> None:
         """Take time that was spent on the drift gate during the search off what is kept for it."""

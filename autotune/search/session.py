@@ -30,7 +30,7 @@ from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.search.planned import find_planned_samples
-from autotune.search.strategy import describe_left_out, suggest
+from autotune.search.strategy import SuggestFrom, describe_left_out, suggest
 from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
@@ -69,10 +69,6 @@ class OpenStudy(Protocol):
     ) -> Proposals:
         """Return it."""
         ...
-
-
-SuggestFrom = Callable[..., TrainConfig | None]
-"""As `suggest`: the plan's next config from space, probe, incumbent, what was tried and the seconds left."""
 
 
 class Session:
@@ -210,16 +206,18 @@ class Session:
         launcher, curve = self._launcher, probed.curves[0]
         for result in self._known:
             if result.spec.purpose == "measure":
-                launcher.judged.append(Judged(result, score_trial(result, curve, launcher.limits())))
+                judged = Judged(result, score_trial(result, curve, launcher.limits()))
+                launcher.judged.append(judged)
                 launcher.note_written(result)
+                if judged.score.status is TrialStatus.DRIFTED:
+                    launcher.refuse_own_values(judged.config)
         launcher.session_start = len(launcher.judged)
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
         presets = launcher.state.presets
         self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
-        own = {"presets": presets} if presets else {}
-        plan = partial(self._suggest_from, self._space, launcher.known_report, **own)
+        plan = partial(self._suggest_from, self._space, launcher.known_report, presets=presets)
         look_at = self._drift.look_at
         self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
         if launcher.hopeless:
