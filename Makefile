@@ -19,7 +19,7 @@ demo: .venv/.installed
 	@echo
 	@echo "demo/best.json says:"
 	@$(BIN)/python -c "import autotune; p = autotune.Profile.load('demo/best.json'); \
-	    print(f'  {p.verdict}: speed-up {p.speedup.low:.3f} to {p.speedup.high:.3f}, point {p.speedup.estimate:.3f}')"
+	    print(f'  {p.verdict}: speed-up {p.speedup.low:.3f} to {p.speedup.high:.3f}, point {p.speedup.estimate:.3f} ({p.speedup.confidence_level:.0%})')"
 
 test: .venv/.tested check
 	$(BIN)/pytest -q -n 2 -m "not slow and not gpu" $(addprefix --ignore=,$(PROCESS_TESTS))

@@ -23,7 +23,8 @@ Allowed = Literal["batch"]
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
-_HOPELESS = 0.5  # of the fp32 rate: what half of the memory traffic saves does not make up for it
+_HOPELESS = 0.5
+"""Of the fp32 rate: a CPU that emulates bf16 is far below, one that has it above (a judgement, not a measurement)."""
 _LARGER_BATCHES = (2, 4)
 
 

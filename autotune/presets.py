@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 from pathlib import Path
 
 from autotune.errors import ProfileError
@@ -27,12 +28,12 @@ def load_presets() -> tuple[Preset, ...]:
 
 
 def is_preset(path: Path) -> bool:
-    """Return whether a file is a preset, so no profile."""
+    """Return whether a file is a preset, right or wrong, and so no profile."""
     try:
-        read_record(path, Preset)
-    except ProfileError:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
         return False
-    return True
+    return isinstance(found, dict) and "settings" in found
 
 
 def find_preset(name: str) -> Preset:
@@ -41,11 +42,11 @@ def find_preset(name: str) -> Preset:
     Raises:
         ProfileError: there is none, or a file is not a valid preset.
     """
-    if name.endswith(".json"):
-        return read_record(Path(name), Preset)
     presets = {preset.name: preset for preset in load_presets()}
     if name in presets:
         return presets[name]
+    if name.endswith(".json") or Path(name).is_file():
+        return read_record(Path(name), Preset)
     near = difflib.get_close_matches(name.lower(), presets, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     raise ProfileError(

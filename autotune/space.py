@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, Facts
-from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knob
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_own, with_knob
 from autotune.records.probe import RuledOut
 from autotune.records.script import Numerics
 from autotune.records.search import LearningRateRule
@@ -74,6 +74,31 @@ class SearchSpace:
             if value in values:
                 allowed[name] = value
         return self.complete(allowed)
+
+    def admit(self, settings: Mapping[str, KnobValue]) -> SearchSpace:
+        """Return the space with a recipe's values, of knobs that vary here, that would not have been tried by itself.
+
+        What was ruled out stays so, and the batch is split as before.
+        """
+        ruled_out = {(out.knob, out.value) for out in self.ruled_out}
+        more = {
+            name: (*self.choices[name], value)
+            for name, value in settings.items()
+            if name in self.choices and name not in BATCH_KNOBS and not is_own(name)
+            if value not in self.choices[name] and (name, value) not in ruled_out
+        }
+        return dataclasses.replace(self, choices={**self.choices, **more})
+
+    def explain_left_out(self, name: str, value: KnobValue) -> str:
+        """Return why a config that was kept to this space does not have a value."""
+        if name in BATCH_KNOBS:
+            return "the effective batch is held, and how to split it is found by itself"
+        reasons = [out.reason for out in self.ruled_out if out.knob == name and out.value in (None, value)]
+        if reasons:
+            return reasons[0]
+        if value in self.choices.get(name, ()):
+            return "without effect beside the others"
+        return f"here it may be {', '.join(map(str, self.choices.get(name, (get_knob(self.baseline, name),))))}"
 
     def without(self, names: Iterable[str], reason: str) -> SearchSpace:
         """Return the space in which some knobs stay as the baseline has them, for a reason in one sentence."""

@@ -237,6 +237,14 @@ def test_what_cannot_work_is_ruled_out_with_its_reason(name: str, knob: str, val
     assert word in reasons_of(space, knob)[value]
 
 
+@pytest.mark.parametrize(("bf16", "is_tried"), [(0.3e11, False), (0.6e11, True)])
+def test_bf16_is_left_out_where_its_products_ran_at_less_than_half_the_rate(bf16: float, is_tried: bool) -> None:
+    space = build_space(cpu_facts(ceilings=ceilings(fp32=1e11, bf16=bf16)))
+    assert ("bf16" in space.choices.get("precision", ())) == is_tried
+    if not is_tried:
+        assert reasons_of(space, "precision")["bf16"] == "measured: bf16 products run at 30 GFLOP/s, fp32 at 100"
+
+
 @pytest.mark.parametrize(
     ("features", "rates", "offered"),
     [

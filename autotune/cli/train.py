@@ -48,7 +48,9 @@ def train(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of weights, data order, dropout.", show_default="0")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out, or this target's newest run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with --out, or this target's newest numbered run.")
+    ] = False,
     max_time: Annotated[
         str | None, typer.Option(help="End with a checkpoint before this, e.g. 3h50m.", show_default=False)
     ] = None,

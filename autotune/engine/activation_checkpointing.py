@@ -39,7 +39,7 @@ def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> Non
     """
     if config.activation_checkpointing == "off":
         return
-    switch = _find_switch(model)
+    switch = find_switch(model)
     if switch is not None and config.activation_checkpointing == "full":
         switch()
         return
@@ -52,11 +52,11 @@ def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> Non
 
 def can_checkpoint(model: nn.Module) -> bool:
     """Return whether the model has repeated blocks, or a switch of its own."""
-    return _find_switch(model) is not None or bool(find_repeated_blocks(model))
+    return find_switch(model) is not None or bool(find_repeated_blocks(model))
 
 
-def _find_switch(model: nn.Module) -> Callable[[], object] | None:
-    """Return the model's own switch: of Hugging Face's models, which have renamed theirs, and of those like them."""
+def find_switch(model: nn.Module) -> Callable[[], object] | None:
+    """Return the model's own switch, as Hugging Face's models have under one name or the other; None without."""
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         switch: Callable[[], object] | None = getattr(model, name, None)
         if callable(switch):

@@ -285,6 +285,8 @@ def _describe_ratios(horizons: Sequence[_Horizon], start: _Horizon, growth: Inte
     *_, ratio = ratios = [horizon.found.ratio for horizon in horizons]
     each = " / ".join(f"{'>' if found.high >= LARGEST_RATIO else ''}{found.estimate:.4g}x" for found in ratios)
     at, seeds = " / ".join(f"{horizon.found.samples:,}" for horizon in horizons), len(start.log_ratios)
+    if all(_tells_nothing(found) for found in ratios):
+        return [f"the same training loss takes as many samples as the baseline's, over {seeds} seeds and up to {at}"]
     return [
         f"the same training loss takes {each} the baseline's samples at {at} samples over {seeds} seeds",
         f"the last ratio is above {ratio.low:.4g}x and below {ratio.high:.4g}x at 95 % each",
@@ -292,9 +294,15 @@ def _describe_ratios(horizons: Sequence[_Horizon], start: _Horizon, growth: Inte
     ]
 
 
+def _tells_nothing(ratio: Interval) -> bool:
+    return all(f"{end:.4g}" == "1" for end in (ratio.low, ratio.estimate, ratio.high))
+
+
 def _describe_pay(ratio: Interval, speedup: float | None, predicted: float | None) -> list[str]:
     words = [] if predicted is None else [f"the gradient noise scale predicts {predicted:.4g}x"]
     if speedup is None:
         return [*words, f"up to {1.0 + _MARGIN:.4g}x is allowed"]
     net, low, high = (speedup / each for each in (ratio.estimate, ratio.high, ratio.low))
+    if _tells_nothing(ratio):
+        return [*words, f"the net speed-up is the whole {net:.4g}x"]
     return [*words, f"the net speed-up is {net:.4g}x (above {low:.4g}x and below {high:.4g}x)"]

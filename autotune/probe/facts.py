@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from autotune.engine.activation_checkpointing import find_repeated_blocks
+from autotune.engine.activation_checkpointing import find_repeated_blocks, find_switch
 from autotune.engine.dataloader import Order, build_loader
 from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training, backend_settings
@@ -263,7 +263,7 @@ def _look_at_model(training: Training, baseline: TrainConfig) -> ModelFacts:
     with watched_operations() as seen:
         outcome = training.step()
     counted = seen.flops if baseline.compile_mode == "off" else 0
-    own_switch = callable(getattr(model, "gradient_checkpointing_enable", None))
+    own_switch = find_switch(model) is not None
     blocks = len(find_repeated_blocks(model))
     return ModelFacts(
         parameter_count=sum(p.numel() for p in trainable),

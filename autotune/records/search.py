@@ -11,6 +11,9 @@ from autotune.records.config import KnobValue, TrainConfig, is_own, with_knob
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target
 
+Printable = Annotated[str, Field(max_length=400, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""Text of somebody else's file, without what a terminal would obey."""
+
 LearningRateRule = Literal["none", "sqrt", "linear"]
 """What a larger effective batch does to the learning rate."""
 
@@ -29,11 +32,11 @@ class Preset(Record):
 
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     """Version of this file."""
-    name: str
+    name: Printable
     """What it is called."""
-    description: str
+    description: Printable
     """What it is for."""
-    settings: dict[str, KnobValue]
+    settings: dict[Printable, Printable | int | float | bool]
     """Values by knob, the workload's own as `user_knobs.NAME`."""
 
     def apply_to(self, config: TrainConfig) -> TrainConfig:

@@ -96,13 +96,15 @@ def explore(
         judged = Judged(result, score_trial(result, baseline, launcher.limits()))
         launcher.judged.append(judged)
         study.close(proposal, judged, launcher.ranking().score_of(judged))
+        if judged.score.status is TrialStatus.DRIFTED:
+            launcher.refuse_own_values(judged.config)
         best = next(iter(launcher.ranking().entries), None)
         if best is not None and best.config == judged.config and best.score > LEAST_GAIN:
             look_at(best.config)
 
 
 def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal | StopReason:
-    left = launcher.budget.search_remaining_seconds
+    left = _find_time(launcher)
     if launcher.should_stop():
         return "interrupted"
     ranking = launcher.ranking()
@@ -125,6 +127,17 @@ def _propose(launcher: Launcher, study: Proposals, suggest: Suggest) -> Proposal
 
 def _run(launcher: Launcher, proposal: Proposal) -> TrialResult:
     full = max(_LEAST_TRIAL_SECONDS, _PATIENCE * launcher.predict_seconds(proposal.config))
-    left = launcher.budget.search_remaining_seconds
+    left = _find_time(launcher)
     rival = launcher.schedule().make_rival(proposal.config)
     return launcher.launch(proposal.config, "measure", min(left, full), ends_with_stage=left < full, rival=rival)
+
+
+def _find_time(launcher: Launcher) -> float:
+    """Return the seconds left to search in; while no candidate was launched, half of the drift checks' are lent."""
+    budget = launcher.budget
+    has_tried = any(one.config != launcher.baseline for one in launcher.judged)
+    return (
+        budget.search_remaining_seconds
+        if has_tried
+        else max(budget.search_remaining_seconds, 0.5 * budget.drift_remaining_seconds)
+    )

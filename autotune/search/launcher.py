@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.config import TrainConfig, changed_fields, get_knob, is_own
 from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
 from autotune.records.trial import FidelityPlan, Rival, TrialLimits, TrialResult, TrialSpec
@@ -20,7 +20,7 @@ from autotune.search.progress import SearchReporter, Standing
 from autotune.search.ranking import Ranking
 from autotune.search.schedule import Schedule
 from autotune.search.strategy import COMPILE_SECONDS
-from autotune.space import needs_compilation
+from autotune.space import classify_changes, needs_compilation
 from autotune.trial.spawn import KILL_SECONDS
 
 RunTrial = Callable[[TrialSpec], TrialResult]
@@ -235,6 +235,13 @@ class Launcher:
         """Return whether a config makes a change that the drift gate has refused."""
         changes = list_changes(config, self.baseline, changed_fields(config, self.baseline)) if self.refused else ()
         return any(refused <= frozenset(changes) for refused in self.refused)
+
+    def refuse_own_values(self, config: TrainConfig) -> None:
+        """Refuse the user's own values of a config that learned something else, where nothing but them can be why."""
+        classes = classify_changes(config, self.baseline, self.known_report.target.numerics)
+        suspects = [name for name, kind in classes.items() if kind != "exact"]
+        if suspects and all(is_own(name) for name in suspects):
+            self.refused.append(list_changes(config, self.baseline, suspects))
 
     def lend_drift_time(self, seconds: float) -> None:
         """Take time that was spent on the drift gate during the search off what is kept for it."""

@@ -215,5 +215,10 @@ def _show_option(value: object) -> object:
     if isinstance(value, DriftLimits):
         return describe_limits(value)
     if isinstance(value, tuple):
-        return ", ".join(one.name if isinstance(one, Preset) else str(one) for one in value) or "not given"
+        return ", ".join(_show_preset(one) if isinstance(one, Preset) else str(one) for one in value) or "not given"
     return value.spec if isinstance(value, Target) else value
+
+
+def _show_preset(preset: Preset) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in preset.settings.items())
+    return f"{preset.name} ({settings})"

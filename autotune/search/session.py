@@ -30,7 +30,7 @@ from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.search.planned import find_planned_samples
-from autotune.search.strategy import describe_left_out, suggest
+from autotune.search.strategy import SuggestFrom, describe_left_out, suggest
 from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
@@ -69,10 +69,6 @@ class OpenStudy(Protocol):
     ) -> Proposals:
         """Return it."""
         ...
-
-
-SuggestFrom = Callable[..., TrainConfig | None]
-"""As `suggest`: the plan's next config from space, probe, incumbent, what was tried and the seconds left."""
 
 
 class Session:
@@ -156,12 +152,8 @@ class Session:
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
         self._baseline_key = report.target.baseline.model_dump_json()
-        state = launcher.state
-        facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
-        space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
-        space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
-        self._space = space.restrict(state.only) if state.only else space
-        samples, limit = launcher.planned_samples, state.max_drift.loss
+        self._space = self._build_space(report)
+        samples, limit = launcher.planned_samples, launcher.state.max_drift.loss
         self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
         launcher.reporter.probed(report)
         launcher.note_written(probed)
@@ -173,6 +165,17 @@ class Session:
             launcher, self._findings, self._learner, startup_seconds=probed.startup_seconds, known=self._known
         )
         return probed
+
+    def _build_space(self, report: ProbeReport) -> SearchSpace:
+        state = self._launcher.state
+        facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
+        space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
+        space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
+        if state.only:
+            space = space.restrict(state.only)
+        for preset in state.presets:
+            space = space.admit(preset.settings)
+        return space
 
     def _require_memory(self) -> None:
         peak, limits = self._findings.report.measurement.peak_memory, self._launcher.limits()
@@ -203,16 +206,18 @@ class Session:
         launcher, curve = self._launcher, probed.curves[0]
         for result in self._known:
             if result.spec.purpose == "measure":
-                launcher.judged.append(Judged(result, score_trial(result, curve, launcher.limits())))
+                judged = Judged(result, score_trial(result, curve, launcher.limits()))
+                launcher.judged.append(judged)
                 launcher.note_written(result)
+                if judged.score.status is TrialStatus.DRIFTED:
+                    launcher.refuse_own_values(judged.config)
         launcher.session_start = len(launcher.judged)
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
         presets = launcher.state.presets
         self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
-        own = {"presets": presets} if presets else {}
-        plan = partial(self._suggest_from, self._space, launcher.known_report, **own)
+        plan = partial(self._suggest_from, self._space, launcher.known_report, presets=presets)
         look_at = self._drift.look_at
         self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
         if launcher.hopeless:
@@ -228,7 +233,7 @@ class Session:
         candidates = self._rank_candidates()
         self._note_screened_out()
         if not candidates or launcher.should_stop():
-            findings.notes.append("nothing that was tried beat your settings" if not candidates else "stopped early")
+            findings.notes.append("stopped early" if candidates else self._explain_nothing())
             return []
         launcher.enter("drift", f"{count(len(candidates), 'candidate')} faster than your settings so far")
         passed = self._drift.choose(candidates)
@@ -237,6 +242,12 @@ class Session:
         elif not passed:
             findings.notes.append("no faster candidate was shown to learn as well as your settings")
         return passed
+
+    def _explain_nothing(self) -> str:
+        launcher = self._launcher
+        if any(one.config != launcher.baseline for one in launcher.judged):
+            return "nothing that was tried beat your settings"
+        return "there was no time to try anything but your own settings: give a larger --budget"
 
     def _rank_candidates(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline in the search, the most promising first.

@@ -1,12 +1,14 @@
 """What to try next: the user's presets and own knobs, the shipped presets, one knob at a time from the best, then TPE.
 
 One-knob moves come in the order of the probe's advice, so that a short search spends its time where the probe saw
-something to win; what needs a compilation comes last, and only when the time left can pay for it. Pure.
+something to win; what needs a compilation comes last, unless the user's preset asks for it, and only when the time left
+can pay for it. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from autotune.knobs import KNOBS
 from autotune.presets import load_presets
@@ -23,6 +25,23 @@ _PAIRS = (
     {"precision": "bf16", "attention_backend": "math"},
     {"precision": "bf16", "optimizer_implementation": "fused"},
 )
+
+
+class SuggestFrom(Protocol):
+    """The fixed plan, as `suggest`."""
+
+    def __call__(
+        self,
+        space: SearchSpace,
+        report: ProbeReport,
+        incumbent: TrainConfig,
+        tried: Sequence[TrainConfig],
+        seconds_left: float,
+        *,
+        presets: Sequence[Preset] = (),
+    ) -> TrainConfig | None:
+        """Return the next config; None when it is used up."""
+        ...
 
 
 def suggest(
@@ -53,11 +72,8 @@ def suggest(
 def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
     """Return what a search has to leave out of a preset of the user's, one sentence for each setting."""
     kept = space.keep(preset.apply_to(space.baseline))
-    reasons = {
-        out.knob: out.reason for out in reversed(space.ruled_out) if out.value in (None, preset.settings.get(out.knob))
-    }
     return [
-        f"{preset.name}: {name}={value} was left out: {reasons.get(name, 'it is not varied here')}"
+        f"{preset.name}: {name}={value} was left out: {space.explain_left_out(name, value)}"
         for name, value in preset.settings.items()
         if get_knob(kept, name) != value
     ]
@@ -69,8 +85,8 @@ def _plan(
     yield from (space.keep(preset.apply_to(space.baseline)) for preset in own)
     # What users put into a knob of their own is what they take for the bottleneck; everything else goes on top of it.
     names = [name for name in space.choices if is_own(name)]
-    yield from (_move(space, incumbent, name, value) for name in names for value in space.choices[name])
     base = space.baseline.replace(user_knobs=incumbent.user_knobs)
+    yield from (_move(space, base, name, value) for name in names for value in space.choices[name])
     presets = [space.keep(preset.apply_to(base)) for preset in load_presets()]
     yield from (config for config in presets if not needs_compilation(config))
     for pair in _PAIRS:
@@ -87,7 +103,8 @@ def _plan(
 def _order(space: SearchSpace, report: ProbeReport) -> list[str]:
     advised = [advice.knob for advice in report.advice if advice.knob in space.choices]
     table = [knob.field for knob in KNOBS if knob.field in space.choices]
-    return list(dict.fromkeys([*advised, *table]))
+    own = [name for name in space.choices if is_own(name)]
+    return list(dict.fromkeys([*advised, *table, *own]))
 
 
 def _move(space: SearchSpace, config: TrainConfig, name: str, value: object) -> TrainConfig:

@@ -117,7 +117,7 @@ def replay_one(case: Case, seed: int) -> Outcome:
         launcher,
         lambda _profile: None,
         open_study=simulation.open_study,
-        suggest_from=lambda _space, _report, _incumbent, _tried, _left: None,
+        suggest_from=lambda *_asked, presets: None,
     )
     return read_outcome(session.run(), truth=case.truth, noise=case.name)
 

@@ -68,12 +68,12 @@ class TrainingOptions:
         """Return the options in which a preset that was given as a profile is a preset.
 
         Args:
-            work: what the profile's path is relative to.
+            work: what paths are relative to.
         """
-        if self.profile is None or not is_preset(work / self.profile):
+        given = self.preset if self.profile is None else self.profile
+        if given is None or not is_preset(work / given):
             return self
-        here = Path(self.profile) if work == Path.cwd() else work / self.profile
-        return replace(self, profile=None, preset=str(here))
+        return replace(self, profile=None, preset=str(given if work == Path.cwd() else work / given))
 
 
 def _ignore(_told: Any) -> None:

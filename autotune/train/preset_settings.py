@@ -58,7 +58,7 @@ def fit_preset(preset: Preset, facts: TargetFacts) -> FittedPreset:
     inexact = list(_find_inexact(config, preset, facts))
     config = put_back(config, space.baseline, inexact)
     left_out = tuple(
-        f"{name}={value} ({_explain(name, value, space, config, inexact)})"
+        f"{name}={value} ({_explain(name, value, space, inexact)})"
         for name, value in preset.settings.items()
         if get_knob(config, name) != value
     )
@@ -134,13 +134,7 @@ def _find_inexact(config: TrainConfig, preset: Preset, facts: TargetFacts) -> It
             yield name
 
 
-def _explain(name: str, value: KnobValue, space: SearchSpace, config: TrainConfig, inexact: list[str]) -> str:
+def _explain(name: str, value: KnobValue, space: SearchSpace, inexact: list[str]) -> str:
     if name in inexact:
         return "on this target it does more than it should"
-    reasons = [out.reason for out in space.ruled_out if out.knob == name and out.value in (None, value)]
-    if reasons:
-        return reasons[0]
-    if value in space.choices.get(name, ()):
-        return "without effect beside the others"
-    allowed = ", ".join(str(choice) for choice in space.choices.get(name, (get_knob(config, name),)))
-    return f"here it may be {allowed}"
+    return space.explain_left_out(name, value)

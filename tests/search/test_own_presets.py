@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from simulated import Machine, make_report
+from simulated import Machine, make_launcher, make_report, run_simulated
 
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.knobs import Facts
 from autotune.presets import find_preset, is_preset
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.search import Preset
+from autotune.search.run import SearchOptions, run_search
 from autotune.search.strategy import describe_left_out, suggest
 from autotune.space import build_space
 from autotune.train.options import TrainingOptions
@@ -43,6 +45,49 @@ def test_what_a_search_leaves_out_of_it_is_said() -> None:
     ]
 
 
+def test_own_knobs_come_before_the_shipped_presets_and_stay_below_them() -> None:
+    machine = Machine(knobs={"kernel": ("old", "new", "newer")})
+    report = make_report(machine)
+    space = build_space(Facts(target=report.target, hardware=report.hardware))
+    tried = [space.baseline]
+    for kernel in ("new", "newer"):
+        config = suggest(space, report, space.baseline, tried, 600.0)
+        assert config == space.baseline.replace(user_knobs={"kernel": kernel})
+        tried.append(config)
+    after = suggest(space, report, tried[1], tried, 600.0)
+    assert after is not None
+    assert after.user_knobs == {"kernel": "new"}
+    assert len(changed_fields(after, tried[1])) > 1  # a shipped preset on top of what is best
+
+
+def test_a_recipes_own_values_are_tried_unless_ruled_out() -> None:
+    report = make_report(Machine())
+    space = build_space(Facts(target=report.target, hardware=report.hardware))
+    wider = space.admit({"num_workers": 7, "allow_tf32": True, "micro_batch_size": 7, "user_knobs.kernel": "new"})
+    assert wider.choices == {**space.choices, "num_workers": (*space.choices["num_workers"], 7)}
+
+
+@pytest.mark.parametrize(
+    ("other", "is_refused"), [({}, True), ({"precision": "bf16"}, False), ({"num_workers": 1}, True)]
+)
+def test_an_own_value_is_refused_where_nothing_else_can_be_why(other: dict[str, Any], is_refused: bool) -> None:
+    launcher = make_launcher(Machine(knobs={"kernel": ("old", "new")}))
+    new = launcher.baseline.replace(user_knobs={"kernel": "new"})
+    launcher.refuse_own_values(new.replace(**other))
+    assert launcher.is_refused(new) == is_refused
+    assert not launcher.is_refused(launcher.baseline.replace(**other))
+
+
+def test_a_search_tries_the_own_preset_first_and_a_resumed_one_has_to_have_it(tmp_path: Path) -> None:
+    own = Preset.model_validate({**RECIPE, "settings": {"num_workers": 1, "precision": "fp16"}})
+    found = run_simulated(Machine(stop_after=4), tmp_path, presets=(own,))
+    specs = [spec for spec in found.machine.specs if spec.purpose == "measure"]
+    assert next(spec.config for spec in specs if spec.config != specs[0].config).num_workers == 1
+    assert any("ours: precision=fp16 was left out" in note for note in found.profile.evidence.notes)
+    with pytest.raises(UsageError, match=r"presets was ours \(num_workers=1 precision=fp16\) .* and is not given now"):
+        run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
+
+
 def test_a_file_is_a_preset_by_its_path(tmp_path: Path) -> None:
     path = write(tmp_path / "ours.json")
     assert find_preset(str(path)).settings == {"num_workers": 2}
@@ -56,6 +101,7 @@ def test_a_file_is_a_preset_by_its_path(tmp_path: Path) -> None:
         ({"batch": 64}, "batch is 64: Extra inputs are not permitted"),
         ({"precision": "int8"}, "precision is 'int8': Input should be 'fp32', 'bf16' or 'fp16'"),
         ({"num_workers": -1}, "num_workers is -1: Input should be greater than or equal to 0"),
+        ({"user_knobs.kernel": "\x1b[2J"}, "settings"),
     ],
 )
 def test_a_setting_that_is_none_is_named(tmp_path: Path, settings: dict[str, object], message: str) -> None:

@@ -105,6 +105,8 @@ class OptimizerHooks:
 
     def _watch_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch._guards.TracingContext.try_get() is not None:
+                return plain(outputs, *args, **kwargs)  # a compiler at work on a model that computes its loss itself
             self._timer.enter("backward")
             try:
                 with self._unseen():

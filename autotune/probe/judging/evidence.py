@@ -30,6 +30,7 @@ ALL_REDUCE_FRACTIONS = (0.5, 1.25)
 _ELASTICITIES = (-4.0, 4.0)
 
 _NOTABLE_WAIT = 0.05
+_MOST_OF_A_LIMIT = 1.1  # a measured one; noise may exceed it by a little
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ def _tell_products(case: StepCase) -> str:
     if work is None or figures.mfu is None:
         return ""
     rate = divide(figures.mfu, work.products_fraction * figures.compute_fraction)
-    return "" if rate is None else f"while matrix products run they reach {format_share(rate)} of that rate"
+    if rate is None or rate > _MOST_OF_A_LIMIT:
+        return ""  # the products that count were too few or too short to be told from the rest
+    return f"while matrix products run they reach {format_share(rate)} of that rate"
 
 
 def _tell_launches(case: StepCase) -> str:
