@@ -9,7 +9,6 @@
       └──── p ───── n ── log samples   net speed-up = speed-up of the throughput / ratio
 
 For what changes the statistics of training, a larger batch above all: a short run's gap in loss is mostly such a lag.
-
 The arm behind is charged all n samples, not the moment it first saw that loss: who stops learning keeps paying.
 Swapping the arms inverts the ratio whatever noise flattens, so the log ratio of equal trainings is symmetric about 0.
 """
@@ -47,8 +46,7 @@ _LARGEST_LOG = math.log(LARGEST_RATIO)
 _LARGEST_LOSS = 1e100  # cut there: it decides the same, and sums of it are finite
 _MARGIN = 0.005  # of more samples, where no speed-up pays for them
 _MOST_GROWTH = 1.05  # of the ratio, from horizon to horizon
-_HORIZONS = 3
-_FEWEST_STEPS = 8
+_HORIZONS, _FEWEST_STEPS = 3, 8
 _WINDOWS_PER_OCTAVE = 16  # neighbours share nearly all their steps: more would add nothing
 _TIE = 1e-12  # relative: equal losses added up in another order
 _NOTHING = 1e-300  # a difference too small to divide by
@@ -285,7 +283,7 @@ def _describe_ratios(horizons: Sequence[_Horizon], start: _Horizon, growth: Inte
     *_, ratio = ratios = [horizon.found.ratio for horizon in horizons]
     each = " / ".join(f"{'>' if found.high >= LARGEST_RATIO else ''}{found.estimate:.4g}x" for found in ratios)
     at, seeds = " / ".join(f"{horizon.found.samples:,}" for horizon in horizons), len(start.log_ratios)
-    if all(_tells_nothing(found) for found in ratios):
+    if all(f"{end:.4g}" == "1" for found in ratios for end in (found.low, found.high)):
         return [f"the same training loss takes as many samples as the baseline's, over {seeds} seeds and up to {at}"]
     return [
         f"the same training loss takes {each} the baseline's samples at {at} samples over {seeds} seeds",
@@ -294,15 +292,9 @@ def _describe_ratios(horizons: Sequence[_Horizon], start: _Horizon, growth: Inte
     ]
 
 
-def _tells_nothing(ratio: Interval) -> bool:
-    return all(f"{end:.4g}" == "1" for end in (ratio.low, ratio.estimate, ratio.high))
-
-
 def _describe_pay(ratio: Interval, speedup: float | None, predicted: float | None) -> list[str]:
     words = [] if predicted is None else [f"the gradient noise scale predicts {predicted:.4g}x"]
     if speedup is None:
         return [*words, f"up to {1.0 + _MARGIN:.4g}x is allowed"]
-    net, low, high = (speedup / each for each in (ratio.estimate, ratio.high, ratio.low))
-    if _tells_nothing(ratio):
-        return [*words, f"the net speed-up is the whole {net:.4g}x"]
-    return [*words, f"the net speed-up is {net:.4g}x (above {low:.4g}x and below {high:.4g}x)"]
+    net, low, high = (f"{speedup / each:.4g}x" for each in (ratio.estimate, ratio.high, ratio.low))
+    return [*words, f"the net speed-up is {net}" + (f" (above {low} and below {high})" if low != high else "")]
