@@ -598,3 +598,34 @@ for _ in range(1000):
     assert facts.memory.weights_bytes == facts.memory.gradient_bytes == 4 * parameters
     assert facts.memory.optimizer_bytes >= 2 * 4 * parameters
     assert facts.memory.modes[0].precision == "fp32"
+
+
+LOSS_INSIDE = """
+import torch
+
+class Judge(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def forward(self, x, y):
+        return (self.layer(x).squeeze(1) - y).square().mean()
+
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 8), torch.randn(4096))
+model = torch.compile(Judge())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in torch.utils.data.DataLoader(data, batch_size=16):
+    optimizer.zero_grad()
+    model(x, y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_model_that_computes_its_loss_is_compiled_anew(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))  # nothing is compiled yet
+    project.write(LOSS_INSIDE)
+    assert len(losses_of(project.run("train.py"))) == 10
