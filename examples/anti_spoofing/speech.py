@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from autotune.errors import TargetError
-from speech_synthesis import SAMPLE_RATE_HZ, find_generated_corpus
+from generated_corpus import find_generated_corpus
+from speech_synthesis import SAMPLE_RATE_HZ
 
 KEYS = {"spoof": 0, "bonafide": 1}
 WINDOW, HOP = 512, 160
@@ -93,7 +94,7 @@ def open_clips(data: str | None, part: str, *, crop_seconds: float) -> SpeechCli
         crop_seconds: length of a crop.
 
     Raises:
-        TargetError: the protocol cannot be read, or an audio file is missing.
+        TargetError: the protocol cannot be read, an audio file is missing, or the corpus cannot be generated.
     """
     folder = find_generated_corpus() if data is None else Path(data)
     return SpeechClips(read_trials(folder, part), crop_seconds=crop_seconds, augment=part == "train")
@@ -135,7 +136,12 @@ def _read_line(line: str, *, place: str) -> tuple[str, str]:
 
 def _find_files(folder: Path, names: list[str]) -> list[Path]:
     # One listing of the folder: asking for each of 25,000 files takes long on a network disk.
-    present = set(os.listdir(folder)) if folder.is_dir() else set()
+    try:
+        present = set(os.listdir(folder))
+    except FileNotFoundError:
+        present = set()
+    except OSError as reason:
+        raise TargetError(f"{folder} cannot be read: {reason.strerror}", hint="the clips lie in it") from None
     found = [next((name + suffix for suffix in _SUFFIXES if name + suffix in present), None) for name in names]
     missing = [name for name, file in zip(names, found, strict=True) if file is None]
     if missing:
@@ -171,14 +177,14 @@ def _read_wav(path: Path, samples: int, place: float) -> NDArray[np.int16]:
             _require_format(path, file.getnchannels(), file.getframerate(), 8 * file.getsampwidth())
             file.setpos(int(place * (max(0, file.getnframes() - samples) + 0.999)))
             return np.frombuffer(file.readframes(samples), dtype="<i2")
-    except (OSError, EOFError, wave.Error) as reason:
+    except (OSError, EOFError, ValueError, wave.Error) as reason:  # ValueError: it ends within a sample
         raise _unreadable(path, reason) from None
 
 
 def _read_flac(path: Path, samples: int, place: float) -> NDArray[np.int16]:
     try:
         import soundfile
-    except ImportError:
+    except (ImportError, OSError):  # OSError: the package is there without its library
         raise TargetError(
             f"{path} is flac, and the package soundfile is not installed", hint="pip install soundfile, or use wav"
         ) from None

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import shutil
-import tempfile
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -62,28 +59,6 @@ class Voices:
     jitter: Tensor
     shimmer: Tensor
     breath: Tensor
-
-
-def find_generated_corpus() -> Path:
-    """Return the folder of the generated corpus in the user's cache; it is written at first use.
-
-    Several processes may come at once: each writes a folder of its own, and the first to finish gives it its name.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune-examples"
-    corpus = cache / f"anti-spoofing-{TRAIN_CLIPS}-{DEV_CLIPS}-v1"
-    if corpus.is_dir():
-        return corpus
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".anti-spoofing-", dir=cache))
-    try:
-        write_corpus(unfinished, train_clips=TRAIN_CLIPS, dev_clips=DEV_CLIPS)
-        unfinished.rename(corpus)
-    except OSError:
-        if not corpus.is_dir():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return corpus
 
 
 def write_corpus(folder: Path, *, train_clips: int, dev_clips: int) -> None:

@@ -1,4 +1,4 @@
-"""Tell spoofed from bona fide speech: the same training as a script like any other, which knows nothing of autotune."""
+"""Tell spoofed from bona fide speech: the same training as a plain loop."""
 
 import argparse
 import json
@@ -70,8 +70,8 @@ def train(options: argparse.Namespace) -> None:
         torch.save(model.state_dict(), CHECKPOINT)
 
 
-def main() -> None:
-    """Read the command line and train."""
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(description="Train a countermeasure against spoofed speech.")
     parser.add_argument("--data", help="folder in ASVspoof's layout; default: generated speech")
     parser.add_argument("--size", choices=sorted(ARCHITECTURES), default="cpu")
@@ -80,8 +80,13 @@ def main() -> None:
     parser.add_argument("--accum", type=count, default=1)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Read the command line and train."""
     try:
-        train(parser.parse_args())
+        train(read_options())
     except TargetError as error:
         print(f"error: {error.message}: {error.hint}", file=sys.stderr)
         sys.exit(2)

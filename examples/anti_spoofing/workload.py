@@ -63,4 +63,6 @@ class AntiSpoofingWorkload:
         return equal_error_rate(*score_clips(model, self._held_out, device=device, batch_size=batch_size))
 
 
-workload = AntiSpoofingWorkload(data=os.environ.get("EXAMPLE_DATA"), size=os.environ.get("EXAMPLE_SIZE", "cpu"))
+workload = AntiSpoofingWorkload(
+    data=os.environ.get("EXAMPLE_DATA") or None, size=os.environ.get("EXAMPLE_SIZE") or "cpu"
+)

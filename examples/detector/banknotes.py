@@ -20,6 +20,8 @@ from detection_loss import NO_LABEL
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 GREY = 114 / 255  # what YOLO trainings fill a letterbox's borders with
 LARGEST_BRIGHTENING = 0.2
+MOST_CLASSES = 1_000
+"""A slip of the keyboard in a label is not to become a model of that many classes."""
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Images `[batch, 3, height, width]`, boxes `[batch, most boxes, 4]`, labels `[batch, most boxes]`."""
@@ -53,20 +55,23 @@ def open_banknotes(folder: Path, *, image_size: int) -> Banknotes:
     """Return the photographs below `images/train` and `images/val`, with the boxes below `labels/`.
 
     Raises:
-        TargetError: Pillow, a folder or a file is missing, or a line is not `class cx cy width height`.
+        TargetError: Pillow, a folder or a file is missing or cannot be read, or a line is not
+            `class cx cy width height`.
     """
     _require_pillow()
-    splits = [_find_images(folder, split) for split in ("train", "val")]
-    names = _read_class_names(folder / "classes.txt")
-    train, held_out = (
-        LabelledImages(
-            paths,
-            [read_labels(_label_path(folder, path), num_classes=len(names) or None) for path in paths],
-            image_size=image_size,
-            vary=split == "train",
-        )
-        for split, paths in zip(("train", "val"), splits, strict=True)
-    )
+    try:
+        splits = [_find_images(folder, split) for split in ("train", "val")]
+        names = _read_class_names(folder / "classes.txt")
+        labels = [
+            [read_labels(_label_path(folder, path), num_classes=len(names) or None) for path in paths]
+            for paths in splits
+        ]
+    except OSError as reason:
+        raise TargetError(
+            f"{reason.filename or folder} cannot be read: {reason.strerror}", hint="see the README for what lies where"
+        ) from None
+    train = LabelledImages(splits[0], labels[0], image_size=image_size, vary=True)
+    held_out = LabelledImages(splits[1], labels[1], image_size=image_size, vary=False)
     for split, data in (("train", train), ("val", held_out)):
         if data.largest_label < 0:
             raise TargetError(f"{folder / 'labels' / split}: no file has a box", hint="label at least one image of it")
@@ -135,17 +140,18 @@ def fit_into_square(image: Tensor, boxes: Tensor, *, image_size: int) -> tuple[T
 
 
 def read_image(path: Path) -> Tensor:
-    """Return an image file as float32 `[3, height, width]` in 0..1.
+    """Return an image file as float32 `[3, height, width]` in 0..1, upright as every viewer shows it.
 
     Raises:
-        TargetError: it is no image that Pillow can read.
+        TargetError: it is no image that Pillow can read, or a huge one.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as file:
-            rgb = file.convert("RGB")
-    except (OSError, SyntaxError) as reason:
+            # Phones store what the sensor saw and how to turn it; labels are drawn on the turned image.
+            rgb = ImageOps.exif_transpose(file).convert("RGB")
+    except Exception as reason:  # a decoder fails in many ways
         raise TargetError(f"{path} cannot be read as an image: {reason}", hint="replace it by a JPEG or PNG") from None
     pixels = torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8)
     return pixels.view(rgb.height, rgb.width, 3).permute(2, 0, 1).float() / 255
@@ -155,17 +161,22 @@ def read_labels(path: Path, *, num_classes: int | None) -> tuple[Tensor, Tensor]
     """Return the boxes `[boxes, 4]` and classes `[boxes]` of a YOLO label file; an image without one is background.
 
     Raises:
+        OSError: the file cannot be read.
         TargetError: there is no such folder, or a line is not `class cx cy width height`.
     """
     if not path.parent.is_dir():
         raise TargetError(
             f"{path.parent} is not a folder", hint="labels lie in labels/train and labels/val, as for YOLO"
         )
-    rows = []
-    text = path.read_text(errors="replace") if path.is_file() else ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            rows.append(_parse_line(line, place=f"{path}, line {number}", num_classes=num_classes))
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    rows = [
+        _parse_line(line, place=f"{path}, line {number}", num_classes=num_classes)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
     table = torch.tensor(rows, dtype=torch.float64).view(-1, 5)
     return table[:, 1:].float(), table[:, 0].long()
 
@@ -179,9 +190,9 @@ def _parse_line(line: str, *, place: str, num_classes: int | None) -> list[float
         label, *box = int(words[0]), *(float(word) for word in words[1:])
     except ValueError:
         raise TargetError(f"{place}: {line.strip()[:60]!r} is not a class and four numbers", hint=hint) from None
-    if label < 0 or (num_classes is not None and label >= num_classes):
-        allowed = "0 or more" if num_classes is None else f"0 to {num_classes - 1}, as classes.txt has {num_classes}"
-        raise TargetError(f"{place}: class {label}", hint=f"it must be {allowed}")
+    if not 0 <= label < (num_classes or MOST_CLASSES):
+        allowed = str(MOST_CLASSES - 1) if num_classes is None else f"{num_classes - 1}, as in classes.txt"
+        raise TargetError(f"{place}: class {words[0][:20]}", hint=f"it must be 0 to {allowed}")
     for name, value in zip(("cx", "cy", "width", "height"), box, strict=True):
         least_is_allowed = name in ("cx", "cy")
         if not (math.isfinite(value) and 0 <= value <= 1 and (value > 0 or least_is_allowed)):
@@ -208,13 +219,16 @@ def _read_class_names(path: Path) -> tuple[str, ...]:
     """Return the names in a file, one a line; none if there is no file.
 
     Raises:
-        TargetError: the file holds no name.
+        OSError: the file cannot be read.
+        TargetError: the file holds no name, or too many.
     """
     if not path.is_file():
         return ()
     names = tuple(line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip())
     if not names:
         raise TargetError(f"{path} is empty", hint="write one class name a line, or remove it")
+    if len(names) > MOST_CLASSES:
+        raise TargetError(f"{path} has {len(names):,} names", hint=f"at most {MOST_CLASSES:,} classes are allowed")
     return names
 
 

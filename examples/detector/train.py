@@ -1,10 +1,12 @@
-"""Learn to find banknotes: a training script like any other, which knows nothing of autotune."""
+"""Learn to find banknotes: the same training as a plain loop."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -45,8 +47,14 @@ def main() -> None:
             print(json.dumps({"epoch": epoch, "train_loss": loss, "map50": validate(model, data, device)}), flush=True)
             torch.save(model.state_dict(), CHECKPOINT)
     except TargetError as reason:
-        print(f"error: {reason.message} ({reason.hint})", file=sys.stderr)
+        print(f"error: {describe_error(reason)}", file=sys.stderr)
         sys.exit(2)
+
+
+def describe_error(error: TargetError) -> str:
+    """Return an error as one line; with that of a loader's worker comes the worker's traceback, the reason last."""
+    line = error.message.strip().splitlines()[-1].removeprefix(f"{TargetError.__module__}.{TargetError.__name__}: ")
+    return f"{line} ({error.hint})" if error.hint else line
 
 
 def parse_options() -> argparse.Namespace:
@@ -83,22 +91,44 @@ def train_epoch(
     *,
     accum: int,
 ) -> float:
-    """Train one epoch and return its mean loss; `accum` batches make one optimizer step."""
+    """Train one epoch and return its mean loss; `accum` batches make one optimizer step.
+
+    What is left at the end of the epoch and makes no whole step is dropped.
+    """
     model.train()
-    device = next(model.parameters()).device
+    batches = iter(loader)
     losses: list[Tensor] = []
-    for index, batch in enumerate(loader, start=1):
-        images, boxes, labels = (tensor.to(device) for tensor in batch)
-        loss, _ = compute_batch_loss(model, (images, boxes, labels))
-        (loss / accum).backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-        if index % accum == 0:
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+    while len(window := list(islice(batches, accum))) == accum:
+        losses.append(accumulate_gradients(model, window))
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
     if not losses:
-        raise TargetError(f"{len(loader.dataset)} images make no batch", hint="choose a smaller --batch-size")  # type: ignore[arg-type]
+        count = len(loader.dataset)  # type: ignore[arg-type]
+        raise TargetError(
+            f"{count} images make no step of {loader.batch_size} x {accum}",
+            hint="choose a smaller --batch-size or --accum",
+        )
     return float(torch.stack(losses).mean())
+
+
+def accumulate_gradients(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
+    """Add up the gradients of a step's batches and return the mean loss over all their positive cells."""
+    device = next(model.parameters()).device
+    losses, counts = [], []
+    for batch in batches:
+        images, boxes, labels = (tensor.to(device) for tensor in batch)
+        loss, count = compute_batch_loss(model, (images, boxes, labels))
+        counts.append(count)
+        losses.append(loss.detach() * count)
+        # How many positive cells a step has is known only at its end: weigh relative to the first, correct afterwards.
+        (loss * (count / counts[0])).backward()  # type: ignore[no-untyped-call]
+    total = torch.stack(counts).sum()
+    if len(batches) > 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= counts[0] / total
+    return torch.stack(losses).sum() / total
 
 
 @torch.no_grad()

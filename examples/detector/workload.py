@@ -79,7 +79,7 @@ def read_environment() -> DetectorWorkload:
         TargetError: EXAMPLE_SIZE has another value.
     """
     folder = os.environ.get("EXAMPLE_DATA")
-    return DetectorWorkload(find_size(os.environ.get("EXAMPLE_SIZE", "cpu")), Path(folder) if folder else None)
+    return DetectorWorkload(find_size(os.environ.get("EXAMPLE_SIZE") or "cpu"), Path(folder) if folder else None)
 
 
 workload = read_environment()

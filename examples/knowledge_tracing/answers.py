@@ -26,6 +26,8 @@ FILE_NAME = "answers.csv"
 COLUMNS = ("user_id", "question_id", "category")
 MOST_QUESTIONS, MOST_CATEGORIES = 100_000, 16
 LEAST_STUDENTS = 10
+# A change of the simulation, or of a constant below, makes files of its own.
+_CACHE_VERSION = 1
 HELD_OUT_SHARE = 5
 """One student of so many is held out."""
 
@@ -214,25 +216,32 @@ def write_simulated(simulation: Simulation) -> Path:
         TargetError: the cache folder cannot be written.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune-examples"
-    folder = cache / "-".join(["knowledge-tracing", *map(str, astuple(simulation))])
-    if (folder / FILE_NAME).is_file():
-        return folder
-    questions, categories, lengths = simulate_answers(simulation)
+    folder = cache / "-".join([f"knowledge-tracing-v{_CACHE_VERSION}", *map(str, astuple(simulation))])
+    path = folder / FILE_NAME
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Several processes may get here at once: each writes a file of its own, the last one to finish stays.
-        descriptor, name = tempfile.mkstemp(dir=folder, suffix=".part")
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_answers(path, simulation)
+    except OSError as reason:
+        hint = "set XDG_CACHE_HOME to a folder that can be written, or EXAMPLE_DATA to answers of your own"
+        raise TargetError(f"cannot write {path}: {reason.strerror}", hint=hint) from None
+    return folder
+
+
+def _write_answers(path: Path, simulation: Simulation) -> None:
+    questions, categories, lengths = simulate_answers(simulation)
+    # Several processes may get here at once: each writes a file of its own, the last one to finish stays.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
         with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             for student, length in enumerate(lengths.tolist()):
                 answers = zip(questions[student, :length].tolist(), categories[student, :length].tolist(), strict=True)
                 writer.writerows((student, question, category) for question, category in answers)
-        os.replace(name, folder / FILE_NAME)
-    except OSError as reason:
-        hint = "set XDG_CACHE_HOME to a folder that can be written, or EXAMPLE_DATA to answers of your own"
-        raise TargetError(f"cannot write {folder / FILE_NAME}: {reason.strerror}", hint=hint) from None
-    return folder
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def simulate_answers(simulation: Simulation) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Train the memory network on students' answers: a plain script, which knows nothing of autotune."""
+"""Train the memory network on students' answers: the same training as a plain loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def validate(model: nn.Module, log: AnswerLog, *, device: torch.device, batch_si
     return evaluate_answers(model, log, device=device, batch_size=batch_size)
 
 
-def read_options() -> argparse.Namespace:
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with answers.csv (default: simulated answers)")
@@ -64,7 +64,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--accum", type=int, default=1)
     parser.add_argument("--lr", type=float, default=LEARNING_RATE)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for name in ("epochs", "batch_size", "accum"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, it must be at least 1")

@@ -48,7 +48,7 @@ def main() -> None:
         for index, (images, labels) in enumerate(loader, start=1):
             loss = cross_entropy(model(images.to(device)), labels.to(device)) / options.accum
             loss.backward()
-            if index % options.accum == 0:
+            if index % options.accum == 0 or index == len(loader):
                 optimizer.step()
                 optimizer.zero_grad()
         model.eval()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from autotune.errors import TargetError
+from disk_cache import find_cached
 from simulated_listings import write_listings
 from word_pieces import PADDING_ID, SPECIAL_PIECES, WordPieces, learn_vocabulary
 
@@ -139,16 +137,14 @@ def load_listings(folder: Path | None, *, simulated: int) -> tuple[Listings, Lis
         simulated: how many of those.
 
     Raises:
-        TargetError: the folder or the file is missing, or a line cannot be used.
+        TargetError: the folder or the file is missing or cannot be read, or a line cannot be used.
     """
-    if folder is None:
-        path = cache_folder() / f"listings-{_CACHE_VERSION}-{simulated}.csv"
-        _write_once(path, lambda temporary: write_listings(temporary, count=simulated))
-    elif not folder.is_dir():
-        raise TargetError(f"there is no folder {str(folder)!r}", hint=f"name one that holds {FILE}: {_FORMAT_HINT}")
-    else:
-        path = folder / FILE
-    listings = read_listings(path)
+    try:
+        path = _find_file(folder, simulated)
+        listings = read_listings(path)
+    except OSError as reason:
+        what = reason.filename or folder or "the cache"
+        raise TargetError(f"{what} cannot be read: {reason.strerror}", hint=f"{FILE} has {_FORMAT_HINT}") from None
     # The file's neighbours may be alike: shuffled, both parts are.
     order = torch.randperm(len(listings), generator=torch.Generator().manual_seed(0))
     held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(listings)))
@@ -157,10 +153,20 @@ def load_listings(folder: Path | None, *, simulated: int) -> tuple[Listings, Lis
     return listings.take(training), listings.take(order[:held_out])
 
 
+def _find_file(folder: Path | None, simulated: int) -> Path:
+    if folder is None:
+        name = f"listings-{_CACHE_VERSION}-{simulated}.csv"
+        return find_cached(name, lambda temporary: write_listings(temporary, count=simulated))
+    if not folder.is_dir():
+        raise TargetError(f"there is no folder {str(folder)!r}", hint=f"name one that holds {FILE}: {_FORMAT_HINT}")
+    return folder / FILE
+
+
 def read_listings(path: Path) -> Listings:
     """Return the listings of a csv file, their figures as they stand there.
 
     Raises:
+        OSError: the file cannot be read.
         TargetError: the file is missing, is no UTF-8 or has too few lines, or a line cannot be used.
     """
     if not path.is_file():
@@ -190,14 +196,13 @@ def load_pieces(listings: Listings, *, size: int) -> WordPieces:
         listings: to learn from, the training part.
         size: most pieces in the vocabulary.
     """
-    path = cache_folder() / f"pieces-{_CACHE_VERSION}-{size}-{_digest(listings.texts)}.txt"
 
     def learn(temporary: Path) -> None:
         pieces = learn_vocabulary(listings.texts[:_MOST_VOCABULARY_TEXTS], size=size)
         temporary.write_text("\n".join(pieces), encoding="utf-8")
 
-    _write_once(path, learn)
-    pieces = path.read_text(encoding="utf-8").split("\n")
+    path = find_cached(f"pieces-{_CACHE_VERSION}-{size}-{_digest(listings.texts)}.txt", learn)
+    pieces = path.read_text(encoding="utf-8", errors="replace").split("\n")
     if tuple(pieces[: len(SPECIAL_PIECES)]) != SPECIAL_PIECES:
         raise TargetError(f"{path} is damaged", hint="delete it: it is made anew")
     return WordPieces(pieces)
@@ -211,36 +216,19 @@ def load_tokens(listings: Listings, pieces: WordPieces, *, limit: int) -> Tokens
         pieces: the vocabulary.
         limit: most tokens of a text.
     """
-    path = cache_folder() / f"tokens-{_CACHE_VERSION}-{limit}-{_digest((*pieces.pieces, *listings.texts))}.pt"
+    name = f"tokens-{_CACHE_VERSION}-{limit}-{_digest((*pieces.pieces, *listings.texts))}.pt"
 
     def encode(temporary: Path) -> None:
         encoded = [pieces.encode(text, limit=limit) for text in listings.texts]
         flat = torch.tensor([number for ids in encoded for number in ids], dtype=torch.int32)
         torch.save([flat, torch.tensor([len(ids) for ids in encoded]).cumsum(0)], temporary)
 
-    _write_once(path, encode)
-    return Tokens(*torch.load(path, weights_only=True))
-
-
-def cache_folder() -> Path:
-    """Return where files made at first use are kept; the folder is created."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "autotune-examples" / "text_price"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _write_once(path: Path, write: Callable[[Path], None]) -> None:
-    """Make a file unless it is there. Of several processes each writes its own, and the last name change counts."""
-    if path.is_file():
-        return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    os.close(handle)
+    path = find_cached(name, encode)
     try:
-        write(Path(temporary))
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        flat, ends = torch.load(path, weights_only=True)
+    except Exception:  # a file that is torn, as a machine leaves it that went down, fails in many ways
+        flat, ends = torch.load(find_cached(name, encode, anew=True), weights_only=True)
+    return Tokens(flat, ends)
 
 
 def _digest(texts: tuple[str, ...]) -> str:
@@ -285,9 +273,13 @@ def _read_number(row: dict[str, str], name: str, where: str) -> float:
 
 
 def _standardise(figures: Tensor, training: Tensor) -> Tensor:
-    """Return signed logarithms of figures, which are often skewed, with mean 0 and deviation 1 over a part of them."""
+    """Return signed logarithms of figures, which are often skewed, with mean 0 and deviation 1 over a part of them.
+
+    A column that is constant there has no deviation to divide by, and may differ elsewhere: it is only shifted.
+    """
     if not figures.shape[1]:
         return figures.float()
     logs = figures.sign() * figures.abs().log1p()
     part = logs[training]
-    return ((logs - part.mean(0)) / part.std(0, correction=0).clamp_min(1e-6)).float()
+    deviations = part.std(0, correction=0)
+    return ((logs - part.mean(0)) / torch.where(deviations > 1e-6, deviations, 1.0)).float()

@@ -22,6 +22,8 @@ from word_pieces import WordPieces
 
 Padding = Literal["max-length", "longest", "grouped"]
 
+EPOCHS = 20
+"""The learning rate falls over so many, however long a training takes."""
 WEIGHT_DECAY = 0.01
 WARM_UP_STEPS = 20
 FINAL_LEARNING_RATE_SHARE = 0.1
@@ -191,11 +193,11 @@ def build_optimizer(model: nn.Module, learning_rate: float) -> AdamW:
     return AdamW(model.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-    """Return a linear warm-up followed by a cosine to a tenth, which is kept from then on."""
+def build_scheduler(optimizer: torch.optim.Optimizer, *, steps_per_epoch: int) -> LambdaLR:
+    """Return a linear warm-up and a cosine over `EPOCHS` epochs to a tenth, which is kept from then on."""
 
     def factor(step: int) -> float:
-        done = min(1.0, step / max(1, total_steps))
+        done = min(1.0, step / (EPOCHS * steps_per_epoch))
         cosine = (1 + math.cos(math.pi * done)) / 2
         fallen = FINAL_LEARNING_RATE_SHARE + (1 - FINAL_LEARNING_RATE_SHARE) * cosine
         return min(1.0, (step + 1) / WARM_UP_STEPS) * fallen

@@ -1,4 +1,4 @@
-"""Learn the prices of listings: the same training as a script of its own."""
+"""Learn the prices of listings: the same training as a plain loop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from autotune.errors import TargetError
 from listings import Batch, collate
 from price_regression import (
     CLIP_NORM,
+    EPOCHS,
     SIZES,
     PriceData,
     build_optimizer,
@@ -34,7 +36,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--encoder", choices=("own", "huggingface"))
     parser.add_argument("--padding", choices=("max-length", "longest", "grouped"), default="max-length")
     parser.add_argument("--feature-cache", choices=("true", "false"), default="false")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"the learning rate falls over the first {EPOCHS}")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--accum", type=int, default=1, help="micro batches of an optimizer step")
     parser.add_argument("--lr", type=float, help="left out: the size's own")
@@ -65,19 +67,20 @@ def train(options: argparse.Namespace) -> None:
         collate_fn=partial(collate, limit=size.limit),
     )
     optimizer = build_optimizer(model, options.lr or size.learning_rate)
-    scheduler = build_scheduler(optimizer, options.epochs * -(-len(loader) // options.accum))
+    scheduler = build_scheduler(optimizer, steps_per_epoch=-(-len(loader) // options.accum))
     for epoch in range(options.epochs):
         model.train()
-        for index, batch in enumerate(loader):
+        batches = iter(loader)
+        while window := list(islice(batches, options.accum)):
             # The last window of an epoch may have fewer batches, and the last batch fewer samples.
-            window = min(options.accum, len(loader) - index // options.accum * options.accum)
-            loss = price_loss(model, place(batch, device), options.padding)
-            (loss / window).backward()
-            if (index + 1) % options.accum == 0 or index + 1 == len(loader):
-                nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
+            samples = sum(len(batch.lengths) for batch in window)
+            for batch in window:
+                loss = price_loss(model, place(batch, device), options.padding)
+                (loss * (len(batch.lengths) / samples)).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
         model.eval()
         score = evaluate_smape(model, data.held_out, device, batch_size=4 * options.batch_size)
         print(json.dumps({"epoch": epoch + 1, "smape": round(score, 3)}), flush=True)

@@ -25,8 +25,6 @@ from price_regression import (
     price_loss,
 )
 
-EPOCHS = 20
-
 
 class TextPriceWorkload:
     """A regression of log prices; texts are padded to the limit and split into pieces anew in every epoch."""
@@ -57,7 +55,7 @@ class TextPriceWorkload:
 
     def build_scheduler(self, optimizer: Optimizer) -> LambdaLR:
         steps_per_epoch = -(-len(self._data.parts[0]) // self.baseline.effective_batch_size)
-        return build_scheduler(optimizer, EPOCHS * steps_per_epoch)
+        return build_scheduler(optimizer, steps_per_epoch=steps_per_epoch)
 
     def train_dataset(self) -> ListingDataset:
         return self._data.training_set(cached=self.feature_cache)

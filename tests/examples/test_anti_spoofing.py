@@ -4,8 +4,10 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import pickle
 import sys
+import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload, Metric
 
 FOLDER = Path(__file__).parents[2] / "examples" / "anti_spoofing"
-MODULES = ("workload", "se_resnet", "speech", "speech_synthesis", "equal_error_rate")
+MODULES = ("workload", "se_resnet", "speech", "speech_synthesis", "generated_corpus", "equal_error_rate")
 TRAIN_CLIPS, DEV_CLIPS = 64, 40
 
 
@@ -131,22 +133,56 @@ def test_evaluation_gives_a_fraction_whatever_the_batch_and_draws_nothing(loaded
     assert 0.2 < found[0] <= 0.5
 
 
-def test_script_and_workload_train_alike(loaded: LoadedWorkload, modules: dict[str, ModuleType]) -> None:
-    ours, theirs = loaded.workload.build_model(), loaded.workload.build_model()
-    theirs.load_state_dict(ours.state_dict())
-    batches = stack_batches(loaded, steps=3)
-    optimizer = loaded.workload.build_optimizer(ours)
-    losses = []
-    for batch in batches:
-        loss: Any = loaded.workload.compute_loss(ours, batch)
+@pytest.fixture
+def uneven(corpus: Path, tmp_path: Path) -> Path:
+    """Thirty bona fide clips and ten spoofed ones to train on: one batch, and eight clips that make none."""
+    lines = (corpus / "protocol" / "train.txt").read_text().splitlines()
+    bona_fide, spoofed = ([line for line in lines if line.endswith(key)] for key in ("bonafide", "spoof"))
+    (tmp_path / "protocol").mkdir()
+    (tmp_path / "protocol" / "train.txt").write_text("\n".join([*bona_fide[:30], *spoofed[:10]]))
+    (tmp_path / "protocol" / "dev.txt").write_text((corpus / "protocol" / "dev.txt").read_text())
+    for part in ("train", "dev"):
+        (tmp_path / part).symlink_to(corpus / part)
+    return tmp_path
+
+
+def run_two_epochs(script: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the script trains with, on what, and to which weights; its own loader and optimizer do it."""
+    found: dict[str, Any] = {}
+    train_epoch = script.train_epoch
+
+    def note(model: Any, loader: Any, optimizer: Any, **options: Any) -> list[float]:
+        found["start"] = {name: value.clone() for name, value in model.state_dict().items()}
+        found["batches"] = [*loader, *loader]
+        found["losses"] = train_epoch(model, found["batches"], optimizer, **options)
+        found["end"] = model.state_dict()
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(script, "train_epoch", note)
+    with pytest.raises(InterruptedError):
+        script.train(script.read_options(arguments))
+    return found
+
+
+def test_script_and_workload_are_one_training(
+    modules: dict[str, ModuleType], uneven: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = run_two_epochs(modules["train"], ["--data", str(uneven)], monkeypatch)
+    monkeypatch.setenv("EXAMPLE_DATA", str(uneven))
+    loaded = load_workload("workload.py:workload", folder=FOLDER)
+    assert loaded.drop_last
+    assert [len(labels) for _, labels in script["batches"]] == [loaded.baseline.effective_batch_size] * 2
+    model = loaded.workload.build_model()
+    model.load_state_dict(script["start"])
+    optimizer = loaded.workload.build_optimizer(model)
+    for batch, expected in zip(script["batches"], script["losses"], strict=True):
+        loss: Any = loaded.workload.compute_loss(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-    weights = loaded.workload.train_dataset().class_weights()
-    script_optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
-    trained = modules["train"].train_epoch(theirs, batches, script_optimizer, class_weights=weights, accum=1)
-    assert trained == pytest.approx(losses, rel=1e-6)
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(model.state_dict(), script["end"], rtol=1e-6, atol=1e-7)
 
 
 def test_the_script_accumulates_and_drops_what_is_no_step(
@@ -195,6 +231,14 @@ def test_another_size_is_refused(modules: dict[str, ModuleType], monkeypatch: py
     monkeypatch.setenv("EXAMPLE_SIZE", "huge")
     with pytest.raises(TargetError, match="EXAMPLE_SIZE is 'huge'"):
         load_workload("workload.py:workload", folder=FOLDER)
+
+
+def test_empty_variables_count_as_unset(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_SIZE", "")
+    monkeypatch.setenv("EXAMPLE_DATA", "")
+    workload: Any = load_workload("workload.py:workload", folder=FOLDER).workload
+    assert workload._data is None
+    assert workload._architecture == modules["se_resnet"].ARCHITECTURES["cpu"]
 
 
 def test_the_presets_are_those_of_the_recipe() -> None:
@@ -317,7 +361,7 @@ def test_each_attack_changes_the_speech(modules: dict[str, ModuleType]) -> None:
 def test_the_corpus_appears_whole_and_once(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    synthesis = modules["speech_synthesis"]
+    generated = modules["generated_corpus"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls = []
 
@@ -325,14 +369,45 @@ def test_the_corpus_appears_whole_and_once(
         calls.append(folder)
         (folder / "protocol").mkdir()
         if len(calls) == 1:  # another process is faster
-            synthesis.find_generated_corpus()
+            generated.find_generated_corpus()
 
-    monkeypatch.setattr(synthesis, "write_corpus", write)
-    found = synthesis.find_generated_corpus()
+    monkeypatch.setattr(generated, "write_corpus", write)
+    found = generated.find_generated_corpus()
     assert [path.name for path in (tmp_path / "autotune-examples").iterdir()] == [found.name]
     assert (found / "protocol").is_dir()
-    assert synthesis.find_generated_corpus() == found
+    assert generated.find_generated_corpus() == found
     assert len(calls) == 2
+
+
+def test_what_a_killed_process_left_is_removed_a_day_later(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tmp_path / "autotune-examples"
+    for name, age_seconds in ((".anti-spoofing-old", 25 * 3600), (".anti-spoofing-new", 3600), ("other", 25 * 3600)):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age_seconds,) * 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(modules["generated_corpus"], "write_corpus", lambda _folder, **_counts: None)
+    found = modules["generated_corpus"].find_generated_corpus()
+    assert {path.name for path in cache.iterdir()} == {".anti-spoofing-new", "other", found.name}
+
+
+def test_a_corpus_that_cannot_be_written_is_said(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fill_the_disk(folder: Path, *, train_clips: int, dev_clips: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(modules["generated_corpus"], "write_corpus", fill_the_disk)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(TargetError, match=r"cannot write .*anti-spoofing-1280-400-v1: No space left"):
+        modules["generated_corpus"].find_generated_corpus()
+    assert not list((tmp_path / "autotune-examples").iterdir())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(TargetError, match="Not a directory") as caught:
+        modules["generated_corpus"].find_generated_corpus()
+    assert "XDG_CACHE_HOME" in caught.value.hint
 
 
 # Reading data
@@ -420,6 +495,20 @@ def test_broken_audio_is_refused(modules: dict[str, ModuleType], small: Path) ->
         clips[0]
     with pytest.raises(TargetError, match=r"b\.wav has no samples"):
         clips[1]
+    write_wav(small / "train" / "b.wav", torch.arange(100))
+    (small / "train" / "b.wav").write_bytes((small / "train" / "b.wav").read_bytes()[:-1])
+    with pytest.raises(TargetError, match=r"b\.wav cannot be read: .*multiple of element size") as caught:
+        clips[1]
+    assert caught.value.hint
+
+
+def test_clips_in_something_that_is_no_folder(modules: dict[str, ModuleType], small: Path) -> None:
+    (small / "train").rename(small / "elsewhere")
+    with pytest.raises(TargetError, match="2 of 2 clips are missing"):
+        modules["speech"].open_clips(str(small), "train", crop_seconds=1.0)
+    (small / "train").touch()
+    with pytest.raises(TargetError, match="train cannot be read: Not a directory"):
+        modules["speech"].open_clips(str(small), "train", crop_seconds=1.0)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 
 from autotune.errors import TargetError
 from autotune.records.codec import read_record
@@ -320,6 +321,77 @@ def test_the_loss_falls_and_is_the_scripts_own(loaded: LoadedWorkload, script: M
     assert losses[-1] < 0.9 * losses[0]
 
 
+def draw_uneven_batches(loaded: LoadedWorkload) -> list[Any]:
+    """Return two batches, the second with a single box."""
+    images, boxes, labels = draw_batch(loaded, 2, seed=7)
+    images, single = F.interpolate(images, size=96), torch.full_like(labels, -1)
+    single[0, 0] = labels[0, 0]
+    return [(images, boxes, labels), (images.flip(0), boxes, single)]
+
+
+def test_accumulated_batches_weigh_by_their_positive_cells(loaded: LoadedWorkload, script: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = loaded.workload.build_model().train()
+    batches = draw_uneven_batches(loaded)
+    pairs: list[Any] = [loaded.workload.compute_loss(model, batch) for batch in batches]
+    assert pairs[0][1] > pairs[1][1] > 1
+    mean = sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs)
+    expected = torch.autograd.grad(mean, list(model.parameters()))
+    assert float(script.accumulate_gradients(model, batches)) == pytest.approx(float(mean.detach()), rel=1e-5)
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    wanted = torch.cat([gradient.flatten() for gradient in expected])
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
+
+
+def test_the_script_drops_what_makes_no_whole_step(loaded: LoadedWorkload, script: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = loaded.workload.build_model()
+    optimizer = script.build_optimizer(model, learning_rate=1e-3)
+    scheduler = script.build_scheduler(optimizer)
+    batches = draw_uneven_batches(loaded)
+    script.train_epoch(model, [*batches, batches[0]], optimizer, scheduler, accum=2)
+    assert scheduler.last_epoch == 1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loader = script.open_loader(script.find_banknotes(None, script.SIZES["cpu"]), 4, workers=0)
+    assert (loader.batch_size, loader.drop_last) == (loaded.baseline.micro_batch_size, loaded.drop_last)
+
+
+def answer_with(parts: dict[str, Any], samples: list[Any], *, shifts: list[float]) -> Tensor:
+    """Return raw predictions `[images, cells, 8]` of exactly the true boxes, moved by a share of their size."""
+    cells = parts["detection_boxes"].locate_cells(160, 160, device=torch.device("cpu"))
+    raw = torch.full((len(samples), len(cells.strides), 8), -30.0)
+    for row, (_, boxes, labels), shift in zip(raw, samples, shifts, strict=True):
+        for cell, (box, label) in enumerate(zip(160 * boxes, labels.tolist(), strict=True)):
+            row[cell, :2] = (box[:2] + shift * box[2:] - cells.centres[cell]) / cells.strides[cell]
+            row[cell, 2:4] = (box[2:] / cells.strides[cell]).log()
+            row[cell, 4] = row[cell, 5 + label] = 30.0
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("shifts", "expected"),
+    [
+        ([0.0, 0.0], 1.0),
+        ([0.1, 0.1], 1.0),  # overlaps of 0.81 / 1.19
+        ([0.4, 0.4], 0.0),  # overlaps of 0.36 / 1.64
+        ([0.0, 0.4], 0.5),  # class 0 is found once of twice, class 1 always, class 2 never
+    ],
+)
+def test_right_predictions_score_and_shifted_ones_less(
+    parts: dict[str, Any], shifts: list[float], expected: float
+) -> None:
+    image = torch.zeros(3, 160, 160)
+    samples = [
+        (image, torch.tensor([[0.3, 0.3, 0.2, 0.3], [0.7, 0.6, 0.3, 0.2]]), torch.tensor([0, 1])),
+        (image, torch.tensor([[0.5, 0.2, 0.4, 0.2], [0.5, 0.7, 0.2, 0.2]]), torch.tensor([0, 2])),
+    ]
+    answers = iter(answer_with(parts, samples, shifts=shifts).split(1))
+    found = parts["detector_training"].evaluate_detector(
+        lambda _images: next(answers), samples, device=torch.device("cpu"), batch_size=1
+    )
+    assert found == pytest.approx(expected)
+
+
 def test_an_untrained_model_finds_next_to_nothing(loaded: LoadedWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded.workload.banknotes.held_out, "_length", 6)  # type: ignore[attr-defined]
     torch.manual_seed(0)
@@ -370,6 +442,19 @@ def test_mirroring_mirrors_the_boxes(parts: dict[str, Any], photographs: Path, m
     assert data.train[0][1][0].tolist() == pytest.approx([0.2, 0.5, 0.1, 0.25])
 
 
+def test_a_photograph_is_turned_as_its_labels_were_drawn(parts: dict[str, Any], tmp_path: Path) -> None:
+    pil = pytest.importorskip("PIL.Image")
+    lying = pil.new("RGB", (80, 40), (200, 10, 10))
+    lying.paste((10, 10, 200), (0, 0, 40, 40))  # blue at its left
+    orientation = pil.Exif()
+    orientation[0x0112] = 6  # to be turned clockwise by a quarter: left becomes top
+    lying.save(tmp_path / "a.png", exif=orientation)
+    image = parts["banknotes"].read_image(tmp_path / "a.png")
+    assert image.shape == (3, 80, 40)
+    torch.testing.assert_close(image[:, 10, 20], torch.tensor([10.0, 10.0, 200.0]) / 255)
+    torch.testing.assert_close(image[:, 70, 20], torch.tensor([200.0, 10.0, 10.0]) / 255)
+
+
 def test_class_names_are_read(parts: dict[str, Any], photographs: Path) -> None:
     (photographs / "classes.txt").write_text("five\nten\n\ntwenty\n")
     assert parts["banknotes"].open_banknotes(photographs, image_size=32).class_names == ("five", "ten", "twenty")
@@ -394,6 +479,27 @@ def test_a_bad_line_is_named(parts: dict[str, Any], photographs: Path, line: str
     with pytest.raises(TargetError, match=said) as caught:
         parts["banknotes"].open_banknotes(photographs, image_size=32)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("label", ["1000", "1000000000", "9" * 400])
+def test_a_class_without_a_name_is_limited(parts: dict[str, Any], photographs: Path, label: str) -> None:
+    (photographs / "labels" / "train" / "a.txt").write_text("999 0.5 0.5 0.2 0.2\n")
+    assert len(parts["banknotes"].open_banknotes(photographs, image_size=32).class_names) == 1_000
+    (photographs / "labels" / "train" / "a.txt").write_text(f"{label} 0.5 0.5 0.2 0.2\n")
+    with pytest.raises(TargetError, match=rf"a\.txt, line 1: class {label[:20]}$") as caught:
+        parts["banknotes"].open_banknotes(photographs, image_size=32)
+    assert caught.value.hint == "it must be 0 to 999"
+    (photographs / "classes.txt").write_text("note\n" * 1_001)
+    with pytest.raises(TargetError, match=r"classes\.txt has 1,001 names"):
+        parts["banknotes"].open_banknotes(photographs, image_size=32)
+
+
+def test_a_label_file_that_cannot_be_read_is_named(parts: dict[str, Any], photographs: Path) -> None:
+    path = photographs / "labels" / "train" / "a.txt"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(TargetError, match=r"a\.txt cannot be read: Is a directory"):
+        parts["banknotes"].open_banknotes(photographs, image_size=32)
 
 
 def test_what_is_missing_is_named(parts: dict[str, Any], photographs: Path, tmp_path: Path) -> None:
@@ -430,6 +536,12 @@ def test_a_broken_image_is_named(parts: dict[str, Any], photographs: Path) -> No
         parts["banknotes"].open_banknotes(photographs, image_size=32).held_out[0]
 
 
+def test_a_huge_image_is_refused(parts: dict[str, Any], photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 1_000)
+    with pytest.raises(TargetError, match=r"a\.png cannot be read as an image: .*3200 pixels"):
+        parts["banknotes"].read_image(photographs / "images" / "val" / "a.png")
+
+
 def test_missing_pillow_is_said_with_the_command_to_run(
     parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -451,3 +563,32 @@ def test_the_script_says_it_in_one_line(
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+def test_a_worker_s_error_is_said_in_one_line(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        try:
+            raise TargetError("a.png cannot be read as an image: it is torn", hint="replace it")
+        except TargetError:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+        wrapped.reraise()
+
+    monkeypatch.setattr(script, "find_banknotes", fail)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert capsys.readouterr().err == "error: a.png cannot be read as an image: it is torn\n"
+
+
+@pytest.mark.parametrize("empty", ["EXAMPLE_SIZE", "EXAMPLE_DATA"])
+def test_an_empty_variable_counts_as_unset(
+    loaded: LoadedWorkload, parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    for name in ("EXAMPLE_SIZE", "EXAMPLE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(empty, "")
+    found = sys.modules[type(loaded.workload).__module__].read_environment()
+    assert found._size == parts["detector_training"].SIZES["cpu"]
+    assert found._folder is None

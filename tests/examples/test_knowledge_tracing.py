@@ -8,15 +8,16 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from autotune.engine.loop import Training
+from autotune.engine.windows import GivenWindows, Window
 from autotune.errors import TargetError
 from autotune.presets import find_preset
 from autotune.targets.load import load_workload
@@ -205,22 +206,48 @@ def test_the_workload_learns(few_students: LoadedWorkload, implementation: str) 
     assert (found["kappa"] > 0.3) == (implementation != "wrong-parallel")
 
 
-def test_script_and_workload_are_one_training(few_students: LoadedWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_students.workload, "shuffle", False, raising=False)
-    script = import_script()
-    split = few_students.baseline.replace(micro_batch_size=32, gradient_accumulation_steps=2)
-    training = Training(few_students, split, device=CPU, seed=5)
-    weights = {name: value.clone() for name, value in training.model.state_dict().items()}
-    ours = [float(training.step().loss) for _ in range(3)]
+def run_three_steps(script: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the script trains with, and on what; its own loader and optimizer do it."""
+    found: dict[str, Any] = {}
+    train_epoch = script.train_epoch
 
-    model = few_students.workload.build_model()
-    dataset = few_students.workload.train_dataset()
-    for batch_size, accum in ((32, 2), (64, 1)):
-        model.load_state_dict(weights)
-        optimizer = torch.optim.Adam(model.parameters(), lr=script.LEARNING_RATE)
-        loader = DataLoader(dataset, batch_size=batch_size, collate_fn=few_students.collate)
-        theirs = script.train_epoch(model, loader, optimizer, accum=accum, device=CPU)
-        assert [float(next(theirs)) for _ in range(3)] == pytest.approx(ours, rel=1e-5)
+    def note(model: Any, loader: Any, optimizer: Any, *, accum: int, device: torch.device) -> None:
+        found["start"] = {name: value.clone() for name, value in model.state_dict().items()}
+        found["batches"] = list(islice(loader, 3 * accum))
+        found["drop_last"] = loader.drop_last
+        steps = train_epoch(model, found["batches"], optimizer, accum=accum, device=device)
+        found["losses"] = [float(loss) for loss in steps]
+        found["end"] = model.state_dict()
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(script, "train_epoch", note)
+    with pytest.raises(InterruptedError):
+        script.train(script.read_options(arguments))
+    return found
+
+
+@pytest.mark.parametrize(("arguments", "accum"), [([], 1), (["--batch-size", "32", "--accum", "2"], 2)])
+def test_script_and_workload_are_one_training(
+    few_students: LoadedWorkload, arguments: list[str], accum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = run_three_steps(import_script(), arguments, monkeypatch)
+    config = few_students.baseline.replace(
+        micro_batch_size=few_students.baseline.micro_batch_size // accum, gradient_accumulation_steps=accum
+    )
+    sizes = [len(questions) for questions, _ in script["batches"]]
+    assert sizes == [config.micro_batch_size] * 3 * accum
+    assert script["drop_last"] == few_students.drop_last
+    training = Training(few_students, config, device=CPU, seed=5)
+    training.model.load_state_dict(script["start"])
+    training.windows = GivenWindows(
+        Window(script["batches"][first : first + accum], sizes[first : first + accum], ends_epoch=False)
+        for first in range(0, 3 * accum, accum)
+    )
+    ours = [float(training.step().loss) for _ in range(3)]
+    assert script["losses"] == pytest.approx(ours, rel=1e-5)
+    for name, value in training.model.state_dict().items():
+        assert float((value - script["end"][name]).norm()) <= 1e-3 * float(value.norm()), name
 
 
 def test_the_dataset_is_deterministic_and_can_be_pickled(few_students: LoadedWorkload, tmp_path: Path) -> None:
@@ -322,6 +349,25 @@ def test_a_missing_folder_and_a_cache_that_cannot_be_written(tmp_path: Path, mon
 
 
 @pytest.mark.usefixtures("example")
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import answers
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    simulation = answers.Simulation(students=2, shortest=2, longest=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", fail)
+        with pytest.raises(TargetError, match=r"cannot write .*answers\.csv: No space left on device"):
+            answers.write_simulated(simulation)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    first = answers.write_simulated(simulation)
+    monkeypatch.setattr(answers, "_CACHE_VERSION", answers._CACHE_VERSION + 1)
+    assert answers.write_simulated(simulation) != first
+
+
+@pytest.mark.usefixtures("example")
 def test_the_environment_names_size_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXAMPLE_SIZE", "tpu")
     with pytest.raises(TargetError, match="EXAMPLE_SIZE is 'tpu'") as caught:
@@ -331,6 +377,10 @@ def test_the_environment_names_size_and_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("EXAMPLE_DATA", str(tmp_path))
     with pytest.raises(TargetError, match=r"answers\.csv"):
         load_workload("workload.py:workload", folder=FOLDER).workload.train_dataset()
+    monkeypatch.setenv("EXAMPLE_SIZE", "")
+    monkeypatch.setenv("EXAMPLE_DATA", "")
+    unset: Any = load_workload("workload.py:workload", folder=FOLDER).workload
+    assert (unset._folder, unset._size) == (None, "cpu")
 
 
 def test_the_recipe_is_a_preset_of_the_documented_settings() -> None:

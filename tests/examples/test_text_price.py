@@ -203,15 +203,25 @@ def test_script_and_workload_are_the_same_training(
         seen.append((state, generator, batch, loss.item()))
         return loss
 
-    plain = script.price_loss
+    def note_schedule(*arguments: Any, **options: Any) -> Any:
+        schedules.append(build_scheduler(*arguments, **options))
+        return schedules[-1]
+
+    schedules: list[Any] = []
+    plain, build_scheduler = script.price_loss, script.build_scheduler
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(script, "price_loss", note)
+    monkeypatch.setattr(script, "build_scheduler", note_schedule)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InterruptedError):
-        script.train(script.read_options(["--epochs", "20"]))
+        script.train(script.read_options(["--epochs", "1000"]))
     model = workload.build_model()
     model.load_state_dict(seen[0][0])
     optimizer = workload.build_optimizer(model)
     scheduler = workload.build_scheduler(optimizer)
+    # The schedule does not depend on how long the script is to train.
+    factors = [one.lr_lambdas[0] for one in (scheduler, schedules[0])]
+    assert [factors[0](step) for step in (0, 500, 1000, 9999)] == [factors[1](step) for step in (0, 500, 1000, 9999)]
     for _, generator, batch, expected in seen:
         torch.set_rng_state(generator)
         loss = workload.compute_loss(model, batch)
@@ -221,6 +231,37 @@ def test_script_and_workload_are_the_same_training(
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+
+
+def test_accumulated_batches_weigh_by_their_samples(
+    workload: Any, script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Of 24 listings 22 are trained on: batches of 12 and 10 are one step.
+    (tmp_path / "listings.csv").write_text(HEADER + "".join(LINES))
+    seen: list[tuple[nn.Module, Any]] = []
+    plain = script.price_loss
+
+    def note(model: nn.Module, batch: Any, padding: Any) -> torch.Tensor:
+        seen.append((model, batch))
+        loss: torch.Tensor = plain(model, batch, padding)
+        return loss
+
+    def stop(parameters: Any, _norm: float) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(script, "price_loss", note)
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", stop)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InterruptedError):
+        script.train(script.read_options(["--data", str(tmp_path), "--batch-size", "12", "--accum", "3"]))
+    model, batches = seen[0][0], [batch for _, batch in seen]
+    assert [len(batch.lengths) for batch in batches] == [12, 10]
+    found = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    model.zero_grad()
+    (sum(len(batch.lengths) * plain(model, batch, "max-length") for batch in batches) / 22).backward()
+    expected = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_the_script_trains_and_says_what_it_reached(
@@ -287,6 +328,58 @@ def test_a_folder_that_is_missing_and_a_file_that_is_no_text(loaded: LoadedWorkl
     (tmp_path / "listings.csv").write_bytes(HEADER.encode() + b"m\xff\xfeg,5,100\n")
     with pytest.raises(TargetError, match=r"listings\.csv, line \d: .*decode"):
         load_listings(tmp_path, simulated=0)
+
+
+def test_a_file_that_may_not_be_read(loaded: LoadedWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from listings import load_listings
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "listings.csv").write_text(HEADER + "".join(LINES))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        with pytest.raises(TargetError) as caught:
+            load_listings(tmp_path, simulated=0)
+    assert caught.value.message == f"{tmp_path / 'listings.csv'} cannot be read: Permission denied"
+
+
+def test_a_cache_that_cannot_be_written(
+    loaded: LoadedWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from listings import load_listings
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(TargetError, match=r"cannot write .*listings-\d+-50\.csv: Not a directory") as caught:
+        load_listings(None, simulated=50)
+    assert "XDG_CACHE_HOME" in caught.value.hint
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
+def test_a_torn_cache_is_made_anew(
+    loaded: LoadedWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    from price_regression import SIZES, PriceData
+
+    (tmp_path / "listings.csv").write_text(HEADER + "".join(LINES))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = PriceData(tmp_path, SIZES["cpu"]).training_set(cached=True)[3]
+    (path,) = tmp_path.rglob("tokens-*.pt")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    for _ in range(2):
+        assert PriceData(tmp_path, SIZES["cpu"]).training_set(cached=True)[3].token_ids.equal(expected.token_ids)
+    assert len(torch.load(path, weights_only=True)) == 2
+
+
+def test_a_column_that_is_constant_in_the_training_part(loaded: LoadedWorkload) -> None:
+    from listings import _standardise
+
+    figures = torch.tensor([[7.0, 1.0], [7.0, 3.0], [7.0, 2.0], [90.0, 4.0]], dtype=torch.float64)
+    found = _standardise(figures, torch.tensor([0, 1, 2]))
+    assert found[:, 0].tolist() == pytest.approx([0.0, 0.0, 0.0, math.log(91 / 8)], abs=1e-6)
+    assert found[:3, 1].std(correction=0).item() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_listings_without_figures(loaded: LoadedWorkload, tmp_path: Path) -> None:
