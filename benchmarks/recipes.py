@@ -33,6 +33,7 @@ from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
 from autotune.records.quality import QualityCheck
 from autotune.records.search import Preset
+from autotune.space import BATCH_KNOBS
 from autotune.targets.drift_limits import read_drift_limits
 from autotune.trial.spawn import TrialRunner
 
@@ -42,8 +43,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 GPU_ONLY = frozenset({"precision", "allow_tf32", "cudnn_benchmark", "pin_memory", "non_blocking", "device_allocator"})
 """What the teams' own code switches off, or what has no effect, without a GPU."""
 
-RECIPE, FAIR, FOUND = "recipe", "recipe, right model", "autotune"
-"""The arms: the recipe; without what it changes of the model itself, where it does; what the search found."""
+RECIPE, FAIR, FOUND = "recipe", "recipe, same training", "autotune"
+"""The arms: the recipe; without what it changes of model and effective batch, if it does; what the search found."""
 
 HEADER = ("training", "arm", "claimed", "over its own settings", "over the recipe", "learns", "changes")
 
@@ -97,7 +98,7 @@ class Race(Record):
     outcomes: tuple[Outcome, ...]
     """The own settings and the other arms."""
     against_recipe: Interval | None
-    """What the search found over the recipe, of which only what learns the same model counts; paired."""
+    """What the search found over the recipe, of which only what is the same training counts; paired."""
     verdict: str
     """Of the search: improved, keep or inconclusive."""
     claim: Interval
@@ -197,7 +198,7 @@ def describe_machine(hardware: HardwareInfo) -> str:
 
 
 def compare_with_recipe(outcomes: Sequence[Outcome]) -> Interval | None:
-    """Return what the search found over the recipe, or over what of it trains the same model; None for the same."""
+    """Return what the search found over the recipe, of which only the same training counts; None for equal settings."""
     arms = {outcome.arm: outcome for outcome in outcomes}
     found, recipe = arms[FOUND], arms.get(FAIR, arms[RECIPE])
     if found.changes == recipe.changes or found.failure or recipe.failure:
@@ -220,7 +221,7 @@ def list_arms(recipe: Recipe, preset: Preset, profile: Profile, *, has_gpu: bool
     """Return the settings of each arm but the team's own."""
     left_out = frozenset() if has_gpu else GPU_ONLY | recipe.gpu_only
     settings = {name: value for name, value in preset.settings.items() if name not in left_out}
-    plain = {name: value for name, value in settings.items() if not is_own(name)}
+    plain = {name: value for name, value in settings.items() if not is_own(name) and name not in BATCH_KNOBS}
     arms = {RECIPE: settings, **({FAIR: plain} if plain != settings else {})}
     own = profile.baseline_config
     return {**{arm: preset.replace(settings=some).apply_to(own) for arm, some in arms.items()}, FOUND: profile.config}

@@ -133,11 +133,11 @@ def _run(launcher: Launcher, proposal: Proposal) -> TrialResult:
 
 
 def _find_time(launcher: Launcher) -> float:
-    """Return the seconds left to search in; while no candidate was launched, half of the drift checks' are lent."""
-    budget = launcher.budget
-    has_tried = any(one.config != launcher.baseline for one in launcher.judged)
+    """Return the seconds left to search in; while nothing is faster, half of those for drift checks are lent."""
+    budget, entries = launcher.budget, launcher.ranking().entries
+    has_found = any(one.score > LEAST_GAIN and one.config != launcher.baseline for one in entries)
     return (
         budget.search_remaining_seconds
-        if has_tried
+        if has_found
         else max(budget.search_remaining_seconds, 0.5 * budget.drift_remaining_seconds)
     )

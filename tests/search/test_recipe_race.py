@@ -87,3 +87,5 @@ def test_what_needs_a_gpu_is_left_out_without_one(has_gpu: bool, precision: str)
     }
     assert arms[recipes.FAIR].precision == precision
     assert arms[recipes.FAIR].num_workers == 4
+    assert arms[recipes.FAIR].effective_batch_size == BASELINE.effective_batch_size
+    assert arms[recipes.RECIPE].gradient_accumulation_steps == 2
