@@ -257,13 +257,13 @@ def describe_ratio(ratio: Interval) -> str:
 
 
 def describe_learning(outcome: Outcome) -> str:
-    """Return what an arm's trainings showed, by the checks that matter most."""
+    """Return what an arm's trainings showed, by the check that matters most: of a metric, where one tells."""
     if not outcome.changes:
         return "the same settings"
     for verdict, word in (("inferior", "worse"), ("inconclusive", "open"), ("non-inferior", "as well")):
         found = [check for check in outcome.checks if check.verdict == verdict]
         if found:
-            return f"{word}: {'; '.join(map(describe_check, found[:2]))}"
+            return f"{word}: {describe_check(next((one for one in found if one.test == 'metric'), found[0]))}"
     return "not compared"
 
 
