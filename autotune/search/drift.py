@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.measure.metric_quality import check_metric
 from autotune.measure.quality import check_losses, has_learned
@@ -61,12 +61,14 @@ class DriftGate:
         max_drift: how much worse the training loss and each metric may get.
         plan: how much is trained.
         train: runs a config.
+        zeros: metrics that were left out of the last check, as they have not begun to tell anything.
     """
 
     facts: TargetFacts
     max_drift: DriftLimits
     plan: DriftPlan
     train: Train
+    zeros: set[str] = field(default_factory=set, init=False)
     _baseline: tuple[LossCurve, ...] | None = None
 
     def check(
@@ -111,13 +113,29 @@ class DriftGate:
             is_broken = losses[0].verdict == "inferior" and losses[0].difference is None
             if losses[0].test != "exact-losses" and not learns and not is_broken:
                 losses = [] if shown else [_blind(losses[0])]
-        metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics))
+        names = set(self.facts.metrics)
+        if shown and numerics != "semantic":
+            # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
+            self.zeros = self._find_zeros(candidate.curves)
+            names -= self.zeros
+        metrics = self._check_metrics(candidate.curves, numerics, names=names)
         return (*losses, *metrics, *self._check_skips(config, candidate.curves))
 
     @property
     def baseline_curves(self) -> tuple[LossCurve, ...]:
         """Losses of the baseline, one curve for each seed; empty until it was trained."""
         return self._baseline or ()
+
+    def _find_zeros(self, curves: tuple[LossCurve, ...]) -> set[str]:
+        """Return the metrics that are 0 for some seed of the baseline, of which no share can be lost, and none was."""
+        zeros: set[str] = set()
+        for name, direction in self.facts.metrics.items():
+            before = {curve.seed: curve.metrics.get(name) for curve in self.baseline_curves}
+            found = [curve.metrics.get(name) for curve in curves if before.get(curve.seed) == 0.0]
+            worse = [value is None or (value < 0.0 if direction == "maximize" else value > 0.0) for value in found]
+            if found and not any(worse) and self.max_drift.of(name).unit == "relative":
+                zeros.add(name)
+        return zeros
 
     def _check_skips(self, config: TrainConfig, curves: tuple[LossCurve, ...]) -> list[QualityCheck]:
         assert self._baseline is not None

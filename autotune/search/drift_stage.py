@@ -194,6 +194,11 @@ class DriftStage:
         predicted = self._predict_samples(config)
         checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown)
         self._findings.baseline_curves = self._drift.baseline_curves
+        for name in sorted(self._drift.zeros):
+            note = (
+                f"{name} was not compared: under your own settings it is still 0 after {self._drift.plan.steps} steps"
+            )
+            self._findings.notes += [note] if note not in self._findings.notes else []
         return checks
 
     def _announce(self, plan: DriftPlan) -> None:

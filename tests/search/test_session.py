@@ -261,6 +261,24 @@ def test_one_metric_that_is_worse_refuses_a_candidate(tmp_path, measured, limit,
     assert any(note.endswith(told) for note in profile.evidence.notes)
 
 
+def test_a_metric_that_is_still_zero_stands_in_nobodys_way_where_the_gradients_are_the_same(tmp_path):
+    facts = {"metrics": {"map50": "maximize"}, "evaluate_seconds": 0.1}
+    machine = Machine(metrics=lambda _config: {"map50": 0.0}, facts=facts, noise=0)
+    profile = run_simulated(machine, tmp_path).profile
+    assert profile.verdict == "improved"
+    told = "map50 was not compared: under your own settings it is still 0"
+    assert any(note.startswith(told) for note in profile.evidence.notes)
+
+
+def test_a_metric_that_gets_worse_than_zero_does(tmp_path):
+    machine = Machine(
+        metrics=lambda config: {"error": 0.1 if config.precision == "bf16" else 0.0},
+        facts={"metrics": {"error": "minimize"}, "evaluate_seconds": 0.1},
+        noise=0,
+    )
+    assert run_simulated(machine, tmp_path).profile.verdict == "keep"
+
+
 def test_a_required_improvement_that_could_not_be_measured_is_none(tmp_path):
     facts = {**BOTH_METRICS, "evaluate_seconds": None}
     limits = read_drift_limits(["error:min-improvement=0.01"])
