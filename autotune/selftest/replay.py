@@ -117,7 +117,7 @@ def replay_one(case: Case, seed: int) -> Outcome:
         launcher,
         lambda _profile: None,
         open_study=simulation.open_study,
-        suggest_from=lambda *_asked, presets: None,
+        suggest_from=_suggest_nothing,
     )
     return read_outcome(session.run(), truth=case.truth, noise=case.name)
 
@@ -265,3 +265,7 @@ def _make_facts(values: tuple[KnobValue, ...]) -> TargetFacts:
         compute_seconds_per_step=0.25,
         ceilings=Ceilings(),
     )
+
+
+def _suggest_nothing(*_asked: object, **_presets: object) -> None:
+    """Return no plan: what is tried comes from the study alone."""
