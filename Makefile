@@ -22,7 +22,7 @@ demo: .venv/.installed
 	    print(f'  {p.verdict}: speed-up {p.speedup.low:.3f} to {p.speedup.high:.3f}, point {p.speedup.estimate:.3f} ({p.speedup.confidence_level:.0%})')"
 
 test: .venv/.tested check
-	$(BIN)/pytest -q -n 2 -m "not slow and not gpu" $(addprefix --ignore=,$(PROCESS_TESTS))
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow and not gpu" $(addprefix --ignore=,$(PROCESS_TESTS))
 	$(BIN)/pytest -q -m "not slow and not gpu" $(PROCESS_TESTS)
 
 check: .venv/.tested

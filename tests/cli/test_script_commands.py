@@ -156,6 +156,7 @@ def test_the_summary_alone_is_on_standard_output_with_json(folder: Path) -> None
     assert "step 20" in done.stderr
 
 
+@pytest.mark.slow
 def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None:
     words = ["python", "train.py", "--steps", "5", *FLAGS]
     save_profile(folder, words, TrainConfig(micro_batch_size=8), micro_batch_size=4, gradient_accumulation_steps=2)

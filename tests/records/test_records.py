@@ -37,6 +37,7 @@ from autotune.records import (
 )
 from autotune.records.profile import MAX_PROFILE_BYTES
 from autotune.records.quality import Margin, QualityCheck
+from autotune.records.search import Preset
 
 
 def _record_classes() -> list[type[Record]]:
@@ -49,11 +50,22 @@ def _record_classes() -> list[type[Record]]:
 
 
 RECORDS = _record_classes()
+PRINTABLE = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20)
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "precision": st.sampled_from(["fp32", "bf16"]),
+        "num_workers": st.integers(0, 8),
+        "user_knobs.it": PRINTABLE,
+    },
+)
 
 
 def records(kind: type[Record]) -> st.SearchStrategy[Any]:
     """Any valid record of a kind, from its fields' types and constraints."""
     fields = {name: values(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
+    if kind is Preset:
+        fields["settings"] = SETTINGS  # knobs and values that there are
     return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))
 
 
@@ -83,7 +95,8 @@ def plain_values(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
     if kind is bool:
         return st.booleans()
     if kind is str:
-        return st.text(max_size=20)
+        is_printable = any(getattr(part, "pattern", None) for part in constraints)
+        return PRINTABLE if is_printable else st.text(max_size=20)
     if kind is int:
         return st.integers(**bounds(constraints, step=1))
     assert kind is float, f"teach this test how to draw a {kind}"

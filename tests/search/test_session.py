@@ -149,6 +149,7 @@ def test_a_stopped_search_keeps_what_was_finished_and_says_so(tmp_path):
     assert len(finished) == 5  # six were started: five finished, and the one that was cut
 
 
+@pytest.mark.slow
 def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
     first = run_simulated(Machine(stop_after=16), tmp_path, open_study=Study)
     before = [result.spec for result in first.folder.read_trials()]

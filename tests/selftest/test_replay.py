@@ -54,6 +54,7 @@ def test_a_planted_gain_is_found_and_its_interval_holds_it(name: str, percent: i
     assert tally.overclaims <= 0.03 * tally.runs
 
 
+@pytest.mark.slow
 def test_more_time_finds_more() -> None:
     short = count(replay(Case("noisy", MACHINES["noisy"], 5), range(100)))
     long = count(replay(Case("noisy", MACHINES["noisy"], 5, budget_seconds=8 * BUDGET_SECONDS), range(100)))

@@ -94,6 +94,7 @@ def test_a_gradient_that_is_not_a_number_needs_no_second_look():
     assert "not finite" in alarm.sentence
 
 
+@pytest.mark.slow
 def test_numerics_that_go_wrong_later_are_clean_until_then():
     workload = Fit()
     training, guard = start(workload, precision="bf16")
@@ -153,6 +154,7 @@ def test_a_gradient_that_overflows_half_precision_is_the_scalers_business():
     assert guard.summarize().gradient_checks == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workload", "reason"), [(Hungry, "not enough memory"), (Fragile, "takes no float32")])
 def test_a_look_that_fails_ends_the_looks_and_not_the_training(workload, reason):
     training, guard = start(workload(), precision="bf16")

@@ -66,6 +66,7 @@ def test_a_rise_that_a_closer_look_explains_is_an_alarm_after_all():
     assert len(losses) < 10 * (ROUND_EVERY - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_a_guard_of_other_settings_keeps_what_does_not_depend_on_them(same):
     training, guard = start(Fit(), precision="bf16")

@@ -119,6 +119,7 @@ def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeyp
     assert weights_differ(faulty.folder / "straight", faulty.folder / "run") == 0.0
 
 
+@pytest.mark.slow
 def test_drift_that_comes_later_goes_back_to_before_it(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=10, least_steps=1, most_cost=1.0))
     summary = train(faulty, "drifts_later_in_bf16", BF16, epochs=24)

@@ -464,6 +464,7 @@ def test_a_script_without_dropout_draws_nothing(project: Project) -> None:
     assert np.array_equal(captures_of(dry).points[0].gradients.rows, captures_of(bare).points[0].gradients.rows)
 
 
+@pytest.mark.slow
 def test_the_order_of_an_epoch_is_no_dropout(project: Project) -> None:
     assert not capture_script(project, "plain.py", plan=ONE_POINT.replace(windows=12)).draws_random
 
@@ -486,6 +487,7 @@ def test_a_script_that_ends_early_has_the_points_that_it_came_to(project: Projec
     assert few.points[0].gradients.keys.tolist() == [8, 16, 24, 32, 40, 48, 56, 60]
 
 
+@pytest.mark.slow
 def test_a_script_whose_optimizer_never_steps_is_told(project: Project) -> None:
     result = capture_script(project, "by_hand.py", training_loaders=())
     assert (result.status, result.cause) == (TrialStatus.UNSUPPORTED, "no-optimizer-step")
@@ -493,6 +495,7 @@ def test_a_script_whose_optimizer_never_steps_is_told(project: Project) -> None:
     assert result.captures is None
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_has_written_nothing(project: Project) -> None:
     project.write(SELF_MADE.replace("        loss.backward()\n", "        raise ValueError('no labels')\n"), "fails.py")
     result = capture_script(project, "fails.py")

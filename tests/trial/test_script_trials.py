@@ -185,6 +185,7 @@ def test_a_trial_learns_what_the_script_learns_alone_whatever_its_loader_does(pr
     assert (plain.written, changed.written) == ((), ())
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_losses_and_others_do_not(project: Project) -> None:
     project.write(SELF_MADE)
     found = [losses_of(project.run(seeds=(seed,), quality_steps=3)) for seed in (1, 2)]
@@ -282,6 +283,7 @@ def test_one_trial_finds_nothing_of_the_one_before(project: Project) -> None:
 # Ends
 
 
+@pytest.mark.slow
 def test_a_training_without_an_end_is_ended(project: Project) -> None:
     result = project.run("endless.py")
     assert len(losses_of(result)) == 10
@@ -290,6 +292,7 @@ def test_a_training_without_an_end_is_ended(project: Project) -> None:
     assert "step 11 loss" not in project.log()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_script_runs_after_the_last_step(project: Project) -> None:
     project.write(
         "import atexit\natexit.register(print, 'LATE exit handler')\n"
@@ -315,6 +318,7 @@ def test_a_script_that_ends_early_has_learned_so_much(project: Project) -> None:
     assert "took 2 optimizer steps" in timed.error
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_with_status_1_although_all_went_well_is_timed(project: Project) -> None:
     project.write(LOOP + "for _ in range(8): take_step()\nsys.exit(1)\n")
     result = project.run(purpose="measure")
@@ -406,6 +410,7 @@ def test_a_failure_is_a_result_with_a_cause(project: Project, name: str) -> None
     assert result.curves == ()
 
 
+@pytest.mark.slow
 def test_a_quality_run_says_where_a_loss_was_not_finite(project: Project) -> None:
     project.write(LOOP + "for step in range(50): take_step(float('inf') if step == 2 else 1.0)\n")
     losses = losses_of(project.run(quality_steps=3))
@@ -442,6 +447,7 @@ def test_a_setting_that_breaks_each_step_is_found_even_if_the_script_swallows_it
     assert "full precision only" in result.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caught", ["KeyboardInterrupt", "BaseException"])
 def test_a_stop_ends_a_script_that_catches_interrupts(project: Project, caught: str) -> None:
     project.write(
@@ -504,6 +510,7 @@ def test_a_knob_of_the_scripts_own_reaches_it(project: Project) -> None:
 # The script's own figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric", [{"metric_regexes": [r"accuracy=([0-9.]+)"]}, {"metric_keys": ["accuracy"]}], ids=["regex", "key"]
 )
@@ -537,6 +544,7 @@ def test_a_figure_that_is_not_waited_for_is_not_read(project: Project) -> None:
     assert result.curves[0].metrics == {}
 
 
+@pytest.mark.slow
 def test_a_figure_that_never_comes_is_none(project: Project) -> None:
     project.write(SELF_MADE)
     result = project.run("train.py", "--epochs", "2", metric_keys=["f1"], directions=["maximize"], evaluate=True)
