@@ -14,6 +14,7 @@ from autotune.records.search import Preset
 _PACKAGED = Path(__file__).parent / "profiles"
 _CHECKOUT = Path(__file__).parent.parent / "profiles"
 _LONGEST_NAME = 40
+_MOST_CHARACTERS = 2**20
 
 
 @functools.cache
@@ -30,7 +31,8 @@ def load_presets() -> tuple[Preset, ...]:
 def is_preset(path: Path) -> bool:
     """Return whether a file is a preset, right or wrong, and so no profile."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found = json.loads(file.read(_MOST_CHARACTERS))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and "settings" in found

@@ -113,12 +113,9 @@ class DriftGate:
             is_broken = losses[0].verdict == "inferior" and losses[0].difference is None
             if losses[0].test != "exact-losses" and not learns and not is_broken:
                 losses = [] if shown else [_blind(losses[0])]
-        names = set(self.facts.metrics)
-        if shown and numerics != "semantic":
-            # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
-            self.zeros = self._find_zeros(candidate.curves)
-            names -= self.zeros
-        metrics = self._check_metrics(candidate.curves, numerics, names=names)
+        # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
+        self.zeros = self._find_zeros(candidate.curves) if shown and numerics != "semantic" else set()
+        metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics) - self.zeros)
         return (*losses, *metrics, *self._check_skips(config, candidate.curves))
 
     @property

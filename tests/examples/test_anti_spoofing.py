@@ -29,15 +29,6 @@ MODULES = ("workload", "se_resnet", "speech", "speech_synthesis", "generated_cor
 TRAIN_CLIPS, DEV_CLIPS = 64, 40
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
     """The example's modules by name, and its script as `train`; gone from `sys.modules` at the end."""

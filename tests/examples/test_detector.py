@@ -27,15 +27,6 @@ FOLDER = Path(__file__).parents[2] / "examples" / "detector"
 MODULES = ("banknotes", "detection_boxes", "detection_loss", "detector_training", "mean_average_precision")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LoadedWorkload]:
     path, workload = list(sys.path), sys.modules.get("workload")

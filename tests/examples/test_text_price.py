@@ -28,15 +28,6 @@ HEADER = "text,price,grams\n"
 LINES = [f'"a plain {kind} mug, no {number}",{5 + number}.5,{200 + number}\n' for number, kind in enumerate("abcd" * 6)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedWorkload]:
     """The workload, made small, with a cache of its own."""
