@@ -26,6 +26,8 @@ _MOST_WORKERS = 16
 _HOPELESS = 0.5
 """Of the fp32 rate: a CPU that emulates bf16 is far below, one that has it above (a judgement, not a measurement)."""
 _LARGER_BATCHES = (2, 4)
+_MALLOC_PACKAGES: dict[KnobValue, str] = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
+"""Of Debian and Ubuntu."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +208,14 @@ def _thread_counts(facts: Facts) -> Choices:
 
 
 def _host_allocators(facts: Facts) -> Choices:
-    libraries: tuple[KnobValue, ...] = ("jemalloc", "tcmalloc")
-    missing: dict[KnobValue, str] = {
-        name: "the library is not installed" for name in libraries if name not in facts.hardware.host_allocators
-    }
     if facts.on_gpu:
-        return (), dict.fromkeys(("glibc-tuned", *libraries), "activations are in GPU memory, not in malloc's")
-    return ("default", "glibc-tuned", *(name for name in libraries if name not in missing)), missing
+        return (), dict.fromkeys(("glibc-tuned", *_MALLOC_PACKAGES), "activations are in GPU memory, not in malloc's")
+    missing = {
+        name: f"it is not installed; a search would try it (Debian, Ubuntu: apt install {package})"
+        for name, package in _MALLOC_PACKAGES.items()
+        if name not in facts.hardware.host_allocators
+    }
+    return ("default", "glibc-tuned", *(name for name in _MALLOC_PACKAGES if name not in missing)), missing
 
 
 def _device_allocators(facts: Facts) -> Choices:

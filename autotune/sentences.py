@@ -32,7 +32,7 @@ def describe_power(profile: Profile) -> str | None:
     confirmation = profile.evidence.confirmation
     if confirmation is None or profile.verdict != "inconclusive":
         return None
-    ended = " (ended at half of the pairs, the others would hardly have shown it)" if confirmation.futile else ""
+    ended = " (ended early, more would hardly have shown it)" if confirmation.futile else ""
     pairs = count(profile.evidence.pairs, "pair")
     least = confirmation.smallest_detectable
     shown = f"a gain of {least:.2f}x or more" if least < _BEYOND_TELLING else "nothing"
@@ -184,9 +184,13 @@ def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log
     ran = "" if log_speedup is None else f" (a candidate with it ran at {math.exp(log_speedup):.2f}x)"
     found = check.reason
     if check.test in ("paired-losses", "metric") and check.difference is not None:
-        worsening = format_drift(check.difference.estimate, check.margin)
-        most = f" (up to {format_drift(check.difference.high, check.margin)})" if check.verdict != "inferior" else ""
-        found = f"{check.metric} worse by {worsening}{most}, limit {format_margin(check.margin)}"
+        estimate, most = (format_drift(one, check.margin) for one in (check.difference.estimate, check.difference.high))
+        limit = format_margin(check.margin)
+        found = (
+            f"{check.metric} worse by {estimate}, limit {limit}"
+            if check.verdict == "inferior"
+            else f"{check.metric} was not shown to stay within {limit}: {estimate}, up to {most}"
+        )
     return f"{', '.join(changes)} was refused by the drift check{ran}: {found}"
 
 

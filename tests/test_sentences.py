@@ -18,6 +18,7 @@ from autotune.records import (
 )
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.profile import Confirmation, Evidence, MachineNoise, OneOffCosts
+from autotune.records.quality import QualityVerdict
 from autotune.sentences import (
     count,
     describe_break_even,
@@ -25,6 +26,7 @@ from autotune.sentences import (
     describe_limits,
     describe_noise,
     describe_power,
+    describe_refusal,
     format_budget,
     format_drift,
     format_margin,
@@ -193,19 +195,34 @@ def test_the_limits_are_one_line() -> None:
     assert describe_limits(limits) == "loss +0.50%, metrics +0.0010, accuracy -0.0100"
 
 
+def check_of(margin: Margin, verdict: QualityVerdict) -> QualityCheck:
+    return QualityCheck(
+        test="metric",
+        metric="accuracy",
+        difference=interval(0.0012, -0.001, 0.0034, 0.90),
+        margin=margin,
+        verdict=verdict,
+        seeds=4,
+        samples=1280,
+    )
+
+
 @pytest.mark.parametrize(
     ("margin", "shown"),
     [(RELATIVE, "+0.12% (-0.10% to +0.34%), limit +0.50%"), (ABSOLUTE, "+0.0012 (-0.0010 to +0.0034), limit +0.0010")],
 )
 def test_a_check_is_shown_in_the_unit_of_its_margin(margin: Margin, shown: str) -> None:
-    check = QualityCheck(
-        test="metric",
-        metric="accuracy",
-        difference=interval(0.0012, -0.001, 0.0034, 0.90),
-        margin=margin,
-        verdict="inconclusive",
-        seeds=4,
-        samples=1280,
-    )
+    check = check_of(margin, "inconclusive")
     assert describe_check(check) == f"accuracy: {shown}, 4 seeds x 1,280 samples: inconclusive"
     assert describe_check(check.replace(difference=None)).startswith("accuracy: not measured, limit +0.")
+
+
+def test_a_refusal_tells_what_was_shown_from_what_was_not() -> None:
+    refused, begins = (
+        ["precision=bf16"],
+        "precision=bf16 was refused by the drift check (a candidate with it ran at 1.50x)",
+    )
+    worse = describe_refusal(refused, [check_of(ABSOLUTE, "inferior")], math.log(1.5))
+    assert worse == f"{begins}: accuracy worse by +0.0012, limit +0.0010"
+    unclear = describe_refusal(refused, [check_of(ABSOLUTE, "inconclusive")], math.log(1.5))
+    assert unclear == f"{begins}: accuracy was not shown to stay within +0.0010: +0.0012, up to +0.0034"

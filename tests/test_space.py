@@ -266,6 +266,7 @@ def test_a_library_that_is_installed_is_offered() -> None:
     space = build_space(cpu_facts(MACHINE.replace(host_allocators={"tcmalloc": "/usr/lib/libtcmalloc.so.4"})))
     assert space.choices["host_allocator"] == ("default", "glibc-tuned", "tcmalloc")
     assert list(reasons_of(space, "host_allocator")) == ["jemalloc"]
+    assert "apt install libjemalloc2" in reasons_of(space, "host_allocator")["jemalloc"]
 
 
 def test_the_users_own_values_stay_even_when_they_would_not_be_offered() -> None:

@@ -54,6 +54,8 @@ class Confirmation(Record):
 
     pairs_planned: Annotated[int, Field(ge=1)]
     """Fixed before the first pair, from what the search saw."""
+    pairs_reserved: Annotated[int, Field(ge=0)] = 0
+    """Fixed then too: run only where those planned left it open, which a second look then tells."""
     log_ratios: tuple[float, ...]
     """Candidate over baseline of each finished pair, natural logarithm."""
     candidate_first: tuple[bool, ...] = ()
@@ -73,7 +75,7 @@ class Confirmation(Record):
     budget_needed_seconds: NonNegative | None = None
     """Budget that would prove it with a probability of 80 % at this noise; None where no budget does."""
     futile: bool = False
-    """Ended at half of the pairs: with less than 10 % probability would the others have proven anything."""
+    """Ended early: with less than 10 % probability would more pairs have proven anything."""
 
 
 class MachineNoise(Record):

@@ -225,13 +225,14 @@ def _confirmation(
         needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
     return Confirmation(
         pairs_planned=plan.rounds,
+        pairs_reserved=plan.reserve,
         log_ratios=tuple(logs),
         candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),
         interval=shown.interval_at(0.95),
         hodges_lehmann=math.exp(hodges_lehmann(logs)),
         expected_speedup=math.exp(entry.score) if entry else None,
         shrunk_speedup=math.exp(entry.shrunk) if entry else None,
-        smallest_detectable=smallest_provable(sd, len(logs)),
+        smallest_detectable=smallest_provable(sd, len(logs), risk_share=finals.risk_share),
         wanted_speedup=wanted,
         budget_needed_seconds=needed,
         futile=finals.futile,

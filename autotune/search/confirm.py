@@ -1,4 +1,7 @@
-"""The finals of a search: how many rounds, fixed from the noise and the gain it saw, and running them in its time."""
+"""The finals of a search: how many rounds, fixed from the noise and the gain it saw, and running them in its time.
+
+All that time is left for is a reserve: what the search saw is the best of many, and the machine may get noisier.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ from autotune.search.ranking import compile_cost
 GOOD_ROUNDS = 6
 """Fewer are run only where there is no time for more."""
 
+_LEAST_RESERVE = 0.5
+"""Of the rounds planned."""
+
 _FULL_PATIENCE = 4.0
 _LONGER = 1.5
 """Another search with the budget that was not enough would be another throw of the dice."""
@@ -32,6 +38,7 @@ class FinalsPlan:
         pair_sd: standard deviation of the log ratio of a pair, as the search saw it.
         round_seconds: expected time of one round.
         samples: measured in each launch.
+        reserve: further rounds, for where those planned leave it open.
     """
 
     finalists: list[TrainConfig]
@@ -39,6 +46,7 @@ class FinalsPlan:
     pair_sd: float
     round_seconds: float
     samples: int
+    reserve: int = 0
 
 
 def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan:
@@ -60,10 +68,12 @@ def plan_finals(launcher: Launcher, candidates: list[TrainConfig]) -> FinalsPlan
     # What the search saw may flatter: a quarter of what the budget affords is used in any case, so that more buys more.
     fewest = max(min(GOOD_ROUNDS, most), affordable // 4)
     rounds = rounds_needed(pair_sd, gain, most=most, fewest=fewest) if most >= 2 else most
+    # A second look takes half of the risk from the first: a few rounds more are not worth that.
+    reserve = most - rounds if most - rounds >= _LEAST_RESERVE * rounds else 0
     own = [one.result.measurement for one in launcher.judged if one.config == launcher.baseline]
     # As much as the search found enough: time is better spent on more launches than on longer ones.
     samples = statistics.median_high([one.samples for one in own if one is not None])
-    return FinalsPlan(finalists, rounds, pair_sd, seconds, samples)
+    return FinalsPlan(finalists, rounds, pair_sd, seconds, samples, reserve)
 
 
 def confirm(launcher: Launcher, plan: FinalsPlan) -> FinalsOutcome:
@@ -94,6 +104,7 @@ def confirm(launcher: Launcher, plan: FinalsPlan) -> FinalsOutcome:
         launcher.baseline,
         launch,
         rounds=plan.rounds,
+        reserve=plan.reserve,
         seed=launcher.state.seed,
         pair_sd=plan.pair_sd,
         cost=cost,

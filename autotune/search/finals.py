@@ -2,10 +2,11 @@
 
     round 1: base A B     round 2: B A base     round 3: A base B     ...     orders drawn beforehand, balanced
 
-The number of rounds is fixed before the first one. A candidate is claimed faster only if the one-sided 99 % lower
-end of the t interval of its paired log ratios clears +1 % and the 99.9 % one clears 0; with several candidates the
-risks are split between them (Bonferroni). One look at half-time may end it when nothing can be proven any more, never
-because something already is. The headline comes from these launches alone: the best of many search trials was lucky.
+The number of rounds is fixed before the first one, and so is a reserve, run where they leave it open. A candidate is
+claimed faster only if the one-sided 99 % lower end of the t interval of its paired log ratios clears +1 % and the
+99.9 % one clears 0; several candidates, and the two looks where there is a reserve, split the risks between them
+(Bonferroni). Finals end early when nothing can be proven any more, never because something seems to be. The headline
+comes from these launches alone: the best of many search trials was lucky.
 """
 
 from __future__ import annotations
@@ -99,13 +100,15 @@ class FinalsOutcome:
         baseline: the baseline as a finalist.
         candidates: in the order given.
         winner: the proven fastest, the simpler one where two cannot be told apart; None when none is proven.
-        futile: ended at half of the rounds, because the others could hardly have proven anything.
+        futile: ended early, because more rounds could hardly have proven anything.
+        risk_share: of both risks, what one candidate had at one look.
     """
 
     baseline: Finalist
     candidates: tuple[Finalist, ...]
     winner: Finalist | None
     futile: bool = False
+    risk_share: float = 1.0
 
     @property
     def best(self) -> Finalist | None:
@@ -121,6 +124,7 @@ def run_finals(
     *,
     rounds: int,
     seed: int,
+    reserve: int = 0,
     pair_sd: float | None = None,
     cost: Callable[[TrainConfig, Sequence[TrialResult]], float] = lambda _config, _results: 0.0,
 ) -> FinalsOutcome:
@@ -134,38 +138,40 @@ def run_finals(
         launch: runs one arm.
         rounds: fixed beforehand.
         seed: of the orders.
+        reserve: further rounds, fixed beforehand too, run where the first ones leave it open; each look then has half
+            of the risks.
         pair_sd: standard deviation of a pair's log ratio as the search saw it; None for no look at half-time.
         cost: what compiling takes off the log throughput of the run that is planned.
     """
     base = Finalist(baseline)
     finalists = [Finalist(config) for config in candidates]
-    share = 1 / max(1, len(finalists))
-    futile = False
+    most, share = rounds + reserve, 1 / max(1, len(finalists)) / (2 if reserve else 1)
 
-    def charge() -> None:
-        for one in (base, *finalists):
+    def settle() -> None:
+        base.cost = cost(base.config, base.results)
+        for one in finalists:
             one.cost = cost(one.config, one.results)
+            if not one.failure:
+                _settle(one, base, share)
 
-    for number, order in enumerate(_draw_orders(1 + len(finalists), rounds, random.Random(seed))):
-        if number >= _LEAST_LOOK and number == rounds // 2 and pair_sd is not None:
-            charge()
-            futile = all(
-                _is_futile(one, base, rounds, pair_sd, share * CLAIM_RISK) for one in finalists if not one.failure
-            )
-        if futile:
-            break
+    def is_futile() -> bool:
+        risk = share * CLAIM_RISK
+        return pair_sd is not None and all(one.failure or _is_futile(one, most, pair_sd, risk) for one in finalists)
+
+    futile = False
+    for number, order in enumerate(_draw_orders(1 + len(finalists), most, random.Random(seed))):
+        if number in (rounds // 2, rounds):
+            settle()
+            futile = number >= _LEAST_LOOK and is_futile()
+            if futile or (number == rounds and not _is_open(finalists)):
+                break
         arms = [(base, *finalists)[position] for position in order]
         if not _run_round(base, [arm for arm in arms if not arm.failure], launch):
             break
         if base.failure or all(one.failure for one in finalists):
             break
-    charge()
-    for one in finalists:
-        if len(one.rates) >= 2 and not one.failure:
-            one.log_ratios = _log_ratios(one, base)
-            one.ratio = one.interval_at(1 - 2 * share * CLAIM_RISK)
-            one.sure = one.interval_at(1 - 2 * share * FALSE_RISK).low
-    return FinalsOutcome(base, tuple(finalists), None if futile else _pick_winner(finalists, baseline), futile)
+    settle()
+    return FinalsOutcome(base, tuple(finalists), None if futile else _pick_winner(finalists, baseline), futile, share)
 
 
 def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int) -> int:
@@ -187,23 +193,42 @@ def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int)
     return max(needs)
 
 
-def smallest_provable(pair_sd: float, pairs: int) -> float:
+def smallest_provable(pair_sd: float, pairs: int, *, risk_share: float = 1.0) -> float:
     """Return the speed-up that some pairs prove with a probability of 80 %, as a ratio.
+
+    Args:
+        pair_sd: standard deviation of the log ratio of one pair.
+        pairs: how many.
+        risk_share: of both risks, what these pairs have.
 
     Raises:
         ValueError: fewer than two pairs, or a negative standard deviation.
     """
-    useful = THRESHOLD * minimum_detectable_speedup(pair_sd, pairs, confidence=1 - CLAIM_RISK)
-    return max(useful, minimum_detectable_speedup(pair_sd, pairs, confidence=1 - FALSE_RISK))
+    useful = THRESHOLD * minimum_detectable_speedup(pair_sd, pairs, confidence=1 - risk_share * CLAIM_RISK)
+    return max(useful, minimum_detectable_speedup(pair_sd, pairs, confidence=1 - risk_share * FALSE_RISK))
 
 
 def _log_ratios(one: Finalist, base: Finalist) -> list[float]:
     return [math.log(ours / theirs) - one.cost + base.cost for ours, theirs in zip(one.rates, base.rates, strict=False)]
 
 
-def _is_futile(one: Finalist, base: Finalist, rounds: int, pair_sd: float, risk: float) -> bool:
-    logs, threshold = _log_ratios(one, base), math.log(THRESHOLD)
-    seen = mean_interval(logs, confidence_level=1 - 2 * risk, method="half-time")
+def _settle(one: Finalist, base: Finalist, share: float) -> None:
+    """Work out what the pairs so far show."""
+    if len(one.rates) >= 2:
+        one.log_ratios = _log_ratios(one, base)
+        one.ratio = one.interval_at(1 - 2 * share * CLAIM_RISK)
+        one.sure = one.interval_at(1 - 2 * share * FALSE_RISK).low
+
+
+def _is_open(finalists: Sequence[Finalist]) -> bool:
+    """Return whether nothing is proven that more rounds might prove."""
+    outcomes = {one.outcome for one in finalists if not one.failure}
+    return "faster" not in outcomes and "unclear" in outcomes
+
+
+def _is_futile(one: Finalist, rounds: int, pair_sd: float, risk: float) -> bool:
+    logs, threshold = one.log_ratios, math.log(THRESHOLD)
+    seen = mean_interval(logs, confidence_level=1 - 2 * risk, method="look")
     if seen.low > threshold:
         return False
     # The search's figure may be a guess still; the smaller one is the more hopeful.

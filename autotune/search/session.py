@@ -283,7 +283,8 @@ class Session:
         if plan.rounds < 2:
             self._findings.notes.append("there was no time for the finals, so nothing is claimed")
             return
-        launcher.enter("finals", f"{plan.rounds} rounds of {1 + len(plan.finalists)} fresh processes")
+        rounds = f"{plan.rounds} to {plan.rounds + plan.reserve}" if plan.reserve else str(plan.rounds)
+        launcher.enter("finals", f"{rounds} rounds of {1 + len(plan.finalists)} fresh processes")
         self._findings.plan = plan
         self._findings.finals = finals = confirm(launcher, plan)
         self._findings.notes += [

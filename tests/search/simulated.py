@@ -498,6 +498,7 @@ def play_finals(
     log_ratios: Sequence[float],
     *others: Sequence[float],
     rounds: int | None = None,
+    reserve: int = 0,
     pair_sd: float | None = None,
     cost: float = 0.0,
 ) -> FinalsOutcome:
@@ -513,6 +514,7 @@ def play_finals(
         BASELINE,
         launch,
         rounds=rounds or len(log_ratios),
+        reserve=reserve,
         seed=0,
         pair_sd=pair_sd,
         cost=lambda config, _results: cost if number_of(config) else 0.0,

@@ -54,6 +54,12 @@ def test_more_budget_buys_more_rounds_also_where_the_search_saw_a_large_gain():
     assert rounds == [GOOD_ROUNDS, GOOD_ROUNDS, 24, MOST_ROUNDS]
 
 
+@pytest.mark.parametrize(("affordable", "reserve"), [(6, 0), (8, 0), (9, 3), (16, 10), (24, 18)])
+def test_what_time_is_left_for_is_a_reserve_where_it_is_worth_a_second_look(affordable: int, reserve: int) -> None:
+    plan = plan_one(gain=0.5, budget=1 + affordable * 6.0)
+    assert (plan.rounds, plan.reserve) == (GOOD_ROUNDS, reserve)
+
+
 def test_the_rounds_are_those_that_prove_the_gain_without_its_luck():
     launcher = searched(luck=0.03, gain=0.1, budget=150.0)
     plan, ranking = plan_finals(launcher, [ONE]), launcher.ranking()

@@ -222,6 +222,51 @@ def test_compiling_is_taken_off_every_pair():
     assert play_finals(log_ratios, cost=0.20).candidates[0].outcome == "no gain"
 
 
+@pytest.mark.parametrize(
+    ("log_ratios", "pairs", "outcome"),
+    [
+        (alternate(0.30, 0.02, 12), 6, "faster"),  # proven by the rounds planned
+        (alternate(-0.10, 0.01, 12), 6, "no gain"),
+        ([0.30, 0.00] * 3 + [0.30] * 6, 12, "faster"),  # six pairs leave it open, twelve do not
+        ([0.30, -0.10] * 6, 12, "unclear"),
+    ],
+)
+def test_the_reserve_is_run_where_the_rounds_planned_leave_it_open(
+    log_ratios: list[float], pairs: int, outcome: str
+) -> None:
+    finals = play_finals(log_ratios, rounds=6, reserve=6)
+    assert len(finals.candidates[0].rates) == pairs
+    assert finals.candidates[0].outcome == outcome
+    assert (finals.winner is not None) == (outcome == "faster")
+
+
+def test_nothing_of_the_reserve_is_run_for_the_sake_of_a_second_candidate() -> None:
+    proven, unclear = alternate(0.30, 0.02, 12), [0.30, -0.10] * 6
+    finals = play_finals(unclear, proven, rounds=6, reserve=6)
+    assert finals.winner is finals.candidates[1]
+    assert [len(one.rates) for one in finals.candidates] == [6, 6]
+
+
+def test_a_reserve_that_would_hardly_prove_anything_is_left() -> None:
+    log_ratios = [0.30, 0.10, 0.30, -0.20, -0.25, -0.25] + [0.30] * 6
+    assert not play_finals(log_ratios[:6], pair_sd=0.2).futile
+    finals = play_finals(log_ratios, rounds=6, reserve=6, pair_sd=0.2)
+    assert finals.futile
+    assert len(finals.candidates[0].rates) == 6
+
+
+def test_two_looks_share_both_risks() -> None:
+    log_ratios = alternate(0.08, 0.02, 8)
+    one, two = play_finals(log_ratios), play_finals(log_ratios, rounds=8, reserve=4)
+    assert (one.risk_share, two.risk_share) == (1.0, 0.5)
+    error = statistics.stdev(log_ratios) / math.sqrt(8)
+    ratio = two.candidates[0].ratio
+    assert ratio is not None
+    assert ratio.low == pytest.approx(math.exp(0.08 - student_t_quantile(1 - CLAIM_RISK / 2, 7) * error))
+    assert two.candidates[0].sure == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 7) * error))
+    assert smallest_provable(0.04, 8, risk_share=0.5) > smallest_provable(0.04, 8)
+
+
 @pytest.mark.parametrize("pair_sd", [0.01, 0.04, 0.14])
 @pytest.mark.parametrize("pairs", [4, 8, 24])
 def test_what_can_be_proven_is_what_the_rounds_were_planned_for(pair_sd, pairs):
@@ -247,10 +292,12 @@ def test_a_gain_of_the_smallest_provable_size_is_proven_four_times_in_five():
     assert 0.70 < claims / 300 < 0.92
 
 
-def test_identical_arms_are_claimed_faster_in_hardly_any_search():
+@pytest.mark.parametrize("reserve", [0, 8])
+def test_identical_arms_are_claimed_faster_in_hardly_any_search(reserve):
     equal = random.Random(1)
     claims = 0
     for seed in range(500):
         machine = Machine(blocks=1, speed=lambda _c: 1.0, noise=equal.choice([0.01, 0.03, 0.08]), seed=seed)
-        claims += run_finals([FAST, OTHER], BASELINE, launcher(machine), rounds=6, seed=seed).winner is not None
+        outcome = run_finals([FAST, OTHER], BASELINE, launcher(machine), rounds=6, reserve=reserve, seed=seed)
+        claims += outcome.winner is not None
     assert claims <= 2
