@@ -46,6 +46,8 @@ GPU_ONLY = frozenset({"precision", "allow_tf32", "cudnn_benchmark", "pin_memory"
 RECIPE, FAIR, FOUND = "recipe", "recipe, same training", "autotune"
 """The arms: the recipe; without what it changes of model and effective batch, if it does; what the search found."""
 
+_WHOLE = 99.5
+
 HEADER = ("training", "arm", "claimed", "over its own settings", "over the recipe", "learns", "changes")
 
 
@@ -272,8 +274,14 @@ def describe_check(check: QualityCheck) -> str:
     if check.difference is None:
         return f"{check.metric}: {check.reason}"
     factor, unit = (100.0, " %") if check.margin.unit == "relative" else (1.0, "")
-    low, high, limit = (factor * one for one in (check.difference.low, check.difference.high, check.margin.amount))
-    return f"{check.metric} {low:+.2g} to {high:+.2g}{unit} (limit {limit:g}{unit})"
+    low, high = (factor * one for one in (check.difference.low, check.difference.high))
+    limit = f"{factor * check.margin.amount:.3g}{unit}"
+    return f"{check.metric} {format_change(low)} to {format_change(high)}{unit} (limit {limit})"
+
+
+def format_change(change: float) -> str:
+    """Return a change with two digits, all of them where it has more before the point."""
+    return f"{change:+.0f}" if abs(change) >= _WHOLE else f"{change:+.2g}"
 
 
 if __name__ == "__main__":
