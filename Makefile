@@ -5,9 +5,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUDGET ?= 2m
 
+QUICK := -q -m "not slow and not gpu" --durations=12
 # Tests of deadlines and signals have the machine to themselves; the others share it.
 PROCESS_TESTS := $(addprefix tests/train/,test_train_command.py test_parent.py test_script_training.py test_reverify.py) \
-    tests/cli/test_cli.py tests/trial/test_spawn.py tests/trial/test_supervisor_death.py
+    tests/cli/test_cli.py::test_the_three_commands_in_order_in_one_folder \
+    $(addprefix tests/trial/,test_spawn.py test_supervisor_death.py)
 
 .PHONY: demo test check slow clean
 
@@ -22,8 +24,8 @@ demo: .venv/.installed
 	    print(f'  {p.verdict}: speed-up {p.speedup.low:.3f} to {p.speedup.high:.3f}, point {p.speedup.estimate:.3f} ({p.speedup.confidence_level:.0%})')"
 
 test: .venv/.tested check
-	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow and not gpu" $(addprefix --ignore=,$(PROCESS_TESTS))
-	$(BIN)/pytest -q -m "not slow and not gpu" $(PROCESS_TESTS)
+	$(BIN)/pytest $(QUICK) -n 2 --dist worksteal $(addprefix --deselect=,$(PROCESS_TESTS))
+	$(BIN)/pytest $(QUICK) $(PROCESS_TESTS)
 
 check: .venv/.tested
 	$(BIN)/ruff check .

@@ -82,10 +82,10 @@ def test_errors_are_json_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file"),
+        pytest.param(None, "No such file", marks=pytest.mark.slow),
         ("{", "is not valid JSON"),
         ('{"schema_version": 99}', "was written by a newer version (schema 99, this one reads 1)"),
-        ('{"verdict": "improved"}', "Field required"),
+        pytest.param('{"verdict": "improved"}', "Field required", marks=pytest.mark.slow),
     ],
 )
 def test_a_bad_profile_is_refused_by_name(tmp_path, content, message):

@@ -103,6 +103,7 @@ def save_profile(folder: Path, words: list[str], baseline: TrainConfig, **change
     ).save(folder / "best.json")
 
 
+@pytest.mark.slow
 def test_a_probe_of_a_script_says_where_its_step_goes_and_leaves_nothing(folder: Path) -> None:
     before = snapshot(folder.parent)
     done = run(folder, "probe", "--json", "--", "python", "train.py", *FLAGS)
@@ -147,6 +148,7 @@ def test_the_final_training_is_the_script_itself_with_the_settings_hung_on_it(fo
     assert sorted(path.name for path in folder.glob("runs/train-001/*")) == ["script.json", "summary.json"]
 
 
+@pytest.mark.slow
 def test_the_summary_alone_is_on_standard_output_with_json(folder: Path) -> None:
     words = ["python", "train.py", "--steps", "20"]
     save_profile(folder, words, TrainConfig(micro_batch_size=8), precision="bf16")
@@ -186,8 +188,10 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
         (["search", "--metric-key", "acc", "--", "python", "train.py"], 2, "--direction"),
         (["search", "--direction", "maximize", "a.py:b"], 2, "--direction is for a script"),
         (["search", "--", "bash", "train.sh"], 2, "bash"),
-        (["probe", "--", "python", "train.py", "--no-such-flag"], 4, "exit status 2"),
-        (["probe", "--", "python", "train.py", "--steps", "2"], 4, "too few"),
+        pytest.param(
+            ["probe", "--", "python", "train.py", "--no-such-flag"], 4, "exit status 2", marks=pytest.mark.slow
+        ),
+        pytest.param(["probe", "--", "python", "train.py", "--steps", "2"], 4, "too few", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_work_is_said_in_a_line(folder: Path, arguments: list[str], status: int, message: str) -> None:

@@ -59,6 +59,7 @@ def test_replayed_searches_are_counted_in_a_table(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_counts_are_json_too_and_recorded_launches_are_replayed_beside(tmp_path: Path) -> None:
     rng = random.Random(0)
     launches = tuple(tuple(rng.gauss(0.0, 0.02) for _ in range(8)) for _ in range(40))

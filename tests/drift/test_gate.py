@@ -33,9 +33,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateRuns]:
         yield GateRuns(runner)
 
 
+LONG = ("forgotten-masks", "parallel-memory-rounding")
+
+
 def by_target(controls: tuple[Control, ...]) -> list[Any]:
     """Return parameters in an order in which controls of one target follow each other."""
-    return [pytest.param(one, id=one.name) for one in sorted(controls, key=lambda control: control.target)]
+    return [
+        pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in LONG else [])
+        for one in sorted(controls, key=lambda control: control.target)
+    ]
 
 
 def switch_on(fault: str) -> dict[str, Any]:

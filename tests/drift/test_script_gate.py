@@ -18,7 +18,7 @@ PLAN = FidelityPlan(windows=8, later_steps=10)
 MISSED = {
     "script-skipped-batch": "a step that is left out shows in no window in common, and steps between are not counted",
 }
-QUICK = ("script-loss-scale", "script-dropped-batch", "script-bf16", "script-micro-batch")
+QUICK = ("script-dropped-batch", "script-bf16", "script-micro-batch")
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,7 @@ def test_workloads_that_run_on_shapes(workload: Any) -> None:
 
 
 @pytest.mark.parametrize("workload", [toys.Reading(), toys.Numpy(), toys.Chosen(), toys.OnlyReal()])
+@pytest.mark.slow
 def test_what_does_not_run_on_shapes_is_followed_for_real(workload: Any) -> None:
     found = look(workload, supported=("fp32", "bf16"), checkpoints=True, budget_seconds=60.0)
     assert found.missing == ""
@@ -182,6 +183,7 @@ print(json.dumps([base, peak_host_bytes()]))
 
 @pytest.mark.skipif(not resident_bytes(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("checkpointing", ["off", "full"])
+@pytest.mark.slow
 def test_a_fresh_process_needs_what_was_predicted(facts: MemoryFacts, checkpointing: str) -> None:
     size = 256
     command = [sys.executable, "-c", TRAIN, str(Path(__file__).parent), str(size), checkpointing]

@@ -62,6 +62,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list[subprocess.Popen[str]]) -> None:
     run = straight.folder / "killed"
     resume: tuple[str, ...] = ("--epochs", str(EPOCHS))
@@ -81,9 +82,9 @@ def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list
 @pytest.mark.parametrize(
     ("number", "to_group"),
     [
-        pytest.param(signal.SIGTERM, False, id="SIGTERM"),
+        pytest.param(signal.SIGTERM, False, id="SIGTERM", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, id="SIGTERM to the group"),
-        pytest.param(signal.SIGINT, True, id="SIGINT to the group"),
+        pytest.param(signal.SIGINT, True, id="SIGINT to the group", marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, False, id="SIGUSR1", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, True, id="SIGHUP to the group", marks=pytest.mark.slow),
     ],
@@ -108,6 +109,7 @@ def test_a_signal_saves_and_the_run_goes_on(
         assert_same_end(straight, name)
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_it_in_time_and_the_run_goes_on(straight: Workplace) -> None:
     status, printed, said = straight.run_command(
         "--epochs", str(EPOCHS), "--out", "limited", "--max-time", "1s", "--json"
@@ -207,6 +209,7 @@ def test_a_signal_ends_at_once_what_may_be_interrupted() -> None:
             pytest.fail("it was told to stop before")
 
 
+@pytest.mark.slow
 def test_malloc_settings_are_there_before_python_starts(workplace: Workplace) -> None:
     workplace.toy = "prints_environment"
     workplace.save_profile(CONFIG.replace(host_allocator="glibc-tuned"))

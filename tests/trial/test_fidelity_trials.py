@@ -424,6 +424,7 @@ def weights_of(result: TrialResult) -> str:
     return str(weights)
 
 
+@pytest.mark.slow
 def test_a_script_against_itself_is_the_same_at_both_points(project: Project) -> None:
     before = project.snapshot()
     first = capture_script(project, "dropping.py")

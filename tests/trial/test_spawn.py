@@ -53,7 +53,7 @@ WORKER_FATES = {
     "worker_dies": (CRASHED, "dataloader-worker-died", "DataLoader worker (pid"),
     "worker_raises": (CRASHED, "user-error", "KeyError: 'no such image' (in a loader worker)"),
 }
-ALSO_COLD = ("trains", "segfaults", "starts_daemon", "leaves_thread")
+ALSO_COLD = ("trains", "segfaults")
 HANGING = {"hangs": 0, "ignores_sigterm": 0, "worker_hangs": 1, "worker_escapes": 1}
 
 
@@ -82,7 +82,7 @@ def cold_world(worlds: dict[str, World]) -> World:
     return worlds["cold"]
 
 
-BOTH = pytest.mark.parametrize("world", ["warm", "cold"], indirect=True)
+BOTH = pytest.mark.parametrize("world", ["warm", pytest.param("cold", marks=pytest.mark.slow)], indirect=True)
 
 
 def _over_fates(fates: dict[str, tuple[str, ...]]) -> pytest.MarkDecorator:
@@ -162,6 +162,7 @@ def test_a_hang_is_killed_in_time_with_its_stacks_in_the_log(warm_world: World, 
 
 
 @pytest.mark.parametrize("fate", ["ignores_sigterm", "worker_escapes"])
+@pytest.mark.slow
 def test_a_cold_hang_is_killed_in_time(cold_world: World, fate: str) -> None:
     result, _ = cold_world.run(fate, seconds=4.0, num_workers=HANGING[fate])
     assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
@@ -246,6 +247,7 @@ def test_an_earlier_result_in_the_folder_is_not_taken_for_the_new_one(warm_world
     assert (again.status, again.cause) == (CRASHED, "no-result")
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_much_faster_than_a_cold_one(warm_world: World, cold_world: World) -> None:
     warm_world.run("trains")
     warm = [warm_world.run("trains", purpose="measure")[0].startup_seconds for _ in range(3)]
@@ -320,6 +322,7 @@ def test_the_process_adopts_orphans_only_inside_the_runner(tmp_path: Path) -> No
         adopt_orphans(before)
 
 
+@pytest.mark.slow
 def test_a_probe_that_dies_while_it_looks_at_the_memory_has_found_the_rest(cold_world: World) -> None:
     result, _ = cold_world.run("dies_of_shapes", purpose="probe")
     assert result.status is TrialStatus.COMPLETED, result.error
