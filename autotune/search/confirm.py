@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.budget import FINALS_SHARE
-from autotune.search.finals import MOST_ROUNDS, THRESHOLD, FinalsOutcome, rounds_needed, run_finals
+from autotune.search.finals import MOST_ROUNDS, SHARE_OF_A_LOOK, THRESHOLD, FinalsOutcome, rounds_needed, run_finals
 from autotune.search.launcher import Launcher
 from autotune.search.ranking import compile_cost
 
@@ -127,5 +127,6 @@ def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budge
     """
     if log_speedup <= math.log(THRESHOLD):
         raise ValueError(f"log_speedup is {log_speedup}: no budget proves what is not above {THRESHOLD}")
-    pairs = rounds_needed(pair_sd, log_speedup, most=MOST_ROUNDS + 1, fewest=2)
+    # A longer search has a reserve, whose look has its share of the risks alone.
+    pairs = rounds_needed(pair_sd, log_speedup, most=MOST_ROUNDS + 1, fewest=2, risk_share=SHARE_OF_A_LOOK)
     return None if pairs > MOST_ROUNDS else max(_LONGER * budget_seconds, pairs * pair_seconds / FINALS_SHARE)

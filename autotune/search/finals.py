@@ -42,6 +42,9 @@ FALSE_RISK = 0.001
 """One-sided: the lower end at this risk has to show a gain at all. On a machine whose noise is large against the
 threshold the first rule alone would claim something in nearly 1 % of searches in which nothing is faster."""
 
+SHARE_OF_A_LOOK = 0.5
+"""Of the risks, where there are two looks."""
+
 _LEAST_LOOK = 3
 _FUTILE = 0.10
 
@@ -145,7 +148,7 @@ def run_finals(
     """
     base = Finalist(baseline)
     finalists = [Finalist(config) for config in candidates]
-    most, share = rounds + reserve, 1 / max(1, len(finalists)) / (2 if reserve else 1)
+    most, share = rounds + reserve, (SHARE_OF_A_LOOK if reserve else 1.0) / max(1, len(finalists))
 
     def settle() -> None:
         base.cost = cost(base.config, base.results)
@@ -174,7 +177,7 @@ def run_finals(
     return FinalsOutcome(base, tuple(finalists), None if futile else _pick_winner(finalists, baseline), futile, share)
 
 
-def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int) -> int:
+def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int, risk_share: float = 1.0) -> int:
     """Return how many rounds prove a gain with a probability of 80 %.
 
     Args:
@@ -182,13 +185,14 @@ def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int)
         log_speedup: the gain.
         fewest: rounds run in any case, at least two.
         most: what the budget allows; it wins over `fewest`.
+        risk_share: of both risks, what these rounds have.
 
     Raises:
         ValueError: fewer than two rounds, or a negative standard deviation.
     """
     needs = (
         pairs_needed(pair_sd, log_speedup, most=most, fewest=fewest, threshold=threshold, confidence=1 - risk)
-        for risk, threshold in ((CLAIM_RISK, math.log(THRESHOLD)), (FALSE_RISK, 0.0))
+        for risk, threshold in ((risk_share * CLAIM_RISK, math.log(THRESHOLD)), (risk_share * FALSE_RISK, 0.0))
     )
     return max(needs)
 

@@ -173,6 +173,7 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     assert run("report", folder=tmp_path).returncode == 2  # nothing is overwritten without --force
 
 
+@pytest.mark.slow
 def test_a_probe_without_a_target_is_about_the_machine(tmp_path):
     shown = run("probe", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr

@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateRuns]:
         yield GateRuns(runner)
 
 
-LONG = ("forgotten-masks", "parallel-memory-rounding")
+LONG = ("forgotten-masks", "parallel-memory-rounding", "nothing-dropout", "hoisted-memory")
 
 
 def by_target(controls: tuple[Control, ...]) -> list[Any]:

@@ -10,7 +10,7 @@ from simulated import BASELINE, Machine, all_equal, make_judged, make_launcher, 
 from autotune.records import TrainConfig, TrialStatus
 from autotune.search.budget import FINALS_SHARE
 from autotune.search.confirm import GOOD_ROUNDS, FinalsPlan, budget_for, confirm, plan_finals
-from autotune.search.finals import MOST_ROUNDS, THRESHOLD, rounds_needed
+from autotune.search.finals import MOST_ROUNDS, SHARE_OF_A_LOOK, THRESHOLD, rounds_needed
 from autotune.search.launcher import Launcher
 
 ONE, TWO = make_placebos(2)
@@ -168,7 +168,7 @@ def test_hopeless_finals_give_their_time_back():
 
 @pytest.mark.parametrize(("pair_sd", "gain"), [(0.02, 0.03), (0.02, 0.10), (0.1, 0.10), (0.1, 0.3)])
 def test_the_budget_that_is_asked_for_holds_the_pairs_in_its_finals(pair_sd, gain):
-    pairs = rounds_needed(pair_sd, gain, most=10_000, fewest=2)
+    pairs = rounds_needed(pair_sd, gain, most=10_000, fewest=2, risk_share=SHARE_OF_A_LOOK)
     needed = budget_for(gain, pair_sd=pair_sd, pair_seconds=6.0, budget_seconds=10.0)
     assert needed == pytest.approx(max(15.0, pairs * 6.0 / FINALS_SHARE))
     assert needed * FINALS_SHARE >= pairs * 6.0 * 0.999
