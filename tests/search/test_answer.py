@@ -17,7 +17,7 @@ from autotune.search.ranking import Ranking
 
 ONE, TWO = make_placebos(2)
 FASTER = [0.21, 0.19, 0.20, 0.22, 0.18, 0.20]
-UNCLEAR = [0.10, -0.08, 0.09, -0.05, 0.12, -0.06]
+UNCLEAR = [0.10, -0.05, 0.09, -0.02, 0.11, -0.03]
 NO_GAIN = [0.001, -0.002, 0.0, 0.002, -0.001, 0.0]
 BUDGET = 600.0
 

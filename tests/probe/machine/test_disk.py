@@ -232,6 +232,7 @@ def test_no_more_than_the_beginning_of_a_file_is_read(tmp_path: Path, monkeypatc
     monkeypatch.setattr(disk, "_MOST_BYTES", LARGE)
     ticks = iter(range(100))
     monkeypatch.setattr(disk.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(disk, "_cached_fraction", lambda _descriptor, _size: 0.0)
     assert measure_disk_read([path], tmp_path, budget_seconds=50) == LARGE / 2
     assert next(ticks) == 3
 
