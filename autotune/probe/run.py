@@ -164,6 +164,7 @@ def judge_facts(
         verdict=verdict,
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
+        cautions=tuple(caution for caution in space.cautions if (caution.knob, caution.value) in space.unproven),
         troubles=find_troubles(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
     )
 

@@ -15,7 +15,7 @@ from autotune.records.facts import (
 )
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
-from autotune.records.probe import Advice, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
+from autotune.records.probe import Advice, Caution, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
 from autotune.records.profile import Evidence, OneOffCosts, Profile, ProfileTarget, baseline_interval
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
@@ -24,6 +24,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Advice",
     "Block",
+    "Caution",
     "Ceilings",
     "DataFacts",
     "DriftLimits",

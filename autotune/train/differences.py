@@ -62,6 +62,8 @@ def _name_parts(hardware: HardwareInfo) -> tuple[str, ...]:
         hardware.cpu_name,
         f"{hardware.usable_cpu_count} usable CPUs",
         f"{_to_gib(hardware.memory_limit_bytes)} of memory",
+        ", ".join(f"{name}={value}" for name, value in hardware.instruction_limits.items())
+        or "all of its instructions",
     )
 
 

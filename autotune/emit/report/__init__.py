@@ -39,7 +39,7 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "phases": charts.draw_phases(probe.target.phases),
         "work": charts.draw_work(probe.target),
         "memory": probed.describe_memory(probe.target),
-        "modes": probed.list_modes(probe.target),
+        "modes": probed.list_modes(probe),
         "troubles": probed.list_troubles(probe.troubles),
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "finals_chart": charts.draw_finals(ordered, profile),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autotune.emit.report.wording import format_ratio, shorten
 from autotune.records import (
+    Ceilings,
     GpuInfo,
     MatmulRate,
     Measurement,
@@ -31,7 +32,7 @@ from autotune.sentences import (
     format_drift,
     format_margin,
 )
-from autotune.units import format_bytes, format_duration, format_rate
+from autotune.units import format_bytes, format_duration, format_flops, format_part, format_rate
 
 _DASH = "\N{EN DASH}"
 _MAX_VALUE_LENGTH = 60
@@ -265,7 +266,7 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
         *(("GPU", _describe_gpu(gpu)) for gpu in hardware.gpus),
         ("trained on", probe.target.device),
         *(("noise", shorten(describe_noise(seen))) for seen in [profile.evidence.noise] if seen is not None),
-        *((f"{rate.dtype} products", _describe_rate(rate)) for rate in ceilings.matmul),
+        *((f"{rate.dtype} products", _describe_rate(rate, ceilings)) for rate in ceilings.matmul),
     ]
     if ceilings.memory_bytes_per_second is not None:
         rows.append(("memory traffic", f"{ceilings.memory_bytes_per_second / 1e9:,.0f} GB/s"))
@@ -274,7 +275,11 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
     return rows
 
 
-def _describe_rate(rate: MatmulRate) -> str:
+def _describe_rate(rate: MatmulRate, ceilings: Ceilings) -> str:
+    plain = ceilings.flops_per_second("fp32")
+    if rate.emulated:
+        part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
+        return f"{format_flops(rate.flops_per_second)}: emulated{part}"
     kept = (
         "" if rate.sustained_flops_per_second is None else f", {rate.sustained_flops_per_second / 1e12:.3g} sustained"
     )
