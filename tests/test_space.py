@@ -262,6 +262,37 @@ def test_fp16_on_a_cpu_needs_its_arithmetic_and_has_to_beat_bf16(
     assert ("fp16" in reasons_of(space, "precision")) is not offered
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_what_is_emulated_is_ruled_out_with_its_figures(name: str) -> None:
+    plain = MatmulRate(dtype="fp32", flops_per_second=122e9)
+    slow = MatmulRate(dtype=name, flops_per_second=0.94e9, emulated=True)
+    features = MACHINE.replace(cpu_features=("amx_fp16", "avx512_bf16"))
+    space = build_space(cpu_facts(features, ceilings=Ceilings(matmul=(plain, slow))))
+    assert name not in space.choices.get("precision", ())
+    figures = f"emulated here: {name} 940 MFLOP/s, 1/130 of fp32 (122 GFLOP/s)"
+    assert reasons_of(space, "precision")[name] == figures
+
+
+def test_a_rate_that_was_not_measured_speaks_neither_for_nor_against_and_says_so() -> None:
+    space = build_space(cpu_facts(ceilings=ceilings(fp32=1e11)))
+    assert space.choices["precision"] == ("fp32", "bf16")
+    assert space.unproven == {("precision", "bf16")}
+    (caution,) = space.cautions
+    assert caution.reason == "bf16 products were not measured here: tried alone, and late"
+    assert SPACES["cpu"].unproven == SPACES["gpu"].unproven == frozenset()
+    assert space.without(["precision"], "for another reason").unproven == frozenset()
+
+
+def test_a_gpu_of_which_nothing_was_measured_may_have_all_arithmetics() -> None:
+    space = build_space(gpu_facts(ceilings=Ceilings()))
+    assert space.unproven == {("precision", "bf16"), ("precision", "fp16"), ("allow_tf32", True)}
+
+
+def test_the_users_own_arithmetic_needs_no_proof() -> None:
+    facts = cpu_facts(ceilings=ceilings(fp32=1e11), baseline=BASELINE.replace(precision="bf16"))
+    assert build_space(facts).unproven == frozenset()
+
+
 def test_a_library_that_is_installed_is_offered() -> None:
     space = build_space(cpu_facts(MACHINE.replace(host_allocators={"tcmalloc": "/usr/lib/libtcmalloc.so.4"})))
     assert space.choices["host_allocator"] == ("default", "glibc-tuned", "tcmalloc")

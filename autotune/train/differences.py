@@ -57,13 +57,13 @@ def _compare_hardware(profile: Profile) -> Iterator[str]:
 def _name_parts(hardware: HardwareInfo) -> tuple[str, ...]:
     """Return in words what a hardware fingerprint is made of."""
     gpus = ", ".join(f"{gpu.name} {_to_gib(gpu.memory_total_bytes)}" for gpu in hardware.gpus)
+    limits = ", ".join(f"{name}={value}" for name, value in sorted(hardware.instruction_limits.items()))
     return (
         gpus or "no GPU",
         hardware.cpu_name,
         f"{hardware.usable_cpu_count} usable CPUs",
         f"{_to_gib(hardware.memory_limit_bytes)} of memory",
-        ", ".join(f"{name}={value}" for name, value in hardware.instruction_limits.items())
-        or "all of its instructions",
+        limits or "all of its instructions",
     )
 
 

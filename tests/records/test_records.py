@@ -279,6 +279,7 @@ def test_fingerprints_follow_what_a_measurement_depends_on() -> None:
     assert len(hardware.fingerprint) == len(software.fingerprint) == 12
     assert hardware.replace(memory_available_bytes=1).fingerprint == hardware.fingerprint
     assert hardware.replace(usable_cpu_count=4).fingerprint != hardware.fingerprint
+    assert hardware.replace(instruction_limits={"ONEDNN_MAX_CPU_ISA": "AVX2"}).fingerprint != hardware.fingerprint
     assert software.replace(torch="2.7.0").fingerprint != software.fingerprint
     assert software.replace(driver="570").fingerprint != software.replace(cuda="570").fingerprint
 

@@ -22,8 +22,9 @@ from autotune.probe.ceilings.products import Burst, list_arithmetics, measure_bu
 from autotune.probe.ceilings.repetitions import synchronize, time_repetition
 from autotune.records.ceilings import Ceilings, MatmulRate
 
-# Emulated arithmetic is this much slower than fp32; as a ceiling it would only mislead, so it is marked.
-_EMULATED_FRACTION = 0.05
+# Emulated arithmetic is this much slower than fp32; as a ceiling it would only mislead, so it is marked. A CPU that has
+# 16-bit products makes them faster than fp32, and one of few or old cores emulates them at a tenth (judgements).
+_EMULATED_FRACTION = {"cpu": 0.25, "cuda": 0.05}
 # Below this a window would be too short for a chip to heat up in it.
 _SUSTAINED_BUDGET_SECONDS = 6.0
 _WINDOW_SECONDS = 2.0
@@ -64,7 +65,7 @@ def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ce
         pinned = quick.attempt(partial(measure_host_copies, device, pinned=True), parts=2)
         pageable = quick.attempt(partial(measure_host_copies, device, pinned=False), parts=2)
     sustained = _measure_sustained(bursts, device, deadline) if sustained_seconds else {}
-    least = _least_rate(bursts)
+    least = _least_rate(bursts, device)
     _release_memory(device)
     return Ceilings(
         matmul=tuple(_build_rate(name, burst, sustained.get(name), least) for name, burst in bursts.items()),
@@ -128,21 +129,21 @@ def _attempt(measure: Callable[[], T]) -> T | None:
 def _measure_bursts(names: tuple[str, ...], device: torch.device, shares: _Shares) -> dict[str, Burst]:
     bursts: dict[str, Burst] = {}
     for name in names:
-        least = _least_rate(bursts)
+        least = _least_rate(bursts, device)
         burst = shares.attempt(lambda share: measure_burst(name, device, share, least_rate=least))  # noqa: B023
         if burst is not None:
             bursts[name] = burst
     return bursts
 
 
-def _least_rate(bursts: dict[str, Burst]) -> float:
+def _least_rate(bursts: dict[str, Burst], device: torch.device) -> float:
     """Return the rate below which an arithmetic counts as emulated; 0 without one of fp32 to hold it against."""
-    return _EMULATED_FRACTION * bursts["fp32"].flops_per_second if "fp32" in bursts else 0.0
+    return _EMULATED_FRACTION[device.type] * bursts["fp32"].flops_per_second if "fp32" in bursts else 0.0
 
 
 def _measure_sustained(bursts: dict[str, Burst], device: torch.device, deadline: float) -> dict[str, float | None]:
     sustained: dict[str, float | None] = {}
-    least = _least_rate(bursts)
+    least = _least_rate(bursts, device)
     real = {name: burst for name, burst in bursts.items() if burst.flops_per_second >= least}
     for name, burst in real.items():
         window = min(_WINDOW_SECONDS, max(0.0, deadline - perf_counter()) / (len(real) - len(sustained)))

@@ -7,7 +7,16 @@ import pytest
 from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, memory, phases, target, timing, work
 
 from autotune.probe.judging.verdict import judge
-from autotune.records import GainRange, HardwareInfo, Measurement, MemoryFacts, OptimizerFacts, TargetFacts
+from autotune.records import (
+    Ceilings,
+    GainRange,
+    HardwareInfo,
+    MatmulRate,
+    Measurement,
+    MemoryFacts,
+    OptimizerFacts,
+    TargetFacts,
+)
 
 
 def advised(facts: TargetFacts, measured: Measurement, machine: HardwareInfo | None = None) -> dict[str, str]:
@@ -101,6 +110,18 @@ def test_persistent_workers(samples: int | None, changes: dict[str, Any], expect
 def test_precision(rates: dict[str, float], changes: dict[str, Any], expected: bool) -> None:
     reasons = advised(target(ceilings=ceilings(rates), **changes), timing())
     assert ("precision" in reasons) == expected
+
+
+def test_who_trains_with_emulated_arithmetic_is_told_to_leave_it() -> None:
+    rates = (
+        MatmulRate(dtype="fp32", flops_per_second=122e9),
+        MatmulRate(dtype="bf16", flops_per_second=0.94e9, emulated=True),
+    )
+    own = target(baseline=BASELINE.replace(precision="bf16"), ceilings=Ceilings(matmul=rates), work=work(0.9, 0.05))
+    reason = "bf16 is emulated here (940 MFLOP/s, 1/130 of fp32); products take 90 % of a step"
+    assert advised(own, timing())["precision"] == reason
+    plain = target(ceilings=Ceilings(matmul=rates), work=work(0.9, 0.05))
+    assert "precision" not in advised(plain, timing())
 
 
 def test_precision_reason_states_the_measured_rates() -> None:
