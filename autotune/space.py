@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.arithmetics import find_cautions
 from autotune.errors import UsageError
-from autotune.knobs import KNOBS, Facts, find_cautions
+from autotune.knobs import KNOBS, Facts
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_own, with_knob
 from autotune.records.probe import Caution, RuledOut
 from autotune.records.script import Numerics
@@ -176,7 +177,7 @@ def build_space(facts: Facts, *, learning_rate_rule: LearningRateRule = "none") 
         ruled_out=tuple(ruled_out),
         batch_is_free="batch" in facts.allowed,
         learning_rate_rule=learning_rate_rule,
-        cautions=find_cautions(facts, choices),
+        cautions=find_cautions(facts.target, choices),
     )
 
 

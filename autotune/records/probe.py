@@ -13,7 +13,8 @@ from autotune.records.facts import MemoryMode, TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Measurement, NonNegative
 
-Limit = Literal["input", "launch", "bandwidth", "compute", "communication", "unknown"]
+Limit = Literal["input", "launch", "bandwidth", "compute", "communication", "unknown", "unreliable"]
+"""What binds a step; `unreliable` where the machine was too busy, or the figures contradict each other."""
 
 
 class Verdict(Record):
@@ -26,7 +27,7 @@ class Verdict(Record):
     evidence: tuple[str, ...] = ()
     """What it rests on, one figure a sentence, the strongest first."""
     speedup_ceiling: float | None = None
-    """No speed-up above this is possible on this machine for this model; None when not computable."""
+    """No speed-up above this is possible on this machine for this model; None when not computable or not reliable."""
     ceiling_reason: str = ""
     """What sets that bound, in one sentence; empty without a bound."""
 

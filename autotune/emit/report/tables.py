@@ -280,9 +280,8 @@ def _describe_rate(rate: MatmulRate, ceilings: Ceilings) -> str:
     if rate.emulated:
         part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
         return f"{format_flops(rate.flops_per_second)}: emulated{part}"
-    kept = (
-        "" if rate.sustained_flops_per_second is None else f", {rate.sustained_flops_per_second / 1e12:.3g} sustained"
-    )
+    sustained = rate.sustained_flops_per_second
+    kept = "" if sustained is None else f", {sustained / 1e12:.3g} sustained"
     return f"{rate.flops_per_second / 1e12:.3g} TFLOP/s{kept}"
 
 

@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 
 from autotune.probe.judging.bounds import least_load_seconds
+from autotune.probe.judging.evidence import StepCase
 from autotune.probe.judging.figures import StepFigures, derive_figures, divide, format_step
+from autotune.probe.judging.reliability import explain_unreliable
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
@@ -112,6 +114,8 @@ def compute_knobs_gain_nothing(facts: TargetFacts, measurement: Measurement, har
     takes_turns = workers == 0 and bool(_explain_fixed_workers(facts))
     if not figures.is_input_bound or takes_turns:
         return ""
+    if explain_unreliable(StepCase(facts, figures, hardware), measurement):
+        return ""  # what loads slowly beside others may be the others' doing
     if least_load_seconds(facts, figures, hardware) < _CLEARLY_SLOWER * figures.compute_seconds:
         return ""
     measured = facts.data.loader_seconds_per_step

@@ -319,7 +319,9 @@ def test_compilation_is_advised_by_the_measured_shares() -> None:
 
 def test_no_gain_is_above_the_ceiling() -> None:
     # Products alone take 80 ms of the step's 100 at the fastest rate.
-    facts = target(model={"flops_per_sample": 2.4e9}, baseline=BASELINE.replace(optimizer_implementation="for-loop"))
+    own = BASELINE.replace(optimizer_implementation="for-loop")
+    rates = ceilings({"fp32": 200e9, "bf16": 300e9})
+    facts = target(model={"flops_per_sample": 2.4e9}, baseline=own, ceilings=rates)
     verdict, advice = judge(facts, timing(), hardware())
     assert verdict.speedup_ceiling == pytest.approx(1.25)
     assert max(item.gain.high for item in advice if item.gain) == pytest.approx(1.25)
