@@ -5,6 +5,7 @@ A row turns the probe's facts into the values worth trying and the reason for ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,11 @@ Allowed = Literal["batch"]
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
+_SPARE = 1.2
+"""Loading is to be this much faster than the computation."""
+_WORKER_BYTES = 256 * 2**20
+"""Of a worker that was not seen: an interpreter with torch and a part of a dataset."""
+_FREE_FOR_WORKERS = 0.5
 _LARGER_BATCHES = (2, 4)
 _MALLOC_PACKAGES: dict[KnobValue, str] = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
 """Of Debian and Ubuntu."""
@@ -208,10 +214,27 @@ def _device_allocators(facts: Facts) -> Choices:
     return ("default", "expandable-segments"), {}
 
 
+def most_workers(target: TargetFacts, hardware: HardwareInfo) -> int:
+    """Return the most loader workers worth trying: one a CPU, and more where samples are waited for.
+
+    What a disk or a network lets a worker wait for, others can wait for meanwhile: as many as match the computation, as
+    the CPUs have time for and as memory has room for.
+    """
+    data, usable = target.data, min(hardware.usable_cpu_count, _MOST_WORKERS)
+    if not data.waits or data.iterable:
+        return usable
+    load, compute = data.seconds_per_sample * target.baseline.effective_batch_size, target.compute_seconds_per_step
+    matching = _MOST_WORKERS if compute <= 0 else min(_MOST_WORKERS, math.ceil(_SPARE * load / compute))
+    wanted = 1 << math.ceil(math.log2(max(1, matching)))
+    by_cpus = hardware.usable_cpu_count / max(data.cpu_fraction or 0.0, 1 / _MOST_WORKERS / 2)
+    by_memory = _FREE_FOR_WORKERS * hardware.memory_available_bytes / (data.worker_bytes or _WORKER_BYTES)
+    return max(usable, min(wanted, math.floor(by_cpus), math.floor(by_memory)))
+
+
 def _worker_counts(facts: Facts) -> Choices:
     if facts.target.data.iterable:
         return _only("workers would each repeat an iterable dataset", 1, 2)
-    most = min(facts.hardware.usable_cpu_count, _MOST_WORKERS)
+    most = most_workers(facts.target, facts.hardware)
     counts = sorted({0, 1, 2, most // 2, most} | {2**n for n in range(5)})
     return tuple(count for count in counts if count <= most), {}
 
