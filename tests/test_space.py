@@ -315,6 +315,44 @@ def test_workers_are_bounded_by_the_cpus() -> None:
     assert many == (0, 1, 2, 4, 8, 16)
 
 
+# 12 samples a step of 0.5 s each, nine tenths of it waiting, beside 1 s of computation.
+WAITING = DATA.replace(seconds_per_sample=0.5, cpu_fraction=0.1, worker_bytes=200 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("data", "machine", "workers"),
+    [
+        pytest.param(WAITING, MACHINE, (0, 1, 2, 4, 8), id="8 are enough to match the computation"),
+        pytest.param(WAITING.replace(seconds_per_sample=5.0), MACHINE, (0, 1, 2, 4, 8, 16), id="never more than 16"),
+        pytest.param(WAITING.replace(seconds_per_sample=0.01), MACHINE, (0, 1, 2, 4), id="little to load"),
+        pytest.param(WAITING.replace(cpu_fraction=0.5), MACHINE, (0, 1, 2, 4), id="as much work as waiting"),
+        pytest.param(WAITING.replace(cpu_fraction=None), MACHINE, (0, 1, 2, 4), id="not known"),
+        pytest.param(WAITING.replace(cpu_fraction=0.0), MACHINE, (0, 1, 2, 4, 8), id="nothing but waiting"),
+        pytest.param(
+            WAITING.replace(cpu_fraction=0.4),
+            MACHINE.replace(usable_cpu_count=2),
+            (0, 1, 2, 4, 5),
+            id="the work of 5 keeps 2 CPUs busy",
+        ),
+        pytest.param(WAITING, MACHINE.replace(usable_cpu_count=1), (0, 1, 2, 4, 8), id="one CPU"),
+        pytest.param(
+            WAITING, MACHINE.replace(memory_available_bytes=2400 * 2**20), (0, 1, 2, 3, 4, 6), id="memory for six"
+        ),
+        pytest.param(
+            WAITING.replace(worker_bytes=None),
+            MACHINE.replace(memory_available_bytes=2 * GIB),
+            (0, 1, 2, 4),
+            id="a worker that was not seen is taken to be large",
+        ),
+    ],
+)
+def test_more_workers_than_cpus_can_wait_at_once(
+    data: DataFacts, machine: HardwareInfo, workers: tuple[int, ...]
+) -> None:
+    space = build_space(cpu_facts(machine, data=data, compute_seconds_per_step=1.0))
+    assert space.choices["num_workers"] == workers
+
+
 @each_space
 def test_every_choice_alone_is_in_the_space_and_holds_the_effective_batch(name: str) -> None:
     space = SPACES[name]
