@@ -283,6 +283,12 @@ def test_a_rate_that_was_not_measured_speaks_neither_for_nor_against_and_says_so
     assert space.without(["precision"], "for another reason").unproven == frozenset()
 
 
+def test_an_arithmetic_that_a_gpu_hardly_has_is_ruled_out() -> None:
+    space = build_space(gpu_facts(supports_bf16=False, ceilings=ceilings(fp32=1e13, fp16=2e11)))
+    assert "precision" not in space.choices
+    assert reasons_of(space, "precision")["fp16"] == "measured: fp16 products run at 200 GFLOP/s, fp32 at 10000"
+
+
 def test_a_gpu_of_which_nothing_was_measured_may_have_all_arithmetics() -> None:
     space = build_space(gpu_facts(ceilings=Ceilings()))
     assert space.unproven == {("precision", "bf16"), ("precision", "fp16"), ("allow_tf32", True)}
