@@ -222,8 +222,8 @@ def test_other_amounts_are_refused_by_the_name_they_were_given_for(text: str) ->
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"),
-    [(0.94e9, 122e9, "1/130"), (3.46, 177.0, "1/51"), (40.0, 100.0, "1/2.5"), (1.0, 12345.0, "1/12,000"), (0.0, 1.0, "0"),
-     (1.0, 1.0, "1/1.0"), (1.0, 9.96, "1/10")],
+    [(0.94e9, 122e9, "1/130"), (3.46, 177.0, "1/51"), (40.0, 100.0, "1/2.5"), (1.0, 12345.0, "1/12,000"),
+     (0.0, 1.0, "0"), (1.0, 1.0, "1/1.0"), (1.0, 9.96, "1/10")],
 )  # fmt: skip
 def test_small_parts_for_people(part: float, whole: float, text: str) -> None:
     assert format_part(part, whole) == text
