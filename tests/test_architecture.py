@@ -81,6 +81,7 @@ TORCH_FREE = (
     "autotune.targets.workload",
     "autotune.engine.allocator",
     "autotune.measure.confidence",
+    "autotune.measure.hopeless",
     "autotune.measure.racing",
     "autotune.measure.student_t",
     "autotune.measure.warmup",
@@ -123,6 +124,7 @@ TORCH_FREE = (
     "autotune.trial.captures",
     "autotune.trial.spawn",
     "autotune.trial.process",
+    "autotune.trial.progress",
 )
 """The parent's side: it must not pay for torch, and never initialise a device."""
 

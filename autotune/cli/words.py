@@ -94,7 +94,9 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
             return _describe_fidelity(result.spec.fidelity)
         if result.tape is not None:
             return f"{len(result.tape.batches)} batches read"
-        return f"{result.status}: {result.error or result.cause}"[:100]
+        bound = result.samples_per_second_bound
+        rate = f"at most {format_rate(bound)}; " if bound is not None else ""
+        return f"{result.status.replace('_', ' ')}: {rate}{result.error or result.cause}"[:160]
     words = [format_rate(measurement.samples_per_second)]
     if baseline_rate:
         words.append(f"{measurement.samples_per_second / baseline_rate:.2f}x")

@@ -56,6 +56,11 @@ class WarmUp:
         return len(self._steps)
 
     @property
+    def graphs(self) -> int:
+        """Graphs compiled so far."""
+        return self._graphs
+
+    @property
     def later_steps(self) -> tuple[float, ...]:
         """Seconds of each step after the first."""
         return tuple(self._steps[1:])

@@ -92,7 +92,7 @@ class MachineNoise(Record):
     machine_changes: Annotated[int, Field(ge=0)] = 0
     """Times that the baseline's level jumped by more than noise explains."""
     launches: Annotated[int, Field(ge=0)] = 0
-    """Timed launches."""
+    """Launches that were timed, or found to be hopelessly slow in their first steps."""
     not_steady: Annotated[int, Field(ge=0)] = 0
     """Of these, how many had not settled when their warm-up was over."""
     raced: Annotated[int, Field(ge=0)] = 0

@@ -16,6 +16,7 @@ from autotune.records.trial import FidelityPlan, Rival, TrialLimits, TrialResult
 from autotune.search.budget import Budget
 from autotune.search.forecast import Forecast
 from autotune.search.objective import Judged, Limits
+from autotune.search.pace import make_pace
 from autotune.search.progress import SearchReporter, Standing
 from autotune.search.ranking import Ranking
 from autotune.search.schedule import Schedule
@@ -132,7 +133,7 @@ class Launcher:
             seconds: until it is killed, the kill included.
             look: at what, for a trial that is not timed.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
-            rival: end the timing early once it is clearly slower than this.
+            rival: end the timing early once it is clearly slower than this, in its first steps if it is hopeless.
             measure_samples: time this many, whatever the precision.
         """
         target = self.known_report.target
@@ -150,7 +151,10 @@ class Launcher:
             baseline=None if self.state.target.script is None else target.baseline,
             training_loaders=target.training_loaders,
             limits=self._trial_limits(seconds).replace(
-                ends_with_stage=ends_with_stage, measure_samples=measure_samples, rival=rival
+                ends_with_stage=ends_with_stage,
+                measure_samples=measure_samples,
+                rival=rival,
+                pace=make_pace(config, self.baseline, self.judged) if rival is not None else None,
             ),
         )
         self.number += 1
@@ -168,6 +172,7 @@ class Launcher:
             time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
             warmup_cap_seconds=max(2.0, 2 * self.state.measure_seconds),
             measure_seconds=self.state.measure_seconds,
+            seconds_per_sample=self.known_report.target.data.seconds_per_sample,
             host_memory_limit_bytes=limits.host_memory_bytes,
             device_memory_limit_bytes=limits.device_memory_bytes,
         )

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.trial import TrialResult
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.anchors import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Anchors
 from autotune.search.objective import Judged
 
@@ -172,7 +172,8 @@ class Ranking:
         return [entry for entry in entries if entry is not None]
 
     def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
-        timed = [(place, one.score.value) for place, one in group if one.score.value is not None]
+        measured = [(place, one) for place, one in group if one.score.status is not TrialStatus.TOO_SLOW]
+        timed = [(place, one.score.value) for place, one in measured if one.score.value is not None]
         if not timed:
             return None
         launches = tuple(one for _, one in group)

@@ -11,12 +11,13 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from autotune.measure.throughput import TimedBlocks
+from autotune.measure.hopeless import EarlySteps
+from autotune.measure.throughput import Ending, TimedBlocks
 from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import KnobValue, TrainConfig
@@ -38,6 +39,7 @@ from autotune.selftest.machines import Machine
 from autotune.selftest.placebo import KNOB, PLACEBOS
 from autotune.selftest.tally import read_outcome
 from autotune.space import SearchSpace
+from autotune.trial.causes import describe_hopeless
 
 BUDGET_SECONDS = 120.0
 MEASURE_SECONDS = 2.0
@@ -183,9 +185,15 @@ class _Simulation:
         percent = spec.config.user_knobs.get(KNOB, 0) if spec.config and self.case.percent else 0
         paces = self._start()
         timed = TimedBlocks(spec.limits, spec.limits.rival)
+        step_seconds = (_BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(pace) for pace in paces)
+        early = _take_early(step_seconds)
+        hopeless = early.find_hopeless(spec.limits.pace, spec.limits.rival)
+        if hopeless is not None:
+            self.now += _STARTUP_SECONDS + _WARMUP_SECONDS
+            return describe_hopeless(spec, hopeless, elapsed_seconds=self.now - began)
         elapsed = 0.0
         while (ending := timed.find_ending(elapsed)) is None:
-            seconds = _BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(next(paces))
+            seconds = next(step_seconds)
             timed.blocks.append(Block(optimizer_steps=1, samples=_BLOCK_SAMPLES, seconds=seconds))
             elapsed += seconds
         took = _STARTUP_SECONDS + _WARMUP_SECONDS + elapsed
@@ -193,18 +201,30 @@ class _Simulation:
         if took > spec.limits.time_limit_seconds:
             status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
             return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
-        measurement = Measurement(
-            blocks=tuple(timed.blocks),
-            step_seconds=(),
-            data_wait_seconds=0.0,
-            steady=True,
-            warmup_steps=10,
-            warmup_seconds=_WARMUP_SECONDS,
-            compile_seconds=0.0,
-            peak_memory=_PEAK,
-            ended_by=ending,
-        )
-        return _finish(spec, self.now - began, measurement=measurement)
+        return _finish(spec, self.now - began, measurement=_make_measurement(timed.blocks, early, ending))
+
+
+def _take_early(step_seconds: Iterator[float]) -> EarlySteps:
+    early = EarlySteps()
+    while not early.take(next(step_seconds), _BLOCK_SAMPLES, compiled=False):
+        continue
+    return early
+
+
+def _make_measurement(blocks: Sequence[Block], early: EarlySteps, ending: Ending) -> Measurement:
+    return Measurement(
+        blocks=tuple(blocks),
+        step_seconds=(),
+        data_wait_seconds=0.0,
+        steady=True,
+        warmup_steps=10,
+        warmup_seconds=_WARMUP_SECONDS,
+        first_step_seconds=early.first_seconds,
+        warmup_step_seconds=early.pair,
+        compile_seconds=0.0,
+        peak_memory=_PEAK,
+        ended_by=ending,
+    )
 
 
 def _finish(spec: TrialSpec, seconds: float, **found: object) -> TrialResult:

@@ -34,6 +34,8 @@ def test_even_steps_are_timed_exactly() -> None:
         unsettled="",
         warmup_steps=WARM,
         warmup_seconds=WARM * STEP,
+        first_step_seconds=STEP,
+        warmup_step_seconds=(STEP, STEP),
         compile_seconds=0.0,
         peak_memory=PeakMemory(host_bytes=123),
         canary=None,

@@ -171,7 +171,9 @@ def list_trials(trials: Sequence[TrialResult], baseline: TrainConfig, *, baselin
 
 def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) -> TrialRow:
     measurement = trial.measurement
-    rate = None if measurement is None else measurement.samples_per_second
+    bound = trial.samples_per_second_bound
+    rate = bound if measurement is None else measurement.samples_per_second
+    most = "≤ " if measurement is None and bound is not None else ""
     memory = None if measurement is None else measurement.peak_memory
     error = ": ".join(part for part in (trial.cause, trial.error) if part)
     return TrialRow(
@@ -179,8 +181,8 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         purpose=trial.spec.purpose,
         status=trial.status.value,
         difference=describe_difference(trial.spec.config, baseline),
-        rate=_DASH if rate is None else format_rate(rate, unit="").strip(),
-        ratio=_DASH if rate is None else format_ratio(rate / baseline_rate),
+        rate=_DASH if rate is None else most + format_rate(rate, unit="").strip(),
+        ratio=_DASH if rate is None else most + format_ratio(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.device_bytes or memory.host_bytes),
         seconds=format_duration(trial.elapsed_seconds),
         error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
