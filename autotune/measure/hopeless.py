@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from autotune.measure.racing import CLEAR_LOG_RATIO
-from autotune.records.trial import Pace, Rival
+from autotune.records.trial import Pace, Rival, TrialLimits
 from autotune.units import format_duration
 
 PATIENCE_SECONDS = 3.0
@@ -84,18 +84,20 @@ class TooSlowError(Exception):
         self.hopeless = hopeless
 
 
-def find_overdue(pace: Pace, rival: Rival, beat: Beat, now: float) -> Hopeless | None:
+def find_overdue(limits: TrialLimits, beat: Beat, now: float) -> Hopeless | None:
     """Return why the step that a launch is in will not do; None while it may still.
 
     The step may take 3 s and four times the first step of the user's settings, more where launches of one and the same
     config differ by more. One that compiles has a time of its own.
 
     Args:
-        pace: of the user's settings.
-        rival: says how much launches differ.
+        limits: with the pace of the user's settings and a rival; without either nothing is overdue.
         beat: the launch's last one.
         now: `time.monotonic()`.
     """
+    pace, rival = limits.pace, limits.rival
+    if pace is None or rival is None:
+        return None
     if beat.phase not in (Phase.COMPILING, Phase.STEPPING) or beat.steps >= _WATCHED_STEPS:
         return None
     seconds = now - beat.since

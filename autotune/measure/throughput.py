@@ -240,7 +240,9 @@ def _warm_up(
         if early.take(work, timing.samples - trained, compiled=warm_up.graphs != compiled):
             early.check(limits.pace, rival)
         unsettled = warm_up.find_unsettled()
-        if not unsettled or warm_up.charged_seconds >= limits.warmup_cap_seconds:
+        # What races is held against its rival before its time is up, for it may be up because it is hopeless.
+        is_judged = limits.pace is None or rival is None or len(early.pair) == 2
+        if not unsettled or (is_judged and warm_up.charged_seconds >= limits.warmup_cap_seconds):
             timing.phase = Phase.MEASURING
             timing.read_losses()
             return warm_up, unsettled, None

@@ -136,10 +136,10 @@ class TrialRunner:
         next_memory_poll = began + _MEMORY_POLL_SECONDS
         while True:
             status = process.wait(_POLL_SECONDS)
+            if status is None and spec.target.script is not None and (folder / RESULT_FILE).exists():
+                status = 0  # the leading process is done; the others of its launcher would wait for it
             if status is not None:
                 return status, None
-            if spec.target.script is not None and (folder / RESULT_FILE).exists():
-                return 0, None  # the leading process is done; the others of its launcher would wait for it
             self._on_poll()
             now = time.monotonic()
             if self._should_stop():
@@ -149,10 +149,9 @@ class TrialRunner:
                 if limits.ends_with_stage:
                     return self._kill(process), (TrialStatus.INTERRUPTED, "budget", text)
                 return self._kill(process), (TrialStatus.TIMED_OUT, "timeout", text)
-            if limits.pace is not None and limits.rival is not None:
-                hopeless = find_overdue(limits.pace, limits.rival, progress.read(), now)
-                if hopeless is not None:
-                    return self._kill(process), hopeless
+            hopeless = find_overdue(limits, progress.read(), now)
+            if hopeless is not None:
+                return self._kill(process), hopeless
             if limits.host_memory_limit_bytes is not None and now >= next_memory_poll:
                 next_memory_poll = now + _MEMORY_POLL_SECONDS
                 used = _resident_bytes(process.pid, limits.host_memory_limit_bytes)
