@@ -22,13 +22,17 @@ from autotune.measure.hopeless import EarlySteps, Phase
 from autotune.measure.memory import MemoryMeter
 from autotune.measure.racing import is_clearly_slower
 from autotune.measure.timing import InterferenceReader, Progress, Timing, make_timing
-from autotune.measure.warmup import WarmUp
+from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Canary, Measurement
 from autotune.records.trial import LossCurve, Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
+LEAST_SLOW_BLOCKS = 2
+"""Where a single step takes a second or more, however short the time to measure in."""
+ENDLESS_STEP_SECONDS = 20.0
+"""One step of such a length is a measurement too."""
 LEAST_SHORT_STEPS = 4
 """Of a training that ends before it has settled, so many steps are better than no answer; marked as not steady."""
 PRECISE_BLOCKS = 8
@@ -138,13 +142,6 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def backlog_steps(config: TrainConfig) -> int:
-    """Return how many optimizer steps use up what the loader had ready before the first one."""
-    if config.num_workers == 0:
-        return 0
-    return math.ceil((config.num_workers * config.prefetch_factor + 2) / config.gradient_accumulation_steps)
-
-
 @dataclass
 class TimedBlocks:
     """The blocks so far and what ends them."""
@@ -166,14 +163,22 @@ class TimedBlocks:
             return "time" if blocks and elapsed >= _SAMPLES_PATIENCE * limits.measure_seconds else None
         if self._lags():
             return "racing"
-        if len(blocks) < LEAST_BLOCKS:
-            # One very long step is a measurement too; three would overrun the trial.
-            return "time" if blocks and elapsed >= 2 * limits.measure_seconds else None
+        least = self._least_blocks()
+        if len(blocks) < least:
+            overruns = blocks and least == LEAST_BLOCKS and elapsed >= 2 * limits.measure_seconds
+            return "time" if overruns else None
         if elapsed >= limits.measure_seconds:
             return "time"
         rates = [block.samples / block.seconds for block in blocks]
         precise = len(blocks) >= PRECISE_BLOCKS and relative_half_width(rates) <= PRECISION
         return "precision" if precise else None
+
+    def _least_blocks(self) -> int:
+        """Return how many blocks there must be; of short steps fewer do where the time is up twice."""
+        last = self.blocks[-1] if self.blocks else None
+        if last is None or last.optimizer_steps > 1 or last.seconds < SLOW_STEP_SECONDS:
+            return LEAST_BLOCKS
+        return 1 if last.seconds >= ENDLESS_STEP_SECONDS else LEAST_SLOW_BLOCKS
 
     def _lags(self) -> bool:
         if self.rival is None:
@@ -215,7 +220,7 @@ def _warm_up(
 ) -> Generator[None, None, tuple[WarmUp, str, Block | None]]:
     """Return the warm-up, what had not settled at its end, and all there is of a training that ended in it."""
     clock, graphs = timing.clock, timing.compiled_graphs()
-    warm_up = WarmUp(backlog_steps(config), graphs=graphs, least_seconds=timing.load_seconds)
+    warm_up = make_warm_up(config, limits, graphs=graphs, least_seconds=timing.load_seconds)
     first_samples = 0
     timing.phase = Phase.STEPPING if config.compile_mode == "off" else Phase.COMPILING
     timing.enter(Phase.LOADING)

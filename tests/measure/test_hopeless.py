@@ -119,9 +119,14 @@ def test_a_measurement_ends_after_the_third_of_hopeless_steps() -> None:
 
 def test_the_third_step_is_taken_where_the_second_uses_the_warm_up_up() -> None:
     with pytest.raises(TooSlowError):
-        Scripted([8.0]).measure(limits=RACED.replace(warmup_cap_seconds=4.0))
-    equal = RACED.replace(warmup_cap_seconds=4.0, rival=RIVAL.replace(seconds_per_sample=0.8))
-    assert Scripted([8.0]).measure(limits=equal).warmup_steps <= 3
+        Scripted([0.75]).measure(limits=RACED.replace(warmup_cap_seconds=0.5))
+    equal = RACED.replace(warmup_cap_seconds=0.5, rival=RIVAL.replace(seconds_per_sample=0.075))
+    assert Scripted([0.75]).measure(limits=equal).warmup_steps == 3
+
+
+def test_the_first_block_ends_what_is_so_slow_that_two_steps_are_its_warm_up() -> None:
+    measured = Scripted([8.0]).measure(limits=RACED)
+    assert (measured.warmup_steps, len(measured.blocks), measured.ended_by) == (2, 1, "racing")
 
 
 @pytest.mark.parametrize("changes", [{"pace": None}, {"rival": None}])
