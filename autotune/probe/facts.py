@@ -24,7 +24,8 @@ from autotune.engine.optimizer import current_implementation, read_optimizer_fac
 from autotune.engine.precision import allows_tf32
 from autotune.measure.clock import clock_for
 from autotune.measure.throughput import time_training
-from autotune.probe.additivity import measure_additivity
+from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
+from autotune.probe.additivity import WINDOWS, measure_additivity
 from autotune.probe.allowance import (
     LOADER_SECONDS,
     MEMORY_GRACE,
@@ -99,7 +100,8 @@ def probe_workload(
         del training
         fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         watched = watch_interference(device)
-        measurement, curve = time_training(fresh, baseline, spec.limits, device, seed=seed, interference=watched)
+        limits = spec.limits.replace(seconds_per_sample=samples.facts.seconds_per_sample)
+        measurement, curve = time_training(fresh, baseline, limits, device, seed=seed, interference=watched)
         result = TrialResult(
             spec=spec.replace(config=baseline),
             status=TrialStatus.COMPLETED,
@@ -143,7 +145,8 @@ def _add_memory(
     if not seconds:
         return facts
     try:
-        with time_limit(MEMORY_GRACE * seconds):
+        # A real step and the one before it are looked at, however long they take.
+        with time_limit(MEMORY_GRACE * seconds + 2 * facts.compute_seconds_per_step):
             memory = look_at_memory(
                 loaded,
                 facts.baseline,
@@ -167,7 +170,8 @@ def _profile(training: Training, facts: TargetFacts, device: torch.device) -> Wo
     if not steps:
         return None
     keep_resident(training)
-    training.step()
+    if facts.compute_seconds_per_step < FEW_STEPS_SECONDS:
+        training.step()
     return profile_steps(training.step, device, steps=steps)
 
 
@@ -206,9 +210,12 @@ def _add_additivity(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload,
     additivity: Additivity | None = None
     is_another, fixed = facts.model.has_batch_norm, dict(facts.fixed)
     if not is_another:
-        sources = facts.data.random_sources
+        sources, few = facts.data.random_sources, facts.compute_seconds_per_step >= FEW_STEPS_SECONDS
+        windows, seed = 1 if few else WINDOWS, spec.seeds[0]
         try:
-            additivity = measure_additivity(loaded, facts.baseline, device, seed=spec.seeds[0], random_sources=sources)
+            additivity = measure_additivity(
+                loaded, facts.baseline, device, seed=seed, random_sources=sources, windows=windows
+            )
         except Exception as error:  # other parts of a batch than the user's own are more than a workload has to bear
             told = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             fixed["micro_batch_size"] = f"parts of a batch cannot be computed: {told}"
