@@ -23,6 +23,9 @@ PATIENCE_SECONDS = 3.0
 LEAST_STEP_SECONDS = 0.25
 """Two steps shorter than this prove nothing, and cost nothing either: blocks of this length soon tell."""
 
+_FAR_LOG_RATIO = math.log(2.5)
+"""Farther than what ends a race: a launch's first steps are as good as the luck of its start, and a race follows."""
+
 _PATIENCE = 4.0
 _WATCHED_STEPS = 3
 
@@ -162,9 +165,8 @@ class EarlySteps:
     def find_hopeless(self, pace: Pace | None, rival: Rival | None) -> Hopeless | None:
         """Return why a launch whose pair is complete will not do; None when it may.
 
-        Both steps are as long as a block at least, and slower than the rival's by what two blocks would need to be
-        (`racing.is_clearly_slower`), beyond what the second and third step of the user's settings are slower than the
-        rest.
+        Both steps are as long as a block at least, and slower than the rival's by more than 2.5 times, the margin of
+        its race, and what the second and third step of the user's settings are slower than their rest.
 
         Args:
             pace: of the user's settings; None to let every launch warm up.
@@ -174,7 +176,7 @@ class EarlySteps:
             return None
         paces = [seconds / samples for seconds, samples in zip(self.pair, self._samples, strict=True)]
         settled = min(paces) / pace.warmup_ratio
-        if math.log(settled / rival.seconds_per_sample) <= CLEAR_LOG_RATIO + rival.margin:
+        if math.log(settled / rival.seconds_per_sample) <= _FAR_LOG_RATIO + rival.margin:
             return None
         theirs = rival.seconds_per_sample * self._samples[0]
         told = f"its second and third step took {format_duration(self.pair[0])} and {format_duration(self.pair[1])}"
