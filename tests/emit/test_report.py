@@ -21,6 +21,7 @@ from emit_records import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.cli.words import describe_result
 from autotune.emit.report import render_report
 from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, draw_work, find_pair_ratios
 from autotune.emit.report.tables import describe_difference, find_baseline_rate, list_settings
@@ -468,6 +469,17 @@ def test_a_trial_says_how_it_differs_and_how_it_ended() -> None:
     failed = "micro_batch_size 64oom-device: 12 GiB were asked for."
     assert ["3", "measure", "out of memory", failed, *"---", "31s"] in page.cells
     assert "2 completed, 1 out of memory" in page.text
+
+
+def test_what_was_too_slow_to_be_timed_shows_the_most_it_can_reach() -> None:
+    error = "its first step took more than 4.0s: ended"
+    slow = make_trial(1, BASELINE, rate=None, status=TrialStatus.TOO_SLOW, cause="slow-steps", error=error)
+    page = Page(render(trials=[make_trial(2, BASELINE, rate=1000.0), slow.replace(samples_per_second_bound=50.0)]))
+    row = next(row for row in page.cells if row[0] == "1")
+    assert row[2:6] == ["too slow", f"your settingsslow-steps: {error}", "≤ 50", "≤ 0.05x"]
+    assert (
+        describe_result(slow.replace(samples_per_second_bound=50.0), None) == f"too slow: at most 50 samples/s; {error}"
+    )
 
 
 @pytest.mark.parametrize("status", TrialStatus)
