@@ -31,7 +31,7 @@ _LEAST_DEGREES = 5.0
 _UNSEEN_MARGIN = math.log(3.0)
 """Until the launch noise was seen this often (the guess included), only what is hopeless is ended early."""
 
-RACING_CONFIDENCE = 0.995
+RACING_CONFIDENCE = 0.997
 """One-sided: a config equal to the incumbent is called clearly slower for its launch's luck less often than this."""
 
 
@@ -76,7 +76,7 @@ class Schedule:
     def make_rival(self, config: TrainConfig) -> Rival | None:
         """Return what a launch of a config races against; None for the baseline, the incumbent and before there is one.
 
-        The margin is the launch noise that separates two readings of equal configs, at 99.5 %, one-sided: of the
+        The margin is the launch noise that separates two readings of equal configs, at 99.7 %, one-sided: of the
         candidate's own launch, of the baseline's level now and of the incumbent's score.
         """
         incumbent = self.ranking.incumbent
