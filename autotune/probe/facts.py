@@ -90,8 +90,8 @@ def probe_workload(
     """
     allowance, seed = Allowance(started, spec.limits.time_limit_seconds), spec.seeds[0]
     baseline = _resolve_settings(loaded.baseline, device)
-    samples = look_at_data(loaded, baseline)
-    sources, base_bytes = samples.facts.random_sources, used_bytes(device)
+    samples, base_bytes = look_at_data(loaded, baseline), used_bytes(device)
+    sources, sample_seconds = samples.facts.random_sources, samples.facts.seconds_per_sample
     with backend_settings(baseline, device):
         training = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         startup = time.monotonic() - started
@@ -99,8 +99,7 @@ def probe_workload(
         baseline = facts.baseline
         del training
         fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
-        watched = watch_interference(device)
-        limits = spec.limits.replace(seconds_per_sample=samples.facts.seconds_per_sample)
+        limits, watched = spec.limits.replace(seconds_per_sample=sample_seconds), watch_interference(device)
         measurement, curve = time_training(fresh, baseline, limits, device, seed=seed, interference=watched)
         result = TrialResult(
             spec=spec.replace(config=baseline),
