@@ -10,6 +10,8 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,8 +95,9 @@ class SearchFolder:
         return max(numbers, default=-1) + 1
 
 
-def lock_searches(folder: Path) -> FileLock:
-    """Return the held lock of a working folder's searches; released by the kernel when its holder dies.
+@contextmanager
+def lock_searches(folder: Path) -> Iterator[None]:
+    """Hold the lock of a working folder's searches; the kernel releases it when its holder dies.
 
     Raises:
         BusyError: another search is at work in the folder.
@@ -107,8 +110,11 @@ def lock_searches(folder: Path) -> FileLock:
     except Timeout:
         who = _describe_holder(holder)
         raise BusyError(f"another search is at work in {folder}{who}", hint="wait for it, or stop it") from None
-    holder.write_text(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
-    return lock
+    try:
+        holder.write_text(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
+        yield
+    finally:
+        lock.release()
 
 
 def create_search_folder(folder: Path, spec: str) -> SearchFolder:

@@ -46,7 +46,7 @@ from pathlib import Path
 from autotune.search.folder import lock_searches
 from autotune.errors import BusyError
 try:
-    lock_searches(Path({str(tmp_path)!r}))
+    lock_searches(Path({str(tmp_path)!r})).__enter__()
 except BusyError as error:
     print(error.message)
 """
@@ -63,6 +63,7 @@ import os, signal
 from pathlib import Path
 from autotune.search.folder import lock_searches
 lock = lock_searches(Path({str(tmp_path)!r}))
+lock.__enter__()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -99,5 +100,14 @@ def test_this_targets_own_profile_may_be_replaced(tmp_path):
 
 
 def test_an_already_held_lock_is_busy_in_the_same_process_too(tmp_path):
-    with lock_searches(tmp_path), pytest.raises(BusyError):
-        lock_searches(tmp_path)
+    with lock_searches(tmp_path), pytest.raises(BusyError), lock_searches(tmp_path):
+        pass
+
+
+def test_the_lock_is_given_back_at_the_end_not_when_the_last_reference_to_it_goes(tmp_path):
+    holder = lock_searches(tmp_path)
+    with holder:
+        pass
+    with lock_searches(tmp_path):
+        pass
+    assert holder is not None  # still here
