@@ -26,6 +26,7 @@ from autotune.records.profile import (
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.confirm import FinalsPlan, budget_for
+from autotune.search.drift import is_passed
 from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
 from autotune.search.flops import add_flops
 from autotune.search.noise import summarise_noise
@@ -91,7 +92,7 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     winner = finals.winner if finals else None
     shown = winner or (finals.best if finals else None)
     config = winner.config if winner else baseline
-    candidate = shown.config if shown else _refused_candidate(findings)
+    candidate = shown.config if shown else _refused_candidate(findings, ranking)
     return Profile(
         verdict=_verdict(shown, proven=winner is not None),
         config=config,
@@ -121,9 +122,15 @@ def _verdict(shown: Finalist | None, *, proven: bool) -> SearchVerdict:
     return "keep" if shown.outcome == "no gain" else "inconclusive"
 
 
-def _refused_candidate(findings: Findings) -> TrainConfig | None:
+def _refused_candidate(findings: Findings, ranking: Ranking) -> TrainConfig | None:
     """Return the fastest config that the drift check refused; None when nothing was refused."""
-    return findings.checks[0][0] if findings.checks else None
+
+    def speed(config: TrainConfig) -> float:
+        scores = [ranking.score_of(one) for one in findings.judged if one.config == config]
+        timed = [score for score in scores if score is not None]
+        return fmean(timed) if timed else -math.inf
+
+    return max((config for config, checks in findings.checks if not is_passed(checks)), key=speed, default=None)
 
 
 def _peak_memory(winner: Finalist | None, report: ProbeReport) -> PeakMemory:

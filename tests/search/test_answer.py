@@ -8,7 +8,7 @@ import statistics
 import pytest
 from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, make_report, play_finals
 
-from autotune.records import Profile
+from autotune.records import Interval, Margin, Profile, QualityCheck
 from autotune.records.trial import LossCurve
 from autotune.search.answer import WORTH_PROVING, Findings, build_profile
 from autotune.search.confirm import FinalsPlan, budget_for
@@ -58,6 +58,38 @@ def test_without_finals_the_baseline_is_kept_and_the_hope_is_told():
     assert (profile.speedup.low, profile.speedup.high) == (1.0, 1.0)
     assert profile.evidence.confirmation is None
     assert profile.evidence.notes == (f"unconfirmed: the search's best ran at {math.exp(0.24):.2f}x the baseline",)
+
+
+def check(verdict):
+    difference = Interval(estimate=0.0, low=0.0, high=0.0, confidence_level=0.9, method="planted")
+    return QualityCheck(
+        test="paired-losses",
+        metric="training loss",
+        difference=difference,
+        margin=Margin(amount=0.005),
+        verdict=verdict,
+        seeds=4,
+        samples=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "shown"),
+    [
+        (["non-inferior", "inferior", "inferior", "inferior"], 2),
+        (["non-inferior", "inferior", "non-inferior", "inconclusive"], 1),
+        (["non-inferior"] * 4, None),
+        (["inferior", "non-inferior", "non-inferior", "non-inferior"], 0),
+    ],
+)
+def test_the_candidate_shown_without_finals_is_the_fastest_that_was_refused(verdicts, shown):
+    configs = make_placebos(4)
+    values = (0.0, 0.05, 0.1, 0.15)  # the fourth was never launched alone
+    judged = [make_judged(config, value) for config, value in zip((BASELINE, *configs[:3]), values, strict=True)]
+    checks = [(config, (check(verdict),)) for config, verdict in zip(configs, verdicts, strict=True)]
+    findings = Findings(make_report(Machine()), judged=judged, checks=checks)
+    profile = build_profile(findings, Ranking(judged, BASELINE), budget_seconds=BUDGET)
+    assert profile.candidate_config == (None if shown is None else configs[shown])
 
 
 def test_one_pair_is_no_confirmation():
