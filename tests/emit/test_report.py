@@ -31,6 +31,7 @@ from autotune.records import (
     GainRange,
     GpuInfo,
     Interval,
+    LossCurve,
     Margin,
     MemoryFacts,
     MemoryMode,
@@ -711,3 +712,15 @@ def test_ticks_enclose_the_data_in_even_round_steps(low: float, width: float, co
 def test_ticks_are_round() -> None:
     assert choose_ticks(0.93, 1.46) == [0.8, 1.0, 1.2, 1.4, 1.6]
     assert choose_ticks(1.0, 1.0) == [1.0, 1.01]
+
+
+@pytest.mark.parametrize(("limit", "status"), [(None, "drifted"), (0.02, "drifted"), (0.1, "completed")])
+def test_a_trial_is_screened_with_the_limit_of_its_search(limit: float | None, status: str) -> None:
+    steps = 40
+    curves = [LossCurve(seed=0, losses=(loss,) * steps, samples=8 * steps) for loss in (1.0, 1.25)]
+    trials = [make_trial(0, None, rate=1000.0, purpose="probe", curves=(curves[0],))]
+    trials.append(make_trial(1, TUNED, rate=1200.0, curves=(curves[1],)))
+    evidence = make_profile().evidence.replace(loss_limit=None if limit is None else Margin(amount=limit))
+    page = Page(render_report(make_profile(evidence=evidence), make_probe(), trials))
+    (row,) = (cells for cells in page.cells if cells[:2] == ["1", "measure"])
+    assert row[2] == status
