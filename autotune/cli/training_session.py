@@ -85,6 +85,9 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
     from autotune.train.options import TrainingCallbacks
     from autotune.train.report import StopNow
 
+    # Once it is read it is nobody's: an autotune that the user's own code starts would take itself for this one.
+    is_second = os.environ.pop(_RELAUNCHED, None) is not None
+
     def open_run(folder: RunFolder) -> None:
         note_run_folder(folder.path)
         if log is not None:
@@ -93,7 +96,7 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
         view.plan(f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}")
 
     def start_anew(missing: Mapping[str, str], verified: Reverification | None) -> None:
-        if missing and _RELAUNCHED not in os.environ:
+        if missing and not is_second:
             view.close()
             relaunch(missing, verified)
 
