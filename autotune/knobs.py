@@ -215,6 +215,12 @@ def _host_allocators(facts: Facts) -> Choices:
         for name, package in _MALLOC_PACKAGES.items()
         if name not in facts.hardware.host_allocators
     }
+    own = facts.hardware.preloaded_malloc
+    missing |= {
+        name: f"your own LD_PRELOAD has it ({own}): it is the malloc of your own settings"
+        for name in _MALLOC_PACKAGES
+        if own is not None and own.startswith(f"lib{name}")
+    }
     return ("default", "glibc-tuned", *(name for name in _MALLOC_PACKAGES if name not in missing)), missing
 
 

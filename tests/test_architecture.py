@@ -383,7 +383,7 @@ def test_every_knob_has_its_place_in_the_engine() -> None:
 
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_every_knob_has_its_place_in_every_exporter(name: str) -> None:
-    export = EXPORTERS[name](TrainConfig())
+    export = EXPORTERS[name](TrainConfig(), {})
     assert sorted([*export.mapped, *export.unmapped]) == sorted(FIELDS)
 
 

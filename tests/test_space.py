@@ -269,6 +269,15 @@ def test_a_library_that_is_installed_is_offered() -> None:
     assert "apt install libjemalloc2" in reasons_of(space, "host_allocator")["jemalloc"]
 
 
+def test_a_library_that_the_user_preloads_is_the_baselines_and_is_not_tried_again() -> None:
+    machine = MACHINE.replace(
+        host_allocators={"tcmalloc": "/t.so", "jemalloc": "/j.so"}, preloaded_malloc="libjemalloc.so.2"
+    )
+    space = build_space(cpu_facts(machine))
+    assert space.choices["host_allocator"] == ("default", "glibc-tuned", "tcmalloc")
+    assert "your own LD_PRELOAD has it (libjemalloc.so.2)" in reasons_of(space, "host_allocator")["jemalloc"]
+
+
 def test_the_users_own_values_stay_even_when_they_would_not_be_offered() -> None:
     space = SPACES["unusual baseline"]
     assert space.choices["precision"][0] == "fp16"

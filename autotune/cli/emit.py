@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, reported_errors, say, warn
+from autotune.cli.terminal import print_json, printable, reported_errors, say, warn
 
 
 def export(
@@ -21,7 +21,13 @@ def export(
     from autotune.records.profile import Profile
 
     with reported_errors(as_json=json_output):
-        exported = export_config(Profile.load(profile).config, to)
+        answer = Profile.load(profile)
+        # The path that was measured; on another machine, which does not have it, the library goes by its name.
+        here = {name: path for name, path in answer.hardware.host_allocators.items() if Path(path).is_file()}
+        exported = export_config(answer.config, to, host_allocators=here)
+        own = answer.hardware.preloaded_malloc
+        if own is not None and answer.config.host_allocator != "default":
+            warn(f"take {printable(own)} out of your own LD_PRELOAD: it was replaced when this was measured")
         if json_output:
             print_json(exported.to_json())
             return

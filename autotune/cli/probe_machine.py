@@ -34,6 +34,8 @@ def show_machine(page: LinePage, hardware: HardwareInfo, software: SoftwareInfo)
     page.facts("versions", [*(f"{name} {value}" for name, value in versions.items() if value), software.platform])
     tools = ["C++ compiler"] if hardware.has_cpp_compiler else []
     page.facts("found", [*tools, *sorted(hardware.host_allocators)])
+    if hardware.preloaded_malloc is not None:
+        page.facts("malloc", [f"{hardware.preloaded_malloc}, from your own LD_PRELOAD"])
 
 
 def show_limits(page: LinePage, ceilings: Ceilings, age_seconds: float) -> None:

@@ -81,6 +81,7 @@ def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | Non
 
 def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> TrainingCallbacks:
     """Return what ties a training to the terminal, its signals and its logs."""
+    from autotune.engine.allocator import describe_exchange
     from autotune.train.child import note_run_folder
     from autotune.train.options import TrainingCallbacks
     from autotune.train.report import StopNow
@@ -97,6 +98,9 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
 
     def start_anew(missing: Mapping[str, str], verified: Reverification | None) -> None:
         if missing and not is_second:
+            exchanged = describe_exchange(missing)
+            if exchanged is not None:
+                view.warn(exchanged)
             view.close()
             relaunch(missing, verified)
 

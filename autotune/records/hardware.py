@@ -66,6 +66,8 @@ class HardwareInfo(Record):
     """Facts that could not be read, one sentence each."""
     host_allocators: dict[str, str] = {}
     """Preloadable malloc libraries found, by knob value: `jemalloc`, `tcmalloc`."""
+    preloaded_malloc: str | None = None
+    """File name of the malloc library in the user's own LD_PRELOAD, which is the baseline's; None without one."""
     has_cpp_compiler: bool = False
     """A C++ compiler is on PATH (torch.compile needs one on a CPU)."""
     affinity_cpu_count: int | None = None

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.engine.allocator import launch_environment
+from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
@@ -196,6 +196,9 @@ def _processes(settings: Settings, target: Target, frame: Frame) -> Iterator[Tri
     taken = {name: value for name, value in wanted.items() if os.environ.get(name) == value}
     for name in taken:
         del os.environ[name]
+    others = exchange_malloc(taken.get(PRELOAD, ""))
+    if others:  # the user's own, which the launches of the own settings have too
+        os.environ[PRELOAD] = others
     try:
         with (
             tempfile.TemporaryDirectory(prefix="autotune-") as scratch,

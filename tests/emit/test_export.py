@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,11 +172,57 @@ def test_allocators_stand_in_the_line_to_start_with(name: str) -> None:
     assert line.endswith(".py")
 
 
-@pytest.mark.parametrize(("value", "library"), [("jemalloc", "libjemalloc.so.2"), ("tcmalloc", "libtcmalloc.so.4")])
-def test_a_preloaded_allocator_is_named(value: str, library: str) -> None:
-    text = export_config(PLAIN.replace(host_allocator=value), "torch").text
-    assert f"# run as: LD_PRELOAD={library} python train_tuned.py\n" in text
-    assert library in export_config(PLAIN.replace(host_allocator=value), "deepspeed").unmapped["host_allocator"]
+TOO = "${LD_PRELOAD:+:$LD_PRELOAD}"
+"""What a shell puts there: what the user preloads already."""
+MEASURED = {"jemalloc": "/usr/lib/x/libjemalloc.so.2", "tcmalloc": "/opt/lib/libtcmalloc.so.4"}
+
+
+@pytest.mark.parametrize("value", MEASURED)
+@pytest.mark.parametrize("name", ["torch", "hf", "lightning", "accelerate"])
+def test_the_library_that_was_measured_is_preloaded(name: str, value: str) -> None:
+    export = export_config(PLAIN.replace(host_allocator=value), name, host_allocators=MEASURED)
+    (line,) = (line for line in export.text.splitlines() if "LD_PRELOAD" in line)
+    assert line.startswith(f"# run as: LD_PRELOAD={MEASURED[value]}{TOO} ")
+    assert "ldconfig" not in export.text
+
+
+@pytest.mark.parametrize(
+    ("value", "library", "package"),
+    [
+        ("jemalloc", "libjemalloc.so.2", "libjemalloc2"),
+        ("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+    ],
+)
+def test_a_library_whose_path_is_not_known_goes_by_the_name_that_its_package_has(
+    value: str, library: str, package: str
+) -> None:
+    config = PLAIN.replace(host_allocator=value)
+    text = export_config(config, "torch", host_allocators={"other": "/lib/o.so"}).text
+    assert f"# run as: LD_PRELOAD={library}{TOO} python train_tuned.py\n# {library} is in the package {package}" in text
+    told = export_config(config, "deepspeed").unmapped["host_allocator"]
+    assert f"LD_PRELOAD={library}{TOO} ({library} is in the package {package}" in told
+    assert f"ldconfig -p | grep {value}" in told
+    measured = export_config(config, "deepspeed", host_allocators=MEASURED).unmapped["host_allocator"]
+    assert measured.endswith(f": start the process with LD_PRELOAD={MEASURED[value]}{TOO}.")
+
+
+@pytest.mark.parametrize("own", ["", "/lib/libown.so"])
+def test_a_shell_extends_what_is_preloaded_already(own: str) -> None:
+    text = export_config(PLAIN.replace(host_allocator="tcmalloc"), "torch", host_allocators=MEASURED).text
+    (line,) = (line for line in text.splitlines() if line.startswith("# run as: "))
+    start = line.removeprefix("# run as: ").removesuffix(" python train_tuned.py")
+    shell = ["sh", "-c", f'LD_PRELOAD="{own}"; {start}; printf %s "$LD_PRELOAD"']
+    printed = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed == MEASURED["tcmalloc"] + (f":{own}" if own else "")
+
+
+@pytest.mark.parametrize(
+    "path", ["/lib/a b.so", "/lib/x.so\nimport os", "lib.so", "/lib/$(id).so", "/lib/`id`.so", "/l;id"]
+)
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_a_path_that_a_shell_would_read_is_not_repeated(name: str, path: str) -> None:
+    export = export_config(PLAIN.replace(host_allocator="tcmalloc"), name, host_allocators={"tcmalloc": path})
+    assert export == export_config(PLAIN.replace(host_allocator="tcmalloc"), name)
 
 
 @pytest.mark.parametrize("name", ["torch", "hf", "lightning"])

@@ -241,6 +241,19 @@ def test_malloc_settings_reach_the_trial(warm_world: World) -> None:
     assert "{" in log
 
 
+def test_what_the_user_preloads_reaches_the_trial_beside_a_malloc_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, library = "libm.so.6", str(tmp_path / "libtcmalloc.so.4")  # one that is not there is left out by the linker
+    monkeypatch.setenv("LD_PRELOAD", own)
+    monkeypatch.setenv("TOY_FOLDER", str(tmp_path))
+    with TrialRunner(tmp_path, host_allocators={"tcmalloc": library}, warm=False) as runner:
+        for number, (allocator, expected) in enumerate((("default", own), ("tcmalloc", f"{own}:{library}"))):
+            runner(make_spec("prints_environment", number=number, host_allocator=allocator))
+            log = (tmp_path / f"{number:04d}" / "log.txt").read_text()
+            assert f"'LD_PRELOAD': '{expected}'" in log
+
+
 def test_an_earlier_result_in_the_folder_is_not_taken_for_the_new_one(warm_world: World) -> None:
     result, _ = warm_world.run("trains")
     again = warm_world.runner(make_spec("exits_silently", number=result.spec.number))

@@ -169,7 +169,7 @@ class WritesJunk(Toy):
 
 class PrintsEnvironment(Toy):
     def meet_fate(self) -> None:
-        print({name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}, flush=True)
+        print({name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "LD_"))}, flush=True)
 
 
 class Allocates(Toy):
