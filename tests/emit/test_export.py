@@ -247,7 +247,7 @@ def test_hostile_knobs_stay_data(name: str) -> None:
 
 
 def hf_arguments(config: TrainConfig) -> dict[str, Any]:
-    arguments: dict[str, Any] = run_source(export_hf_trainer(config).text)["training_arguments"]
+    arguments: dict[str, Any] = run_source(export_hf_trainer(config, {}).text)["training_arguments"]
     return arguments
 
 
@@ -320,11 +320,11 @@ def test_hf_does_not_write_persistent_workers_without_workers() -> None:
 def test_hf_optimizer(implementation: Any, optim: str | None, mapped: bool) -> None:
     config = PLAIN.replace(optimizer_implementation=implementation)
     assert hf_arguments(config).get("optim") == optim
-    assert ("optimizer_implementation" in export_hf_trainer(config).mapped) is mapped
+    assert ("optimizer_implementation" in export_hf_trainer(config, {}).mapped) is mapped
 
 
 def test_hf_cannot_checkpoint_selectively() -> None:
-    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="selective"))
+    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="selective"), {})
     assert "activation_checkpointing" in export.unmapped
     assert run_source(export.text)["training_arguments"]["activation_checkpointing"] is False
 
@@ -344,7 +344,7 @@ def install_fake_transformers(folder: Path, fields: str, monkeypatch: pytest.Mon
 
 def test_hf_takes_the_old_name_from_an_old_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake_transformers(tmp_path, "    gradient_checkpointing: bool = False\n", monkeypatch)
-    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="full"))
+    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="full"), {})
     arguments = run_source(export.text)["training_arguments"]
     assert export.text.startswith("# Measured by autotune, for transformers 4.57.1\n")
     assert arguments["gradient_checkpointing"] is True
@@ -355,7 +355,7 @@ def test_hf_takes_the_old_name_from_an_old_transformers(tmp_path: Path, monkeypa
 def test_hf_takes_the_new_name_where_there_are_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = "    activation_checkpointing: bool = False\n    gradient_checkpointing: bool = False\n"
     install_fake_transformers(tmp_path, fields, monkeypatch)
-    arguments = run_source(export_hf_trainer(PLAIN).text)["training_arguments"]
+    arguments = run_source(export_hf_trainer(PLAIN, {}).text)["training_arguments"]
     assert "activation_checkpointing" in arguments
     assert "gradient_checkpointing" not in arguments
 
@@ -364,7 +364,7 @@ def test_hf_takes_the_new_name_where_there_are_both(tmp_path: Path, monkeypatch:
 def test_hf_falls_back_to_the_newest_names(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake_transformers(tmp_path, "    x: int = 1\n", monkeypatch)
     (tmp_path / "transformers" / "training_args.py").write_text(source)
-    assert '"activation_checkpointing"' in export_hf_trainer(PLAIN).text
+    assert '"activation_checkpointing"' in export_hf_trainer(PLAIN, {}).text
 
 
 # ---- Lightning, Accelerate, DeepSpeed
@@ -512,7 +512,7 @@ class Tiny:
 
 
 def run_snippet(config: TrainConfig, workload: Any, *, epochs: int = 1) -> tuple[nn.Module, list[float]]:
-    names = run_source(export_snippet(config).text)
+    names = run_source(export_snippet(config, {}).text)
     model, losses = names["train"](workload, epochs=epochs, device="cpu")
     return model, losses
 
@@ -708,7 +708,7 @@ def test_checkpointing_recomputes_the_blocks(kind: Any, monkeypatch: pytest.Monk
 
 
 def test_selective_checkpointing_keeps_matrix_products_only() -> None:
-    keep = run_source(export_snippet(TrainConfig(activation_checkpointing="selective")).text)["keep_dear"]
+    keep = run_source(export_snippet(TrainConfig(activation_checkpointing="selective"), {}).text)["keep_dear"]
     policy = torch.utils.checkpoint.CheckpointPolicy
     assert keep(None, torch.ops.aten.mm.default) is policy.MUST_SAVE
     assert keep(None, torch.ops.aten.relu.default) is policy.PREFER_RECOMPUTE
@@ -775,7 +775,7 @@ def test_a_set_smaller_than_a_step_is_still_trained_on() -> None:
 
 @pytest.mark.usefixtures("torch_settings")
 def test_nested_batches_are_moved() -> None:
-    names = run_source(export_snippet(PLAIN).text)
+    names = run_source(export_snippet(PLAIN, {}).text)
     batch = {"x": [torch.ones(2), "text"], "y": (torch.zeros(3),)}
     moved = names["move"](batch, torch.device("meta"))
     assert moved["x"][0].device.type == "meta"
