@@ -9,12 +9,17 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.targets import by_path
 from autotune.targets.workload import LoadedWorkload, check_workload
+
+_loaded: set[str] = set()
+"""Names of the files' modules that were loaded under their own name."""
 
 
 def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
@@ -53,10 +58,9 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def _import_module(location: str, *, folder: Path) -> ModuleType:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     if location.endswith(".py"):
-        return _import_file(folder / location, shown=location)
+        return _import_file(folder / location, folder=folder, shown=location)
+    _put_on_path(folder)
     try:
         return importlib.import_module(location)
     except ModuleNotFoundError as reason:
@@ -76,12 +80,12 @@ def _import_module(location: str, *, folder: Path) -> ModuleType:
         ) from reason
 
 
-def _import_file(path: Path, *, shown: str) -> ModuleType:
+def _import_file(path: Path, *, folder: Path, shown: str) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {shown!r}", hint=f"it is looked up in {path.parent}")
-    name = path.stem
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    name, is_standard = _choose_name(path), path.stem in sys.stdlib_module_names
+    for place in (folder, path.parent):
+        _put_on_path(place, behind_standard=is_standard)
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -98,13 +102,34 @@ def _import_file(path: Path, *, shown: str) -> ModuleType:
     return module
 
 
+def _choose_name(path: Path) -> str:
+    """Return the name of a file's module: its own, so that its neighbours can import it, unless that is another's."""
+    name = path.stem
+    there = sys.modules.get(name)
+    is_taken = there is not None and name not in _loaded
+    if name in sys.stdlib_module_names or is_taken or "." in name:
+        return by_path.module_name(path.absolute())
+    _loaded.add(name)
+    return name
+
+
+def _put_on_path(folder: Path, *, behind_standard: bool = False) -> None:
+    """Put a folder first on `sys.path`, or behind the standard library, of which a file in it has a name."""
+    if str(folder) in sys.path:
+        return
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    places = [place for place, name in enumerate(sys.path, start=1) if name in standard or name.endswith("lib-dynload")]
+    sys.path.insert(max(places, default=0) if behind_standard else 0, str(folder))
+
+
 def _get_attribute(module: ModuleType, attribute: str, *, spec: str) -> Any:
     found: Any = module
+    file = getattr(module, "__file__", None)
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(module) if not name.startswith("_")]
             raise UsageError(
-                f"target {spec!r}: {module.__name__} has no {part!r}",
+                f"target {spec!r}: {module.__name__ if file is None else Path(file).stem} has no {part!r}",
                 hint=f"it has {', '.join(sorted(names)[:12]) or 'no public name'}",
             )
         found = getattr(found, part)

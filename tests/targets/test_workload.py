@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +124,64 @@ def test_a_file_may_import_its_neighbours(folder: Path) -> None:
     (folder / "sub" / "neighbour_of_it.py").write_text("value = 1")
     (folder / "sub" / "with_neighbour.py").write_text("import neighbour_of_it\n" + COMPLETE)
     assert load_workload("sub/with_neighbour.py:workload", folder=folder).label == "sub/with_neighbour.py:workload"
+
+
+# As files are named, and what a process that has loaded one does with it: its worker unpickles the dataset.
+NAMED_LIKE_ANOTHER = (
+    """
+import neighbour_of_it
+import torch
+from torch.utils.data import Dataset
+
+class Squares(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return neighbour_of_it.square(index)
+"""
+    + COMPLETE
+)
+PROGRAM = """
+import json, sys
+from pathlib import Path
+if __name__ == "__main__":
+    import {stem} as before
+    from torch.utils.data import DataLoader
+    from autotune.targets.load import load_workload
+    workload = load_workload("{stem}.py:workload", folder=Path.cwd()).workload
+    import {stem} as after
+    dataset = sys.modules[type(workload).__module__].Squares()
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context=sys.argv[1])
+    batches = [batch.tolist() for batch in loader]
+    print(json.dumps([before is after, hasattr(after, "workload"), batches]))
+"""
+
+
+@pytest.mark.parametrize(("stem", "context"), [("random", "fork"), ("random", "spawn"), ("queue", "forkserver")])
+def test_a_file_named_like_a_module_leaves_that_module_alone(tmp_path: Path, stem: str, context: str) -> None:
+    folder = tmp_path / "with some-signs_in.it"
+    folder.mkdir()
+    (folder / f"{stem}.py").write_text(NAMED_LIKE_ANOTHER)
+    (folder / "neighbour_of_it.py").write_text("def square(x): return x * x")
+    (tmp_path / "program.py").write_text(PROGRAM.format(stem=stem))
+    command = [sys.executable, "-P", str(tmp_path / "program.py"), context]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [True, False, [[0, 1], [4, 9]]]
+
+
+def test_a_file_named_like_a_module_that_is_in_use_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(COMPLETE)
+    typer = importlib.import_module("typer")
+    loaded = load_workload("typer.py:workload", folder=tmp_path)
+    assert sys.modules["typer"] is typer
+    assert type(loaded.workload).__module__.startswith("autotune.targets.by_path.")
+    assert refusal("typer.py:other", tmp_path, UsageError).message.endswith("typer has no 'other'")
+
+
+def test_a_file_can_be_imported_by_its_neighbours_while_it_is_loaded(folder: Path) -> None:
+    (folder / "looks_back.py").write_text("import in_a_circle\nvalue = in_a_circle.early")
+    (folder / "in_a_circle.py").write_text("early = 3\nimport looks_back\n" + COMPLETE)
+    load_workload("in_a_circle.py:workload", folder=folder)
+    assert sys.modules["looks_back"].value == 3
 
 
 def test_a_missing_file_is_named_with_the_folder_searched(tmp_path: Path) -> None:
