@@ -141,11 +141,16 @@ workload = Toy()
 def test_the_three_commands_in_order_in_one_folder(tmp_path):
     """The main job as a user runs it: settings in pyproject.toml, no argument but the budget and the profile."""
     (tmp_path / "toy.py").write_text(WORKLOAD)
-    (tmp_path / "pyproject.toml").write_text('[tool.autotune]\ntarget = "toy.py:workload"\nbudget = "50s"\n')
+    settings = '[tool.autotune]\ntarget = "toy.py:workload"\n'
+    (tmp_path / "pyproject.toml").write_text(settings)
 
     probed = run("probe", "--json", folder=tmp_path)
     assert probed.returncode == 0, probed.stderr
-    assert json.loads(probed.stdout)["target"]["label"] == "toy.py:workload"
+    report = json.loads(probed.stdout)
+    assert report["target"]["label"] == "toy.py:workload"
+    # Enough on this machine as busy as it is now, which also decides how late the last process may end.
+    budget = round(max(50, 5 * report["elapsed_seconds"]))
+    (tmp_path / "pyproject.toml").write_text(f'{settings}budget = "{budget}s"\n')
 
     searched = run("search", folder=tmp_path)
     assert searched.returncode == 0, searched.stderr
@@ -153,7 +158,7 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     assert "\x1b" not in searched.stderr + searched.stdout
     assert "next: autotune train --profile best.json" in searched.stderr
     profile = Profile.load(tmp_path / "best.json")
-    assert profile.one_off.search_seconds <= 52
+    assert profile.one_off.search_seconds <= budget + 2 + report["elapsed_seconds"] / 5
     assert profile.verdict in ("improved", "keep", "inconclusive")
 
     trained = run("train", "--profile", "best.json", "--steps", "20", "--json", folder=tmp_path)
