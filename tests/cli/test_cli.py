@@ -20,7 +20,7 @@ def run(*arguments: str, folder: Path, **environment: str) -> subprocess.Complet
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,  # against a hang alone: a budget grows with how busy the machine is
         check=False,
     )
 
