@@ -38,12 +38,13 @@ def report(
     """Write this folder's newest search as one HTML page that needs no network."""
     from autotune.errors import MachineError, UsageError
     from autotune.records.codec import write_text
-    from autotune.search.folder import find_search_folder
+    from autotune.search.folder import find_search_folder, require_file
 
     with reported_errors(as_json=json_output):
         found = find_search_folder(Path.cwd())
         if found is None or not found.profile.exists():
             raise UsageError("no search with an answer was made in this folder", hint="run autotune search first")
+        require_file(out)
         if out.exists() and not force:
             raise UsageError(f"{out} exists", hint="choose another --out, or pass --force to replace it")
         try:

@@ -18,6 +18,8 @@ from filelock import FileLock, Timeout
 from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.probe import MachineReport, ProbeReport
+from autotune.records.profile import MAX_PROFILE_BYTES
+from autotune.records.reading import describe_kind, parse_json, read_bytes
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.trial.files import RESULT_FILE
@@ -25,6 +27,7 @@ from autotune.trial.files import RESULT_FILE
 STATE_FOLDER = ".autotune"
 _STATE_FILE = "search.json"
 _PROBE_FILE = "probe.json"
+_MOST_HOLDER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -165,19 +168,34 @@ def check_output(out: Path, spec: str, *, force: bool) -> None:
     """Make sure that the answer may be written: nothing of another target is overwritten.
 
     Raises:
-        UsageError: the file exists and is not a profile of this target, or its folder is missing.
+        UsageError: the file exists and is not a profile of this target, or is no file at all, or its folder is missing.
     """
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}", hint="create it first")
+    require_file(out)
     if force or not out.exists():
         return
     try:
-        owner = json.loads(out.read_text(encoding="utf-8"))["target"]["label"]
+        owner = parse_json(read_bytes(out, max_bytes=MAX_PROFILE_BYTES).decode())["target"]["label"]
     except (OSError, ValueError, KeyError, TypeError):
         owner = None
     if owner != spec:
         what = "is not a profile" if owner is None else f"belongs to {str(owner)[:80]!r}"
         raise UsageError(f"{out} exists and {what}", hint="choose another --out, or pass --force to replace it")
+
+
+def require_file(out: Path) -> None:
+    """Make sure that what is written to is a file or nothing yet: a device would be replaced by a file.
+
+    Raises:
+        UsageError: it is a pipe, a device, a socket or a folder.
+    """
+    try:
+        kind = describe_kind(out.stat().st_mode)
+    except OSError:
+        return
+    if kind:
+        raise UsageError(f"--out {out} is {kind}, not a file", hint="name a file; --json prints to standard output")
 
 
 def _prepare_root(folder: Path) -> Path:
@@ -204,7 +222,7 @@ def _slug(spec: str) -> str:
 
 def _describe_holder(file: Path) -> str:
     try:
-        holder = json.loads(file.read_text())
+        holder = parse_json(read_bytes(file, max_bytes=_MOST_HOLDER_BYTES).decode())
         return f" (process {int(holder['pid'])}, since {holder['started']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

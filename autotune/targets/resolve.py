@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
+from autotune.records.reading import read_bytes
 from autotune.records.script import Script
 from autotune.records.trial import Target
 from autotune.targets.script import script_label
 
 DEMO_TARGET = "autotune.targets.demo:workload"
 CONFIG_FILES = ("autotune.toml", "pyproject.toml")
+_MOST_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,28 @@ def read_project_settings(folder: Path) -> ProjectSettings:
         path = folder / name
         if not path.is_file():
             continue
-        try:
-            table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
-            raise UsageError(f"{name} is not valid TOML: {reason}", hint=f"mend {path}") from None
+        table = _read_toml(path)
         if name == "pyproject.toml":
-            table = table.get("tool", {}).get("autotune")
+            tool = table.get("tool", {})
+            table = tool.get("autotune") if isinstance(tool, dict) else None  # another tool's error is not ours to tell
         if table is not None:
             return _check_settings(table, name=name)
     return ProjectSettings()
+
+
+def _read_toml(path: Path) -> Any:
+    try:
+        raw = read_bytes(path, max_bytes=_MOST_BYTES)
+    except OSError as reason:
+        raise UsageError(f"{path}: {reason.strerror or reason}", hint="check its permissions") from None
+    if len(raw) > _MOST_BYTES:
+        raise UsageError(f"{path.name} is larger than {_MOST_BYTES} bytes", hint=f"mend {path}")
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"{path.name} is nested too deeply", hint=f"mend {path}") from None
+    except ValueError as reason:  # also of a text that is not UTF-8
+        raise UsageError(f"{path.name} is not valid TOML: {reason}", hint=f"mend {path}") from None
 
 
 def _check_settings(table: Any, *, name: str) -> ProjectSettings:

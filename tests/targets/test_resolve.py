@@ -39,3 +39,26 @@ def test_settings_of_another_type_are_refused(tmp_path: Path, line: str, message
 
 def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
     assert read_project_settings(tmp_path) == ProjectSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("pyproject.toml", "tool = 3", None),
+        ("pyproject.toml", "[tool]\nautotune = 3", "[tool.autotune] is not a table"),
+        ("autotune.toml", "a = " + "[" * 100_000, "autotune.toml is nested too deeply"),
+        ("pyproject.toml", "a = 1\n" * 2, "pyproject.toml is not valid TOML"),
+        ("pyproject.toml", "# " + "x" * 2**20, "pyproject.toml is larger than 1048576 bytes"),
+    ],
+    ids=["tool is a number", "autotune is a number", "deep", "twice", "large"],
+)
+def test_a_settings_file_of_any_shape_is_one_line_at_most(
+    tmp_path: Path, name: str, text: str, message: str | None
+) -> None:
+    (tmp_path / name).write_text(text)
+    if message is None:
+        assert read_project_settings(tmp_path) == ProjectSettings()
+        return
+    with pytest.raises(UsageError) as caught:
+        read_project_settings(tmp_path)
+    assert message in caught.value.message
