@@ -218,9 +218,9 @@ def _list_some(paths: Iterable[str], most: int = 5) -> str:
 def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:
     """Return the error to raise when the user's own settings do not train."""
     if result.cause == "usage":
-        return UsageError(result.error)
+        return UsageError(result.error, hint=result.hint)
     if result.cause == "target":
-        return TargetError(result.error)
+        return TargetError(result.error, hint=result.hint)
     if result.status is TrialStatus.TIMED_OUT:
         return TargetError(
             f"{result.spec.target.spec} did not get through its first steps: {result.error}",

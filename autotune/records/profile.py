@@ -25,7 +25,7 @@ class ProfileTarget(Record):
     label: str
     """The target as the user named it."""
     fingerprint: str
-    """Twelve hex digits over the target's source file."""
+    """Twelve hex digits over the target's code, of a workload marked `m-`."""
     training_loaders: tuple[str, ...] = ()
     """Which of a script's loaders its loader settings are for, by description."""
     data_fingerprint: str | None = None

@@ -1,4 +1,4 @@
-"""The one place that opens a file to read it whole: a regular file only, so much and no more, nested so deep and no more.
+"""The one place that opens a file to read it whole: a regular file only, so long and so deep and no more.
 
 What a record is read from may have been written by anybody. A pipe would be waited for without end, a device has no
 end, and a text nested deeply enough ends the parser's stack.

@@ -179,6 +179,8 @@ class TrialResult(Record):
     """Short name of what went wrong, e.g. `oom-device`, `crash-signal`; empty when completed."""
     error: str = ""
     """One sentence for the user; empty when completed."""
+    hint: str = ""
+    """What the user can do about it, where the error says so."""
     elapsed_seconds: Annotated[float, Field(ge=0)]
     """From the start of the process to its end, as the parent saw it."""
     startup_seconds: Annotated[float, Field(ge=0)] = 0.0

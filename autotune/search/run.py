@@ -24,7 +24,7 @@ from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
 from autotune.search.session import Session
 from autotune.sentences import describe_limits
-from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.fingerprint import fingerprint_target, is_older
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
 
@@ -204,7 +204,13 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     probe = found.read_probe()
     if probe is None:
         return
-    changed = fingerprint_target(now.target) not in (None, probe.target.fingerprint)
+    fingerprint = fingerprint_target(now.target)
+    if fingerprint is not None and is_older(probe.target.fingerprint, fingerprint):
+        raise UsageError(
+            "--resume: the search was begun by an older version, which did not look at what the target imports",
+            hint="leave --resume out",
+        )
+    changed = fingerprint not in (None, probe.target.fingerprint)
     hardware, software = read_hardware(), read_software()
     if changed or hardware.fingerprint != probe.hardware.fingerprint or software != probe.software:
         what = "the target" if changed else "the machine or its software"

@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.targets.fingerprint import fingerprint_workload, mark_modules
+from autotune.targets.location import split_spec
 from autotune.targets.workload import LoadedWorkload, check_workload
 
 
@@ -29,27 +31,14 @@ def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
         TargetError: importing it fails, or the object is not a workload; says exactly what is missing.
     """
     location, attribute = split_spec(spec)
+    fingerprint = fingerprint_workload(spec, folder=folder)  # before its code can change anything
     module = _import_module(location, folder=folder)
     found = _get_attribute(module, attribute, spec=spec)
     if isinstance(found, type):
         raise TargetError(
             f"{spec} is the class {found.__name__}", hint=f"name an instance: {attribute} = {found.__name__}()"
         )
-    return check_workload(found, label=spec, fingerprint=_fingerprint(module))
-
-
-def split_spec(spec: str) -> tuple[str, str]:
-    """Return the two halves of `file.py:attr` or `package.module:attr`.
-
-    Raises:
-        UsageError: it has no colon, or one half is empty.
-    """
-    location, colon, attribute = spec.rpartition(":")
-    if not (colon and location and attribute):
-        raise UsageError(
-            f"target {spec!r} is not LOCATION:ATTRIBUTE", hint="write train.py:workload or package.module:workload"
-        )
-    return location, attribute
+    return check_workload(found, label=spec, fingerprint=fingerprint or _fingerprint(module))
 
 
 def _import_module(location: str, *, folder: Path) -> ModuleType:
@@ -112,6 +101,7 @@ def _get_attribute(module: ModuleType, attribute: str, *, spec: str) -> Any:
 
 
 def _fingerprint(module: ModuleType) -> str:
+    """Return the fingerprint of a module that only importing it could find."""
     file = getattr(module, "__file__", None)
     source = Path(file).read_bytes() if file else module.__name__.encode()
-    return hashlib.sha256(source).hexdigest()[:12]
+    return mark_modules(hashlib.sha256(source).hexdigest()[:12])

@@ -84,7 +84,7 @@ class LoadedWorkload:
     Attributes:
         workload: the user's object.
         label: the target as the user named it.
-        fingerprint: twelve hex digits over the source file that defines it.
+        fingerprint: see `fingerprint_workload`.
         baseline: the user's own settings.
         knobs: the workload's own knobs and their allowed values.
         metrics: what `evaluate` returns; empty when it cannot evaluate.
@@ -191,7 +191,7 @@ def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkloa
     if missing:
         raise TargetError(
             f"{label} is a {type(found).__name__} without {', '.join(f'{name}()' for name in missing)}",
-            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, 'Bring your own training'",
+            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, 'A workload: more control'",
         )
     knobs = _read_knobs(found, label=label)
     baseline = getattr(found, "baseline", TrainConfig())

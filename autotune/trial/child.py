@@ -72,8 +72,8 @@ def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
     except AutotuneError as error:
         traceback.print_exc()
         cause = {UsageError: "usage", TargetError: "target"}.get(type(error), "target")
-        text = error.message + (f"; {error.hint}" if error.hint else "")
-        return _failed(spec, TrialStatus.CRASHED, cause, text, started=started)
+        failed = _failed(spec, TrialStatus.CRASHED, cause, error.message, started=started)
+        return failed.replace(hint=error.hint)
     except BaseException as error:  # also SystemExit, and what derives from BaseException alone
         traceback.print_exc()
         return _failed(spec, *explain_exception(error), started=started)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.records.config import TrainConfig
-from autotune.targets.load import load_workload, split_spec
+from autotune.targets.load import load_workload
+from autotune.targets.location import split_spec
 from autotune.targets.workload import REQUIRED, LoadedWorkload, Metric, Workload, check_workload
 
 COMPLETE = """
@@ -103,7 +105,7 @@ def test_a_file_and_a_module_name_the_same_workload(folder: Path, spec: str) -> 
     assert loaded.label == spec
     assert isinstance(loaded.workload, Workload)
     assert loaded.fingerprint == load_workload("complete.py:workload", folder=folder).fingerprint
-    assert len(loaded.fingerprint) == 12
+    assert re.fullmatch("m-[0-9a-f]{12}", loaded.fingerprint)
 
 
 def test_the_fingerprint_follows_the_source(folder: Path) -> None:
