@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target
+from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
 from autotune.cli.terminal import print_json, reported_errors, say
 from autotune.errors import AutotuneError
 
@@ -24,12 +24,13 @@ def probe(
 
     Without any target it is about the machine alone; `autotune probe demo` shows the built-in demo.
     """
-    from autotune.cli.probe_page import print_machine, print_report
-    from autotune.probe.run import run_machine_probe, run_probe
-
     with reported_errors(as_json=json_output):
-        chosen, folder = read_target(target, knobs=knob), Path.cwd()
+        chosen, folder = read_target(target, command="probe", knobs=knob), Path.cwd()
+        from autotune.cli.probe_page import print_machine, print_report
+        from autotune.probe.run import run_machine_probe, run_probe
+
         if not has_target(chosen, folder):
+            suggest_trainings(folder, command="probe")
             machine = run_machine_probe()
             if json_output:
                 print_json(machine.to_json())
@@ -37,7 +38,7 @@ def probe(
                 print_machine(machine)
             _keep(machine, folder)
             return
-        announce_target(chosen, folder)
+        announce_target(chosen, folder, command="probe")
         report = run_probe(chosen)
         if json_output:
             print_json(report.to_json())

@@ -86,17 +86,7 @@ def search(
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json."""
-    from autotune.cli.live import make_reporter
-    from autotune.presets import find_preset
-    from autotune.search.run import run_search
-
     with reported_errors(as_json=json_output):
-        given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
-        options = read_options(
-            given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
-        )
-        options = allow_changes(options, allow or (), learning_rate_rule)
-        options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
         chosen = read_target(
             target,
             knobs=knob,
@@ -106,6 +96,16 @@ def search(
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
+        from autotune.cli.live import make_reporter
+        from autotune.presets import find_preset
+        from autotune.search.run import run_search
+
+        given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
+        options = read_options(
+            given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
+        )
+        options = allow_changes(options, allow or (), learning_rate_rule)
+        options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
         announce_target(chosen, Path.cwd())
         with stop_on_signals() as stop, make_reporter(options) as reporter:
             try:

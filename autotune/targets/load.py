@@ -5,6 +5,7 @@ This runs user code, so only child processes and the final training call it.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,7 +17,9 @@ from typing import Any
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.targets.fingerprint import fingerprint_workload, mark_modules
 from autotune.targets.location import split_spec
-from autotune.targets.workload import LoadedWorkload, check_workload
+from autotune.targets.workload import REQUIRED, LoadedWorkload, check_workload
+
+_MOST_SHOWN = 8
 
 
 def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
@@ -91,13 +94,23 @@ def _get_attribute(module: ModuleType, attribute: str, *, spec: str) -> Any:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [name for name in vars(module) if not name.startswith("_")]
-            raise UsageError(
-                f"target {spec!r}: {module.__name__} has no {part!r}",
-                hint=f"it has {', '.join(sorted(names)[:12]) or 'no public name'}",
-            )
+            workloads = [name for name, value in vars(module).items() if _is_workload(value)]
+            near = difflib.get_close_matches(part, workloads or vars(module), n=1)
+            suggestion = f"did you mean {near[0]!r}? " if near else ""
+            listed = ", ".join(workloads[:_MOST_SHOWN])
+            described = f"its workloads are {listed}" if listed else "nothing in it has a workload's methods"
+            raise UsageError(f"target {spec!r}: {module.__name__} has no {part!r}", hint=suggestion + described)
         found = getattr(found, part)
     return found
+
+
+def _is_workload(value: Any) -> bool:
+    if isinstance(value, type | ModuleType):
+        return False
+    try:
+        return all(callable(getattr(value, name, None)) for name in REQUIRED)
+    except Exception:  # the user's own __getattr__
+        return False
 
 
 def _fingerprint(module: ModuleType) -> str:
