@@ -54,7 +54,7 @@ def test_the_version_names_what_matters(tmp_path):
         (["search", "--max-drift", "150%"], "--max-drift '150%' is out of range", "below 100%"),
         (["search", "--max-drift", "1%", "--max-drift", "a:2"], "--max-drift 'a:2' is a number", "a:2% or a:2pp?"),
         (["search", "--memory-limit", "8"], "--memory-limit '8' is not a size with a unit", "16GiB"),
-        (["search", "train.py"], "target 'train.py' is not LOCATION:ATTRIBUTE", "write train.py:workload"),
+        (["search", "train.py"], "there is no file 'train.py'", "it is looked up in"),
         (["search", "missing.py:workload", "--budget", "60s"], "there is no file 'missing.py'", ""),
         (["search", "--resume"], "--resume: no search of", "leave --resume out"),
         (["search", "--out", "no/such/best.json"], "there is no folder", "create it first"),

@@ -19,6 +19,7 @@ NOTHING: dict[str, str | None] = {"budget": None, "memory_limit": None, "out": N
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from elsewhere import *\n")
     return tmp_path
 
 

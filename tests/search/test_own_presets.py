@@ -84,6 +84,7 @@ def test_a_search_tries_the_own_preset_first_and_a_resumed_one_has_to_have_it(tm
     specs = [spec for spec in found.machine.specs if spec.purpose == "measure"]
     assert next(spec.config for spec in specs if spec.config != specs[0].config).num_workers == 1
     assert any("ours: precision=fp16 was left out" in note for note in found.profile.evidence.notes)
+    (tmp_path / "toy.py").write_text("from elsewhere import *\n")
     with pytest.raises(UsageError, match=r"presets was ours \(num_workers=1 precision=fp16\) .* and is not given now"):
         run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
 

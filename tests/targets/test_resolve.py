@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UsageError
-from autotune.targets.resolve import ProjectSettings, read_project_settings
+from autotune.targets.resolve import ProjectSettings, read_project_settings, resolve_target
+from autotune.targets.script import script_label
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,47 @@ def test_a_settings_file_of_any_shape_is_one_line_at_most(
     with pytest.raises(UsageError) as caught:
         read_project_settings(tmp_path)
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("written", ["\"python 'my train.py' --lr {micro_batch_size:8}\"", '["python", "my train.py"]'])
+@pytest.mark.parametrize("name", ["autotune.toml", "pyproject.toml"])
+def test_the_settings_may_name_a_scripts_command(tmp_path: Path, name: str, written: str) -> None:
+    header = "[tool.autotune]\n" if name == "pyproject.toml" else ""
+    (tmp_path / name).write_text(f"{header}command = {written}\n")
+    (tmp_path / "my train.py").write_text("")
+    resolved = resolve_target(None, folder=tmp_path)
+    assert resolved.origin == "settings"
+    assert resolved.target.script is not None
+    assert resolved.target.script.command[:2] == ("python", "my train.py")
+    assert resolved.target.spec == script_label(resolved.target.script.command)
+    (tmp_path / "my train.py").unlink()
+    with pytest.raises(UsageError, match=r"there is no script 'my train\.py'"):
+        resolve_target(None, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('target = "-- python train.py"', "is a script's command", 'write command = "python train.py"'),
+        ('target = "python train.py"', "is a script's command", 'write command = "python train.py"'),
+        ('target = ["python", "train.py"]', "is not text", "write command = [...]"),
+        ('target = "a.py:b"\ncommand = "python a.py"', "both target and command are set", "keep one"),
+        ('command = "python \'a.py"', "No closing quotation", "as in a shell"),
+        ('command = ["python", 3]', "is not text", "write command"),
+        ('command = ""', "there is no command", ""),
+    ],
+)
+def test_a_command_in_the_wrong_place_or_form_is_told_where_it_goes(
+    tmp_path: Path, text: str, message: str, hint: str
+) -> None:
+    (tmp_path / "autotune.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        resolve_target(None, folder=tmp_path)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_target_with_a_blank_in_its_file_is_a_target(tmp_path: Path) -> None:
+    (tmp_path / "autotune.toml").write_text('target = "my train.py:workload"')
+    (tmp_path / "my train.py").write_text("from elsewhere import *")
+    assert resolve_target(None, folder=tmp_path).target.spec == "my train.py:workload"
