@@ -192,8 +192,7 @@ def read_planned_run(text: str) -> PlannedRun:
 
 def print_answer(profile: Profile, out: Path) -> None:
     """Print a search's answer on stdout and the next command on stderr."""
-    from rich.text import Text
-
+    from autotune.cli.terminal import printable_text as Text  # names, values and notes may be anybody's
     from autotune.cli.words import describe_changes, describe_check, describe_speedup, list_evidence
     from autotune.records.config import changed_fields, get_knob
     from autotune.units import format_bytes, format_rate
