@@ -91,8 +91,6 @@ def read_target(
         TargetError: what is named is no workload, as its source shows.
     """
     from autotune.errors import UsageError
-    from autotune.records.trial import Target as TargetRecord
-    from autotune.targets.check import check_target
     from autotune.targets.resolve import DEMO_TARGET
     from autotune.targets.script import read_script, script_label
 
@@ -109,8 +107,7 @@ def read_target(
     if script_words is not None:
         names = ("knobs", "metric_regexes", "metric_keys", "directions", "quality_steps", "quality_epochs")
         script = read_script(script_words, **dict(zip(names, options.values(), strict=True)))
-        spec = script_label(script.command)
-        check_target(TargetRecord(spec=spec, folder=str(Path.cwd()), script=script), command=command)
+        _require_there(script_label(script.command), script, command=command)
         return script
     if given:
         raise UsageError(
@@ -118,8 +115,15 @@ def read_target(
         )
     if not words or words[0] == DEMO:
         return DEMO_TARGET if words else None
-    check_target(TargetRecord(spec=words[0], folder=str(Path.cwd())), command=command)
+    _require_there(words[0], None, command=command)
     return words[0]
+
+
+def _require_there(spec: str, script: Script | None, *, command: str) -> None:
+    from autotune.records.trial import Target as TargetRecord
+    from autotune.targets.check import check_target
+
+    check_target(TargetRecord(spec=spec, folder=str(Path.cwd()), script=script), command=command)
 
 
 def find_command(
