@@ -33,7 +33,8 @@ _LONGEST_PARSED = 1024**2
 _FROM = re.compile(rb"(?:^|[;:])[ \t]*from[ \t]+(\w+)[\w.]*[ \t]+import\b", re.MULTILINE)
 _IMPORT = re.compile(rb"(?:^|[;:])[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
 _FOLDER = re.compile(rb"[\"']([^\"'\n\0]{1,200})[\"']")
-_STRING = re.compile(rb"[\"']([A-Za-z_]\w*)(?:\.\w*)*[\"'{]")
+_STRING = re.compile(rb"[\"']([A-Za-z_]\w*)((?:\.\w*)*)[\"'{:]")
+_BY_NAME = (b"import_module", b"__import__", b"importlib")
 
 
 def list_sources(location: Location, *, folder: Path) -> dict[str, Path]:
@@ -107,8 +108,10 @@ def _list_further_roots(text: bytes, folders: list[Path]) -> list[Path]:
 def _read_names(text: bytes, roots: list[Path]) -> set[str]:
     """Return the top-level names that a file imports, and the words in it that name a module of the project."""
     names = {name.decode("ascii", "ignore") for name in _FROM.findall(text)} | set(_split_imports(text))
-    words = {name.decode("ascii", "ignore") for name in _STRING.findall(text)} - names
-    # A word may be anything: the name of a folder of pictures too, so a folder must say that it is a package.
+    # Without a dot a word is just a word, "train" say, unless something is imported by its name.
+    is_telling = any(way in text for way in _BY_NAME)
+    words = {name.decode("ascii", "ignore") for name, dotted in _STRING.findall(text) if dotted or is_telling} - names
+    # And it may be the name of a folder of pictures too, so a folder must say that it is a package.
     return names | {word for word in words if any(_is_code(find_module(root, word)) for root in roots)}
 
 
