@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,15 @@ class Budget:
     def drift_remaining_seconds(self) -> float:
         """Time until the drift checks must give way to the finals; never negative."""
         return max(0.0, self.remaining_seconds - FINALS_SHARE * self.seconds)
+
+    def reserve_drift(self, seconds: float) -> Budget:
+        """Return the budget that keeps some seconds for the drift checks, within the least and the most of its shares.
+
+        Args:
+            seconds: wanted.
+        """
+        share = min(MOST_DRIFT_SHARE, max(DRIFT_SHARE, seconds / self.seconds))
+        return dataclasses.replace(self, drift_share=share)
 
 
 def measure_seconds_for(budget_seconds: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -114,6 +115,27 @@ def is_lost_in_noise(found: Fidelity) -> bool:
         return False
     is_layer_in_doubt = (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
     return noise.high <= NOISE_PASSES and steering.high <= BIAS_PASSES and not is_layer_in_doubt
+
+
+def accept_lost(checks: Sequence[QualityCheck]) -> tuple[QualityCheck, ...]:
+    """Return the checks of a training that learns nothing any more: what is lost in its noise is none worse."""
+    return tuple(
+        check.replace(
+            verdict="non-inferior", reason=f"lost in the noise of a training that has converged: {check.reason}"
+        )
+        if are_lost_in_noise([check])
+        else check
+        for check in checks
+    )
+
+
+def are_lost_in_noise(checks: Sequence[QualityCheck]) -> bool:
+    """Return whether all that was left open is biases of means that have vanished."""
+    left_open = [check for check in checks if check.verdict != "non-inferior"]
+    return bool(left_open) and all(
+        any(one.verdict != "non-inferior" for one in check.fidelity) and all(map(is_lost_in_noise, check.fidelity))
+        for check in left_open
+    )
 
 
 def report_other_model() -> QualityCheck:

@@ -24,6 +24,7 @@ from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
 from autotune.search.confirm import confirm, plan_finals
 from autotune.search.drift import LEAST_STEPS, SEEDS
 from autotune.search.drift_stage import DriftStage
+from autotune.search.early_looks import look_early
 from autotune.search.explore import LEAST_GAIN, Proposals, explore
 from autotune.search.finals import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
@@ -160,10 +161,10 @@ class Session:
         self._require_memory()
         self._require_time(probed)
         self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
-        self._learner.reserve_time()
         self._drift = DriftStage(
             launcher, self._findings, self._learner, startup_seconds=probed.startup_seconds, known=self._known
         )
+        launcher.budget = launcher.budget.reserve_drift(2 * self._drift.needed_seconds(None))
         return probed
 
     def _build_space(self, report: ProbeReport) -> SearchSpace:
@@ -218,8 +219,9 @@ class Session:
         presets = launcher.state.presets
         self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
         plan = partial(self._suggest_from, self._space, launcher.known_report, presets=presets)
-        look_at = self._drift.look_at
-        self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
+        self._findings.stop_reason = explore(
+            launcher, study, plan, curve, look_at=partial(look_early, launcher, self._drift)
+        )
         if launcher.hopeless:
             left_out = count(len(launcher.hopeless), "config")
             self._findings.notes.append(
@@ -236,7 +238,7 @@ class Session:
             findings.notes.append("stopped early" if candidates else self._explain_nothing())
             return []
         launcher.enter("drift", f"{count(len(candidates), 'candidate')} faster than your settings so far")
-        passed = self._drift.choose(candidates)
+        passed = self._drift.choose(candidates, seconds=launcher.budget.drift_remaining_seconds)
         if not findings.checks:
             findings.notes.append("there was no time for the drift checks, so nothing is claimed")
         elif not passed:

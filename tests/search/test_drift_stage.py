@@ -17,6 +17,7 @@ from autotune.search.answer import Findings
 from autotune.search.budget import DRIFT_SHARE, FINALS_SHARE
 from autotune.search.drift import CHEAP_TESTS
 from autotune.search.drift_stage import MOST_FINALISTS, MOST_TESTED, DriftStage
+from autotune.search.early_looks import look_early
 from autotune.search.launcher import Launcher
 from autotune.search.learning import Learner
 from autotune.targets.drift_limits import read_drift_limits
@@ -84,7 +85,10 @@ class Stage:
         return [spec.purpose for spec in self.machine.specs]
 
     def choose(self, *candidates: TrainConfig) -> list[TrainConfig]:
-        return self.stage.choose(candidates)
+        return self.stage.choose(candidates, seconds=self.launcher.budget.drift_remaining_seconds)
+
+    def look_at(self, config: TrainConfig) -> None:
+        look_early(self.launcher, self.stage, config)
 
     def tests_of(self, config: TrainConfig) -> list[tuple[str, str]]:
         return [(check.test, check.verdict) for check in self.findings.checks_of(config)]
@@ -97,12 +101,14 @@ def open_stage(
     budget: float = 600.0,
     limits: DriftLimits | None = None,
     known: Sequence[TrialResult] = (),
+    script: Script | None = None,
 ) -> Stage:
     machine = machine or Machine()
     machine.trials = folder / "trials"
     machine.trials.mkdir(exist_ok=True)
     launcher = make_launcher(machine, budget=budget)
-    launcher.state = launcher.state.replace(max_drift=limits or DriftLimits())
+    target = launcher.state.target.replace(script=script)
+    launcher.state = launcher.state.replace(max_drift=limits or DriftLimits(), target=target)
     results: list[TrialResult] = []
 
     def run_and_keep(spec: TrialSpec) -> TrialResult:
@@ -247,19 +253,19 @@ def test_a_stop_ends_the_stage_with_what_had_passed(tmp_path: Path) -> None:
 
 def test_a_promising_config_is_screened_once_and_not_trained(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
-    stage.stage.look_at(CAST)
+    stage.look_at(CAST)
     assert stage.purposes == ["fidelity", "fidelity"]
-    stage.stage.look_at(CAST)
-    stage.stage.look_at(CAST.replace(num_workers=2))  # nothing new that rounds
+    stage.look_at(CAST)
+    stage.look_at(CAST.replace(num_workers=2))  # nothing new that rounds
     assert len(stage.purposes) == 2
-    stage.stage.look_at(CAST.replace(optimizer_implementation="fused"))
+    stage.look_at(CAST.replace(optimizer_implementation="fused"))
     assert len(stage.purposes) > 2
     assert stage.launcher.refused == []
 
 
 def test_what_was_screened_in_the_search_is_not_screened_again(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
-    stage.stage.look_at(CAST)
+    stage.look_at(CAST)
     ran = len(stage.machine.specs)
     assert stage.choose(CAST) == [CAST]
     assert of_gate(stage.machine.specs[ran:]) == []
@@ -267,13 +273,13 @@ def test_what_was_screened_in_the_search_is_not_screened_again(tmp_path: Path) -
 
 def test_a_config_that_is_exact_is_not_looked_at_early(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
-    stage.stage.look_at(TUNED.replace(num_workers=2))
+    stage.look_at(TUNED.replace(num_workers=2))
     assert stage.machine.specs == []
 
 
 def test_what_fails_the_look_is_refused_with_its_reason(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
-    stage.stage.look_at(CAST.replace(optimizer_implementation="fused"))
+    stage.look_at(CAST.replace(optimizer_implementation="fused"))
     assert stage.launcher.refused == [frozenset({"precision=bf16"})]
     assert len(stage.findings.notes) == 1
     assert stage.launcher.is_refused(CAST.replace(num_workers=2))
@@ -282,7 +288,7 @@ def test_what_fails_the_look_is_refused_with_its_reason(tmp_path: Path) -> None:
 
 def test_without_time_for_a_look_it_is_left_to_the_end(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast), budget=30.0)
-    stage.stage.look_at(CAST)
+    stage.stage.look_at(CAST, seconds=2.9)  # two processes take 1.5 s each before their first step
     assert stage.machine.specs == []
     assert stage.choose(CAST) == []
     assert stage.launcher.refused == [frozenset({"precision=bf16"})]
@@ -302,7 +308,7 @@ def test_time_lent_for_a_look_is_given_back_to_the_search(tmp_path: Path) -> Non
 def test_a_look_costs_the_drift_checks_their_time_and_not_the_search(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
     before = stage.launcher.budget.search_remaining_seconds
-    stage.stage.look_at(CAST)
+    stage.look_at(CAST)
     assert stage.machine.now == 2 * LAUNCH_SECONDS
     assert stage.launcher.budget.drift_share == pytest.approx(DRIFT_SHARE - 2 * LAUNCH_SECONDS / 600.0)
     assert stage.launcher.budget.search_remaining_seconds == pytest.approx(before)
@@ -549,9 +555,8 @@ def test_a_stage_of_a_script_plans_for_steps_that_its_candidates_repeat(tmp_path
     for script in (None, Script(command=("python", "train.py"))):
         folder = tmp_path / str(len(plans))
         folder.mkdir()
-        stage = open_stage(folder, budget=300.0)
-        stage.launcher.state = stage.launcher.state.replace(target=stage.launcher.state.target.replace(script=script))
-        stage.stage.look_at(CAST)
+        stage = open_stage(folder, budget=300.0, script=script)
+        stage.look_at(CAST)
         plans.append(stage.machine.specs[0].fidelity)
     assert all(plan is not None for plan in plans)
     assert (plans[1].later_steps, plans[1].windows) < (plans[0].later_steps, plans[0].windows)
