@@ -147,13 +147,7 @@ class DriftStage:
         """
         launcher = self._launcher
         self._grant(seconds)
-        rounding = [
-            one
-            for one in candidates
-            if self._costs.of_screening(one, self._gate, shown=self._shown_by_losses(one)[0]) > 0
-        ]
-        for share in (_SCREEN_SHARE, 1.0):
-            self._open_gate(share * seconds, min(_CANDIDATES, len(rounding)))
+        self._open_late(candidates, seconds)
         queue, passed, tested = list(candidates), list[TrainConfig](), 0
         while queue and len(passed) < MOST_FINALISTS and tested < MOST_TESTED:
             config = queue.pop(0)
@@ -265,6 +259,16 @@ class DriftStage:
                 candidates=candidates,
                 repeats_steps=self._is_script,
             )
+
+    def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
+        """Fix how much is looked at of the candidates, so that trainings have their part where it is enough for any."""
+        costs = (self._costs.of_screening(one, self._gate, shown=self._shown_by_losses(one)[0]) for one in candidates)
+        count = min(_CANDIDATES, sum(cost > 0 for cost in costs))
+        trainings = self._trainings.least_seconds
+        must = self._must_train or any(map(self._is_always_trained, candidates))
+        if trainings <= (1 - _SCREEN_SHARE) * seconds:
+            self._open_gate(_SCREEN_SHARE * seconds, count)
+        self._open_gate(seconds - trainings * must, count)
 
     def _affords(self, plan: FidelityPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""

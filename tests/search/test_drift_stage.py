@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_launcher, run_simulated
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_curve, make_launcher, run_simulated
 
-from autotune.records import DriftLimits, TrainConfig, TrialResult, TrialSpec, TrialStatus
+from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
 from autotune.records.script import Script
 from autotune.search.answer import Findings
@@ -20,6 +20,8 @@ from autotune.search.drift_stage import MOST_FINALISTS, MOST_TESTED, DriftStage
 from autotune.search.early_looks import look_early
 from autotune.search.launcher import Launcher
 from autotune.search.learning import Learner
+from autotune.search.objective import Judged, score_trial
+from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
 
 CAST = BASELINE.replace(precision="bf16")
@@ -102,6 +104,7 @@ def open_stage(
     limits: DriftLimits | None = None,
     known: Sequence[TrialResult] = (),
     script: Script | None = None,
+    startup: float = 0.5,
 ) -> Stage:
     machine = machine or Machine()
     machine.trials = folder / "trials"
@@ -116,9 +119,13 @@ def open_stage(
         return results[-1]
 
     launcher.run_trial = run_and_keep
-    findings = Findings(launcher.known_report, judged=launcher.judged)
-    learner = Learner(launcher, launcher.known_report, 0.5, list(known))
-    stage = DriftStage(launcher, findings, learner, startup_seconds=0.5, known=known)
+    report = launcher.known_report
+    if isinstance(machine, Slow):
+        block = Block(optimizer_steps=4, samples=128, seconds=20.0)
+        launcher.report = report = report.replace(measurement=report.measurement.replace(blocks=(block,)))
+    findings = Findings(report, judged=launcher.judged)
+    learner = Learner(launcher, report, startup, list(known))
+    stage = DriftStage(launcher, findings, learner, startup_seconds=startup, known=known)
     return Stage(machine, launcher, findings, stage, results)
 
 
@@ -246,6 +253,158 @@ def test_the_baseline_is_no_candidate(tmp_path: Path) -> None:
 def test_a_stop_ends_the_stage_with_what_had_passed(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(stop_after=3))
     assert stage.choose(TUNED, CAST, FUSED) == [TUNED]
+
+
+# Equal losses of the search's own launches
+
+
+class Repeating(Machine):
+    """What is exact repeats the baseline's losses bit for bit, and so does what is told to."""
+
+    same: tuple[TrainConfig, ...] = ()
+
+    def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
+        is_same = numerics_of(config, BASELINE) == "exact" or config in self.same
+        return super().curves(BASELINE if is_same else config, seeds=seeds, steps=steps)
+
+
+def measure(stage: Stage, *configs: TrainConfig) -> None:
+    """Launch configs as the search does."""
+    launcher = stage.launcher
+    for config in configs:
+        result = launcher.launch(config, "measure", 60.0)
+        launcher.judged.append(Judged(result, score_trial(result, make_curve(), launcher.limits())))
+    stage.machine.specs.clear()
+
+
+def test_equal_losses_prove_what_is_exact_and_cost_nothing(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Repeating())
+    measure(stage, BASELINE, TUNED)
+    assert stage.stage.needed_seconds(TUNED) == 0.0
+    assert stage.stage.choose([TUNED], seconds=0.0) == [TUNED]
+    assert stage.purposes == []
+    (check,) = stage.findings.checks_of(TUNED)
+    assert (check.test, check.verdict, check.seeds, check.samples) == ("exact-losses", "non-inferior", 1, 1280)
+    assert check.reason == "all 40 losses of its launches in the search equal the baseline's bit for bit"
+
+
+def test_a_last_bit_that_differs_is_no_proof(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)  # every config but the baseline has losses of its own
+    measure(stage, BASELINE, TUNED)
+    assert stage.stage.needed_seconds(TUNED) > 0.0
+    assert stage.choose(TUNED) == [TUNED]
+    assert stage.purposes == ["fidelity", "fidelity"]
+
+
+def test_a_workloads_loader_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    workers = TUNED.replace(num_workers=2)
+    stage = open_stage(tmp_path, Repeating())
+    measure(stage, BASELINE, workers)
+    assert stage.choose(workers) == [workers]
+    assert stage.purposes == ["tape", "tape"]  # the end of the epoch, which the launches did not reach
+    assert [test for test, _ in stage.tests_of(workers)] == ["tape", "exact-losses"]
+    other = open_stage(tmp_path, Repeating(tape=lambda config: "other" if config.num_workers else "samples"))
+    measure(other, BASELINE, workers)
+    assert workers not in other.choose(workers)
+
+
+def test_a_script_needs_no_tape_where_its_losses_are_equal(tmp_path: Path) -> None:
+    workers = BASELINE.replace(num_workers=2)
+    facts = {"training_loaders": ("train.py:1",)}
+    script = Script(command=("python", "train.py"))
+    stage = open_stage(tmp_path, Repeating(facts=facts), script=script)
+    assert stage.stage.needed_seconds(workers) > 0.0
+    measure(stage, BASELINE, workers)
+    assert stage.stage.needed_seconds(workers) == 0.0
+    assert stage.choose(workers) == [workers]
+    assert stage.purposes == []
+
+
+def test_for_what_may_round_equal_losses_put_the_look_off_and_prove_nothing(tmp_path: Path) -> None:
+    machine = Repeating()
+    machine.same = (FUSED,)
+    stage = open_stage(tmp_path, machine)
+    measure(stage, BASELINE, FUSED, CAST)
+    stage.look_at(FUSED)
+    assert stage.purposes == []
+    stage.look_at(CAST)
+    assert stage.purposes == ["fidelity", "fidelity"]
+    assert stage.choose(FUSED) == [FUSED]
+    assert "gradients" in {test for test, _ in stage.tests_of(FUSED)}
+
+
+def test_an_exact_candidate_has_its_turn_although_there_is_no_time_for_the_one_before(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Repeating())
+    measure(stage, BASELINE, CAST, TUNED)
+    assert stage.stage.choose([CAST, TUNED], seconds=1.0) == [TUNED]
+    assert stage.purposes == []
+
+
+# What a proof will take
+
+
+def test_the_more_there_is_to_prove_the_more_it_needs(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Repeating(knobs={"variant": ("a", "b")})).stage
+    baseline = BASELINE.replace(user_knobs={"variant": "a"})
+    workers, cast, half, variant = (
+        stage.needed_seconds(baseline.replace(**changes))
+        for changes in (
+            {"num_workers": 2},
+            {"precision": "bf16"},
+            {"precision": "fp16"},
+            {"user_knobs": {"variant": "b"}, "precision": "bf16"},
+        )
+    )
+    assert 0.0 < workers < cast < half == variant
+    assert stage.needed_seconds(None) == cast
+    assert stage.needed_seconds(baseline.replace(compile_mode="default")) > cast + 40.0  # compiling is paid for
+
+
+def test_what_was_shown_needs_nothing_and_the_baselines_part_is_paid_once(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    before = stage.stage.needed_seconds(CAST), stage.stage.needed_seconds(HALF)
+    assert stage.choose(CAST) == [CAST]
+    assert stage.stage.needed_seconds(CAST) == 0.0
+    again = BASELINE.replace(allow_tf32=True)
+    assert 0.0 < stage.stage.needed_seconds(again) < stage.stage.needed_seconds(HALF)
+    windows = stage.machine.specs[0].fidelity
+    assert windows is not None
+    assert windows.later_steps > 0  # by the plan that was made; the prediction before was of the smallest
+    assert before[0] < before[1]
+
+
+def test_a_required_improvement_needs_trainings_of_everything(tmp_path: Path) -> None:
+    plain = open_stage(tmp_path, Machine(facts=BOTH_METRICS)).stage
+    asked = open_stage(tmp_path, Machine(facts=BOTH_METRICS), limits=IMPROVEMENT).stage
+    for config in (None, TUNED, CAST):
+        assert asked.needed_seconds(config) > plain.needed_seconds(config) + 1.0
+
+
+def test_the_time_handed_in_is_all_that_is_used(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(seconds=6.0))
+    stage.stage.choose([CAST, FUSED], seconds=14.0)
+    assert stage.machine.now <= 14.0
+    assert stage.machine.specs
+
+
+@pytest.mark.parametrize("is_script", [False, True])
+def test_a_training_of_five_seconds_a_step_is_answered_in_three_minutes(tmp_path: Path, is_script: bool) -> None:
+    script = Script(command=("python", "train.py")) if is_script else None
+    stage = open_stage(tmp_path, Slow(), script=script, startup=6.0)
+    assert stage.stage.needed_seconds(None) < 120.0
+    assert stage.stage.choose([CAST], seconds=170.0) == [CAST]
+    (plan,) = {spec.fidelity for spec in stage.machine.specs if spec.config == CAST}
+    assert plan is not None
+    assert (plan.windows, plan.later_steps) == (8, 0)
+
+
+class Slow(Machine):
+    """Five seconds a step, six until the first."""
+
+    def __call__(self, spec: TrialSpec) -> TrialResult:
+        steps = spec.fidelity.windows + spec.fidelity.later_steps if spec.fidelity else 10
+        self.seconds = 7.0 + 5.0 * steps
+        return super().__call__(spec)
 
 
 # A look during the search
