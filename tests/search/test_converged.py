@@ -12,7 +12,7 @@ from autotune.records.quality import QualityCheck
 from autotune.search.comparisons import accept_lost, are_lost_in_noise, compare_points
 from autotune.trial.captures import Captures, Point
 
-WINDOWS, BATCH, SAMPLES = 24, 32, 2048
+WINDOWS, BATCH, SAMPLES = 24, 32, 1024
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +20,11 @@ def trained() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """Return a classifier at the bottom of its loss, and its data: labels drawn at random from a linear model."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 4)
+        torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4)
     )
     samples = torch.randn(SAMPLES, 16)
     labels = torch.distributions.Categorical(logits=samples @ torch.randn(16, 4)).sample()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=400, history_size=50, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=120, history_size=20, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -33,7 +33,10 @@ def trained() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
         loss.backward()
         return loss
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more of them wait for each other in layers as small as these
     optimizer.step(closure)
+    torch.set_num_threads(threads)
     return model, samples, labels
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_curve, make_launcher, run_simulated
 
+from autotune.measure.captured import Captured
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
 from autotune.records.script import Script
@@ -23,6 +24,7 @@ from autotune.search.learning import Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
+from autotune.trial.captures import Captures, Point, read_captures, write_captures
 
 CAST = BASELINE.replace(precision="bf16")
 FUSED = BASELINE.replace(optimizer_implementation="fused")
@@ -652,6 +654,40 @@ def test_where_nothing_is_learned_equal_gradients_are_enough(tmp_path: Path) -> 
     stage = open_stage(tmp_path, Machine(learns=False))
     assert stage.choose(CAST) == [CAST]
     assert {test for test, _ in stage.tests_of(CAST)} <= {*CHEAP_TESTS}
+
+
+class Converged(Machine):
+    """The mean gradient has vanished; casting adds the same small difference in every window."""
+
+    shift = 0.005
+    """Its size over the spread of a window's own gradient."""
+
+    def _capture(self, spec: TrialSpec, config: TrainConfig) -> str | None:
+        path = super()._capture(spec, config)
+        found = read_captures(path) if path is not None else None
+        if path is None or found is None:
+            return path
+        arm = found.points[0].gradients
+        rows = arm.rows - arm.rows.mean(axis=0) + self.shift * (config.precision == "bf16")
+        point = Point(Captured(arm.keys, rows), found.points[0].updates, found.points[0].learning_rates)
+        write_captures(Path(path), Captures(found.layers, (point,) * len(found.points)))
+        return path
+
+
+@pytest.mark.parametrize(
+    ("learns", "shift", "passes"), [(False, 0.005, True), (True, 0.005, True), (False, 0.06, False)]
+)
+def test_rounding_that_is_lost_in_the_noise_of_a_converged_training_is_not_refused(
+    tmp_path: Path, learns: bool, shift: float, passes: bool
+) -> None:
+    machine = Converged(learns=learns)
+    machine.shift = shift
+    stage = open_stage(tmp_path, machine)
+    assert stage.choose(CAST) == ([CAST] if passes else [])
+    verdict = {"gradients": "inferior"} if not passes else {"gradients": "inconclusive" if learns else "non-inferior"}
+    assert verdict.items() <= dict(stage.tests_of(CAST)).items()
+    # Where something is still learned, the losses have to show that as much is.
+    assert ("paired-losses" in dict(stage.tests_of(CAST))) == learns
 
 
 def test_half_precision_is_trained_even_where_nothing_is_learned(tmp_path: Path) -> None:
