@@ -74,6 +74,8 @@ class Confirmation(Record):
     """Speed-up that `budget_needed_seconds` is for; None when nothing is left to prove."""
     budget_needed_seconds: NonNegative | None = None
     """Budget that would prove it with a probability of 80 % at this noise; None where no budget does."""
+    extra_seconds_needed: NonNegative | None = None
+    """Time for the pairs still to come, when `search --resume` goes on with those that there are; None as above."""
     futile: bool = False
     """Ended early: with less than 10 % probability would more pairs have proven anything."""
 

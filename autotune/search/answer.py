@@ -25,9 +25,10 @@ from autotune.records.profile import (
 )
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
-from autotune.search.confirm import FinalsPlan, budget_for
-from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
+from autotune.search.confirm import FinalsPlan
+from autotune.search.finalist import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
 from autotune.search.flops import add_flops
+from autotune.search.more_time import budget_for, seconds_to_settle
 from autotune.search.noise import summarise_noise
 from autotune.search.objective import Judged
 from autotune.search.ranking import Ranking
@@ -216,15 +217,16 @@ def _confirmation(
     if shown is None or shown.ratio is None or plan is None or finals is None:
         return None
     logs = shown.log_ratios
-    sd = stdev(logs)
+    sd = shown.pair_sd
     entry = ranking.find(shown.config)
     wanted = max(shown.ratio.estimate, WORTH_PROVING) if shown.outcome == "unclear" else None
-    needed = None
+    needed = extra = None
     if wanted is not None:
-        seconds = plan.round_seconds * 2 / (1 + len(plan.finalists))
+        seconds = plan.round_seconds
         needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
+        extra = seconds_to_settle(shown, wanted, share=finals.next_share, pair_seconds=seconds)
     return Confirmation(
-        pairs_planned=plan.rounds,
+        pairs_planned=plan.kept + plan.rounds,
         pairs_reserved=plan.reserve,
         log_ratios=tuple(logs),
         candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),
@@ -232,8 +234,11 @@ def _confirmation(
         hodges_lehmann=math.exp(hodges_lehmann(logs)),
         expected_speedup=math.exp(entry.score) if entry else None,
         shrunk_speedup=math.exp(entry.shrunk) if entry else None,
-        smallest_detectable=smallest_provable(sd, len(logs), risk_share=finals.risk_share),
+        smallest_detectable=smallest_provable(
+            sd, len(logs), risk_share=finals.risk_share, pilot_degrees=shown.pilot.degrees
+        ),
         wanted_speedup=wanted,
         budget_needed_seconds=needed,
+        extra_seconds_needed=extra,
         futile=finals.futile,
     )

@@ -1,6 +1,6 @@
 """The folder of one search: readable without our code, one writer at a time, `trials/` the truth.
 
-.autotune/{lock, <target>-<date>/{search.json, probe.json, study.db, best.json, trials/0007/{spec,result}.json}}
+.autotune/{lock, <target>-<date>/{search,probe,finals,best}.json, study.db, trials/0007/{spec,result}.json}
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
 from autotune.records.codec import read_record, write_record
+from autotune.records.finals import FinalsRecord
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
@@ -25,6 +26,7 @@ from autotune.trial.files import RESULT_FILE
 STATE_FOLDER = ".autotune"
 _STATE_FILE = "search.json"
 _PROBE_FILE = "probe.json"
+_FINALS_FILE = "finals.json"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,19 @@ class SearchFolder:
     def write_probe(self, report: ProbeReport) -> None:
         """Save the probe's report."""
         write_record(self.path / _PROBE_FILE, report)
+
+    def read_finals(self) -> FinalsRecord | None:
+        """Return the looks of the finals so far; None before the first one.
+
+        Raises:
+            AutotuneError: the file is damaged. What was risked is not known then, so nothing may be claimed.
+        """
+        path = self.path / _FINALS_FILE
+        return read_record(path, FinalsRecord) if path.exists() else None
+
+    def write_finals(self, record: FinalsRecord) -> None:
+        """Save the looks of the finals so far."""
+        write_record(self.path / _FINALS_FILE, record)
 
     def read_trials(self) -> list[TrialResult]:
         """Return every finished trial in order; damaged and interrupted ones are left out, to be run again."""

@@ -16,6 +16,7 @@ from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
 from autotune.probe.run import describe_written, drop_idle_knobs, probe_target
 from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.finals import FinalsRecord
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
@@ -25,11 +26,12 @@ from autotune.search.confirm import confirm, plan_finals
 from autotune.search.drift import LEAST_STEPS, SEEDS
 from autotune.search.drift_stage import DriftStage
 from autotune.search.explore import LEAST_GAIN, Proposals, explore
-from autotune.search.finals import LEAST_ROUNDS
+from autotune.search.finalist import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.search.planned import find_planned_samples
+from autotune.search.purse import RiskPurse
 from autotune.search.strategy import SuggestFrom, describe_left_out, suggest
 from autotune.search.study import Study
 from autotune.sentences import count
@@ -58,6 +60,14 @@ class Place(Protocol):
 
     def read_trials(self) -> list[TrialResult]:
         """Return every finished trial in order."""
+        ...
+
+    def read_finals(self) -> FinalsRecord | None:
+        """Return the looks of the finals so far; None before the first one."""
+        ...
+
+    def write_finals(self, record: FinalsRecord) -> None:
+        """Save them."""
         ...
 
 
@@ -279,12 +289,12 @@ class Session:
 
     def _run_finals(self, finalists: list[TrainConfig]) -> None:
         launcher = self._launcher
-        plan = plan_finals(launcher, finalists)
-        if plan.rounds < 2:
+        plan = plan_finals(launcher, finalists, look=self._open_purse())
+        if plan.rounds < 1:
             self._findings.notes.append("there was no time for the finals, so nothing is claimed")
             return
         rounds = f"{plan.rounds} to {plan.rounds + plan.reserve}" if plan.reserve else str(plan.rounds)
-        launcher.enter("finals", f"{rounds} rounds of {1 + len(plan.finalists)} fresh processes")
+        launcher.enter("finals", f"{rounds} rounds of 2 fresh processes")
         self._findings.plan = plan
         self._findings.finals = finals = confirm(launcher, plan)
         self._findings.notes += [
@@ -292,6 +302,12 @@ class Session:
             for one in finals.candidates
             if one.failure
         ]
+
+    def _open_purse(self) -> RiskPurse:
+        report = self._launcher.known_report
+        machine = f"{report.hardware.fingerprint}-{report.software.fingerprint}"
+        folder = self._folder
+        return RiskPurse(folder.read_finals(), results=self._known, machine=machine, save=folder.write_finals)
 
     def _describe_config(self, config: TrainConfig) -> str:
         names = changed_fields(config, self._space.baseline)

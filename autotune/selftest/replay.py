@@ -21,6 +21,7 @@ from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.facts import DataFacts, ModelFacts, OptimizerFacts, StepPhases, TargetFacts
+from autotune.records.finals import FinalsRecord
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.probe import ProbeReport, Verdict
@@ -148,6 +149,12 @@ class _Simulation:
 
     def read_trials(self) -> list[TrialResult]:
         return [self._probe.replace(facts=_make_facts(self.case.values), curves=(_CURVE,))]
+
+    def read_finals(self) -> FinalsRecord | None:
+        return None
+
+    def write_finals(self, record: FinalsRecord) -> None:
+        pass
 
     def open_study(
         self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]

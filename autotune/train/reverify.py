@@ -23,7 +23,8 @@ from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
 from autotune.records.run import Reverification
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals import FinalsOutcome, run_finals
+from autotune.search.finalist import FinalsOutcome
+from autotune.search.finals import run_finals
 from autotune.sentences import count
 from autotune.train.differences import printable
 from autotune.train.settings import Settings

@@ -45,7 +45,8 @@ from autotune.records.search import SearchState
 from autotune.records.trial import Rival, Tape
 from autotune.search.budget import Budget
 from autotune.search.explore import explore
-from autotune.search.finals import FinalsOutcome, run_finals
+from autotune.search.finalist import FinalsOutcome
+from autotune.search.finals import Terms, run_finals
 from autotune.search.folder import SearchFolder, create_search_folder
 from autotune.search.launcher import Launcher
 from autotune.search.objective import KEYS, Judged, Score
@@ -498,8 +499,7 @@ def play_finals(
     log_ratios: Sequence[float],
     *others: Sequence[float],
     rounds: int | None = None,
-    reserve: int = 0,
-    pair_sd: float | None = None,
+    terms: Terms | None = None,
     cost: float = 0.0,
 ) -> FinalsOutcome:
     """Run finals in which the baseline is always the same and each candidate has the log ratios given."""
@@ -514,8 +514,7 @@ def play_finals(
         BASELINE,
         launch,
         rounds=rounds or len(log_ratios),
-        reserve=reserve,
         seed=0,
-        pair_sd=pair_sd,
+        terms=terms,
         cost=lambda config, _results: cost if number_of(config) else 0.0,
     )

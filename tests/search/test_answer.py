@@ -11,8 +11,10 @@ from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, 
 from autotune.records import Profile
 from autotune.records.trial import LossCurve
 from autotune.search.answer import WORTH_PROVING, Findings, build_profile
-from autotune.search.confirm import FinalsPlan, budget_for
-from autotune.search.finals import FinalsOutcome, smallest_provable
+from autotune.search.confirm import FinalsPlan
+from autotune.search.finalist import FinalsOutcome, smallest_provable
+from autotune.search.finals import Terms
+from autotune.search.more_time import budget_for
 from autotune.search.ranking import Ranking
 
 ONE, TWO = make_placebos(2)
@@ -103,7 +105,7 @@ def test_only_what_is_unclear_asks_for_more_budget():
 
 
 def test_finals_that_ended_at_half_say_so():
-    profile = answer(play_finals([x - 0.5 for x in FASTER], pair_sd=0.02))
+    profile = answer(play_finals([x - 0.5 for x in FASTER], terms=Terms(pair_sd=0.02)))
     assert profile.verdict == "keep"
     assert profile.evidence.confirmation is not None
     assert profile.evidence.confirmation.futile
