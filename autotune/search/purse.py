@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from autotune.measure.confidence import Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.finals import FinalsRecord, LookTaken, Round
+from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
 
 SHARE_OF_A_LOOK = 0.6
@@ -129,6 +131,30 @@ class RiskPurse:
 
     def _write(self) -> None:
         self._save(FinalsRecord(machine=self._machine, looks=self.looks))
+
+
+class KeepsFinals(Protocol):
+    """Where a search keeps the looks of its finals."""
+
+    def read_finals(self) -> FinalsRecord | None:
+        """Return them; None before the first one."""
+        ...
+
+    def write_finals(self, record: FinalsRecord) -> None:
+        """Save them."""
+        ...
+
+
+def open_purse(place: KeepsFinals, report: ProbeReport, known: Iterable[TrialResult]) -> RiskPurse:
+    """Return the purse of a search, its earlier sessions counted.
+
+    Args:
+        place: where its looks are kept.
+        report: of the probe, for the machine.
+        known: trials of earlier sessions.
+    """
+    machine = f"{report.hardware.fingerprint}-{report.software.fingerprint}"
+    return RiskPurse(place.read_finals(), results=known, machine=machine, save=place.write_finals)
 
 
 def _find_pair(one: Round, results: dict[int, TrialResult]) -> Pair | None:

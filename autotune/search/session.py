@@ -16,7 +16,6 @@ from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
 from autotune.probe.run import describe_written, drop_idle_knobs, probe_target
 from autotune.records.config import TrainConfig, changed_fields, get_knob
-from autotune.records.finals import FinalsRecord
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
@@ -31,7 +30,7 @@ from autotune.search.launcher import Launcher
 from autotune.search.learning import PROCESS_SECONDS, Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.search.planned import find_planned_samples
-from autotune.search.purse import RiskPurse
+from autotune.search.purse import KeepsFinals, open_purse
 from autotune.search.strategy import SuggestFrom, describe_left_out, suggest
 from autotune.search.study import Study
 from autotune.sentences import count
@@ -42,7 +41,7 @@ from autotune.units import format_bytes, format_duration, format_percent
 PROBE_WARMUP_SECONDS = 30.0
 
 
-class Place(Protocol):
+class Place(KeepsFinals, Protocol):
     """Where a search is kept, as far as its stages look at it: a `SearchFolder`."""
 
     @property
@@ -60,14 +59,6 @@ class Place(Protocol):
 
     def read_trials(self) -> list[TrialResult]:
         """Return every finished trial in order."""
-        ...
-
-    def read_finals(self) -> FinalsRecord | None:
-        """Return the looks of the finals so far; None before the first one."""
-        ...
-
-    def write_finals(self, record: FinalsRecord) -> None:
-        """Save them."""
         ...
 
 
@@ -289,7 +280,7 @@ class Session:
 
     def _run_finals(self, finalists: list[TrainConfig]) -> None:
         launcher = self._launcher
-        plan = plan_finals(launcher, finalists, look=self._open_purse())
+        plan = plan_finals(launcher, finalists, look=open_purse(self._folder, launcher.known_report, self._known))
         if plan.rounds < 1:
             self._findings.notes.append("there was no time for the finals, so nothing is claimed")
             return
@@ -302,12 +293,6 @@ class Session:
             for one in finals.candidates
             if one.failure
         ]
-
-    def _open_purse(self) -> RiskPurse:
-        report = self._launcher.known_report
-        machine = f"{report.hardware.fingerprint}-{report.software.fingerprint}"
-        folder = self._folder
-        return RiskPurse(folder.read_finals(), results=self._known, machine=machine, save=folder.write_finals)
 
     def _describe_config(self, config: TrainConfig) -> str:
         names = changed_fields(config, self._space.baseline)
