@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from simulated import BASELINE, make_judged, make_placebos
 
 from autotune.measure.confidence import Pilot
+from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
 from autotune.records.finals import FinalsRecord
+from autotune.search.finalist import FALSE_RISK
 from autotune.search.folder import SearchFolder
 from autotune.search.purse import Pair, RiskPurse
 
@@ -87,3 +90,21 @@ def test_a_search_folder_keeps_it(tmp_path: Path) -> None:
     assert again.looks == purse.looks
     # A trial that is gone takes its pair with it, and none of the risk back.
     assert RiskPurse(before, results=[pair.baseline], machine="here").pairs_of(ONE) == []
+
+
+@pytest.mark.parametrize("degrees", [0, 4, 12])
+def test_five_looks_at_pairs_that_pile_up_claim_in_less_than_a_thousandth(degrees: int) -> None:
+    rng, searches = np.random.default_rng(degrees), 100_000
+    pairs = rng.normal(0.0, 0.1, (searches, 48))
+    seen = 0.1**2 * rng.chisquare(max(1, degrees), searches) / max(1, degrees)
+    claimed, purse, half = np.zeros(searches, dtype=bool), RiskPurse(), degrees / 2
+    for count in (3, 6, 12, 24, 48):
+        share = look(purse, ONE)
+        mean, variance = pairs[:, :count].mean(axis=1), pairs[:, :count].var(axis=1, ddof=1)
+        pooled = (half * seen + (count - 1) * variance) / (half + count - 1)
+        pooled = np.where(variance > 4 * seen, variance, pooled)
+        freedom = np.where((variance > 4 * seen) | (half == 0), count - 1, count - 1 + half)
+        quantiles = {n: student_t_quantile(1 - share * FALSE_RISK, n) for n in set(freedom.tolist())}
+        claimed |= mean > np.vectorize(quantiles.get)(freedom) * np.sqrt(pooled / count)
+    print(f"{degrees} degrees seen: {claimed.mean():.4%} claimed")
+    assert claimed.mean() <= FALSE_RISK

@@ -8,6 +8,7 @@ from simulated import BASELINE, Machine, all_equal, run_simulated
 
 from autotune.errors import NothingFeasibleError, TargetError, UsageError
 from autotune.records import Margin, TrainConfig, TrialStatus
+from autotune.search.purse import RiskPurse
 from autotune.search.ranking import Ranking
 from autotune.search.schedule import ELITE_LAUNCHES, ELITES
 from autotune.search.study import Study
@@ -185,6 +186,27 @@ def test_every_launch_of_a_search_measures_equally_long(tmp_path):
 def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
     with pytest.raises(NothingFeasibleError, match=r"your own settings use 500.0 MiB, more than the 100.0 MiB allowed"):
         run_simulated(Machine(), tmp_path, memory_limit_bytes=100 * 2**20)
+
+
+def test_a_resumed_search_goes_on_with_the_pairs_of_its_finals(tmp_path):
+    whole = run_simulated(Machine(), tmp_path).machine.specs
+    first_final = next(i for i, spec in enumerate(whole) if spec.purpose == "final")
+    first = run_simulated(Machine(stop_after=first_final + 5), tmp_path)
+    assert first.profile.verdict != "improved"
+    before = first.folder.read_finals()
+    assert before is not None
+    assert [len(look.rounds) for look in before.looks] == [2]
+    machine = Machine(seed=first.machine.seed + 1)
+    second = run_simulated(machine, tmp_path, folder=first.folder)
+    after = second.folder.read_finals()
+    assert after is not None
+    assert after.looks[0] == before.looks[0]
+    assert after.looks[1].candidate == before.looks[0].candidate
+    assert after.looks[1].share == pytest.approx(0.24)
+    assert after.looks[1].proven
+    assert second.profile.verdict == "improved"
+    purse = RiskPurse(after, results=second.folder.read_trials(), machine=after.machine)
+    assert len(purse.pairs_of(before.looks[0].candidate)) == 2 + len(after.looks[1].rounds)
 
 
 def test_a_stop_in_the_finals_keeps_the_rounds_that_were_finished(tmp_path):
