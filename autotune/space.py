@@ -42,6 +42,11 @@ class SearchSpace:
     batch_is_free: bool = False
     learning_rate_rule: LearningRateRule = "none"
 
+    @property
+    def free_knobs(self) -> tuple[str, ...]:
+        """Knobs that have more than one value, in order."""
+        return tuple(name for name, values in self.choices.items() if len(values) > 1)
+
     def contains(self, config: TrainConfig) -> bool:
         """Return whether every knob has an allowed value and the effective batch is the baseline's, or may differ."""
         effective = self.baseline.effective_batch_size

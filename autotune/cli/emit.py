@@ -72,4 +72,4 @@ def render_search(path: Path) -> str:
     probe = folder.read_probe()
     if probe is None:
         raise UsageError(f"{path} holds no probe report", hint="run autotune search again")
-    return render_report(Profile.load(folder.profile), probe, folder.read_trials())
+    return render_report(Profile.load(folder.profile), probe, folder.read_all_trials())

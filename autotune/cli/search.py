@@ -22,7 +22,7 @@ from autotune.cli.target import (
     read_target,
 )
 from autotune.cli.terminal import print_json, reported_errors, result_console, say, stop_on_signals
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
 
 if TYPE_CHECKING:
     from autotune.records.profile import Profile
@@ -85,7 +85,11 @@ def search(
     quality_epochs: QualityEpochs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Search for faster settings that learn the same, and write them to best.json."""
+    """Search for faster settings that learn the same, and write them to best.json.
+
+    The exit status is 0 for an answer, "keep your settings" among them, and 3 where nothing but your own settings could
+    be measured: what was not tried, and the budget that would, is printed and in best.json.
+    """
     from autotune.cli.live import make_reporter
     from autotune.presets import find_preset
     from autotune.search.run import run_search
@@ -118,6 +122,8 @@ def search(
         else:
             print_answer(profile, Path(options.out))
         stop.exit_if_set()
+        if profile.verdict == "not-tested":
+            raise typer.Exit(NothingFeasibleError.exit_code)
 
 
 def read_options(
@@ -196,17 +202,20 @@ def print_answer(profile: Profile, out: Path) -> None:
 
     from autotune.cli.words import describe_changes, describe_check, describe_speedup, list_evidence
     from autotune.records.config import changed_fields, get_knob
+    from autotune.sentences import describe_candidate
     from autotune.units import format_bytes, format_rate
 
     console = result_console()
-    style = {"improved": "bold green", "inconclusive": "bold yellow", "keep": "bold"}[profile.verdict]
+    styles = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
+    style = styles[profile.verdict]
     console.print(Text(describe_speedup(profile), style=style))
     for name in changed_fields(profile.config, profile.baseline_config):
         before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
         console.print(Text(f"  {name:<30}{before} -> {after}"))
     if profile.verdict != "improved" and profile.candidate_config is not None:
         changes = describe_changes(profile.candidate_config, profile.baseline_config)
-        console.print(Text(f"  candidate: {changes}"))
+        known = describe_candidate(profile)
+        console.print(Text(f"  candidate: {changes}{f' ({known})' if known else ''}"))
     for check in profile.quality:
         console.print(Text(f"  {describe_check(check)}"))
     evidence = profile.evidence
@@ -218,4 +227,6 @@ def print_answer(profile: Profile, out: Path) -> None:
     for line in list_evidence(profile):
         console.print(Text(f"  {line}"))
     sys.stdout.flush()
-    say(f"{out} written; next: autotune train --profile {out}")
+    usable = profile.candidate is not None and profile.candidate.passed_checks
+    more = " (with --use-candidate for the candidate's settings)" if usable else ""
+    say(f"{out} written; next: autotune train --profile {out}{more}")

@@ -39,6 +39,12 @@ def train(
     preset: Annotated[
         str | None, typer.Option(help="A shipped preset instead, e.g. balanced, or a file.", show_default=False)
     ] = None,
+    use_candidate: Annotated[
+        bool,
+        typer.Option(
+            "--use-candidate", help="Take the profile's candidate, which learns as well and is not proven faster."
+        ),
+    ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps to take.", show_default=False)] = None,
     epochs: Annotated[
         int | None,
@@ -75,6 +81,7 @@ def train(
         options = TrainingOptions(
             profile=profile,
             preset=preset,
+            use_candidate=use_candidate,
             steps=steps,
             epochs=epochs,
             out=out,

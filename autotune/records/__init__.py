@@ -16,7 +16,7 @@ from autotune.records.facts import (
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
 from autotune.records.probe import Advice, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
-from autotune.records.profile import Evidence, OneOffCosts, Profile, ProfileTarget, baseline_interval
+from autotune.records.profile import Candidate, Evidence, NotTested, OneOffCosts, Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 
@@ -24,6 +24,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Advice",
     "Block",
+    "Candidate",
     "Ceilings",
     "DataFacts",
     "DriftLimits",
@@ -40,6 +41,7 @@ __all__ = [
     "MemoryFacts",
     "MemoryMode",
     "ModelFacts",
+    "NotTested",
     "OneOffCosts",
     "OptimizerFacts",
     "PeakMemory",
@@ -61,7 +63,6 @@ __all__ = [
     "TrialStatus",
     "Trouble",
     "Verdict",
-    "baseline_interval",
     "changed_fields",
     "get_knob",
     "parse_record",

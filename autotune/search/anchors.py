@@ -134,10 +134,12 @@ class Anchors:
             last += 1
         return first, last
 
-    def quiet_pairs(self, probed: float | None) -> list[list[float]]:
-        """Return each two anchors in a row between which the machine did not change; the probe comes before all."""
-        quiet = [pair for pair, jump in zip(self._pairs(), self._jumps, strict=True) if not jump]
-        return [[probed, self.values[0]], *quiet] if probed is not None and self._anchors else quiet
+    def quiet_pairs(self) -> list[list[float]]:
+        """Return each two anchors in a row between which the machine did not change.
+
+        The probe's reading is none of them: its process has run a profiler and more by then, or it ran an hour ago.
+        """
+        return [pair for pair, jump in zip(self._pairs(), self._jumps, strict=True) if not jump]
 
 
 def _size(pair: Sequence[float]) -> float:

@@ -77,14 +77,21 @@ class SearchFolder:
 
     def read_trials(self) -> list[TrialResult]:
         """Return every finished trial in order; damaged and interrupted ones are left out, to be run again."""
+        return [result for result in self.read_all_trials() if result.status is not TrialStatus.INTERRUPTED]
+
+    def count_interrupted(self) -> int:
+        """Return how many timings were cut, by the end of the time left or by the user."""
+        cut = (one for one in self.read_all_trials() if one.status is TrialStatus.INTERRUPTED)
+        return sum(one.spec.purpose == "measure" for one in cut)
+
+    def read_all_trials(self) -> list[TrialResult]:
+        """Return every trial that has ended in order, the interrupted ones among them; damaged ones are left out."""
         results = []
         for file in sorted(self.trials.glob(f"*/{RESULT_FILE}")):
             try:
-                result = read_record(file, TrialResult)
+                results.append(read_record(file, TrialResult))
             except AutotuneError:
                 continue
-            if result.status is not TrialStatus.INTERRUPTED:
-                results.append(result)
         return results
 
     def next_number(self) -> int:

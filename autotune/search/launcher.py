@@ -224,7 +224,6 @@ class Launcher:
         return Ranking(
             self.judged,
             self.baseline,
-            probed=math.log(self.known_report.measurement.samples_per_second),
             planned_samples=self.planned_samples,
             is_refused=is_refused,
         )

@@ -68,7 +68,6 @@ class Ranking:
     Args:
         judged: every launch of the search, in order.
         baseline: the user's own settings.
-        probed: log samples per second of the probe's measurement, a launch of the baseline before all others.
         planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
         is_refused: the drift gate has refused a change that a config makes.
 
@@ -81,13 +80,11 @@ class Ranking:
         judged: Sequence[Judged],
         baseline: TrainConfig,
         *,
-        probed: float | None = None,
         planned_samples: float | None = None,
         is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> None:
         self._judged, self._is_refused = judged, is_refused
         self._baseline, self._baseline_key = baseline, baseline.model_dump_json()
-        self._probed = probed
         self._planned_samples = planned_samples
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
         self.anchors = Anchors([(place, value) for place, value in launched if value is not None], len(judged))
@@ -112,9 +109,7 @@ class Ranking:
     @cached_property
     def noise(self) -> tuple[float, float]:
         """Standard deviation of a launch's log throughput, and its degrees of freedom."""
-        return pooled_sd(
-            [*self.anchors.quiet_pairs(self._probed), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES
-        )
+        return pooled_sd([*self.anchors.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
 
     @cached_property
     def block_sd(self) -> float:

@@ -60,6 +60,10 @@ class Place(Protocol):
         """Return every finished trial in order."""
         ...
 
+    def count_interrupted(self) -> int:
+        """Return how many timings of earlier sessions were cut."""
+        ...
+
 
 class OpenStudy(Protocol):
     """Makes what proposes configs, from a database, the space and what is known already."""
@@ -125,6 +129,9 @@ class Session:
         findings.elapsed_seconds = launcher.budget.elapsed_seconds
         findings.measured_seconds = launcher.measured_seconds
         findings.gate_seconds = launcher.gate_seconds
+        findings.knobs = self._space.free_knobs
+        findings.left_out = len(launcher.hopeless)
+        findings.launch_seconds = launcher.predict_seconds(launcher.baseline)
         profile = build_profile(findings, launcher.ranking(), budget_seconds=launcher.budget.seconds)
         self._save(profile)
         return profile
@@ -155,6 +162,7 @@ class Session:
         self._space = self._build_space(report)
         samples, limit = launcher.planned_samples, launcher.state.max_drift.loss
         self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
+        self._findings.interrupted = self._folder.count_interrupted()
         launcher.reporter.probed(report)
         launcher.note_written(probed)
         self._require_memory()
@@ -233,7 +241,7 @@ class Session:
         candidates = self._rank_candidates()
         self._note_screened_out()
         if not candidates or launcher.should_stop():
-            findings.notes.append("stopped early" if candidates else self._explain_nothing())
+            findings.notes += ["stopped early"] if candidates else []
             return []
         launcher.enter("drift", f"{count(len(candidates), 'candidate')} faster than your settings so far")
         passed = self._drift.choose(candidates)
@@ -242,12 +250,6 @@ class Session:
         elif not passed:
             findings.notes.append("no faster candidate was shown to learn as well as your settings")
         return passed
-
-    def _explain_nothing(self) -> str:
-        launcher = self._launcher
-        if any(one.config != launcher.baseline for one in launcher.judged):
-            return "nothing that was tried beat your settings"
-        return "there was no time to try anything but your own settings: give a larger --budget"
 
     def _rank_candidates(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline in the search, the most promising first.

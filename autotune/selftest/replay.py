@@ -149,6 +149,9 @@ class _Simulation:
     def read_trials(self) -> list[TrialResult]:
         return [self._probe.replace(facts=_make_facts(self.case.values), curves=(_CURVE,))]
 
+    def count_interrupted(self) -> int:
+        return 0
+
     def open_study(
         self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
     ) -> _Simulation:

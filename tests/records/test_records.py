@@ -29,7 +29,6 @@ from autotune.records import (
     Record,
     SoftwareInfo,
     TrainConfig,
-    baseline_interval,
     changed_fields,
     get_knob,
     parse_record,
@@ -294,7 +293,7 @@ def _profile(label: str = "train.py:workload") -> Profile:
         verdict="keep",
         config=TrainConfig(),
         baseline_config=TrainConfig(),
-        speedup=baseline_interval(0.98),
+        speedup=Interval(estimate=1.02, low=0.99, high=1.05, confidence_level=0.98, method="paired t"),
         quality=(
             QualityCheck(
                 test="metric",
@@ -316,8 +315,25 @@ def test_a_profile_is_saved_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     _profile().save(path)
     assert Profile.load(path) == Profile.load(str(path)) == _profile()
-    speedup = _profile().speedup
-    assert (speedup.estimate, speedup.low, speedup.high, speedup.confidence_level) == (1.0, 1.0, 1.0, 0.98)
+
+
+def test_a_speedup_that_is_not_known_is_none_also_in_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    _profile().replace(speedup=None).save(path)
+    assert Profile.load(path).speedup is None
+    old = json.loads(_profile().to_json())
+    for name in ("candidate", "candidate_config"):
+        old.pop(name)
+    old["speedup"] = {"estimate": 1.0, "low": 1.0, "high": 1.0, "confidence_level": 0.98}
+    old["speedup"]["method"] = "the baseline itself"
+    path.write_text(json.dumps(old), encoding="utf-8")
+    assert Profile.load(path).speedup is None
+    assert Profile.load(path).candidate is None
+
+
+def test_a_claim_without_a_speedup_is_refused() -> None:
+    with pytest.raises(ValueError, match="no speed-up is given"):
+        _profile().replace(verdict="improved", speedup=None)
 
 
 @pytest.mark.parametrize("label", ["../../x", "/etc/passwd", "os:system", "$(touch owned)", "\x1b[31m", "a\x00b"])
