@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,8 @@ from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.records.probe import MachineReport, ProbeReport
+    from autotune.records.trial import Target as TargetRecord
+    from autotune.records.trial import TrialResult
 
 
 def probe(
@@ -38,7 +42,7 @@ def probe(
             _keep(machine, folder)
             return
         announce_target(chosen, folder)
-        report = run_probe(chosen)
+        report = run_probe(chosen, keep=partial(_keep_for_search, folder))
         if json_output:
             print_json(report.to_json())
         else:
@@ -46,6 +50,14 @@ def probe(
         _keep(report, folder)
         if not json_output:
             say(f"next: autotune search --budget 20m{show_target(chosen)}")
+
+
+def _keep_for_search(folder: Path, target: TargetRecord, report: ProbeReport, trial: TrialResult) -> None:
+    """Keep the probe for a search that follows; where that is not possible, it probes again."""
+    from autotune.search.kept_probe import keep_probe
+
+    with suppress(OSError, AutotuneError):
+        keep_probe(folder, target, report, trial)
 
 
 def _keep(report: ProbeReport | MachineReport, folder: Path) -> None:

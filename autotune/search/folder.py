@@ -20,7 +20,7 @@ from autotune.records.codec import read_record, write_record
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.trial.files import RESULT_FILE
+from autotune.trial.files import RESULT_FILE, SPEC_FILE
 
 STATE_FOLDER = ".autotune"
 _STATE_FILE = "search.json"
@@ -75,6 +75,14 @@ class SearchFolder:
         """Save the probe's report."""
         write_record(self.path / _PROBE_FILE, report)
 
+    def adopt_probe(self, report: ProbeReport, trial: TrialResult) -> None:
+        """Take a probe that was made before as this search's own, which is its trial 0."""
+        folder = self.trials / f"{trial.spec.number:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(folder / SPEC_FILE, trial.spec)
+        write_record(folder / RESULT_FILE, trial)
+        self.write_probe(report)
+
     def read_trials(self) -> list[TrialResult]:
         """Return every finished trial in order; damaged and interrupted ones are left out, to be run again."""
         return [result for result in self.read_all_trials() if result.status is not TrialStatus.INTERRUPTED]
@@ -107,7 +115,7 @@ def lock_searches(folder: Path) -> FileLock:
         BusyError: another search is at work in the folder.
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    root = _prepare_root(folder)
+    root = prepare_state_folder(folder)
     lock, holder = FileLock(root / "lock"), root / "holder.json"
     try:
         lock.acquire(timeout=0)
@@ -124,7 +132,7 @@ def create_search_folder(folder: Path, spec: str) -> SearchFolder:
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    root = _prepare_root(folder)
+    root = prepare_state_folder(folder)
     slug = _slug(spec)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
@@ -163,7 +171,7 @@ def write_report(folder: Path, report: ProbeReport | MachineReport) -> Path:
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    path = _prepare_root(folder) / _PROBE_FILE
+    path = prepare_state_folder(folder) / _PROBE_FILE
     write_record(path, report)
     return path
 
@@ -187,7 +195,12 @@ def check_output(out: Path, spec: str, *, force: bool) -> None:
         raise UsageError(f"{out} exists and {what}", hint="choose another --out, or pass --force to replace it")
 
 
-def _prepare_root(folder: Path) -> Path:
+def prepare_state_folder(folder: Path) -> Path:
+    """Return a working folder's `.autotune`, made if it is not there.
+
+    Raises:
+        FolderError: it belongs to someone else or is writable by others.
+    """
     root = folder / STATE_FOLDER
     root.mkdir(mode=0o700, exist_ok=True)
     _check_root(root)

@@ -20,6 +20,7 @@ from autotune.records.search import LearningRateRule, PlannedRun, Preset, Search
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
+from autotune.search.kept_probe import take_kept_probe
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
 from autotune.search.session import Session
@@ -123,8 +124,12 @@ def run_search(
     try:
         with lock_searches(work):
             place = _open_folder(work, resolved, chosen)
+            told = None if chosen.resume else take_kept_probe(work, place.read_state(), place)
+            reporter = reporter or SearchReporter()
+            if told is not None:
+                reporter.told(told)
             budget = Budget(chosen.budget_seconds, started)
-            return _search(place, budget, work / chosen.out, reporter or SearchReporter(), should_stop)
+            return _search(place, budget, work / chosen.out, reporter, should_stop)
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
