@@ -46,8 +46,9 @@ def describe_speedup(profile: Profile) -> str:
         net = f", net of up to {1.0 + more.high:.2f}x the samples for the same loss" if more and costs else ""
         return f"improved: at least {least:.2f}x faster{whole}{net} ({found})"
     kept = "keep your settings" if profile.verdict == "keep" else "inconclusive: keep your settings"
-    if profile.verdict == "keep" and profile.candidate is None:
-        return "keep your settings: nothing that was measured beat them"
+    if profile.verdict == "keep" and not profile.evidence.pairs:
+        refused = " and learned as well" if profile.candidate is not None else ""
+        return f"keep your settings: nothing that was measured beat them{refused}"
     return f"{kept} ({found})" if found else kept
 
 

@@ -141,7 +141,7 @@ def test_new_settings_are_at_least_half_of_a_search(tmp_path):
 
 def test_a_stopped_search_keeps_what_was_finished_and_says_so(tmp_path):
     run = run_simulated(Machine(stop_after=6), tmp_path)
-    assert run.profile.verdict == "keep"
+    assert run.profile.verdict == "inconclusive"
     assert run.profile.config == BASELINE
     assert run.profile.evidence.stop_reason == "interrupted"
     finished = [result for result in run.folder.read_trials() if result.status is TrialStatus.COMPLETED]
