@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from autotune.emit.report import render_report
 from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, draw_work, find_pair_ratios
-from autotune.emit.report.tables import describe_difference, find_baseline_rate, list_settings, tally
-from autotune.emit.report.wording import format_interval, format_ratio_down, shorten
+from autotune.emit.report.tables import describe_difference, find_baseline_rate, list_settings
+from autotune.emit.report.wording import format_interval, format_ratio_down, shorten, tally
 from autotune.records import (
     Advice,
     Candidate,

@@ -44,7 +44,7 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "finals_chart": charts.draw_finals(ordered, profile),
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
-        "tally": tables.tally(ordered),
+        "tally": wording.tally(ordered),
         "quality": tables.list_quality(profile.quality),
         "drift": describe_drift(profile),
         "ruled_out": tables.list_ruled_out(probe.ruled_out),

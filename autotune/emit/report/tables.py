@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,14 +34,6 @@ from autotune.units import format_bytes, format_duration, format_rate
 
 _DASH = "\N{EN DASH}"
 _MAX_VALUE_LENGTH = 60
-_STAGES = {
-    "probe": "of the probe",
-    "machine": "of the probe",
-    "quality": "of the loss check",
-    "fidelity": "of the loss check",
-    "tape": "of the loss check",
-    "final": "of the finals",
-}
 _QUALITY_VERDICTS = {"non-inferior": "not worse", "inferior": "worse", "inconclusive": "not proven"}
 _QUALITY_TESTS = {
     "tape": "data, batch by batch",
@@ -204,19 +195,6 @@ def _remark(measurement: Measurement | None) -> str:
     disturbed = sum(block.disturbed for block in measurement.blocks)
     remarks += [f"{disturbed} of {count(len(measurement.blocks), 'block')} disturbed"] if disturbed else []
     return "; ".join([*remarks, *describe_interference([block.interference for block in measurement.blocks])])
-
-
-def tally(trials: Sequence[TrialResult]) -> str:
-    """Return how many trials of the search ended how, and those beside it.
-
-    E.g. `20 completed, 2 out of memory in the search; 1 of the probe, 8 of the loss check, 12 of the finals`. The first
-    part is what the profile's evidence counts too.
-    """
-    counts = Counter(trial.status for trial in trials if trial.spec.purpose == "measure")
-    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
-    beside = Counter(_STAGES[trial.spec.purpose] for trial in trials if trial.spec.purpose != "measure")
-    others = ", ".join(f"{beside[stage]} {stage}" for stage in dict.fromkeys(_STAGES.values()) if beside[stage])
-    return "; ".join(part for part in (f"{ends} in the search" if ends else "", others) if part)
 
 
 def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:

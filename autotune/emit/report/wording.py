@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
-from autotune.records import GainRange, Interval, ProbeReport, Profile
+from autotune.records import GainRange, Interval, ProbeReport, Profile, TrialResult, TrialStatus
 from autotune.sentences import describe_untested
 
 _MAX_LENGTH = 300
+_STAGES = {
+    "probe": "of the probe",
+    "machine": "of the probe",
+    "quality": "of the loss check",
+    "fidelity": "of the loss check",
+    "tape": "of the loss check",
+    "final": "of the finals",
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,19 @@ def _describe_evidence(profile: Profile) -> str:
         return f"{whose}{about}{pairs}, too few for an interval"
     interval = (confirmation.interval if confirmation is not None else None) or profile.speedup
     return f"{whose}point {format_ratio(profile.speedup.estimate)}, {format_interval(interval)}, {pairs}"
+
+
+def tally(trials: Sequence[TrialResult]) -> str:
+    """Return how many trials of the search ended how, and those beside it.
+
+    E.g. `20 completed, 2 out of memory in the search; 1 of the probe, 8 of the loss check, 12 of the finals`. The first
+    part is what the profile's evidence counts too.
+    """
+    counts = Counter(trial.status for trial in trials if trial.spec.purpose == "measure")
+    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
+    beside = Counter(_STAGES[trial.spec.purpose] for trial in trials if trial.spec.purpose != "measure")
+    others = ", ".join(f"{beside[stage]} {stage}" for stage in dict.fromkeys(_STAGES.values()) if beside[stage])
+    return "; ".join(part for part in (f"{ends} in the search" if ends else "", others) if part)
 
 
 def describe_limit(probe: ProbeReport) -> str:
