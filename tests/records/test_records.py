@@ -65,6 +65,8 @@ def records(kind: type[Record]) -> st.SearchStrategy[Any]:
     fields = {name: values(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
     if kind is Preset:
         fields["settings"] = SETTINGS  # knobs and values that there are
+    if kind is Profile:
+        fields["speedup"] = records(Interval)  # what is claimed must have one
     return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))
 
 
