@@ -1,4 +1,5 @@
-# make demo   the main job on the built-in training: probe, search, train (about three minutes)
+# make demo   the main job on the built-in training: probe, search, train (about three minutes);
+#             where there is no NVIDIA GPU it installs the CPU build of torch
 # make test   what CI runs: ruff, mypy --strict, pytest
 # make check  ruff and mypy alone
 PYTHON ?= python3
@@ -42,7 +43,7 @@ clean:
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'autotune needs Python 3.11 or newer')"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	index="$$($(PYTHON) .ci/torch_index.py)" && $(BIN)/pip install --quiet --disable-pip-version-check $$index -c constraints.txt -e .
 	touch $@
 
 .venv/.tested: .venv/.installed

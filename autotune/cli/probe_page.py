@@ -37,7 +37,7 @@ def print_machine(report: MachineReport) -> None:
     page.heading("next")
     page.entry("autotune probe -- python train.py", "where the time of your script goes, and what to try")
     page.entry("autotune probe train.py:workload", "the same for a workload, which can be varied further")
-    page.entry("autotune probe demo", "the built-in demo, a small GPT that learns Python's standard library")
+    page.entry("autotune probe demo", "the built-in demo, a small network that learns to name drawn figures")
 
 
 def _show_verdict(page: LinePage, verdict: Verdict) -> None:

@@ -124,7 +124,7 @@ def announce_target(target: str | Script | None, folder: Path) -> None:
 
     resolved = resolve_target(target, folder=folder)
     if resolved.origin == "demo":
-        say("no target given: using the built-in demo, a small GPT that learns Python's standard library")
+        say("no target given: using the built-in demo, a small network that learns to name drawn figures")
     elif resolved.origin == "settings":
         say(f"target: {resolved.target.spec} (from [tool.autotune])")
 
