@@ -2,7 +2,7 @@
 
     AutotuneError                1  an internal error: please report it
     ├── UsageError               2  an argument, a setting or a target that cannot be used
-    ├── NothingFeasibleError     3  the search ended and no setting was usable
+    ├── NothingFeasibleError     3  no setting could be used, or none but the user's own be measured (no exception)
     ├── TargetError              4  the training itself fails with the user's own settings
     ├── MachineError             5  the machine, the disk or the GPU is unsuitable
     ├── BusyError                6  another search owns the folder

@@ -5,10 +5,12 @@ A row turns the probe's facts into the values worth trying and the reason for ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.arithmetics import refuse_bf16, refuse_fp16
 from autotune.records.config import KnobValue
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
@@ -23,8 +25,11 @@ Allowed = Literal["batch"]
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
-_HOPELESS = 0.5
-"""Of the fp32 rate: a CPU that emulates bf16 is far below, one that has it above (a judgement, not a measurement)."""
+_SPARE = 1.2
+"""Loading is to be this much faster than the computation."""
+_WORKER_BYTES = 256 * 2**20
+"""Of a worker that was not seen: an interpreter with torch and a part of a dataset."""
+_FREE_FOR_WORKERS = 0.5
 _LARGER_BATCHES = (2, 4)
 _MALLOC_PACKAGES: dict[KnobValue, str] = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
 """Of Debian and Ubuntu."""
@@ -114,34 +119,19 @@ def _learning_rate_scales(facts: Facts) -> Choices:
 
 
 def _precisions(facts: Facts) -> Choices:
-    rates, target = facts.target.ceilings, facts.target
-    allowed: list[KnobValue] = ["fp32"]
-    reasons: dict[KnobValue, str] = {}
-    bf16, fp16, fp32 = (rates.flops_per_second(dtype) for dtype in ("bf16", "fp16", "fp32"))
-    if not target.supports_bf16:
-        reasons["bf16"] = f"bf16 autocast does not run on this {target.device}"
-    elif bf16 is not None and fp32 is not None and bf16 < _HOPELESS * fp32:
-        reasons["bf16"] = f"measured: bf16 products run at {bf16 / 1e9:.0f} GFLOP/s, fp32 at {fp32 / 1e9:.0f}"
-    else:
-        allowed.append("bf16")
-    if not target.scales_loss:
-        reasons["fp16"] = "the script does not scale its loss, and fp16 gradients underflow without"
-    elif facts.on_gpu:
-        allowed.append("fp16")
-    elif fp16 is None or not {"avx512_fp16", "amx_fp16", "asimdhp"} & set(facts.hardware.cpu_features):
-        reasons["fp16"] = "this CPU has no fp16 arithmetic"
-    elif target.supports_bf16 and bf16 is not None and bf16 >= fp16:
-        rate = f"{bf16 / 1e9:.0f} GFLOP/s, fp16 at {fp16 / 1e9:.0f}"
-        reasons["fp16"] = f"measured: bf16 products run at {rate}, and bf16 needs no loss scaling"
-    else:
-        allowed.append("fp16")
-    return tuple(allowed), reasons
+    refused: dict[KnobValue, str] = {
+        "bf16": refuse_bf16(facts.target),
+        "fp16": refuse_fp16(facts.target, facts.hardware),
+    }
+    reasons = {name: reason for name, reason in refused.items() if reason}
+    return ("fp32", *(name for name in refused if name not in reasons)), reasons
 
 
 def _tf32(facts: Facts) -> Choices:
     if not facts.on_gpu:
         return _only("TF32 is arithmetic of NVIDIA GPUs", True)
-    if facts.target.ceilings.flops_per_second("tf32") is None:
+    rates = facts.target.ceilings
+    if rates.matmul and rates.flops_per_second("tf32") is None:
         return _only("this GPU has no TF32", True)
     return (False, True), {}
 
@@ -215,6 +205,12 @@ def _host_allocators(facts: Facts) -> Choices:
         for name, package in _MALLOC_PACKAGES.items()
         if name not in facts.hardware.host_allocators
     }
+    own = facts.hardware.preloaded_malloc
+    missing |= {
+        name: f"your own LD_PRELOAD has it ({own}): it is the malloc of your own settings"
+        for name in _MALLOC_PACKAGES
+        if own is not None and own.startswith(f"lib{name}")
+    }
     return ("default", "glibc-tuned", *(name for name in _MALLOC_PACKAGES if name not in missing)), missing
 
 
@@ -224,10 +220,27 @@ def _device_allocators(facts: Facts) -> Choices:
     return ("default", "expandable-segments"), {}
 
 
+def most_workers(target: TargetFacts, hardware: HardwareInfo) -> int:
+    """Return the most loader workers worth trying: one a CPU, and more where samples are waited for.
+
+    What a disk or a network lets a worker wait for, others can wait for meanwhile: as many as match the computation, as
+    the CPUs have time for and as memory has room for.
+    """
+    data, usable = target.data, min(hardware.usable_cpu_count, _MOST_WORKERS)
+    if not data.waits or data.iterable:
+        return usable
+    load, compute = data.seconds_per_sample * target.baseline.effective_batch_size, target.compute_seconds_per_step
+    matching = _MOST_WORKERS if compute <= 0 else min(_MOST_WORKERS, math.ceil(_SPARE * load / compute))
+    wanted = 1 << math.ceil(math.log2(max(1, matching)))
+    by_cpus = hardware.usable_cpu_count / max(data.cpu_fraction or 0.0, 1 / _MOST_WORKERS / 2)
+    by_memory = _FREE_FOR_WORKERS * hardware.memory_available_bytes / (data.worker_bytes or _WORKER_BYTES)
+    return max(usable, min(wanted, math.floor(by_cpus), math.floor(by_memory)))
+
+
 def _worker_counts(facts: Facts) -> Choices:
     if facts.target.data.iterable:
         return _only("workers would each repeat an iterable dataset", 1, 2)
-    most = min(facts.hardware.usable_cpu_count, _MOST_WORKERS)
+    most = most_workers(facts.target, facts.hardware)
     counts = sorted({0, 1, 2, most // 2, most} | {2**n for n in range(5)})
     return tuple(count for count in counts if count <= most), {}
 

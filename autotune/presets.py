@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 from pathlib import Path
 
 from autotune.errors import ProfileError
 from autotune.records.codec import read_record
+from autotune.records.reading import parse_json, read_bytes
 from autotune.records.search import Preset
 
 _PACKAGED = Path(__file__).parent / "profiles"
 _CHECKOUT = Path(__file__).parent.parent / "profiles"
 _LONGEST_NAME = 40
-_MOST_CHARACTERS = 2**20
+_MOST_BYTES = 2**20
 
 
 @functools.cache
@@ -31,9 +31,8 @@ def load_presets() -> tuple[Preset, ...]:
 def is_preset(path: Path) -> bool:
     """Return whether a file is a preset, right or wrong, and so no profile."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            found = json.loads(file.read(_MOST_CHARACTERS))
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(read_bytes(path, max_bytes=_MOST_BYTES).decode("utf-8", "replace"))
+    except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "settings" in found
 

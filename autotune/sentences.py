@@ -33,10 +33,16 @@ def describe_power(profile: Profile) -> str | None:
     if confirmation is None or profile.verdict != "inconclusive":
         return None
     ended = " (ended early, more would hardly have shown it)" if confirmation.futile else ""
-    pairs = count(profile.evidence.pairs, "pair")
+    pairs = count(len(confirmation.log_ratios), "pair")
     least = confirmation.smallest_detectable
-    shown = f"a gain of {least:.2f}x or more" if least < _BEYOND_TELLING else "nothing"
-    text = f"with this noise {pairs} show {shown}{ended}"
+    if least is None:
+        text = f"{pairs} are too few to tell anything{ended}"
+    else:
+        shown = f"a gain of {least:.2f}x or more" if least < _BEYOND_TELLING else "nothing"
+        text = f"with this noise {pairs} show {shown}{ended}"
+    if confirmation.extra_seconds_needed is not None:
+        more = format_budget(confirmation.extra_seconds_needed)
+        return f"{text}; about {more} more would settle it: autotune search --resume --budget {more}"
     if confirmation.wanted_speedup is None:
         return text
     if confirmation.budget_needed_seconds is None:
@@ -45,6 +51,38 @@ def describe_power(profile: Profile) -> str | None:
         f"{text}; to show {confirmation.wanted_speedup:.2f}x takes --budget "
         f"{format_budget(confirmation.budget_needed_seconds)} or a quieter machine"
     )
+
+
+def describe_untested(profile: Profile) -> list[str]:
+    """Return what became of the candidates, what was not tried, and the budget that would; empty where some were."""
+    found = profile.evidence.not_tested
+    if found is None:
+        return []
+    started = sum(found.outcomes.values())
+    ends = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(found.outcomes.items()))
+    what = count(started, "candidate was", "candidates were")
+    lines = [f"{what} started and none could be timed: {ends}" if started else "no candidate was started"]
+    if found.left_out:
+        lines.append(f"{count(found.left_out, 'candidate was', 'candidates were')} left out, as they cannot run here")
+    if found.settings:
+        names = ", ".join(name.removeprefix("user_knobs.") for name in found.settings)
+        lines.append(f"not tried: {len(found.settings)} of {count(found.settings_known, 'setting')}: {names}")
+    if found.budget_needed_seconds is None:
+        told = "each was tried and failed" if found.settings_known else "there is none to try here"
+        return [*lines, f"a larger budget would not help: of the settings {told}"]
+    budget = format_budget(found.budget_needed_seconds)
+    return [*lines, f"about {budget} would try them: autotune search --resume --budget {budget}"]
+
+
+def describe_candidate(profile: Profile) -> str | None:
+    """Return what is known of the candidate that is not proven, and how to use it; None without one."""
+    candidate = profile.candidate
+    if candidate is None:
+        return None
+    about = "not timed" if candidate.speedup_estimate is None else f"about {candidate.speedup_estimate:.2f}x"
+    if not candidate.passed_checks:
+        return f"{about}, {candidate.reason}"
+    return f"{about}, learns as well, not proven faster: {candidate.reason}"
 
 
 def describe_noise(noise: MachineNoise) -> str:

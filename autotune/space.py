@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.arithmetics import find_cautions
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, Facts
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_own, with_knob
-from autotune.records.probe import RuledOut
+from autotune.records.probe import Caution, RuledOut
 from autotune.records.script import Numerics
 from autotune.records.search import LearningRateRule
 
@@ -34,6 +35,7 @@ class SearchSpace:
         ruled_out: what is not tried, and why.
         batch_is_free: the effective batch may differ from the baseline's.
         learning_rate_rule: what it then does to the learning rate.
+        cautions: values that nothing measured speaks for or against, and why.
     """
 
     baseline: TrainConfig
@@ -41,6 +43,22 @@ class SearchSpace:
     ruled_out: tuple[RuledOut, ...]
     batch_is_free: bool = False
     learning_rate_rule: LearningRateRule = "none"
+    cautions: tuple[Caution, ...] = ()
+
+    @property
+    def unproven(self) -> frozenset[tuple[str, KnobValue]]:
+        """Knobs with a value to be tried alone and late: whether this machine has what it needs was not measured."""
+        return frozenset(
+            (caution.knob, caution.value)
+            for caution in self.cautions
+            if caution.value in self.choices.get(caution.knob, ())
+            if caution.value != get_knob(self.baseline, caution.knob)
+        )
+
+    @property
+    def free_knobs(self) -> tuple[str, ...]:
+        """Knobs that have more than one value, in order."""
+        return tuple(name for name, values in self.choices.items() if len(values) > 1)
 
     def contains(self, config: TrainConfig) -> bool:
         """Return whether every knob has an allowed value and the effective batch is the baseline's, or may differ."""
@@ -164,6 +182,7 @@ def build_space(facts: Facts, *, learning_rate_rule: LearningRateRule = "none") 
         ruled_out=tuple(ruled_out),
         batch_is_free="batch" in facts.allowed,
         learning_rate_rule=learning_rate_rule,
+        cautions=find_cautions(facts.target, choices),
     )
 
 

@@ -107,3 +107,20 @@ def format_rate(per_second: float, *, unit: str = "samples/s") -> str:
     if per_second >= 100:
         return f"{per_second:,.0f} {unit}"
     return f"{per_second:.3g} {unit}"
+
+
+def format_flops(per_second: float) -> str:
+    """Return an arithmetic rate for people, e.g. `432 GFLOP/s`, `1.58 TFLOP/s`."""
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M")):
+        if per_second >= 10**power:
+            return f"{_three_digits(per_second / 10**power)} {prefix}FLOP/s"
+    return f"{_three_digits(per_second)} FLOP/s"
+
+
+def format_part(part: float, whole: float) -> str:
+    """Return how small a part of a whole is, e.g. `1/130`, `1/2.5`; nothing of it is `0`."""
+    return "0" if part <= 0 else f"1/{float(f'{whole / part:.2g}'):,.{0 if whole / part >= 9.5 else 1}f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -97,7 +97,7 @@ def build_digits() -> Any:
 
 
 CASES = (
-    Case("byte-level transformer (demo)", DemoWorkload, {"optimizer_implementation": "fused"}),
+    Case("drawn figures, a small convolutional network (demo)", DemoWorkload, {"optimizer_implementation": "fused"}),
     Case("digits, small residual network, augmented", build_digits, {"optimizer_implementation": "fused"}),
     Case("perceptron, steps of a millisecond", SmallPerceptron, {"optimizer_implementation": "fused"}),
 )

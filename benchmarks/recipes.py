@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, NothingFeasibleError
 from autotune.presets import find_preset
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
@@ -103,8 +103,8 @@ class Race(Record):
     """What the search found over the recipe, of which only what is the same training counts; paired."""
     verdict: str
     """Of the search: improved, keep or inconclusive."""
-    claim: Interval
-    """Speed-up that the search claimed by its low end."""
+    claim: Interval | None
+    """Speed-up that the search claimed by its low end; None where it is not known."""
     checks: tuple[QualityCheck, ...]
     """The search's own drift checks of what it found."""
     notes: tuple[str, ...]
@@ -214,7 +214,7 @@ def search(target: Target, recipe: Recipe, *, budget: str) -> Profile:
     command += ["--preset", str(EXAMPLES / recipe.name / recipe.file)]
     command += [word for limit in recipe.max_drift for word in ("--max-drift", limit)]
     ended = subprocess.run(command, cwd=target.folder, stdout=sys.stderr, check=False).returncode
-    if ended:
+    if ended not in (0, NothingFeasibleError.exit_code):  # a search that could test nothing has an answer
         sys.exit(f"error: the search of {recipe.name} ended with status {ended}")
     return Profile.load(Path(target.folder) / "best.json")
 

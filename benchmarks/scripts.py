@@ -111,8 +111,9 @@ def tune(case: Case, *, budget: str | None) -> str:
         after = snapshot(Path(scratch))
         changed = (path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
         left = sorted(path for path in changed if path != "work/best.json")
-        if done.returncode != 0:
-            error = json.loads(done.stdout or "{}").get("error", {}).get("message", done.stderr[-200:])
+        said = json.loads(done.stdout or "{}")
+        if done.returncode != 0 and "verdict" not in said:  # a search that could test nothing has an answer
+            error = said.get("error", {}).get("message", done.stderr[-200:])
             return f"| {case.name} | {case.style} | | | | {error} | | {', '.join(left) or 'none'} |"
         if budget:
             report = read_record(next((folder / ".autotune").glob("*/probe.json")), ProbeReport)
@@ -190,12 +191,11 @@ def describe_ruled_out(report: ProbeReport) -> str:
 def describe_answer(profile: Profile) -> str:
     """Return the answer with its interval."""
     ratio = profile.speedup
-    shown = f"{ratio.low:.2f}-{ratio.high:.2f}x"
-    if profile.verdict == "improved":
+    if profile.verdict == "improved" and ratio is not None:
         changed = profile.config.model_dump()
         own = profile.baseline_config.model_dump()
         names = ", ".join(f"{name}={value}" for name, value in changed.items() if value != own[name])
-        return f"improved, {shown} ({names})"
+        return f"improved, {ratio.low:.2f}-{ratio.high:.2f}x ({names})"
     refused = next((check.reason for check in profile.quality if check.verdict != "non-inferior"), "")
     return f"{profile.verdict}{f': {refused}' if refused else ''}".replace("|", "/")
 

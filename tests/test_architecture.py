@@ -26,6 +26,7 @@ LAYERS = {
     "autotune.lifeline": 0,
     "autotune.records": 1,
     "autotune.targets": 2,
+    "autotune.arithmetics": 2,
     "autotune.knobs": 2,
     "autotune.space": 2,
     "autotune.presets": 2,
@@ -47,6 +48,8 @@ LAYERS = {
 SAME_ROW = {
     ("autotune.units", "autotune.errors"): "a duration that does not parse is the user's error",
     ("autotune.space", "autotune.knobs"): "the space is the table applied to one target",
+    ("autotune.knobs", "autotune.arithmetics"): "a row of the table asks which arithmetic is worth trying",
+    ("autotune.space", "autotune.arithmetics"): "and the space what could not be told of it",
     ("autotune.probe", "autotune.trial"): "a probe runs in a trial's process",
     ("autotune.trial", "autotune.probe"): "and that process finds the facts",
 }
@@ -65,6 +68,7 @@ ONLY_IN = {
 """Packages and the modules that may import them."""
 
 TORCH_FREE = (
+    "autotune.arithmetics",
     "autotune.errors",
     "autotune.units",
     "autotune.lifeline",
@@ -81,6 +85,7 @@ TORCH_FREE = (
     "autotune.targets.workload",
     "autotune.engine.allocator",
     "autotune.measure.confidence",
+    "autotune.measure.hopeless",
     "autotune.measure.racing",
     "autotune.measure.student_t",
     "autotune.measure.warmup",
@@ -123,6 +128,7 @@ TORCH_FREE = (
     "autotune.trial.captures",
     "autotune.trial.spawn",
     "autotune.trial.process",
+    "autotune.trial.progress",
 )
 """The parent's side: it must not pay for torch, and never initialise a device."""
 
@@ -383,7 +389,7 @@ def test_every_knob_has_its_place_in_the_engine() -> None:
 
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_every_knob_has_its_place_in_every_exporter(name: str) -> None:
-    export = EXPORTERS[name](TrainConfig())
+    export = EXPORTERS[name](TrainConfig(), {})
     assert sorted([*export.mapped, *export.unmapped]) == sorted(FIELDS)
 
 

@@ -17,16 +17,18 @@ from autotune.records import (
     TrainConfig,
 )
 from autotune.records.measurement import GpuState, Interference
-from autotune.records.profile import Confirmation, Evidence, MachineNoise, OneOffCosts
+from autotune.records.profile import Candidate, Confirmation, Evidence, MachineNoise, NotTested, OneOffCosts
 from autotune.records.quality import QualityVerdict
 from autotune.sentences import (
     count,
     describe_break_even,
+    describe_candidate,
     describe_interference,
     describe_limits,
     describe_noise,
     describe_power,
     describe_refusal,
+    describe_untested,
     format_budget,
     format_drift,
     format_margin,
@@ -94,7 +96,8 @@ def test_without_a_claim_the_settings_are_kept(verdict: str, text: str) -> None:
 
 
 def test_without_finals_there_is_no_figure() -> None:
-    assert describe_speedup(profile("keep", evidence=Evidence())) == "keep your settings"
+    text = "keep your settings: nothing that was measured beat them"
+    assert describe_speedup(profile("keep", evidence=Evidence())) == text
 
 
 def test_an_inconclusive_answer_says_what_could_have_been_shown_and_what_it_takes() -> None:
@@ -226,3 +229,57 @@ def test_a_refusal_tells_what_was_shown_from_what_was_not() -> None:
     assert worse == f"{begins}: accuracy worse by +0.0012, limit +0.0010"
     unclear = describe_refusal(refused, [check_of(ABSOLUTE, "inconclusive")], math.log(1.5))
     assert unclear == f"{begins}: accuracy was not shown to stay within +0.0010: +0.0012, up to +0.0034"
+
+
+# ---- endings in which nothing is proven
+
+
+def end(verdict: str, evidence: Evidence, candidate: Candidate | None = None) -> Profile:
+    return profile(verdict, speedup=None, evidence=evidence, candidate=candidate)
+
+
+def test_nothing_measured_is_not_called_kept_and_tells_what_would_try_it() -> None:
+    found = NotTested(
+        outcomes={"timed_out": 1, "interrupted": 2},
+        left_out=1,
+        settings=("precision", "user_knobs.width"),
+        settings_known=11,
+        budget_needed_seconds=350.0,
+    )
+    told = end("not-tested", Evidence(not_tested=found))
+    assert describe_speedup(told) == "not tested: nothing but your own settings could be measured; keep them"
+    assert describe_untested(told) == [
+        "3 candidates were started and none could be timed: 2 interrupted, 1 timed out",
+        "1 candidate was left out, as they cannot run here",
+        "not tried: 2 of 11 settings: precision, width",
+        "about 6m would try them: autotune search --resume --budget 6m",
+    ]
+    assert set(describe_untested(told)) <= set(list_evidence(told))
+    assert describe_untested(profile()) == []
+
+
+@pytest.mark.parametrize(("known", "why"), [(2, "each was tried and failed"), (0, "there is none to try here")])
+def test_where_no_budget_helps_none_is_named(known: int, why: str) -> None:
+    lines = describe_untested(end("not-tested", Evidence(not_tested=NotTested(settings_known=known))))
+    assert lines == ["no candidate was started", f"a larger budget would not help: of the settings {why}"]
+
+
+def test_pairs_that_are_too_few_have_no_interval() -> None:
+    few = Confirmation(pairs_planned=8, log_ratios=(0.2, 0.3), hodges_lehmann=1.28, extra_seconds_needed=200.0)
+    candidate = Candidate(config=TrainConfig(), speedup_estimate=1.284, pairs=2, passed_checks=True, reason="too few")
+    told = end("inconclusive", Evidence(pairs=2, confirmation=few), candidate)
+    text = "inconclusive: keep your settings (best candidate about 1.28x, 2 pairs, too few for an interval)"
+    assert describe_speedup(told) == text
+    power = describe_power(told)
+    assert power == (
+        "2 pairs are too few to tell anything; about 4m more would settle it: autotune search --resume --budget 4m"
+    )
+    assert describe_candidate(told) == "about 1.28x, learns as well, not proven faster: too few"
+
+
+def test_a_candidate_that_was_refused_is_not_praised() -> None:
+    refused = Candidate(config=TrainConfig(), speedup_estimate=1.5, reason="its drift check was not passed: x")
+    told = end("keep", Evidence(), refused)
+    assert describe_speedup(told) == "keep your settings: nothing that was measured beat them and learned as well"
+    assert describe_candidate(told) == "about 1.50x, its drift check was not passed: x"
+    assert describe_candidate(profile()) is None

@@ -262,11 +262,57 @@ def test_fp16_on_a_cpu_needs_its_arithmetic_and_has_to_beat_bf16(
     assert ("fp16" in reasons_of(space, "precision")) is not offered
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_what_is_emulated_is_ruled_out_with_its_figures(name: str) -> None:
+    plain = MatmulRate(dtype="fp32", flops_per_second=122e9)
+    slow = MatmulRate(dtype=name, flops_per_second=0.94e9, emulated=True)
+    features = MACHINE.replace(cpu_features=("amx_fp16", "avx512_bf16"))
+    space = build_space(cpu_facts(features, ceilings=Ceilings(matmul=(plain, slow))))
+    assert name not in space.choices.get("precision", ())
+    figures = f"emulated here: {name} 940 MFLOP/s, 1/130 of fp32 (122 GFLOP/s)"
+    assert reasons_of(space, "precision")[name] == figures
+
+
+def test_a_rate_that_was_not_measured_speaks_neither_for_nor_against_and_says_so() -> None:
+    space = build_space(cpu_facts(ceilings=ceilings(fp32=1e11)))
+    assert space.choices["precision"] == ("fp32", "bf16")
+    assert space.unproven == {("precision", "bf16")}
+    (caution,) = space.cautions
+    assert caution.reason == "bf16 products were not measured here: tried alone, and late"
+    assert SPACES["cpu"].unproven == SPACES["gpu"].unproven == frozenset()
+    assert space.without(["precision"], "for another reason").unproven == frozenset()
+
+
+def test_an_arithmetic_that_a_gpu_hardly_has_is_ruled_out() -> None:
+    space = build_space(gpu_facts(supports_bf16=False, ceilings=ceilings(fp32=1e13, fp16=2e11)))
+    assert "precision" not in space.choices
+    assert reasons_of(space, "precision")["fp16"] == "measured: fp16 products run at 200 GFLOP/s, fp32 at 10000"
+
+
+def test_a_gpu_of_which_nothing_was_measured_may_have_all_arithmetics() -> None:
+    space = build_space(gpu_facts(ceilings=Ceilings()))
+    assert space.unproven == {("precision", "bf16"), ("precision", "fp16"), ("allow_tf32", True)}
+
+
+def test_the_users_own_arithmetic_needs_no_proof() -> None:
+    facts = cpu_facts(ceilings=ceilings(fp32=1e11), baseline=BASELINE.replace(precision="bf16"))
+    assert build_space(facts).unproven == frozenset()
+
+
 def test_a_library_that_is_installed_is_offered() -> None:
     space = build_space(cpu_facts(MACHINE.replace(host_allocators={"tcmalloc": "/usr/lib/libtcmalloc.so.4"})))
     assert space.choices["host_allocator"] == ("default", "glibc-tuned", "tcmalloc")
     assert list(reasons_of(space, "host_allocator")) == ["jemalloc"]
     assert "apt install libjemalloc2" in reasons_of(space, "host_allocator")["jemalloc"]
+
+
+def test_a_library_that_the_user_preloads_is_the_baselines_and_is_not_tried_again() -> None:
+    machine = MACHINE.replace(
+        host_allocators={"tcmalloc": "/t.so", "jemalloc": "/j.so"}, preloaded_malloc="libjemalloc.so.2"
+    )
+    space = build_space(cpu_facts(machine))
+    assert space.choices["host_allocator"] == ("default", "glibc-tuned", "tcmalloc")
+    assert "your own LD_PRELOAD has it (libjemalloc.so.2)" in reasons_of(space, "host_allocator")["jemalloc"]
 
 
 def test_the_users_own_values_stay_even_when_they_would_not_be_offered() -> None:
@@ -282,6 +328,44 @@ def test_workers_are_bounded_by_the_cpus() -> None:
     assert SPACES["one cpu"].choices["num_workers"] == (0, 1)
     many = build_space(cpu_facts(MACHINE.replace(usable_cpu_count=96))).choices["num_workers"]
     assert many == (0, 1, 2, 4, 8, 16)
+
+
+# 12 samples a step of 0.5 s each, nine tenths of it waiting, beside 1 s of computation.
+WAITING = DATA.replace(seconds_per_sample=0.5, cpu_fraction=0.1, worker_bytes=200 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("data", "machine", "workers"),
+    [
+        pytest.param(WAITING, MACHINE, (0, 1, 2, 4, 8), id="8 are enough to match the computation"),
+        pytest.param(WAITING.replace(seconds_per_sample=5.0), MACHINE, (0, 1, 2, 4, 8, 16), id="never more than 16"),
+        pytest.param(WAITING.replace(seconds_per_sample=0.01), MACHINE, (0, 1, 2, 4), id="little to load"),
+        pytest.param(WAITING.replace(cpu_fraction=0.5), MACHINE, (0, 1, 2, 4), id="as much work as waiting"),
+        pytest.param(WAITING.replace(cpu_fraction=None), MACHINE, (0, 1, 2, 4), id="not known"),
+        pytest.param(WAITING.replace(cpu_fraction=0.0), MACHINE, (0, 1, 2, 4, 8), id="nothing but waiting"),
+        pytest.param(
+            WAITING.replace(cpu_fraction=0.4),
+            MACHINE.replace(usable_cpu_count=2),
+            (0, 1, 2, 4, 5),
+            id="the work of 5 keeps 2 CPUs busy",
+        ),
+        pytest.param(WAITING, MACHINE.replace(usable_cpu_count=1), (0, 1, 2, 4, 8), id="one CPU"),
+        pytest.param(
+            WAITING, MACHINE.replace(memory_available_bytes=2400 * 2**20), (0, 1, 2, 3, 4, 6), id="memory for six"
+        ),
+        pytest.param(
+            WAITING.replace(worker_bytes=None),
+            MACHINE.replace(memory_available_bytes=2 * GIB),
+            (0, 1, 2, 4),
+            id="a worker that was not seen is taken to be large",
+        ),
+    ],
+)
+def test_more_workers_than_cpus_can_wait_at_once(
+    data: DataFacts, machine: HardwareInfo, workers: tuple[int, ...]
+) -> None:
+    space = build_space(cpu_facts(machine, data=data, compute_seconds_per_step=1.0))
+    assert space.choices["num_workers"] == workers
 
 
 @each_space

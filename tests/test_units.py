@@ -11,6 +11,7 @@ from autotune.errors import UsageError
 from autotune.units import (
     format_bytes,
     format_duration,
+    format_part,
     format_percent,
     format_rate,
     parse_amount,
@@ -217,3 +218,12 @@ def test_other_amounts_are_refused_by_the_name_they_were_given_for(text: str) ->
     with pytest.raises(UsageError, match=r"^--planned-run ") as refused:
         parse_amount(text, counts=("epochs", "samples"), name="--planned-run")
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [(0.94e9, 122e9, "1/130"), (3.46, 177.0, "1/51"), (40.0, 100.0, "1/2.5"), (1.0, 12345.0, "1/12,000"),
+     (0.0, 1.0, "0"), (1.0, 1.0, "1/1.0"), (1.0, 9.96, "1/10")],
+)  # fmt: skip
+def test_small_parts_for_people(part: float, whole: float, text: str) -> None:
+    assert format_part(part, whole) == text

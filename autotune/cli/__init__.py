@@ -11,6 +11,7 @@ from autotune.cli.emit import export, report
 from autotune.cli.probe import probe
 from autotune.cli.search import search
 from autotune.cli.selftest import selftest
+from autotune.cli.target import TargetCommand
 from autotune.cli.train import train
 
 app = typer.Typer(
@@ -21,9 +22,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(probe)
-app.command()(search)
-app.command()(train)
+app.command(cls=TargetCommand)(probe)
+app.command(cls=TargetCommand)(search)
+app.command(cls=TargetCommand)(train)
 app.command()(compare)
 app.command()(export)
 app.command()(report)

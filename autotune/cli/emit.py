@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, reported_errors, say, warn
+from autotune.cli.terminal import print_json, printable, reported_errors, say, warn
 
 
 def export(
@@ -21,7 +21,13 @@ def export(
     from autotune.records.profile import Profile
 
     with reported_errors(as_json=json_output):
-        exported = export_config(Profile.load(profile).config, to)
+        answer = Profile.load(profile)
+        # The path that was measured; on another machine, which does not have it, the library goes by its name.
+        here = {name: path for name, path in answer.hardware.host_allocators.items() if Path(path).is_file()}
+        exported = export_config(answer.config, to, host_allocators=here)
+        own = answer.hardware.preloaded_malloc
+        if own is not None and answer.config.host_allocator != "default":
+            warn(f"take {printable(own)} out of your own LD_PRELOAD: it was replaced when this was measured")
         if json_output:
             print_json(exported.to_json())
             return
@@ -38,12 +44,13 @@ def report(
     """Write this folder's newest search as one HTML page that needs no network."""
     from autotune.errors import MachineError, UsageError
     from autotune.records.codec import write_text
-    from autotune.search.folder import find_search_folder
+    from autotune.search.folder import find_search_folder, require_file
 
     with reported_errors(as_json=json_output):
         found = find_search_folder(Path.cwd())
         if found is None or not found.profile.exists():
             raise UsageError("no search with an answer was made in this folder", hint="run autotune search first")
+        require_file(out)
         if out.exists() and not force:
             raise UsageError(f"{out} exists", hint="choose another --out, or pass --force to replace it")
         try:
@@ -72,4 +79,4 @@ def render_search(path: Path) -> str:
     probe = folder.read_probe()
     if probe is None:
         raise UsageError(f"{path} holds no probe report", hint="run autotune search again")
-    return render_report(Profile.load(folder.profile), probe, folder.read_trials())
+    return render_report(Profile.load(folder.profile), probe, folder.read_all_trials())

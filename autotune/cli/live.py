@@ -39,6 +39,10 @@ class LineReporter(SearchReporter):
         """Name the stage and the time left."""
         self._say(f"{standing.stage}: {note} ({format_duration(standing.seconds_left)} left)")
 
+    def told(self, sentence: str) -> None:
+        """Pass it on."""
+        self._say(sentence)
+
     def probed(self, report: ProbeReport) -> None:
         """Tell the baseline and the verdict."""
         self._report = report

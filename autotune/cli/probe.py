@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target
+from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
 from autotune.cli.terminal import print_json, reported_errors, say
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.records.probe import MachineReport, ProbeReport
+    from autotune.records.trial import Target as TargetRecord
+    from autotune.records.trial import TrialResult
 
 
 def probe(
@@ -24,12 +28,13 @@ def probe(
 
     Without any target it is about the machine alone; `autotune probe demo` shows the built-in demo.
     """
-    from autotune.cli.probe_page import print_machine, print_report
-    from autotune.probe.run import run_machine_probe, run_probe
-
     with reported_errors(as_json=json_output):
-        chosen, folder = read_target(target, knobs=knob), Path.cwd()
+        chosen, folder = read_target(target, command="probe", knobs=knob), Path.cwd()
+        from autotune.cli.probe_page import print_machine, print_report
+        from autotune.probe.run import run_machine_probe, run_probe
+
         if not has_target(chosen, folder):
+            suggest_trainings(folder, command="probe")
             machine = run_machine_probe()
             if json_output:
                 print_json(machine.to_json())
@@ -37,8 +42,8 @@ def probe(
                 print_machine(machine)
             _keep(machine, folder)
             return
-        announce_target(chosen, folder)
-        report = run_probe(chosen)
+        announce_target(chosen, folder, command="probe")
+        report = run_probe(chosen, keep=partial(_keep_for_search, folder))
         if json_output:
             print_json(report.to_json())
         else:
@@ -46,6 +51,14 @@ def probe(
         _keep(report, folder)
         if not json_output:
             say(f"next: autotune search --budget 20m{show_target(chosen)}")
+
+
+def _keep_for_search(folder: Path, target: TargetRecord, report: ProbeReport, trial: TrialResult) -> None:
+    """Keep the probe for a search that follows; where that is not possible, it probes again."""
+    from autotune.search.kept_probe import keep_probe
+
+    with suppress(OSError, AutotuneError):
+        keep_probe(folder, target, report, trial)
 
 
 def _keep(report: ProbeReport | MachineReport, folder: Path) -> None:

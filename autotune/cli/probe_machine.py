@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from autotune.cli.page import LinePage
 from autotune.cli.probe_words import format_age, format_bandwidth, format_of, format_share, format_size, format_time
-from autotune.probe.judging.figures import format_flops
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 from autotune.sentences import count
+from autotune.units import format_flops, format_part
 
 # What makes arithmetic faster, the widest first; the others are on every machine of the kind or come with these.
 _TELLING_FEATURES = (
@@ -24,7 +24,8 @@ def show_machine(page: LinePage, hardware: HardwareInfo, software: SoftwareInfo)
     """Print the section on what the machine is."""
     page.heading("machine")
     page.facts("CPU", _list_cpu(hardware))
-    page.facts("instructions", _list_features(hardware.cpu_features))
+    held = [f"held back by {name}={value}" for name, value in hardware.instruction_limits.items()]
+    page.facts("instructions", [*_list_features(hardware.cpu_features), *held])
     page.facts("memory", _list_memory(hardware))
     for label, facts in _list_gpus(hardware.gpus):
         page.facts(label, facts)
@@ -34,6 +35,8 @@ def show_machine(page: LinePage, hardware: HardwareInfo, software: SoftwareInfo)
     page.facts("versions", [*(f"{name} {value}" for name, value in versions.items() if value), software.platform])
     tools = ["C++ compiler"] if hardware.has_cpp_compiler else []
     page.facts("found", [*tools, *sorted(hardware.host_allocators)])
+    if hardware.preloaded_malloc is not None:
+        page.facts("malloc", [f"{hardware.preloaded_malloc}, from your own LD_PRELOAD"])
 
 
 def show_limits(page: LinePage, ceilings: Ceilings, age_seconds: float) -> None:
@@ -44,9 +47,10 @@ def show_limits(page: LinePage, ceilings: Ceilings, age_seconds: float) -> None:
     device = {"cpu": "of the CPU", "cuda": "of the GPU"}.get(ceilings.device or "", "")
     page.heading("limits", ", ".join(part for part in (device, format_age(age_seconds)) if part))
     best = max((_kept_up(rate) for rate in ceilings.matmul), default=0.0)
+    plain = ceilings.flops_per_second("fp32")
     for rate in ceilings.matmul:
         fraction = _kept_up(rate) / best if best > 0 else 0.0
-        page.scale(f"{rate.dtype} products", fraction, _describe_rate(rate))
+        page.scale(f"{rate.dtype} products", fraction, _describe_rate(rate, plain))
     for label, facts in rows:
         page.facts(label, facts)
 
@@ -134,7 +138,10 @@ def _kept_up(rate: MatmulRate) -> float:
     return rate.sustained_flops_per_second or rate.flops_per_second
 
 
-def _describe_rate(rate: MatmulRate) -> str:
+def _describe_rate(rate: MatmulRate, plain: float | None) -> str:
+    if rate.emulated:
+        part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
+        return f"{format_flops(rate.flops_per_second)}: emulated{part}"
     if rate.sustained_flops_per_second is None:
         return format_flops(rate.flops_per_second)
     return f"{format_flops(rate.sustained_flops_per_second)} sustained, burst {format_flops(rate.flops_per_second)}"

@@ -8,7 +8,7 @@ from autotune.cli.page import LinePage, open_page
 from autotune.cli.probe_machine import show_limits, show_machine
 from autotune.cli.probe_step import show_input, show_memory, show_roofline, show_step
 from autotune.cli.probe_words import format_factor, format_gain
-from autotune.records.probe import Advice, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
+from autotune.records.probe import Advice, Caution, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
 
 
 def print_report(report: ProbeReport) -> None:
@@ -21,6 +21,7 @@ def print_report(report: ProbeReport) -> None:
     show_memory(page, report)
     show_input(page, report)
     _show_ruled_out(page, report.ruled_out)
+    _show_cautions(page, report.cautions)
     _show_notes(page, (*report.target.warnings, *report.hardware.missing))
     _show_verdict(page, report.verdict)
     _show_troubles(page, report.troubles)
@@ -37,7 +38,7 @@ def print_machine(report: MachineReport) -> None:
     page.heading("next")
     page.entry("autotune probe -- python train.py", "where the time of your script goes, and what to try")
     page.entry("autotune probe train.py:workload", "the same for a workload, which can be varied further")
-    page.entry("autotune probe demo", "the built-in demo, a small GPT that learns Python's standard library")
+    page.entry("autotune probe demo", "the built-in demo, a small network that learns to name drawn figures")
 
 
 def _show_verdict(page: LinePage, verdict: Verdict) -> None:
@@ -76,6 +77,13 @@ def _show_ruled_out(page: LinePage, ruled_out: Sequence[RuledOut]) -> None:
     for reason, knobs in reasons.items():
         names = ", ".join(f"{knob}={'/'.join(values)}" if values else knob for knob, values in knobs.items())
         page.sentence(f"{names}: {reason}", bullet=True)
+
+
+def _show_cautions(page: LinePage, cautions: Sequence[Caution]) -> None:
+    if cautions:
+        page.heading("not measured")
+    for caution in cautions:
+        page.sentence(f"{_short(caution.knob)}={caution.value}: {caution.reason}", bullet=True)
 
 
 def _show_notes(page: LinePage, notes: Sequence[str]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.cli.page import LinePage, Part
 from autotune.cli.probe_words import format_bandwidth, format_factor, format_of, format_share, format_size, format_time
-from autotune.probe.judging.figures import StepFigures, derive_figures, format_flops
+from autotune.probe.judging.figures import StepFigures, derive_figures
 from autotune.records.facts import MemoryFacts, MemoryMode, StepWork, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.probe import ProbeReport
 from autotune.sentences import count, describe_interference
-from autotune.units import format_rate
+from autotune.units import format_flops, format_rate
 
 _TELLING_RATIO = 1.5
 
@@ -128,8 +130,8 @@ def show_memory(page: LinePage, report: ProbeReport) -> None:
     if memory is None:
         return
     _show_contents(page, memory, target.baseline.micro_batch_size)
-    if memory.modes:
-        _show_modes(page, memory, target)
+    if report.memory_modes:
+        _show_modes(page, report.memory_modes, memory, target)
     error, size = memory.calibration_error, memory.calibrated_micro_batch_size
     if error is not None and size is not None:
         way = "too high" if error > 0 else "too low"
@@ -155,11 +157,11 @@ def _show_contents(page: LinePage, memory: MemoryFacts, micro_batch_size: int) -
         page.parts("made of", [Part(name, size / total, format_size(size), style) for name, size, style in sizes])
 
 
-def _show_modes(page: LinePage, memory: MemoryFacts, target: TargetFacts) -> None:
+def _show_modes(page: LinePage, modes: Sequence[MemoryMode], memory: MemoryFacts, target: TargetFacts) -> None:
     size = target.baseline.micro_batch_size
     yours = memory.find_mode(target.baseline.precision, target.baseline.activation_checkpointing)
     rows = []
-    for mode in memory.modes:
+    for mode in modes:
         name = f"{_name_mode(mode)} (yours)" if mode == yours else _name_mode(mode)
         largest = {None: "not known", 0: "none fits"}.get(mode.largest_micro_batch_size)
         rows.append([

@@ -22,7 +22,7 @@ from autotune.cli.target import (
     read_target,
 )
 from autotune.cli.terminal import print_json, reported_errors, result_console, say, stop_on_signals
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
 
 if TYPE_CHECKING:
     from autotune.records.profile import Profile
@@ -85,18 +85,12 @@ def search(
     quality_epochs: QualityEpochs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Search for faster settings that learn the same, and write them to best.json."""
-    from autotune.cli.live import make_reporter
-    from autotune.presets import find_preset
-    from autotune.search.run import run_search
+    """Search for faster settings that learn the same, and write them to best.json.
 
+    The exit status is 0 for an answer, "keep your settings" among them, and 3 where nothing but your own settings could
+    be measured: what was not tried, and the budget that would, is printed and in best.json.
+    """
     with reported_errors(as_json=json_output):
-        given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
-        options = read_options(
-            given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
-        )
-        options = allow_changes(options, allow or (), learning_rate_rule)
-        options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
         chosen = read_target(
             target,
             knobs=knob,
@@ -106,6 +100,16 @@ def search(
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
+        from autotune.cli.live import make_reporter
+        from autotune.presets import find_preset
+        from autotune.search.run import run_search
+
+        given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
+        options = read_options(
+            given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
+        )
+        options = allow_changes(options, allow or (), learning_rate_rule)
+        options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
         announce_target(chosen, Path.cwd())
         with stop_on_signals() as stop, make_reporter(options) as reporter:
             try:
@@ -118,6 +122,8 @@ def search(
         else:
             print_answer(profile, Path(options.out))
         stop.exit_if_set()
+        if profile.verdict == "not-tested":
+            raise typer.Exit(NothingFeasibleError.exit_code)
 
 
 def read_options(
@@ -192,21 +198,23 @@ def read_planned_run(text: str) -> PlannedRun:
 
 def print_answer(profile: Profile, out: Path) -> None:
     """Print a search's answer on stdout and the next command on stderr."""
-    from rich.text import Text
-
+    from autotune.cli.terminal import printable_text as Text  # names, values and notes may be anybody's
     from autotune.cli.words import describe_changes, describe_check, describe_speedup, list_evidence
     from autotune.records.config import changed_fields, get_knob
+    from autotune.sentences import describe_candidate
     from autotune.units import format_bytes, format_rate
 
     console = result_console()
-    style = {"improved": "bold green", "inconclusive": "bold yellow", "keep": "bold"}[profile.verdict]
+    styles = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
+    style = styles[profile.verdict]
     console.print(Text(describe_speedup(profile), style=style))
     for name in changed_fields(profile.config, profile.baseline_config):
         before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
         console.print(Text(f"  {name:<30}{before} -> {after}"))
     if profile.verdict != "improved" and profile.candidate_config is not None:
         changes = describe_changes(profile.candidate_config, profile.baseline_config)
-        console.print(Text(f"  candidate: {changes}"))
+        known = describe_candidate(profile)
+        console.print(Text(f"  candidate: {changes}{f' ({known})' if known else ''}"))
     for check in profile.quality:
         console.print(Text(f"  {describe_check(check)}"))
     evidence = profile.evidence
@@ -218,4 +226,6 @@ def print_answer(profile: Profile, out: Path) -> None:
     for line in list_evidence(profile):
         console.print(Text(f"  {line}"))
     sys.stdout.flush()
-    say(f"{out} written; next: autotune train --profile {out}")
+    usable = profile.candidate is not None and profile.candidate.passed_checks
+    more = " (with --use-candidate for the candidate's settings)" if usable else ""
+    say(f"{out} written; next: autotune train --profile {out}{more}")

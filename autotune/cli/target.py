@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from autotune.cli.terminal import say
 
 if TYPE_CHECKING:
     from autotune.records.script import Script
+    from autotune.targets.resolve import ResolvedTarget
 
 DEMO = "demo"
+COMMAND_FOLLOWS = "--"
 TARGET_HELP = (
     "The training: file.py:attr or package.module:attr, or a script's command after --, as in: -- python train.py "
     "--lr 0.1. Without one: target of the tool.autotune table in pyproject.toml, else the built-in demo (name: demo)."
@@ -49,9 +52,21 @@ QualityEpochs = Annotated[
 ]
 
 
+class TargetCommand(TyperCommand):
+    """A command that is told where `--` stands: what comes after it is a script's command, be it one word or none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Hand the first `--` on as the word before a script's own."""
+        if COMMAND_FOLLOWS in args:
+            where = args.index(COMMAND_FOLLOWS)
+            args = [*args[:where], COMMAND_FOLLOWS, *args[where:]]
+        return super().parse_args(ctx, args)
+
+
 def read_target(
     words: Sequence[str] | None,
     *,
+    command: str = "search",
     knobs: Sequence[str] | None = None,
     metric_regexes: Sequence[str] | None = None,
     metric_keys: Sequence[str] | None = None,
@@ -59,41 +74,89 @@ def read_target(
     quality_steps: int | None = None,
     quality_epochs: int | None = None,
 ) -> str | Script | None:
-    """Return the target that was typed: a workload's name, a script, or None.
+    """Return the target that was typed: a workload's name, a script, or None. It is there, as far as reading tells.
+
+    Args:
+        words: as typed, `--` included.
+        command: of this tool, for the hints.
+        knobs: see `read_script`, as all that follow.
+        metric_regexes: of a script.
+        metric_keys: of a script.
+        directions: of a script.
+        quality_steps: of a script.
+        quality_epochs: of a script.
 
     Raises:
-        UsageError: a script's command or an option for scripts cannot be used as given.
+        UsageError: nothing of the name is there, or an option for scripts cannot be used as given.
+        TargetError: what is named is no workload, as its source shows.
     """
     from autotune.errors import UsageError
     from autotune.targets.resolve import DEMO_TARGET
-    from autotune.targets.script import read_script
+    from autotune.targets.script import read_script, script_label
 
-    options = {
-        "--knob": knobs or None,
-        "--metric-regex": metric_regexes or None,
-        "--metric-key": metric_keys or None,
-        "--direction": directions or None,
+    options: dict[str, Any] = {
+        "--knob": tuple(knobs or ()),
+        "--metric-regex": tuple(metric_regexes or ()),
+        "--metric-key": tuple(metric_keys or ()),
+        "--direction": tuple(directions or ()),
         "--quality-steps": quality_steps,
         "--quality-epochs": quality_epochs,
     }
-    if words and (len(words) > 1 or is_command(words[0])):
-        return read_script(
-            words,
-            knobs=tuple(knobs or ()),
-            metric_regexes=tuple(metric_regexes or ()),
-            metric_keys=tuple(metric_keys or ()),
-            directions=tuple(directions or ()),
-            quality_steps=quality_steps,
-            quality_epochs=quality_epochs,
-        )
-    given = [name for name, value in options.items() if value is not None]
+    given = [name for name, value in options.items() if value not in (None, ())]
+    script_words = find_command(words, command=command, has_options=bool(given))
+    if script_words is not None:
+        names = ("knobs", "metric_regexes", "metric_keys", "directions", "quality_steps", "quality_epochs")
+        script = read_script(script_words, **dict(zip(names, options.values(), strict=True)))
+        _require_there(script_label(script.command), script, command=command)
+        return script
     if given:
         raise UsageError(
             f"{given[0]} is for a script, and none was named", hint="write its command after --: -- python train.py"
         )
-    if words and words[0] == DEMO:
-        return DEMO_TARGET
-    return words[0] if words else None
+    if not words or words[0] == DEMO:
+        return DEMO_TARGET if words else None
+    _require_there(words[0], None, command=command)
+    return words[0]
+
+
+def _require_there(spec: str, script: Script | None, *, command: str) -> None:
+    from autotune.records.trial import Target as TargetRecord
+    from autotune.targets.check import check_target
+
+    check_target(TargetRecord(spec=spec, folder=str(Path.cwd()), script=script), command=command)
+
+
+def find_command(
+    words: Sequence[str] | None, *, command: str = "search", has_options: bool = False
+) -> tuple[str, ...] | None:
+    """Return the words of a script's command; None where none was typed.
+
+    Args:
+        words: as typed.
+        command: of this tool, for the hints.
+        has_options: options for a script were typed: without a target they are for the one in the settings file.
+
+    Raises:
+        UsageError: there are several targets, or the settings file is not valid.
+    """
+    from autotune.errors import UsageError
+    from autotune.targets.resolve import read_project_settings
+
+    if not words:
+        return read_project_settings(Path.cwd()).command if has_options else None
+    first, *more = words
+    if first == COMMAND_FOLLOWS and not more:
+        raise UsageError("there is no command after --", hint=f"write autotune {command} -- python train.py ...")
+    if first == COMMAND_FOLLOWS:
+        return tuple(more)
+    is_workload = first == DEMO or ":" in first
+    if more and (is_workload or COMMAND_FOLLOWS in more[:1]):
+        named = [word for word in words if word != COMMAND_FOLLOWS]
+        raise UsageError(
+            f"there is one target, and {len(named)} words were given: {' '.join(named)}",
+            hint=f"write autotune {command} {first}, or a script's command: autotune {command} -- python train.py",
+        )
+    return tuple(words) if more or is_command(first) else None
 
 
 def is_command(word: str) -> bool:
@@ -114,7 +177,7 @@ def has_target(target: str | Script | None, folder: Path) -> bool:
     return resolve_target(target, folder=folder).origin != "demo"
 
 
-def announce_target(target: str | Script | None, folder: Path) -> None:
+def announce_target(target: str | Script | None, folder: Path, *, command: str = "search") -> None:
     """Say which training is used when none was named.
 
     Raises:
@@ -122,11 +185,26 @@ def announce_target(target: str | Script | None, folder: Path) -> None:
     """
     from autotune.targets.resolve import resolve_target
 
-    resolved = resolve_target(target, folder=folder)
+    announce_resolved(resolve_target(target, folder=folder), folder, command=command)
+
+
+def announce_resolved(resolved: ResolvedTarget, folder: Path, *, command: str) -> None:
+    """Say which training is used when none was named; of the demo, which of the user's own could be instead."""
     if resolved.origin == "demo":
-        say("no target given: using the built-in demo, a small GPT that learns Python's standard library")
+        say("no target given: using the built-in demo, a small network that learns to name drawn figures")
+        suggest_trainings(folder, command=command)
     elif resolved.origin == "settings":
         say(f"target: {resolved.target.spec} (from [tool.autotune])")
+    elif resolved.origin == "search":
+        say(f"target: {resolved.target.spec} (from the search in this folder)")
+
+
+def suggest_trainings(folder: Path, *, command: str) -> None:
+    """Name each script of a folder that imports torch, with the command for it."""
+    from autotune.targets.neighbours import find_trainings
+
+    for training in find_trainings(folder):
+        say(f"  {training.file} imports torch: for it write autotune {command} {training.words}")
 
 
 def show_target(target: str | Script | None) -> str:

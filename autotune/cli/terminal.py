@@ -53,6 +53,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+def printable_text(text: str, style: str = "") -> Text:
+    """Return text to print as it is, without control characters: neither markup nor a terminal's commands."""
+    return Text(printable(text), style=style)
+
+
 def print_json(text: str) -> None:
     """Print JSON on stdout, past any styling."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from autotune.cli.target import Target, read_target
+from autotune.cli.target import Target, announce_resolved, read_target
 from autotune.cli.terminal import (
     forgiven_output,
     print_error_json,
@@ -39,6 +39,12 @@ def train(
     preset: Annotated[
         str | None, typer.Option(help="A shipped preset instead, e.g. balanced, or a file.", show_default=False)
     ] = None,
+    use_candidate: Annotated[
+        bool,
+        typer.Option(
+            "--use-candidate", help="Take the profile's candidate, which learns as well and is not proven faster."
+        ),
+    ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps to take.", show_default=False)] = None,
     epochs: Annotated[
         int | None,
@@ -68,6 +74,7 @@ def train(
     """Train with a profile's settings, a preset's or your own: checkpointed, resumable, guarded."""
     with reported_errors(as_json=json_output):
         is_watched = tie_to_parent()
+        chosen = read_target(target, command="train")
         from autotune.train.options import TrainingOptions
         from autotune.train.target import resolve_training_target
         from autotune.units import parse_duration
@@ -75,6 +82,7 @@ def train(
         options = TrainingOptions(
             profile=profile,
             preset=preset,
+            use_candidate=use_candidate,
             steps=steps,
             epochs=epochs,
             out=out,
@@ -87,20 +95,35 @@ def train(
         )
         options.check()
         options = options.tell_presets(Path.cwd())
-        chosen = read_target(target)
+        require_settings(options)
         resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.target.script is not None:
             from autotune.cli.train_script import train_script_target
 
+            announce_resolved(resolved, Path.cwd(), command="train")
             train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=log)
         if max_restarts:
             raise UsageError("--max-restarts is for a script", hint="a workload goes on by itself")
         if not is_watched and sys.argv[1:2] == ["train"]:
             train_in_process(sys.argv[2:], as_json=json_output)
-        if resolved.origin != "argument":
-            say(f"target: {resolved.target.spec} (from the {resolved.origin})")
+        announce_resolved(resolved, Path.cwd(), command="train")
         assert chosen is None or isinstance(chosen, str)
         train_workload(options, chosen, log=log, as_json=json_output)
+
+
+def require_settings(options: TrainingOptions) -> None:
+    """Make sure that the profile or the preset can be read, before anything is started for it.
+
+    Raises:
+        ProfileError: it is not there, or cannot be used.
+    """
+    from autotune.presets import find_preset
+    from autotune.records.profile import Profile
+
+    if options.profile is not None:
+        Profile.load(options.profile)
+    if options.preset is not None:
+        find_preset(options.preset)
 
 
 def train_in_process(words: list[str], *, as_json: bool) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -29,8 +30,8 @@ def train_script_target(
         UsageError: an option is given that only the script's own command can set.
     """
     from autotune.cli.training_summary import print_summary
-    from autotune.records.profile import Profile
     from autotune.targets.fingerprint import fingerprint_target
+    from autotune.train.candidate import load_profile
     from autotune.train.preset_settings import find_facts
     from autotune.train.reverify import Frame, reverify_in_processes
     from autotune.train.script import prepare_script_run, refuse_workload_options
@@ -42,7 +43,7 @@ def train_script_target(
         fingerprint = fingerprint_target(target)
         settings = choose_script_settings(
             target,
-            profile=None if options.profile is None else Profile.load(options.profile),
+            profile=load_profile(options, Path.cwd(), warn),
             preset=options.preset,
             find_facts=lambda: find_facts(target, fingerprint=fingerprint, should_stop=stop, say=say),
             note=warn,

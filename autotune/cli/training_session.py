@@ -81,9 +81,13 @@ def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | Non
 
 def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> TrainingCallbacks:
     """Return what ties a training to the terminal, its signals and its logs."""
+    from autotune.engine.allocator import describe_exchange
     from autotune.train.child import note_run_folder
     from autotune.train.options import TrainingCallbacks
     from autotune.train.report import StopNow
+
+    # Once it is read it is nobody's: an autotune that the user's own code starts would take itself for this one.
+    is_second = os.environ.pop(_RELAUNCHED, None) is not None
 
     def open_run(folder: RunFolder) -> None:
         note_run_folder(folder.path)
@@ -93,7 +97,10 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
         view.plan(f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}")
 
     def start_anew(missing: Mapping[str, str], verified: Reverification | None) -> None:
-        if missing and _RELAUNCHED not in os.environ:
+        if missing and not is_second:
+            exchanged = describe_exchange(missing)
+            if exchanged is not None:
+                view.warn(exchanged)
             view.close()
             relaunch(missing, verified)
 

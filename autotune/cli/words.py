@@ -17,6 +17,7 @@ from autotune.sentences import (
     describe_interference,
     describe_noise,
     describe_power,
+    describe_untested,
     format_drift,
     format_margin,
 )
@@ -33,30 +34,44 @@ def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
 
 def describe_speedup(profile: Profile) -> str:
     """Return the verdict as one sentence, the lower end of the interval first."""
-    speedup, confirmation = profile.speedup, profile.evidence.confirmation
-    shown = ""
-    if confirmation is not None:
-        usual = confirmation.interval
-        shown = f"95 % {usual.low:.2f}-{usual.high:.2f}, {count(profile.evidence.pairs, 'pair')}"
-    if profile.verdict == "improved":
+    if profile.verdict == "not-tested":
+        return "not tested: nothing but your own settings could be measured; keep them"
+    found = _describe_estimate(profile)
+    if profile.verdict == "improved" and profile.speedup is not None:
         # Rounded down, or "at least" would not be true.
-        least = math.floor(100 * speedup.low) / 100
+        least = math.floor(100 * profile.speedup.low) / 100
         whole = " over the planned run" if profile.one_off.planned_samples is not None else ""
         more = next((check.difference for check in profile.quality if check.test == "samples-to-loss"), None)
         costs = more is not None and more.high >= _TELLING_SAMPLES
         net = f", net of up to {1.0 + more.high:.2f}x the samples for the same loss" if more and costs else ""
-        return f"improved: at least {least:.2f}x faster{whole}{net} (point {speedup.estimate:.2f}x, {shown})"
-    if profile.verdict == "inconclusive":
-        return f"inconclusive: keep your settings (best candidate {speedup.estimate:.2f}x, {shown})"
-    if confirmation is not None:
-        return f"keep your settings (best candidate {speedup.estimate:.2f}x, {shown})"
-    return "keep your settings"
+        return f"improved: at least {least:.2f}x faster{whole}{net} ({found})"
+    kept = "keep your settings" if profile.verdict == "keep" else "inconclusive: keep your settings"
+    if profile.verdict == "keep" and not profile.evidence.pairs:
+        refused = " and learned as well" if profile.candidate is not None else ""
+        return f"keep your settings: nothing that was measured beat them{refused}"
+    return f"{kept} ({found})" if found else kept
+
+
+def _describe_estimate(profile: Profile) -> str:
+    """Return the figures of the pairs; empty where there are none. An interval that is not known is said to be so."""
+    speedup, confirmation = profile.speedup, profile.evidence.confirmation
+    pairs = count(profile.evidence.pairs, "pair")
+    if speedup is not None:
+        point = "point" if profile.verdict == "improved" else "best candidate"
+        usual = confirmation.interval if confirmation is not None else None
+        interval = "" if usual is None else f", 95 % {usual.low:.2f}-{usual.high:.2f}"
+        return f"{point} {speedup.estimate:.2f}x{interval}, {pairs}"
+    candidate = profile.candidate
+    if candidate is None or candidate.speedup_estimate is None:
+        return ""
+    rests = f"{pairs}, too few for an interval" if candidate.pairs else "in the search alone"
+    return f"best candidate about {candidate.speedup_estimate:.2f}x, {rests}"
 
 
 def list_evidence(profile: Profile) -> list[str]:
     """Return what the answer rests on and what it cost, a line each."""
     evidence, costs = profile.evidence, profile.one_off
-    lines = [describe_drift(profile), describe_power(profile)]
+    lines = [describe_drift(profile), describe_power(profile), *describe_untested(profile)]
     if evidence.noise is not None:
         lines.append(f"noise: {describe_noise(evidence.noise)}")
     trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
@@ -94,7 +109,9 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
             return _describe_fidelity(result.spec.fidelity)
         if result.tape is not None:
             return f"{len(result.tape.batches)} batches read"
-        return f"{result.status}: {result.error or result.cause}"[:100]
+        bound = result.samples_per_second_bound
+        rate = f"at most {format_rate(bound)}; " if bound is not None else ""
+        return f"{result.status.replace('_', ' ')}: {rate}{result.error or result.cause}"[:160]
     words = [format_rate(measurement.samples_per_second)]
     if baseline_rate:
         words.append(f"{measurement.samples_per_second / baseline_rate:.2f}x")

@@ -121,6 +121,13 @@ class SeededCollate:
             return self._collate([sample for _, sample in keyed])
 
 
+class _ChosenLoader(DataLoader[Any]):
+    """A loader whose number of workers was chosen by measurement."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Say nothing: PyTorch's one worker a CPU knows nothing of samples that are waited for."""
+
+
 def build_loader(
     dataset: Dataset[Any],
     config: TrainConfig,
@@ -150,13 +157,13 @@ def build_loader(
     # A generator of its own keeps the loader from drawing its workers' seed from the training's random stream.
     workers["generator"] = torch.Generator().manual_seed(order.seed)
     if isinstance(dataset, IterableDataset):
-        return DataLoader(dataset, batch_size=config.micro_batch_size, drop_last=order.drop_last, **workers), None
+        return _ChosenLoader(dataset, batch_size=config.micro_batch_size, drop_last=order.drop_last, **workers), None
     sampler = EpochBatchSampler(len(dataset), config, order, with_epoch=bool(random_sources))  # type: ignore[arg-type]
     if random_sources:
         dataset = SeededDataset(dataset, seed=order.seed, sources=random_sources)
         plain = collate or default_collate
         workers["collate_fn"] = SeededCollate(plain, seed=order.seed, sources=random_sources)
-    return DataLoader(dataset, batch_sampler=sampler, **workers), sampler
+    return _ChosenLoader(dataset, batch_sampler=sampler, **workers), sampler
 
 
 def _die_with_training(training: int, _worker: int) -> None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from autotune.targets.by_path import is_users
+
 PutBack = Callable[[], None]
 
 _LONGEST = 10_000
@@ -115,7 +117,8 @@ def _is_plain(value: Any) -> bool:
     """Return whether an object is one of the user's own classes rather than a class, a function, data or a tool."""
     if isinstance(value, type | Tensor | Dataset | DataLoader | torch.optim.Optimizer):
         return False
-    is_foreign = type(value).__module__.partition(".")[0] in _FOREIGN
+    name = type(value).__module__
+    is_foreign = name.partition(".")[0] in _FOREIGN and not is_users(name)
     has_state = isinstance(getattr(value, "__dict__", None), dict)
     return has_state and (not is_foreign or isinstance(value, SimpleNamespace))
 

@@ -131,10 +131,18 @@ class GivenWindows(Windows):
         self.epoch = 0
         self.batches_done = 0
         self._windows = iter(windows)
+        self._ahead: Window | None = None
 
     def next_window(self) -> Window:
         """Return the next window."""
-        return next(self._windows)
+        window, self._ahead = self._ahead, None
+        return next(self._windows) if window is None else window
+
+    def peek(self) -> Any | None:
+        """Return the first micro batch of the next window without handing it out; None after the last one."""
+        if self._ahead is None:
+            self._ahead = next(self._windows, None)
+        return None if self._ahead is None else self._ahead.batches[0]
 
 
 class ResidentWindows(Windows):
@@ -148,3 +156,7 @@ class ResidentWindows(Windows):
     def next_window(self) -> Window:
         """Return the window."""
         return self._window
+
+    def peek(self) -> Any:
+        """Return the first micro batch of the window."""
+        return self._window.batches[0]

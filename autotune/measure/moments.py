@@ -103,6 +103,13 @@ class Moments:
         floor = _SMALLEST_MEAN * np.maximum(baseline.mean_square, baseline.variance / baseline.counts)
         return _divide(self.difference.true_mean_square, np.maximum(baseline.true_mean_square, floor))
 
+    def squared_steering(self) -> Values:
+        """Return the squared size of the true mean difference over the variance of one window's own row.
+
+        It needs no mean gradient, which is next to nothing where a training has converged.
+        """
+        return _divide(self.difference.true_mean_square, self.baseline.variance)
+
     def excess_bias(self, limit: float) -> Values:
         """Return |E e|² - limit² (|mean g|² + var(g) / M), which is positive only when the bias is above a limit.
 
@@ -179,7 +186,16 @@ def bias_ends(moments: Moments, *, confidence: float) -> Ends:
     The jackknife is on the square, which is smooth where the bias is 0. Of the bias and the factor, the larger one's
     estimate, the larger lower bound and the larger upper bound are taken.
     """
-    bias = Ends(*(np.sqrt(np.maximum(value, 0.0)) for value in _jackknife(moments.squared_bias(), confidence)))
+    return _with_factor(moments.squared_bias(), moments, confidence)
+
+
+def steering_ends(moments: Moments, *, confidence: float) -> Ends:
+    """Return the mean difference as a share of one window's own spread, with bounds like those of the bias."""
+    return _with_factor(moments.squared_steering(), moments, confidence)
+
+
+def _with_factor(squares: Values, moments: Moments, confidence: float) -> Ends:
+    bias = Ends(*(np.sqrt(np.maximum(value, 0.0)) for value in _jackknife(squares, confidence)))
     factor = _jackknife(moments.factor(), confidence)
     away_from_zero = np.maximum(factor.low, -factor.high)  # negative when the interval holds 0: the bias wins
     size = Ends(np.abs(factor.estimate), away_from_zero, np.maximum(-factor.low, factor.high))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autotune.measure.confidence import standard_deviation
 
-_CLEAR_LOG_RATIO = math.log(1.5)
+CLEAR_LOG_RATIO = math.log(1.5)
 """Two blocks this much slower need no statistics."""
 
 
@@ -55,7 +55,7 @@ def is_clearly_slower(log_ratios: Sequence[float], *, block_sd: float, margin: f
     if looks == 0:
         return False
     if looks >= 2:
-        if min(log_ratios) > _CLEAR_LOG_RATIO + margin:
+        if min(log_ratios) > CLEAR_LOG_RATIO + margin:
             return True
         sd = max(sd, standard_deviation(log_ratios))
     return math.fsum(log_ratios) - looks * margin > racing_boundary(looks, sd * math.sqrt(2.0))

@@ -18,16 +18,21 @@ import torch
 from autotune.engine.loop import Mark, StepOutcome, Training
 from autotune.measure.clock import Clock
 from autotune.measure.confidence import relative_half_width
+from autotune.measure.hopeless import EarlySteps, Phase
 from autotune.measure.memory import MemoryMeter
 from autotune.measure.racing import is_clearly_slower
-from autotune.measure.timing import InterferenceReader, Timing, make_timing
-from autotune.measure.warmup import WarmUp
+from autotune.measure.timing import InterferenceReader, Progress, Timing, make_timing
+from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Canary, Measurement
 from autotune.records.trial import LossCurve, Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
+LEAST_SLOW_BLOCKS = 2
+"""Where a single step takes a second or more, however short the time to measure in."""
+ENDLESS_STEP_SECONDS = 20.0
+"""One step of such a length is a measurement too."""
 LEAST_SHORT_STEPS = 4
 """Of a training that ends before it has settled, so many steps are better than no answer; marked as not steady."""
 PRECISE_BLOCKS = 8
@@ -60,15 +65,17 @@ def time_training(
     *,
     seed: int,
     interference: InterferenceReader | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Measurement, LossCurve]:
     """Return the timing of a training and the losses it had on the way.
 
     Raises:
         DivergedError: a loss is not finite.
+        TooSlowError: its first steps are hopelessly slower than its rival's.
     """
     scaler = training.scaler
     read_scale = (lambda: None) if scaler is None else scaler.get_scale
-    timing = make_timing(device, read_scale=read_scale, interference=interference)
+    timing = make_timing(device, read_scale=read_scale, interference=interference, progress=progress)
     measurement = drive(measure_throughput(timing, config, limits, MemoryMeter(device)), timing, training.step)
     return measurement, LossCurve(seed=seed, losses=timing.read_losses(), samples=timing.samples)
 
@@ -89,16 +96,18 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
 
     Raises:
         DivergedError: a loss is not finite.
+        TooSlowError: the first steps are hopelessly slower than the rival's.
         TrainingEndedError: it was thrown in, and not one step had been timed.
     """
     canary_before = _time_canary(timing)
+    rival, early = _rival_now(limits.rival, canary_before), EarlySteps()
     began = timing.clock.now()
-    warm_up, unsettled, short = yield from _warm_up(timing, backlog_steps(config), limits)
+    warm_up, unsettled, short = yield from _warm_up(timing, config, limits, rival, early)
     warmup_seconds = timing.clock.now() - began
     memory.reset_device()
     memory.sample()
     timing.data_wait_seconds = 0.0
-    timed = TimedBlocks(limits, None if unsettled else _rival_now(limits.rival, canary_before))
+    timed = TimedBlocks(limits, None if unsettled else rival)
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
     block_seconds = _block_seconds(timing.clock)
@@ -119,6 +128,8 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         unsettled=unsettled,
         warmup_steps=warm_up.steps - (short.optimizer_steps if short else 0),
         warmup_seconds=warmup_seconds - (short.seconds if short else 0.0),
+        first_step_seconds=early.first_seconds,
+        warmup_step_seconds=early.pair,
         compile_seconds=warm_up.compile_seconds,
         peak_memory=peak,
         canary=_read_canary(timing, canary_before),
@@ -129,13 +140,6 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
 def finite_or_none(value: float) -> float | None:
     """Return a number as a record holds it: None for what is not finite."""
     return value if math.isfinite(value) else None
-
-
-def backlog_steps(config: TrainConfig) -> int:
-    """Return how many optimizer steps use up what the loader had ready before the first one."""
-    if config.num_workers == 0:
-        return 0
-    return math.ceil((config.num_workers * config.prefetch_factor + 2) / config.gradient_accumulation_steps)
 
 
 @dataclass
@@ -159,14 +163,22 @@ class TimedBlocks:
             return "time" if blocks and elapsed >= _SAMPLES_PATIENCE * limits.measure_seconds else None
         if self._lags():
             return "racing"
-        if len(blocks) < LEAST_BLOCKS:
-            # One very long step is a measurement too; three would overrun the trial.
-            return "time" if blocks and elapsed >= 2 * limits.measure_seconds else None
+        least = self._least_blocks()
+        if len(blocks) < least:
+            overruns = blocks and least == LEAST_BLOCKS and elapsed >= 2 * limits.measure_seconds
+            return "time" if overruns else None
         if elapsed >= limits.measure_seconds:
             return "time"
         rates = [block.samples / block.seconds for block in blocks]
         precise = len(blocks) >= PRECISE_BLOCKS and relative_half_width(rates) <= PRECISION
         return "precision" if precise else None
+
+    def _least_blocks(self) -> int:
+        """Return how many blocks there must be; of short steps fewer do where the time is up twice."""
+        last = self.blocks[-1] if self.blocks else None
+        if last is None or last.optimizer_steps > 1 or last.seconds < SLOW_STEP_SECONDS:
+            return LEAST_BLOCKS
+        return 1 if last.seconds >= ENDLESS_STEP_SECONDS else LEAST_SLOW_BLOCKS
 
     def _lags(self) -> bool:
         if self.rival is None:
@@ -204,14 +216,16 @@ def _block_seconds(clock: Clock) -> float:
 
 
 def _warm_up(
-    timing: Timing, backlog: int, limits: TrialLimits
+    timing: Timing, config: TrainConfig, limits: TrialLimits, rival: Rival | None, early: EarlySteps
 ) -> Generator[None, None, tuple[WarmUp, str, Block | None]]:
     """Return the warm-up, what had not settled at its end, and all there is of a training that ended in it."""
     clock, graphs = timing.clock, timing.compiled_graphs()
-    warm_up = WarmUp(backlog, graphs=graphs, least_seconds=timing.load_seconds)
+    warm_up = make_warm_up(config, limits, graphs=graphs, least_seconds=timing.load_seconds)
     first_samples = 0
+    timing.phase = Phase.STEPPING if config.compile_mode == "off" else Phase.COMPILING
+    timing.enter(Phase.LOADING)
     while True:
-        before = clock.now()
+        before, waited, trained, compiled = clock.now(), timing.data_wait_seconds, timing.samples, warm_up.graphs
         try:
             yield
         except TrainingEndedError:
@@ -223,10 +237,18 @@ def _warm_up(
             block = Block(optimizer_steps=len(rest), samples=samples, seconds=sum(rest), recompiled=recompiled)
             return warm_up, "the training ended before", block
         clock.synchronize()
-        warm_up.take(clock.now() - before, graphs=timing.compiled_graphs(), watched=timing.watched())
+        seconds = clock.now() - before
+        warm_up.take(seconds, graphs=timing.compiled_graphs(), watched=timing.watched())
         first_samples = first_samples or timing.samples
+        work = seconds - (timing.data_wait_seconds - waited)
+        timing.end_step(work)
+        if early.take(work, timing.samples - trained, compiled=warm_up.graphs != compiled):
+            early.check(limits.pace, rival)
         unsettled = warm_up.find_unsettled()
-        if not unsettled or warm_up.charged_seconds >= limits.warmup_cap_seconds:
+        # What races is held against its rival before its time is up, for it may be up because it is hopeless.
+        is_judged = limits.pace is None or rival is None or len(early.pair) == 2
+        if not unsettled or (is_judged and warm_up.charged_seconds >= limits.warmup_cap_seconds):
+            timing.phase = Phase.MEASURING
             timing.read_losses()
             return warm_up, unsettled, None
 

@@ -14,6 +14,7 @@ from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.loop import Mark, StepOutcome
 from autotune.measure.canary import time_canary
 from autotune.measure.clock import Clock, clock_for
+from autotune.measure.hopeless import Phase
 from autotune.records.measurement import Interference
 
 _CUDA_LOAD_SECONDS = 2.0
@@ -44,6 +45,18 @@ class InterferenceReader(Protocol):
         ...
 
 
+class Progress(Protocol):
+    """Told what a measurement is at."""
+
+    def enter(self, phase: Phase) -> None:
+        """Hear what begins."""
+        ...
+
+    def end_step(self, seconds: float) -> None:
+        """Hear how long a step took, without the wait for its batch."""
+        ...
+
+
 @dataclass
 class Timing:
     """A measurement in progress.
@@ -58,6 +71,8 @@ class Timing:
         losses: loss of each step not read yet, on the device.
         samples: samples trained on.
         data_wait_seconds: time spent waiting for the loader.
+        progress: told what the measurement is at; None where nobody asks.
+        phase: what a step is part of.
     """
 
     clock: Clock
@@ -69,6 +84,8 @@ class Timing:
     losses: list[Tensor] = field(default_factory=list)
     samples: int = 0
     data_wait_seconds: float = 0.0
+    progress: Progress | None = None
+    phase: Phase = Phase.MEASURING
     _values: list[float] = field(default_factory=list)
 
     def take_step(self, step: Callable[[Mark], StepOutcome]) -> None:
@@ -78,10 +95,22 @@ class Timing:
         def note(phase: str) -> None:
             if phase == "data":
                 self.data_wait_seconds += self.clock.now() - began
+                self.enter(self.phase)
 
         outcome = step(note)
         self.losses.append(outcome.loss)
         self.samples += outcome.samples
+
+    def enter(self, phase: Phase) -> None:
+        """Tell what begins."""
+        if self.progress is not None:
+            self.progress.enter(phase)
+
+    def end_step(self, seconds: float) -> None:
+        """Tell that a step of the warm-up took so long without the wait for its batch, which is now waited for."""
+        self.phase = Phase.STEPPING
+        if self.progress is not None:
+            self.progress.end_step(seconds)
 
     def read_losses(self) -> tuple[float, ...]:
         """Return all losses as numbers.
@@ -105,6 +134,7 @@ def make_timing(
     clock: Clock | None = None,
     read_scale: Callable[[], float | None] = lambda: None,
     interference: InterferenceReader | None = None,
+    progress: Progress | None = None,
 ) -> Timing:
     """Return the timing of a training on a device.
 
@@ -113,6 +143,7 @@ def make_timing(
         clock: None for the device's own.
         read_scale: the loss scale now; None without one.
         interference: says what else goes on.
+        progress: told what the measurement is at.
     """
 
     def read_watched() -> dict[str, float | None]:
@@ -125,5 +156,6 @@ def make_timing(
         watched=read_watched,
         load_seconds=_CUDA_LOAD_SECONDS if device.type == "cuda" else 0.0,
         interference=interference,
+        progress=progress,
         canary=lambda: time_canary(device),
     )

@@ -4,13 +4,19 @@
                                                                   5 spans      5 spans
 
 A span is one step, or as many as take 50 ms. Rules after pyperf's warm-up (`pyperf/_worker.py`), on fewer values.
+Where a step takes a second or more, the first and one or two more are the warm-up: what settles in seconds settles
+within them, and ten would be all there is time for.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from itertools import pairwise
+
+from autotune.records.config import TrainConfig
+from autotune.records.trial import TrialLimits
 
 LEAST_STEPS = 5
 STANDING_STEPS = 3
@@ -23,6 +29,14 @@ _FEW_SPANS = 3
 _LONG_STEP_SECONDS = 0.3
 _TYPICAL_STEPS = 5
 
+SLOW_STEP_SECONDS = 1.0
+"""From here on a step or two after the first have to do."""
+_VERY_SLOW_STEP_SECONDS = 2.5
+"""And from here on a single one."""
+_SLOW_TOLERANCE = 0.1
+_IDLE_LOADER = 0.5
+"""A loader of which one worker makes a step's samples in this share of the step keeps up: it lives on no backlog."""
+
 Watched = Mapping[str, float | None]
 """Figures that stand still once settled, by what they are; None where there is no such thing."""
 
@@ -34,10 +48,19 @@ class WarmUp:
         backlog_steps: optimizer steps that use up what the loader has ready while nothing trains.
         graphs: compiled before the first step.
         least_seconds: under load before the clock of a device is trusted.
+        sample_seconds: what a step's samples take in one process; None when it is not known.
     """
 
-    def __init__(self, backlog_steps: int, *, graphs: int = 0, least_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        backlog_steps: int,
+        *,
+        graphs: int = 0,
+        least_seconds: float = 0.0,
+        sample_seconds: float | None = None,
+    ) -> None:
         self._backlog_steps = backlog_steps
+        self._sample_seconds = sample_seconds
         self._least_seconds = least_seconds
         self._steps: list[float] = []
         self._quiet_steps = 0
@@ -56,14 +79,19 @@ class WarmUp:
         return len(self._steps)
 
     @property
+    def graphs(self) -> int:
+        """Graphs compiled so far."""
+        return self._graphs
+
+    @property
     def later_steps(self) -> tuple[float, ...]:
         """Seconds of each step after the first."""
         return tuple(self._steps[1:])
 
     @property
     def step_seconds(self) -> float:
-        """Typical time of the last steps, in seconds."""
-        return statistics.median(self._steps[-_TYPICAL_STEPS:])
+        """Typical time of the last steps, in seconds, of those after the last compilation where there are any."""
+        return statistics.median((self._steps[self._compile_steps :] or self._steps)[-_TYPICAL_STEPS:])
 
     @property
     def compile_seconds(self) -> float:
@@ -100,6 +128,8 @@ class WarmUp:
 
     def find_unsettled(self) -> str:
         """Return what has not settled, for the user; empty once everything has."""
+        if self._is_slow():
+            return self._find_slow_unsettled()
         if self._quiet_steps < LEAST_STEPS:
             return "the first steps"
         if self._quiet_steps < self._backlog_steps:
@@ -112,8 +142,34 @@ class WarmUp:
         windows = (_FEW_SPANS, WINDOW_SPANS) if long else (WINDOW_SPANS, 2 * WINDOW_SPANS)
         if not have_settled(self._spans, windows=windows):
             return "the time of a step"
+        return self._find_unloaded()
+
+    def _find_unloaded(self) -> str:
         loaded = sum(self._steps[self._compile_steps :])
         return "the device's clock" if loaded < self._least_seconds else ""
+
+    def _is_slow(self) -> bool:
+        """Return whether every step since the last compilation takes a second or more, the very first left out."""
+        later = self._steps[max(1, self._compile_steps) :]
+        return bool(later) and min(later) >= SLOW_STEP_SECONDS
+
+    def _find_slow_unsettled(self) -> str:
+        *before, last = self._steps[self._compile_steps :]
+        enough = 1 if last >= _VERY_SLOW_STEP_SECONDS else 2
+        if len(before) < enough:
+            return "the first steps"
+        keeps_up = self._sample_seconds is not None and self._sample_seconds <= _IDLE_LOADER * last
+        if self._quiet_steps < self._backlog_steps and not keeps_up:
+            return "what the loader had ready"
+        moving = [name for name, steps in self._moved.items() if not steps]
+        if moving:
+            return moving[0]
+        # The very first step is never typical: it may only be longer.
+        typical = before if self._compile_steps else before[1:]
+        is_faster = bool(typical) and last < (1 - _SLOW_TOLERANCE) * min(typical)
+        if is_faster or last > (1 + _SLOW_TOLERANCE) * max(before):
+            return "the time of a step"
+        return self._find_unloaded()
 
     def _add_to_span(self, seconds: float) -> None:
         self._open_steps += 1
@@ -121,6 +177,27 @@ class WarmUp:
         if self._open_seconds >= SPAN_SECONDS:
             self._spans.append(self._open_seconds / self._open_steps)
             self._open_steps, self._open_seconds = 0, 0.0
+
+
+def make_warm_up(config: TrainConfig, limits: TrialLimits, *, graphs: int, least_seconds: float) -> WarmUp:
+    """Return what follows the first steps of a launch; the rest as in `WarmUp`.
+
+    Args:
+        config: its settings.
+        limits: say what a sample costs.
+        graphs: compiled so far.
+        least_seconds: under load.
+    """
+    per_sample = limits.seconds_per_sample
+    sample_seconds = None if per_sample is None else per_sample * config.effective_batch_size
+    return WarmUp(backlog_steps(config), graphs=graphs, least_seconds=least_seconds, sample_seconds=sample_seconds)
+
+
+def backlog_steps(config: TrainConfig) -> int:
+    """Return how many optimizer steps use up what the loader had ready before the first one."""
+    if config.num_workers == 0:
+        return 0
+    return math.ceil((config.num_workers * config.prefetch_factor + 2) / config.gradient_accumulation_steps)
 
 
 def have_settled(spans: list[float], *, windows: tuple[int, ...] = (WINDOW_SPANS, 2 * WINDOW_SPANS)) -> bool:

@@ -25,11 +25,18 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.trial.captures import Captures
 from autotune.trial.noted import NotedPoints
 
-_WINDOWS = 3
+WINDOWS = 3
+"""Effective batches, of a training whose steps are not slow."""
 
 
 def measure_additivity(
-    loaded: LoadedWorkload, baseline: TrainConfig, device: torch.device, *, seed: int, random_sources: tuple[str, ...]
+    loaded: LoadedWorkload,
+    baseline: TrainConfig,
+    device: torch.device,
+    *,
+    seed: int,
+    random_sources: tuple[str, ...],
+    windows: int = WINDOWS,
 ) -> Additivity | None:
     """Return how far the gradient of a batch is from that of its parts.
 
@@ -41,6 +48,7 @@ def measure_additivity(
         device: where.
         seed: of the weights and the order.
         random_sources: generators its samples draw from.
+        windows: effective batches to compute.
 
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
@@ -49,7 +57,7 @@ def measure_additivity(
     training = Training(loaded, config, device=device, seed=seed, random_sources=random_sources)
     if config.effective_batch_size < 2 or training.windows.sampler is None:
         return None
-    batches = _fetch(training, config.effective_batch_size)
+    batches = _fetch(training, config.effective_batch_size, windows)
     size = config.micro_batch_size
     # Parts of different sizes: a mean of their means is then another figure than the mean of all.
     shortest = min(size, *(len(batch) for batch in batches)) if batches else size
@@ -77,11 +85,11 @@ def measure_additivity(
     )
 
 
-def _fetch(training: Training, effective_batch_size: int) -> list[list[Any]]:
+def _fetch(training: Training, effective_batch_size: int, windows: int) -> list[list[Any]]:
     """Return the samples of the first effective batches, each with its key where it has one."""
     sampler, dataset = training.windows.sampler, training.windows.loader.dataset
     assert sampler is not None
-    keys = [key for batch in islice(sampler, _WINDOWS * training.windows.accumulation) for key in batch]
+    keys = [key for batch in islice(sampler, windows * training.windows.accumulation) for key in batch]
     samples = [dataset[key] for key in keys]
     return [samples[first : first + effective_batch_size] for first in range(0, len(samples), effective_batch_size)]
 

@@ -24,7 +24,8 @@ from autotune.engine.optimizer import current_implementation, read_optimizer_fac
 from autotune.engine.precision import allows_tf32
 from autotune.measure.clock import clock_for
 from autotune.measure.throughput import time_training
-from autotune.probe.additivity import measure_additivity
+from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
+from autotune.probe.additivity import WINDOWS, measure_additivity
 from autotune.probe.allowance import (
     LOADER_SECONDS,
     MEMORY_GRACE,
@@ -89,8 +90,8 @@ def probe_workload(
     """
     allowance, seed = Allowance(started, spec.limits.time_limit_seconds), spec.seeds[0]
     baseline = _resolve_settings(loaded.baseline, device)
-    samples = look_at_data(loaded, baseline)
-    sources, base_bytes = samples.facts.random_sources, used_bytes(device)
+    samples, base_bytes = look_at_data(loaded, baseline), used_bytes(device)
+    sources, sample_seconds = samples.facts.random_sources, samples.facts.seconds_per_sample
     with backend_settings(baseline, device):
         training = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
         startup = time.monotonic() - started
@@ -98,8 +99,8 @@ def probe_workload(
         baseline = facts.baseline
         del training
         fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
-        watched = watch_interference(device)
-        measurement, curve = time_training(fresh, baseline, spec.limits, device, seed=seed, interference=watched)
+        limits, watched = spec.limits.replace(seconds_per_sample=sample_seconds), watch_interference(device)
+        measurement, curve = time_training(fresh, baseline, limits, device, seed=seed, interference=watched)
         result = TrialResult(
             spec=spec.replace(config=baseline),
             status=TrialStatus.COMPLETED,
@@ -143,7 +144,8 @@ def _add_memory(
     if not seconds:
         return facts
     try:
-        with time_limit(MEMORY_GRACE * seconds):
+        # A real step and the one before it are looked at, however long they take.
+        with time_limit(MEMORY_GRACE * seconds + 2 * facts.compute_seconds_per_step):
             memory = look_at_memory(
                 loaded,
                 facts.baseline,
@@ -167,7 +169,8 @@ def _profile(training: Training, facts: TargetFacts, device: torch.device) -> Wo
     if not steps:
         return None
     keep_resident(training)
-    training.step()
+    if facts.compute_seconds_per_step < FEW_STEPS_SECONDS:
+        training.step()
     return profile_steps(training.step, device, steps=steps)
 
 
@@ -206,9 +209,12 @@ def _add_additivity(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload,
     additivity: Additivity | None = None
     is_another, fixed = facts.model.has_batch_norm, dict(facts.fixed)
     if not is_another:
-        sources = facts.data.random_sources
+        sources, few = facts.data.random_sources, facts.compute_seconds_per_step >= FEW_STEPS_SECONDS
+        windows, seed = 1 if few else WINDOWS, spec.seeds[0]
         try:
-            additivity = measure_additivity(loaded, facts.baseline, device, seed=spec.seeds[0], random_sources=sources)
+            additivity = measure_additivity(
+                loaded, facts.baseline, device, seed=seed, random_sources=sources, windows=windows
+            )
         except Exception as error:  # other parts of a batch than the user's own are more than a workload has to bear
             told = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             fixed["micro_batch_size"] = f"parts of a batch cannot be computed: {told}"

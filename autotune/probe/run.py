@@ -36,12 +36,18 @@ _MEASURE_SECONDS = 4.0
 _CEILINGS_SECONDS = 12.0
 
 
-def run_probe(target: str | Script | None = None, *, folder: str | Path | None = None) -> ProbeReport:
+def run_probe(
+    target: str | Script | None = None,
+    *,
+    folder: str | Path | None = None,
+    keep: Callable[[Target, ProbeReport, TrialResult], None] = lambda _target, _report, _trial: None,
+) -> ProbeReport:
     """Probe a target with its own settings.
 
     Args:
         target: `file.py:attr`, `package.module:attr` or a script; None takes [tool.autotune]'s, else the built-in demo.
         folder: working folder; None for the current one.
+        keep: given the target, the report and the trial's result, which a search can go on from.
 
     Raises:
         UsageError: the target or the settings file cannot be used as given.
@@ -52,14 +58,19 @@ def run_probe(target: str | Script | None = None, *, folder: str | Path | None =
     limits = TrialLimits(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
     )
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
+    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
         hardware, software = read_hardware(), read_software()
         known, age = _find_known(hardware, software)
         if known is None:  # in a process of its own, which no training has changed
-            ceilings, age = _measure_machine(runner, scratch, hardware, software)
+            with TrialRunner(Path(scratch), warm=False) as runner:
+                ceilings, age = _measure_machine(runner, scratch, hardware, software)
             known = _leave_out_ranks(ceilings)
-        report, _ = probe_target(resolved.target, runner, limits=limits, known=(known, age))
-    return report.replace(elapsed_seconds=time.monotonic() - began)
+        # Started as a search starts its trials, whose start-up it stands for.
+        with TrialRunner(Path(scratch), warm=resolved.target.script is None) as runner:
+            report, trial = probe_target(resolved.target, runner, limits=limits, known=(known, age))
+    report = report.replace(elapsed_seconds=time.monotonic() - began)
+    keep(resolved.target, report, trial)
+    return report
 
 
 def run_machine_probe() -> MachineReport:
@@ -164,6 +175,7 @@ def judge_facts(
         verdict=verdict,
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
+        cautions=tuple(caution for caution in space.cautions if (caution.knob, caution.value) in space.unproven),
         troubles=find_troubles(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
     )
 
@@ -218,9 +230,9 @@ def _list_some(paths: Iterable[str], most: int = 5) -> str:
 def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:
     """Return the error to raise when the user's own settings do not train."""
     if result.cause == "usage":
-        return UsageError(result.error)
+        return UsageError(result.error, hint=result.hint)
     if result.cause == "target":
-        return TargetError(result.error)
+        return TargetError(result.error, hint=result.hint)
     if result.status is TrialStatus.TIMED_OUT:
         return TargetError(
             f"{result.spec.target.spec} did not get through its first steps: {result.error}",

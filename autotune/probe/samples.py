@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
+from autotune.probe.cpu_share import CpuShare
 from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory_shapes import list_tensors
 from autotune.records.config import TrainConfig
@@ -67,7 +68,7 @@ def _time_samples(
 ) -> tuple[float, float | None, list[Any]]:
     """Return the seconds a sample takes in one process, the share in which a CPU worked, and some of the samples."""
     stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
-    began, worked = time.perf_counter(), time.process_time()
+    began, share = time.perf_counter(), CpuShare()
     samples: list[Any] = []
     for sample in stream:
         samples.append(sample)
@@ -76,8 +77,8 @@ def _time_samples(
     if not samples:
         return 0.0, None, []
     collate(samples[:batch])
-    seconds = time.perf_counter() - began
-    return seconds / len(samples), min(1.0, (time.process_time() - worked) / seconds), samples[:_MOST_KEPT]
+    seconds, worked = share.read()
+    return seconds / len(samples), worked, samples[:_MOST_KEPT]
 
 
 class SampleBatches:

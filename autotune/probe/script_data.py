@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.hooks.script import ScriptHooks
+from autotune.probe.cpu_share import CpuShare
 from autotune.records.config import TrainConfig
 from autotune.records.facts import DataFacts
 from autotune.records.script import Numerics
@@ -97,14 +97,14 @@ def _holds_generator(value: Any, *, depth: int) -> bool:
 def _fetch_some(loader: DataLoader[Any]) -> tuple[tuple[str, ...], float, float | None, str]:
     """Return what samples draw from, the seconds one takes, the share in which a CPU worked, and what went wrong."""
     collate = loader.collate_fn if loader.batch_size is not None or loader.batch_sampler is not None else _first
-    began, worked = time.perf_counter(), time.process_time()
+    share = CpuShare()
     try:
         sources = find_random_sources(loader.dataset, collate)
     except Exception as error:
         return (), 0.0, None, f"its samples could not be fetched one by one ({type(error).__name__}: {error})"[:200]
     fetched = max(1, min(16, len(loader.dataset)))  # type: ignore[arg-type]
-    seconds = time.perf_counter() - began
-    return sources, seconds / fetched, min(1.0, (time.process_time() - worked) / seconds), ""
+    seconds, worked = share.read()
+    return sources, seconds / fetched, worked, ""
 
 
 def _first(samples: list[Any]) -> Any:

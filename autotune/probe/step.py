@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from autotune.engine.loop import Training
 from autotune.engine.windows import ResidentWindows, Window
 from autotune.measure.clock import Clock
+from autotune.measure.warmup import SLOW_STEP_SECONDS
 from autotune.records.facts import StepPhases
 
 _PHASES = ("data", "copy", "forward", "backward", "optimizer")
@@ -26,22 +27,30 @@ def time_phases(training: Training, clock: Clock) -> StepPhases:
     """Return the phases of a step.
 
     Each phase ends with a mark in the device's stream, read when all steps are over: nothing is waited for. On a GPU
-    the wait for data is the time in which it had nothing to do because the host waited.
+    the wait for data is the time in which it had nothing to do because the host waited. The first step is a warm-up;
+    of a slow training it is all there is.
     """
-    training.step()
     names: list[str] = []
 
     def note(phase: str) -> None:
         names.append(phase)
         clock.mark()
 
-    clock.synchronize()
-    began, steps = clock.now(), 0
-    clock.mark()
-    while steps < 2 or (clock.now() - began < _PHASES_SECONDS and steps < _MOST_STEPS):
-        training.step(note)
-        steps += 1
-    clock.synchronize()
+    def take_steps(least: int, seconds: float) -> tuple[int, float]:
+        names.clear()
+        clock.synchronize()
+        clock.take_intervals()
+        began, steps = clock.now(), 0
+        clock.mark()
+        while steps < least or (clock.now() - began < seconds and steps < _MOST_STEPS):
+            training.step(note)
+            steps += 1
+        clock.synchronize()
+        return steps, clock.now() - began
+
+    steps, seconds = take_steps(1, 0.0)
+    if seconds < SLOW_STEP_SECONDS:
+        steps, _ = take_steps(2, _PHASES_SECONDS)
     totals = dict.fromkeys(_PHASES, 0.0)
     for name, seconds in zip(names, clock.take_intervals(), strict=True):
         totals[name] += seconds
@@ -74,11 +83,19 @@ def keep_resident(training: Training) -> None:
 
 
 def time_resident_steps(training: Training, clock: Clock) -> ResidentSteps:
-    """Return the time of a step without the loader and the copy; the training keeps the resident batch."""
+    """Return the time of a step without the loader and the copy; the training keeps the resident batch.
+
+    The first step is a warm-up; of a slow training it is all there is.
+    """
     keep_resident(training)
-    training.step()
+    first = _time_resident(training, clock, least=1, seconds=0.0)
+    slow = first.seconds >= SLOW_STEP_SECONDS
+    return first if slow else _time_resident(training, clock, least=2, seconds=_PHASES_SECONDS)
+
+
+def _time_resident(training: Training, clock: Clock, *, least: int, seconds: float) -> ResidentSteps:
     steps, enqueued, whole = 0, 0.0, 0.0
-    while steps < 2 or (whole < _PHASES_SECONDS and steps < _MOST_STEPS):
+    while steps < least or (whole < seconds and steps < _MOST_STEPS):
         clock.synchronize()
         began = clock.now()
         training.step()
@@ -116,7 +133,10 @@ def measure_elasticity(
         window = Window(batches=[batch], counts=[size], ends_epoch=False)
         windows.append(ResidentWindows(window, [training.place(batch)]))
     seconds: tuple[list[float], list[float]] = ([], [])
-    _time_pass(training, windows[1], clock)
+    warm = _time_pass(training, windows[1], clock)
+    if warm >= SLOW_STEP_SECONDS:  # as good as any other pass that takes so long
+        one = _time_pass(training, windows[0], clock)
+        return math.log2(warm / one) if one > 0 else None
     while sum(map(sum, seconds)) < 2 * _PASS_SECONDS and len(seconds[1]) < _MOST_STEPS:
         for place in (0, 1):
             seconds[place].append(_time_pass(training, windows[place], clock))

@@ -15,8 +15,8 @@ from autotune.records.facts import (
 )
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
-from autotune.records.probe import Advice, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
-from autotune.records.profile import Evidence, OneOffCosts, Profile, ProfileTarget, baseline_interval
+from autotune.records.probe import Advice, Caution, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
+from autotune.records.profile import Candidate, Evidence, NotTested, OneOffCosts, Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 
@@ -24,6 +24,8 @@ __all__ = [
     "SCHEMA_VERSION",
     "Advice",
     "Block",
+    "Candidate",
+    "Caution",
     "Ceilings",
     "DataFacts",
     "DriftLimits",
@@ -40,6 +42,7 @@ __all__ = [
     "MemoryFacts",
     "MemoryMode",
     "ModelFacts",
+    "NotTested",
     "OneOffCosts",
     "OptimizerFacts",
     "PeakMemory",
@@ -61,7 +64,6 @@ __all__ = [
     "TrialStatus",
     "Trouble",
     "Verdict",
-    "baseline_interval",
     "changed_fields",
     "get_knob",
     "parse_record",

@@ -16,6 +16,8 @@ class MatmulRate(Record):
     """Floating-point operations per second of the best few products, multiply and add counted apart."""
     sustained_flops_per_second: float | None = None
     """The same over the last half of a longer run, when clocks have come down; None when not measured."""
+    emulated: bool = False
+    """The device does not have this arithmetic: far slower than fp32, kept to say so and no limit of anything."""
 
 
 class Ceilings(Record):
@@ -24,7 +26,7 @@ class Ceilings(Record):
     device: Literal["cpu", "cuda"] | None = None
     """What they are the limits of; None when not said."""
     matmul: tuple[MatmulRate, ...] = ()
-    """Rates for each arithmetic the device ran."""
+    """Rates for each arithmetic the device ran, emulated ones too."""
     memory_bytes_per_second: float | None = None
     """Large copy, read plus write traffic; None when not measured, as below."""
     triad_bytes_per_second: float | None = None
@@ -46,13 +48,16 @@ class Ceilings(Record):
     ranks: int = 1
     """Processes it was measured between."""
 
+    def find_rate(self, dtype: str) -> MatmulRate | None:
+        """Return what was measured of one arithmetic, emulated or not; None when it was not measured."""
+        return next((rate for rate in self.matmul if rate.dtype == dtype), None)
+
     def flops_per_second(self, dtype: str) -> float | None:
-        """Return the best measured rate for one arithmetic; None when it was not measured."""
-        return next((rate.flops_per_second for rate in self.matmul if rate.dtype == dtype), None)
+        """Return the best measured rate for one arithmetic; None when it was not measured or is emulated."""
+        rate = self.find_rate(dtype)
+        return None if rate is None or rate.emulated else rate.flops_per_second
 
     def sustained_flops_per_second(self, dtype: str) -> float | None:
-        """Return the rate one arithmetic keeps up, else its best one; None when neither was measured."""
-        rates = (
-            rate.sustained_flops_per_second or rate.flops_per_second for rate in self.matmul if rate.dtype == dtype
-        )
-        return next(rates, None)
+        """Return the rate one arithmetic keeps up, else its best one; None as for `flops_per_second`."""
+        rate = self.find_rate(dtype)
+        return None if rate is None or rate.emulated else rate.sustained_flops_per_second or rate.flops_per_second

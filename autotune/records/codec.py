@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable
@@ -12,12 +11,10 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.errors import AutotuneError, ProfileError
+from autotune.records.reading import MAX_BYTES, parse_json, read_bytes
 
 SCHEMA_VERSION = 1
 """Version of every file this release writes. 1: the first."""
-
-_MAX_DEPTH = 32
-_DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 
 
 class Record(BaseModel):
@@ -53,7 +50,7 @@ def parse_record(
     kind: type[R],
     *,
     name: str,
-    max_bytes: int = _DEFAULT_MAX_BYTES,
+    max_bytes: int = MAX_BYTES,
     error: Callable[..., AutotuneError] = ProfileError,
 ) -> R:
     """Return the record in a JSON text.
@@ -71,13 +68,11 @@ def parse_record(
     if len(text.encode("utf-8", "surrogatepass")) > max_bytes:
         raise error(f"{name} is larger than {max_bytes} bytes", hint="this is not a file autotune wrote")
     try:
-        plain = json.loads(text, object_pairs_hook=_refuse_duplicate_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as reason:
+        plain = parse_json(text)
+    except ValueError as reason:
         raise error(
             f"{name} is not valid JSON: {_printable(str(reason))}", hint="write it again with autotune search"
         ) from None
-    if _depth(plain) > _MAX_DEPTH:
-        raise error(f"{name} is nested deeper than {_MAX_DEPTH} levels", hint="this is not a file autotune wrote")
     _check_schema_version(plain, name=name, error=error)
     try:
         return kind.model_validate_json(text)
@@ -94,7 +89,7 @@ def read_record(
     path: Path,
     kind: type[R],
     *,
-    max_bytes: int = _DEFAULT_MAX_BYTES,
+    max_bytes: int = MAX_BYTES,
     error: Callable[..., AutotuneError] = ProfileError,
 ) -> R:
     """Return the record in a file; errors as `parse_record`, and a missing or unreadable file.
@@ -103,8 +98,7 @@ def read_record(
         AutotuneError: the file is missing, unreadable, or its text is refused.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
+        raw = read_bytes(path, max_bytes=max_bytes)
     except OSError as reason:
         raise error(f"{path}: {reason.strerror or reason}", hint="check the path and its permissions") from None
     return parse_record(raw.decode("utf-8", "replace"), kind, name=str(path), max_bytes=max_bytes, error=error)
@@ -150,32 +144,6 @@ def sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(descriptor)
-
-
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:80]!r} stands twice")
-    return dict(pairs)
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
-
-
-def _depth(value: Any) -> int:
-    level, deepest = [value], 0
-    while level:
-        deepest += 1
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
-        ]
-        if deepest > _MAX_DEPTH:
-            break
-    return deepest
 
 
 def _check_schema_version(plain: Any, *, name: str, error: Callable[..., AutotuneError]) -> None:

@@ -151,6 +151,11 @@ class DataFacts(Record):
     disk_read_bytes_per_second: NonNegative | None = None
     """From the disk of the data's folder, past the page cache; None when no file there is large enough to tell."""
 
+    @property
+    def waits(self) -> bool:
+        """Most of a sample's time is waiting, for a disk or a network: CPUs do not limit how many load at once."""
+        return self.cpu_fraction is not None and self.cpu_fraction < 0.5
+
 
 class Additivity(Record):
     """Whether the gradient of a batch is that of its parts, found by computing both."""

@@ -43,6 +43,14 @@ class GpuInfo(Record):
     """Multi-instance GPU: `on` for a GPU that is divided, `slice` for a part of one."""
 
 
+INSTRUCTION_LIMITS = (
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_CPU_ISA_HINTS", "DNNL_CPU_ISA_HINTS"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY"),
+    *("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "OPENBLAS_CORETYPE"),
+)
+"""Variables by which libraries under PyTorch are told what instructions or arithmetic to use."""
+
+
 class HardwareInfo(Record):
     """The machine as this process may use it."""
 
@@ -66,6 +74,8 @@ class HardwareInfo(Record):
     """Facts that could not be read, one sentence each."""
     host_allocators: dict[str, str] = {}
     """Preloadable malloc libraries found, by knob value: `jemalloc`, `tcmalloc`."""
+    preloaded_malloc: str | None = None
+    """File name of the malloc library in the user's own LD_PRELOAD, which is the baseline's; None without one."""
     has_cpp_compiler: bool = False
     """A C++ compiler is on PATH (torch.compile needs one on a CPU)."""
     affinity_cpu_count: int | None = None
@@ -86,12 +96,15 @@ class HardwareInfo(Record):
     """Size of /dev/shm."""
     environment: tuple[str, ...] = ()
     """What this process runs in, in words: a container, a Slurm job, a Kubernetes pod; empty on a plain machine."""
+    instruction_limits: dict[str, str] = {}
+    """Variables of the environment that hold back which instructions are used, with their values."""
 
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits over what a measurement depends on (not over what changes by the minute)."""
         parts = [self.cpu_name, str(self.usable_cpu_count), str(round(self.memory_limit_bytes / 2**30))]
         parts += [f"{gpu.name}/{round(gpu.memory_total_bytes / 2**30)}" for gpu in self.gpus]
+        parts += [f"{name}={value}" for name, value in sorted(self.instruction_limits.items())]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

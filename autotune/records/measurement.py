@@ -123,6 +123,10 @@ class Measurement(Record):
     """Optimizer steps before the first block."""
     warmup_seconds: NonNegative
     """Wall time of these."""
+    first_step_seconds: NonNegative | None = None
+    """The very first step, without the wait for its batch; None when it was not noted."""
+    warmup_step_seconds: tuple[NonNegative, ...] = ()
+    """The first two steps after it that compile nothing, the same way."""
     compile_seconds: NonNegative
     """Part of the warm-up beyond steady step time when the model is compiled; 0 otherwise."""
     peak_memory: PeakMemory

@@ -9,11 +9,12 @@ from pydantic import Field
 from autotune.records.ceilings import Ceilings
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue
-from autotune.records.facts import TargetFacts
+from autotune.records.facts import MemoryMode, TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Measurement, NonNegative
 
-Limit = Literal["input", "launch", "bandwidth", "compute", "communication", "unknown"]
+Limit = Literal["input", "launch", "bandwidth", "compute", "communication", "unknown", "unreliable"]
+"""What binds a step; `unreliable` where the machine was too busy, or the figures contradict each other."""
 
 
 class Verdict(Record):
@@ -26,7 +27,7 @@ class Verdict(Record):
     evidence: tuple[str, ...] = ()
     """What it rests on, one figure a sentence, the strongest first."""
     speedup_ceiling: float | None = None
-    """No speed-up above this is possible on this machine for this model; None when not computable."""
+    """No speed-up above this is possible on this machine for this model; None when not computable or not reliable."""
     ceiling_reason: str = ""
     """What sets that bound, in one sentence; empty without a bound."""
 
@@ -73,6 +74,17 @@ class RuledOut(Record):
     """Why, in one sentence."""
 
 
+class Caution(Record):
+    """One value of a knob that nothing measured speaks for or against."""
+
+    knob: str
+    """Field name."""
+    value: KnobValue
+    """The value."""
+    reason: str
+    """What is not known, and how it is tried, in one sentence."""
+
+
 class MachineReport(Record):
     """What a machine can do, without a target."""
 
@@ -111,9 +123,18 @@ class ProbeReport(Record):
     """Knobs worth trying, best first."""
     ruled_out: tuple[RuledOut, ...] = ()
     """What will not be tried, and why."""
+    cautions: tuple[Caution, ...] = ()
+    """What is tried alone and late, and why."""
     troubles: tuple[Trouble, ...] = ()
     """What is wrong with the machine or the training, and is no knob."""
     ceilings_age_seconds: NonNegative = 0.0
     """How long ago the machine's limits were measured."""
     elapsed_seconds: float = 0.0
     """Wall time of the probe."""
+
+    @property
+    def memory_modes(self) -> tuple[MemoryMode, ...]:
+        """Modes whose memory is of interest: the baseline's, and those whose precision is not ruled out."""
+        refused = {out.value for out in self.ruled_out if out.knob == "precision"}
+        modes = () if self.target.memory is None else self.target.memory.modes
+        return tuple(mode for mode in modes if mode == modes[0] or mode.precision not in refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
 from autotune.records.config import TrainConfig
@@ -14,9 +14,10 @@ from autotune.records.measurement import Interference, Interval, NonNegative, Pe
 from autotune.records.quality import LossBand, Margin, QualityCheck
 
 MAX_PROFILE_BYTES = 1024 * 1024
+_OLD_BASELINE_METHOD = "the baseline itself"
 
-SearchVerdict = Literal["improved", "keep", "inconclusive"]
-StopReason = Literal["budget", "exhausted", "interrupted", "running"]
+SearchVerdict = Literal["improved", "keep", "inconclusive", "not-tested"]
+StopReason = Literal["budget", "exhausted", "bound", "interrupted", "running"]
 
 
 class ProfileTarget(Record):
@@ -25,7 +26,7 @@ class ProfileTarget(Record):
     label: str
     """The target as the user named it."""
     fingerprint: str
-    """Twelve hex digits over the target's source file."""
+    """Twelve hex digits over the target's code, of a workload marked `m-`."""
     training_loaders: tuple[str, ...] = ()
     """Which of a script's loaders its loader settings are for, by description."""
     data_fingerprint: str | None = None
@@ -60,22 +61,54 @@ class Confirmation(Record):
     """Candidate over baseline of each finished pair, natural logarithm."""
     candidate_first: tuple[bool, ...] = ()
     """For each pair, whether the candidate ran before the baseline."""
-    interval: Interval
-    """Two-sided 95 % interval of the speed-up."""
+    interval: Interval | None = None
+    """Two-sided 95 % interval of the speed-up; None where the pairs are too few for one."""
     hodges_lehmann: Annotated[float, Field(gt=0)]
     """Median of the pairwise means, as a ratio; outside the interval a few outliers decide, and nothing is claimed."""
     expected_speedup: float | None = None
     """What the search saw, chosen as the best of many."""
     shrunk_speedup: float | None = None
     """The same without the luck of having been chosen (empirical Bayes)."""
-    smallest_detectable: Annotated[float, Field(ge=1)]
-    """Speed-up that these pairs would have proven with a probability of 80 %."""
+    smallest_detectable: Annotated[float, Field(ge=1)] | None = None
+    """Speed-up that these pairs would have proven with a probability of 80 %; None where they are too few."""
     wanted_speedup: Annotated[float, Field(ge=1)] | None = None
     """Speed-up that `budget_needed_seconds` is for; None when nothing is left to prove."""
     budget_needed_seconds: NonNegative | None = None
     """Budget that would prove it with a probability of 80 % at this noise; None where no budget does."""
+    extra_seconds_needed: NonNegative | None = None
+    """Time for the pairs still to come, when `search --resume` goes on with those that there are; None as above."""
     futile: bool = False
     """Ended early: with less than 10 % probability would more pairs have proven anything."""
+
+
+class Candidate(Record):
+    """A candidate that is not proven faster: what is known of it, and why it is not the answer."""
+
+    config: TrainConfig
+    """Its settings."""
+    speedup_estimate: Annotated[float, Field(gt=0)] | None = None
+    """Best guess of its speed-up: of the finals where there were any, else of the search; None when not timed."""
+    pairs: Annotated[int, Field(ge=0)] = 0
+    """Pairs of the finals that it has."""
+    passed_checks: bool = False
+    """Its drift checks, which are in the profile's `quality`, were made and all of them passed."""
+    reason: str
+    """Why it is not the answer, e.g. `the finals could not show a gain`."""
+
+
+class NotTested(Record):
+    """Why nothing but the user's own settings could be measured."""
+
+    outcomes: dict[str, int] = {}
+    """Candidates that were started, by how they ended; `interrupted` ran into the end of the time left."""
+    left_out: Annotated[int, Field(ge=0)] = 0
+    """Candidates that were not started: by what the probe measured they cannot run here."""
+    settings: tuple[str, ...] = ()
+    """Knobs none of whose other values was ever started."""
+    settings_known: Annotated[int, Field(ge=0)] = 0
+    """Knobs that there were to try."""
+    budget_needed_seconds: NonNegative | None = None
+    """Budget that would try them; None where no budget does, as there is nothing to try."""
 
 
 class MachineNoise(Record):
@@ -92,7 +125,7 @@ class MachineNoise(Record):
     machine_changes: Annotated[int, Field(ge=0)] = 0
     """Times that the baseline's level jumped by more than noise explains."""
     launches: Annotated[int, Field(ge=0)] = 0
-    """Timed launches."""
+    """Launches that were timed, or found to be hopelessly slow in their first steps."""
     not_steady: Annotated[int, Field(ge=0)] = 0
     """Of these, how many had not settled when their warm-up was over."""
     raced: Annotated[int, Field(ge=0)] = 0
@@ -134,6 +167,8 @@ class Evidence(Record):
     """Share of the time used that the drift gate took."""
     trials: dict[str, int] = {}
     """Trials by status."""
+    not_tested: NotTested | None = None
+    """Of a search that could measure nothing but the user's own settings; None for any other."""
     stop_reason: StopReason = "running"
     """Why the search ended."""
     notes: tuple[str, ...] = ()
@@ -146,17 +181,22 @@ class Profile(Record):
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     """Version of this file."""
     verdict: SearchVerdict
-    """improved: `config` is proven faster and not worse; keep, inconclusive: `config` is the baseline."""
+    """improved: `config` is proven faster and not worse. With the others it is the baseline: keep: others were
+    measured and did not win; inconclusive: one may be faster, which is not proven; not-tested: nothing but the
+    baseline could be measured."""
     config: TrainConfig
     """The settings to train with."""
     baseline_config: TrainConfig
     """The user's own settings."""
-    speedup: Interval
-    """Ratio of the measured candidate to the baseline, from paired fresh processes; claimed by its low end."""
+    speedup: Interval | None = None
+    """Ratio of the measured candidate to the baseline, from paired fresh processes; claimed by its low end. None where
+    it is not known: no candidate came to the finals, or too few pairs were finished."""
     quality: tuple[QualityCheck, ...] = ()
     """Drift checks of the candidate."""
     candidate_config: TrainConfig | None = None
-    """The fastest candidate that was measured in the finals, also when it was not accepted."""
+    """The fastest candidate that was measured in the finals or checked for drift, also when it was not accepted."""
+    candidate: Candidate | None = None
+    """What is known of it where it is not proven faster; None for a winner, without one, and in an older file."""
     memory: PeakMemory | None = None
     """Peak memory of `config`."""
     one_off: OneOffCosts = OneOffCosts()
@@ -169,6 +209,18 @@ class Profile(Record):
     """With which versions."""
     evidence: Evidence = Evidence()
     """What it rests on."""
+
+    @field_validator("speedup")
+    @classmethod
+    def _leave_out_none(cls, speedup: Interval | None) -> Interval | None:
+        # An older file gave the baseline over itself, exactly 1 to 1, where nothing was known.
+        return None if speedup is not None and speedup.method == _OLD_BASELINE_METHOD else speedup
+
+    @model_validator(mode="after")
+    def _has_what_it_claims(self) -> Self:
+        if self.verdict == "improved" and self.speedup is None:
+            raise ValueError("improved, and no speed-up is given")
+        return self
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -186,8 +238,3 @@ class Profile(Record):
             OSError: the folder cannot be written.
         """
         write_record(Path(path), self)
-
-
-def baseline_interval(confidence_level: float) -> Interval:
-    """Return the speed-up of the baseline over itself: exactly one, by definition."""
-    return Interval(estimate=1.0, low=1.0, high=1.0, confidence_level=confidence_level, method="the baseline itself")

@@ -52,6 +52,9 @@ class Fidelity(Record):
     """Variance of the differences over that of the baseline's own from window to window; None when not finite."""
     bias: Interval | None = None
     """Size of the mean difference over the size of the mean; None when not finite."""
+    steering: Interval | None = None
+    """Size of the mean difference over the spread of one window's own: what a bias weighs where the mean itself has
+    vanished, as after a training has converged; None where it is not known."""
     worst_layer: str = ""
     """Parameter with the largest bias among those that matter; empty when none is found."""
     worst_bias: NonNegative | None = None

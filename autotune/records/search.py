@@ -8,8 +8,9 @@ from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue, TrainConfig, is_own, with_knob
+from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
-from autotune.records.trial import Target
+from autotune.records.trial import Target, TrialResult
 
 Printable = Annotated[str, Field(max_length=400, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Text of somebody else's file, without what a terminal would obey."""
@@ -82,3 +83,20 @@ class SearchState(Record):
     """The user's own, tried first."""
     measure_seconds: Annotated[float, Field(gt=0)]
     """Wall time of the measured blocks of one launch, the same for every trial of the search."""
+
+
+class KeptProbe(Record):
+    """A probe that belongs to no search yet, with all that it depends on."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    made_at: float
+    """When it was done, in seconds since 1970."""
+    target: Target
+    """What was probed."""
+    environment: dict[str, str]
+    """Digests of the variables it ran under, and the CPUs it could run on."""
+    report: ProbeReport
+    """What was found."""
+    trial: TrialResult
+    """The trial behind it."""

@@ -24,6 +24,7 @@ class TrialStatus(StrEnum):
     DRIFTED = "drifted"
     UNSUPPORTED = "unsupported"
     TIMED_OUT = "timed_out"
+    TOO_SLOW = "too_slow"
     CRASHED = "crashed"
     INTERRUPTED = "interrupted"
 
@@ -52,6 +53,19 @@ class Rival(Record):
     """What the canary took when `seconds_per_sample` was found; None when it is not known."""
 
 
+class Pace(Record):
+    """How the user's own settings start: a launch whose first steps are hopelessly slower is ended in them."""
+
+    first_step_seconds: Annotated[float, Field(gt=0)]
+    """Their longest first step, without the wait for its batch, for as many samples as a step of this launch has."""
+    samples_per_second: Annotated[float, Field(gt=0)]
+    """What they reach once they have settled."""
+    warmup_ratio: Annotated[float, Field(ge=1)] = 1.0
+    """How many times as long as later ones their second and third step take."""
+    compile_seconds: Annotated[float, Field(gt=0)] | None = None
+    """How long a step that compiles may take; None where nothing is compiled."""
+
+
 class TrialLimits(Record):
     """How long a trial may take and how much it may use."""
 
@@ -65,6 +79,10 @@ class TrialLimits(Record):
     """Measure this many samples, however precise; None to stop when precise enough."""
     rival: Rival | None = None
     """What it races against; None to measure it to the end."""
+    pace: Pace | None = None
+    """How the user's settings start; with a rival, its first steps may end it. None to let it warm up in any time."""
+    seconds_per_sample: Annotated[float, Field(ge=0)] | None = None
+    """What the dataset takes for a sample in one process; None when it is not known."""
     ends_with_stage: bool = False
     """The time limit is what was left, not what the config deserves: running into it says nothing about it."""
     host_memory_limit_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -179,12 +197,16 @@ class TrialResult(Record):
     """Short name of what went wrong, e.g. `oom-device`, `crash-signal`; empty when completed."""
     error: str = ""
     """One sentence for the user; empty when completed."""
+    hint: str = ""
+    """What the user can do about it, where the error says so."""
     elapsed_seconds: Annotated[float, Field(ge=0)]
     """From the start of the process to its end, as the parent saw it."""
     startup_seconds: Annotated[float, Field(ge=0)] = 0.0
     """From the start of the process to the first training step."""
     measurement: Measurement | None = None
     """The timing; None when the trial did not get that far, or was not a timing."""
+    samples_per_second_bound: Annotated[float, Field(gt=0)] | None = None
+    """Of a trial that was too slow: its settings reach this at most; None for any other."""
     curves: tuple[LossCurve, ...] = ()
     """Losses: one curve per seed."""
     captures: str | None = None

@@ -117,10 +117,17 @@ class Anchors:
 
     def lowest_level(self, place: int) -> float:
         """Return the level at a place, the slower of the two where the machine changed."""
+        return min(self._levels_around(place))
+
+    def highest_level(self, place: int) -> float:
+        """Return the level at a place, the faster of the two where the machine changed."""
+        return max(self._levels_around(place))
+
+    def _levels_around(self, place: int) -> list[float]:
         if not self.is_shaky(place):
-            return self.level(place)[0]
+            return [self.level(place)[0]]
         after = bisect_left(self._places, place)
-        return min(value for _, value in self._anchors[after - 1 : after + 1])
+        return [value for _, value in self._anchors[after - 1 : after + 1]]
 
     def _same_machine(self, place: float) -> tuple[int, int]:
         """Return the first and the last anchor between which the machine did not change, around a place."""
@@ -134,10 +141,12 @@ class Anchors:
             last += 1
         return first, last
 
-    def quiet_pairs(self, probed: float | None) -> list[list[float]]:
-        """Return each two anchors in a row between which the machine did not change; the probe comes before all."""
-        quiet = [pair for pair, jump in zip(self._pairs(), self._jumps, strict=True) if not jump]
-        return [[probed, self.values[0]], *quiet] if probed is not None and self._anchors else quiet
+    def quiet_pairs(self) -> list[list[float]]:
+        """Return each two anchors in a row between which the machine did not change.
+
+        The probe's reading is none of them: its process has run a profiler and more by then, or it ran an hour ago.
+        """
+        return [pair for pair, jump in zip(self._pairs(), self._jumps, strict=True) if not jump]
 
 
 def _size(pair: Sequence[float]) -> float:

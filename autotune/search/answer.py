@@ -19,15 +19,23 @@ from autotune.records.profile import (
     OneOffCosts,
     Profile,
     ProfileTarget,
-    SearchVerdict,
     StopReason,
-    baseline_interval,
 )
 from autotune.records.quality import Margin, QualityCheck
-from autotune.records.trial import LossCurve, TrialResult
-from autotune.search.confirm import FinalsPlan, budget_for
-from autotune.search.finals import CLAIM_RISK, Finalist, FinalsOutcome, smallest_provable
+from autotune.records.trial import LossCurve, TrialResult, TrialStatus
+from autotune.search.confirm import FinalsPlan
+from autotune.search.endings import (
+    Effort,
+    describe_candidate,
+    describe_probe_gap,
+    find_checked,
+    find_leader,
+    find_shown,
+    judge,
+)
+from autotune.search.finalist import Finalist, FinalsOutcome, smallest_provable
 from autotune.search.flops import add_flops
+from autotune.search.more_time import budget_for, seconds_to_settle
 from autotune.search.noise import summarise_noise
 from autotune.search.objective import Judged
 from autotune.search.ranking import Ranking
@@ -36,7 +44,6 @@ WORTH_PROVING = 1.05
 """Where nothing is proven, the budget that would prove at least this gain is told."""
 
 _TELLING_ASIDE = 0.05
-_WORTH_TELLING = math.log(1.005)
 
 
 @dataclass
@@ -57,6 +64,10 @@ class Findings:
         gate_seconds: of these, in trials of the drift gate.
         planned_samples: of the final training; None when its length is not known.
         loss_limit: how much worse the training loss may get; None for the default.
+        interrupted: launches that were cut, by the end of the time left or by the user; they are not among `judged`.
+        knobs: there are to try.
+        left_out: candidates that were not started, as they cannot run here.
+        launch_seconds: that one more launch is expected to take; None when that is not known.
     """
 
     report: ProbeReport
@@ -72,6 +83,10 @@ class Findings:
     gate_seconds: float = 0.0
     planned_samples: float | None = None
     loss_limit: Margin | None = None
+    interrupted: int = 0
+    knobs: tuple[str, ...] = ()
+    left_out: int = 0
+    launch_seconds: float | None = None
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
         """Return the drift checks of a config; empty when it was not checked."""
@@ -88,17 +103,28 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     """
     report, finals = findings.report, findings.finals
     baseline = report.target.baseline
-    winner = finals.winner if finals else None
-    shown = winner or (finals.best if finals else None)
+    winner, shown = finals.winner if finals else None, find_shown(finals)
     config = winner.config if winner else baseline
-    candidate = shown.config if shown else _refused_candidate(findings)
+    effort, leader = _effort(findings, budget_seconds), find_leader(ranking, baseline, finals)
+    candidate = shown.config if shown else find_checked(findings.checks, findings.judged, ranking) or leader
+    checks = findings.checks_of(candidate) if candidate else ()
+    verdict = judge(shown, is_proven=winner is not None, leader=leader, effort=effort)
+    evidence = _evidence(findings, shown, ranking, budget_seconds)
+    if verdict == "not-tested":
+        evidence = evidence.replace(not_tested=effort.describe_untested())
+    gap = describe_probe_gap(effort, report.measurement.samples_per_second)
+    evidence = evidence.replace(notes=(*evidence.notes, gap)) if gap else evidence
+    unproven = None
+    if candidate is not None and winner is None:
+        unproven = describe_candidate(candidate, checks, shown, _expect(candidate, findings, ranking))
     return Profile(
-        verdict=_verdict(shown, proven=winner is not None),
+        verdict=verdict,
         config=config,
         baseline_config=baseline,
-        speedup=shown.ratio if shown and shown.ratio else baseline_interval(1 - 2 * CLAIM_RISK),
-        quality=findings.checks_of(candidate) if candidate else (),
+        speedup=shown.ratio if shown else None,
+        quality=checks,
         candidate_config=candidate,
+        candidate=unproven,
         memory=_peak_memory(winner, report),
         one_off=_one_off_costs(winner, findings),
         target=ProfileTarget(
@@ -109,21 +135,28 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         ),
         hardware=report.hardware,
         software=report.software,
-        evidence=add_flops(_evidence(findings, shown, ranking, budget_seconds), report.target, config),
+        evidence=add_flops(evidence, report.target, config),
     )
 
 
-def _verdict(shown: Finalist | None, *, proven: bool) -> SearchVerdict:
-    if proven:
-        return "improved"
-    if shown is None or shown.ratio is None:
-        return "keep"
-    return "keep" if shown.outcome == "no gain" else "inconclusive"
+def _effort(findings: Findings, budget_seconds: float) -> Effort:
+    return Effort(
+        judged=findings.judged,
+        baseline=findings.report.target.baseline,
+        knobs=findings.knobs,
+        left_out=findings.left_out,
+        interrupted=findings.interrupted,
+        launch_seconds=findings.launch_seconds,
+        probe_seconds=findings.report.elapsed_seconds,
+        budget_seconds=budget_seconds,
+    )
 
 
-def _refused_candidate(findings: Findings) -> TrainConfig | None:
-    """Return the fastest config that the drift check refused; None when nothing was refused."""
-    return findings.checks[0][0] if findings.checks else None
+def _expect(config: TrainConfig, findings: Findings, ranking: Ranking) -> float | None:
+    """Return the log speed-up that the search saw of a config, also of a refused one; None when it was not timed."""
+    scores = [ranking.score_of(one) for one in findings.judged if one.config == config]
+    seen = [score for score in scores if score is not None]
+    return fmean(seen) if seen else None
 
 
 def _peak_memory(winner: Finalist | None, report: ProbeReport) -> PeakMemory:
@@ -183,8 +216,9 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
             f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
             f"at least {whole:.2f}x faster"
         )
-    best = max(ranking.entries, key=lambda one: one.score, default=None)
-    if finals is None and best is not None and best.score > _WORTH_TELLING and not findings.checks:
+    leader = find_leader(ranking, findings.report.target.baseline, finals)
+    best = ranking.find(leader) if leader is not None else None
+    if finals is None and best is not None and not findings.checks:
         notes.append(f"unconfirmed: the search's best ran at {math.exp(best.score):.2f}x the baseline")
     launches = [*(one.result for one in findings.judged), *_launches(finals)]
     used = findings.elapsed_seconds
@@ -199,10 +233,17 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
         loss_band=calibrate_band(findings.baseline_curves),
         measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,
         drift_fraction=min(1.0, findings.gate_seconds / used) if used > 0 else None,
-        trials=dict(Counter(judged.score.status.value for judged in findings.judged)),
+        trials=_tally(findings),
         stop_reason=findings.stop_reason,
         notes=tuple(notes),
     )
+
+
+def _tally(findings: Findings) -> dict[str, int]:
+    """Return the search's launches by how they ended, those that were cut among them."""
+    statuses = Counter(judged.score.status.value for judged in findings.judged)
+    statuses[TrialStatus.INTERRUPTED.value] += findings.interrupted
+    return {status: number for status, number in statuses.items() if number}
 
 
 def _launches(finals: FinalsOutcome | None) -> list[TrialResult]:
@@ -213,27 +254,33 @@ def _confirmation(
     findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float
 ) -> Confirmation | None:
     plan, finals = findings.plan, findings.finals
-    if shown is None or shown.ratio is None or plan is None or finals is None:
+    if shown is None or len(shown.log_ratios) < 2 or plan is None or finals is None:
         return None
     logs = shown.log_ratios
-    sd = stdev(logs)
+    sd = shown.pair_sd if len(logs) > 1 else None
     entry = ranking.find(shown.config)
-    wanted = max(shown.ratio.estimate, WORTH_PROVING) if shown.outcome == "unclear" else None
-    needed = None
-    if wanted is not None:
-        seconds = plan.round_seconds * 2 / (1 + len(plan.finalists))
+    wanted = max(shown.ratio.estimate, WORTH_PROVING) if shown.ratio and shown.outcome == "unclear" else None
+    needed = extra = None
+    if wanted is not None and sd is not None:
+        seconds = plan.round_seconds
         needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
+        extra = seconds_to_settle(shown, wanted, share=finals.next_share, pair_seconds=seconds)
     return Confirmation(
-        pairs_planned=plan.rounds,
+        pairs_planned=plan.kept + plan.rounds,
         pairs_reserved=plan.reserve,
         log_ratios=tuple(logs),
         candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),
-        interval=shown.interval_at(0.95),
+        interval=shown.interval_at(0.95) if shown.ratio is not None else None,
         hodges_lehmann=math.exp(hodges_lehmann(logs)),
         expected_speedup=math.exp(entry.score) if entry else None,
         shrunk_speedup=math.exp(entry.shrunk) if entry else None,
-        smallest_detectable=smallest_provable(sd, len(logs), risk_share=finals.risk_share),
+        smallest_detectable=(
+            smallest_provable(sd, len(logs), risk_share=finals.risk_share, pilot_degrees=shown.pilot.degrees)
+            if shown.ratio is not None and sd is not None
+            else None
+        ),
         wanted_speedup=wanted,
         budget_needed_seconds=needed,
+        extra_seconds_needed=extra,
         futile=finals.futile,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,9 @@ from autotune.knobs import DATA_KNOBS
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
+from autotune.search.explore import LEAST_GAIN
+from autotune.search.launcher import list_changes
+from autotune.search.ranking import Entry
 from autotune.sentences import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back
 
@@ -92,6 +96,31 @@ def find_guilty(gate: Screens, config: TrainConfig, checks: Sequence[QualityChec
     stands_out = _severity(checks) > max(_TELLING_BIAS, _STANDS_OUT * severity)
     guilty = clearest if stands_out else passing[0][0]
     return Blame(guilty, _rest(config, baseline, guilty))
+
+
+def promises(entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfig, rest: TrainConfig) -> bool:
+    """Return whether what is left of a refused config may still be faster, by what the search has measured.
+
+    Args:
+        entries: every config that was measured, the refused ones among them.
+        baseline: the user's own settings.
+        config: that was refused.
+        rest: of it, without the guilty change.
+    """
+    scores = {entry.key: entry.score for entry in entries}
+    left = scores.get(rest.model_dump_json())
+    if left is not None:
+        return left > LEAST_GAIN
+    whole, kept = (list_changes(one, baseline, changed_fields(one, baseline)) for one in (config, rest))
+    guilty = whole - kept
+    without = [
+        entry.score
+        for entry in entries
+        if guilty <= (made := list_changes(entry.config, baseline, changed_fields(entry.config, baseline)))
+        and not kept <= made
+    ]
+    # Where the guilty change was as fast without the others, they add nothing.
+    return scores.get(config.model_dump_json(), math.inf) - max(without, default=0.0) > LEAST_GAIN
 
 
 def _rest(config: TrainConfig, baseline: TrainConfig, names: Sequence[str]) -> TrainConfig | None:

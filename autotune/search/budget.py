@@ -1,8 +1,4 @@
-"""The budget: one deadline for the whole command, with the finals and the drift checks reserved first.
-
-|probe, baseline|        search        | drift checks |        finals        |
-0                                      ^ search ends   ^ finals start by      deadline
-"""
+"""The budget: one deadline for the whole command. What is kept back of it, and for what, is `search.reserve`'s."""
 
 from __future__ import annotations
 
@@ -10,31 +6,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-FINALS_SHARE = 0.33
-DRIFT_SHARE = 0.20
-MOST_DRIFT_SHARE = 0.45
 PROBE_SHARE = 0.50
 """Most of the budget a probe may take; a healthy one takes far less."""
 
 CLOSING_SECONDS = 1.0
 """Kept for the last kill and for writing the answer."""
 
+_MEASURE_SECONDS = 2.0
+"""Launches of one config differ by their luck and by the machine's mood, which more blocks in one launch do not average
+out: two seconds a launch buy two to three times the pairs that twelve would."""
+
+_SHORT_MEASURE_SECONDS, _SHORT_BUDGET_SECONDS = 1.5, 120.0
+
 
 @dataclass(frozen=True)
 class Budget:
-    """A deadline and its shares.
+    """A deadline.
 
     Attributes:
         seconds: the whole budget.
         started: when the command started, on `now`'s clock.
         now: a clock that never goes back.
-        drift_share: part kept for the drift checks.
     """
 
     seconds: float
     started: float
     now: Callable[[], float] = time.monotonic
-    drift_share: float = DRIFT_SHARE
 
     @property
     def elapsed_seconds(self) -> float:
@@ -46,17 +43,7 @@ class Budget:
         """Time until the deadline, the closing reserve taken off; never negative."""
         return max(0.0, self.seconds - CLOSING_SECONDS - self.elapsed_seconds)
 
-    @property
-    def search_remaining_seconds(self) -> float:
-        """Time until the search must give way to drift checks and finals; never negative."""
-        return max(0.0, self.remaining_seconds - (FINALS_SHARE + self.drift_share) * self.seconds)
-
-    @property
-    def drift_remaining_seconds(self) -> float:
-        """Time until the drift checks must give way to the finals; never negative."""
-        return max(0.0, self.remaining_seconds - FINALS_SHARE * self.seconds)
-
 
 def measure_seconds_for(budget_seconds: float) -> float:
-    """Return how long one launch measures: a sixtieth of the budget, within 1.5 and 12 seconds."""
-    return min(12.0, max(1.5, budget_seconds / 60))
+    """Return how long one launch measures, in seconds; long steps take what a few of them need."""
+    return _MEASURE_SECONDS if budget_seconds > _SHORT_BUDGET_SECONDS else _SHORT_MEASURE_SECONDS

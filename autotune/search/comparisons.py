@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from autotune.measure.additivity import relative_error
 from autotune.measure.captured import Captured
-from autotune.measure.fidelity import compare
+from autotune.measure.fidelity import BIAS_PASSES, LAYER_BIAS_IN_DOUBT, NOISE_PASSES, compare
 from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.trial.captures import Captures
@@ -99,6 +100,42 @@ def require_equality(check: QualityCheck) -> QualityCheck:
     if check.verdict != "non-inferior" or all(figure.high == 0.0 for figure in figures):
         return check
     return check.replace(verdict="inconclusive", reason=f"not bit for bit, as it should be: {check.reason}")
+
+
+def is_lost_in_noise(found: Fidelity) -> bool:
+    """Return whether all that keeps a comparison from passing is a bias of a mean that has vanished.
+
+    Nothing else is in doubt, and what steers is shown to be at most 2 % of the spread of one step's own gradient. Where
+    a training still learns that is no pass: there the mean is what it learns by, however small it is beside the spread.
+    """
+    if found.verdict == "non-inferior":
+        return True
+    noise, steering = found.noise, found.steering
+    if found.verdict == "inferior" or found.subject != "gradients" or noise is None or steering is None:
+        return False
+    is_layer_in_doubt = (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
+    return noise.high <= NOISE_PASSES and steering.high <= BIAS_PASSES and not is_layer_in_doubt
+
+
+def accept_lost(checks: Sequence[QualityCheck]) -> tuple[QualityCheck, ...]:
+    """Return the checks of a training that learns nothing any more: what is lost in its noise is none worse."""
+    return tuple(
+        check.replace(
+            verdict="non-inferior", reason=f"lost in the noise of a training that has converged: {check.reason}"
+        )
+        if are_lost_in_noise([check])
+        else check
+        for check in checks
+    )
+
+
+def are_lost_in_noise(checks: Sequence[QualityCheck]) -> bool:
+    """Return whether all that was left open is biases of means that have vanished."""
+    left_open = [check for check in checks if check.verdict != "non-inferior"]
+    return bool(left_open) and all(
+        any(one.verdict != "non-inferior" for one in check.fidelity) and all(map(is_lost_in_noise, check.fidelity))
+        for check in left_open
+    )
 
 
 def report_other_model() -> QualityCheck:

@@ -28,7 +28,8 @@ USABLE_SHARE = 0.85
 _PRELIMINARY = ("additivity", "gradients")
 CHEAP_TESTS = ("tape", "schedule", "additivity", "gradients")
 """They need no training."""
-_START_SECONDS = 1.0
+START_SECONDS = 1.0
+"""What one arm of a workload spends before its first seed and between them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,13 @@ class DriftGate:
     _baseline: tuple[LossCurve, ...] | None = None
 
     def check(
-        self, config: TrainConfig, *, speedup: float | None = None, predicted: float | None = None, shown: bool = False
+        self,
+        config: TrainConfig,
+        *,
+        speedup: float | None = None,
+        predicted: float | None = None,
+        shown: bool = False,
+        lost: bool = False,
     ) -> tuple[QualityCheck, ...] | None:
         """Return the checks of a config; None when there was no time for them.
 
@@ -82,14 +89,16 @@ class DriftGate:
             predicted: samples that it needs over the baseline's, by the gradient noise scale; None where not known.
             shown: its gradients were shown to be the baseline's. Losses of a training in which nothing is learned then
                 say nothing, and there is no check of them.
+            lost: its gradients differ by no more than is lost in a step's own noise: where nothing is learned, that is
+                as good as shown.
         """
         if self._baseline is None:
             trained = self.train(self.facts.baseline, self.plan)
             if trained is None or not trained.curves:
                 return None
             self._baseline = trained.curves
-        learns = has_learned(self._baseline, margin=self.max_drift.loss.amount)
-        if shown and not learns and not self._compares_metrics:
+        shown = shown or (lost and not self.learns)
+        if shown and not self.learns and not self._compares_metrics:
             return ()
         candidate = self.train(config, self.plan)
         if candidate is None:
@@ -108,15 +117,23 @@ class DriftGate:
         if numerics == "semantic":
             losses = [check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=None)]
         else:
-            exact = numerics == "exact"
-            losses = [check_losses(candidate.curves, self._baseline, margin=self.max_drift.loss, exact=exact)]
-            is_broken = losses[0].verdict == "inferior" and losses[0].difference is None
-            if losses[0].test != "exact-losses" and not learns and not is_broken:
-                losses = [] if shown else [_blind(losses[0])]
+            losses = self._check_losses(candidate.curves, exact=numerics == "exact", shown=shown)
         # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
         self.zeros = self._find_zeros(candidate.curves) if shown and numerics != "semantic" else set()
         metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics) - self.zeros)
         return (*losses, *metrics, *self._check_skips(config, candidate.curves))
+
+    def _check_losses(self, curves: tuple[LossCurve, ...], *, exact: bool, shown: bool) -> list[QualityCheck]:
+        check = check_losses(curves, self.baseline_curves, margin=self.max_drift.loss, exact=exact)
+        is_broken = check.verdict == "inferior" and check.difference is None
+        if check.test == "exact-losses" or self.learns or is_broken:
+            return [check]
+        return [] if shown else [_blind(check)]
+
+    @property
+    def learns(self) -> bool:
+        """The baseline's losses fall enough for a drift to show in them; only once it was trained."""
+        return has_learned(self.baseline_curves, margin=self.max_drift.loss.amount)
 
     @property
     def baseline_curves(self) -> tuple[LossCurve, ...]:
@@ -212,7 +229,7 @@ def plan_drift(
     *,
     seconds_per_step: float,
     candidates: int,
-    start_seconds: float = _START_SECONDS,
+    start_seconds: float = START_SECONDS,
     asked_steps: int | None = None,
     seed_seconds: float = 0.0,
 ) -> DriftPlan | None:
@@ -246,3 +263,17 @@ def plan_drift(
             seeds = max(SEEDS, min(MOST_SEEDS, affordable))
             return DriftPlan(steps=most, evaluate=has_metric, candidates=count, seeds=seeds)
     return None
+
+
+def least_drift_seconds(
+    facts: TargetFacts,
+    *,
+    seconds_per_step: float,
+    start_seconds: float = START_SECONDS,
+    asked_steps: int | None = None,
+) -> float:
+    """Return the least time in which `plan_drift` finds a plan for one candidate, its metrics among it; as there."""
+    evaluation = (facts.evaluate_seconds or 0.0) if facts.metrics else 0.0
+    each = (asked_steps or LEAST_STEPS) * max(seconds_per_step, 1e-6) + evaluation
+    # A thousandth more, lest rounding takes a step off.
+    return 1.001 * 2 * (start_seconds + SEEDS * each) / USABLE_SHARE

@@ -2,11 +2,12 @@
 
     round 1: base A B     round 2: B A base     round 3: A base B     ...     orders drawn beforehand, balanced
 
-The number of rounds is fixed before the first one, and so is a reserve, run where they leave it open. A candidate is
-claimed faster only if the one-sided 99 % lower end of the t interval of its paired log ratios clears +1 % and the
-99.9 % one clears 0; several candidates, and the two looks where there is a reserve, split the risks between them
-(Bonferroni). Finals end early when nothing can be proven any more, never because something seems to be. The headline
-comes from these launches alone: the best of many search trials was lucky.
+The number of rounds is fixed before the first one, not by what the pairs show. A candidate is claimed faster only if
+the one-sided 99 % lower end of the t interval of its paired log ratios clears +1 % and the 99.9 % one clears 0; several
+candidates in one look, and several looks, split the risks between them (Bonferroni, `purse`). What the search saw of
+the noise counts beside the pairs' own (`confidence.Pilot`), so that a large gain needs few of them. Finals end early
+when nothing can be proven any more, never because something seems to be. The headline comes from these launches alone:
+the best of many search trials was lucky.
 """
 
 from __future__ import annotations
@@ -14,36 +15,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-from autotune.measure.confidence import (
-    conditional_power,
-    hodges_lehmann,
-    mean_interval,
-    minimum_detectable_speedup,
-    paired_ratio,
-    pairs_needed,
-    standard_deviation,
-)
+from autotune.measure.confidence import NO_PILOT, Pilot, mean_interval, standard_deviation
+from autotune.measure.sample_size import conditional_power
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.measurement import Interval
 from autotune.records.trial import TrialResult
-
-THRESHOLD = 1.01
-"""A gain of less than this is not claimed."""
-
-LEAST_ROUNDS = 4
-MOST_ROUNDS = 60
-CLAIM_RISK = 0.01
-"""One-sided: the lower end at this risk has to clear the threshold, over all candidates of one search."""
-
-FALSE_RISK = 0.001
-"""One-sided: the lower end at this risk has to show a gain at all. On a machine whose noise is large against the
-threshold the first rule alone would claim something in nearly 1 % of searches in which nothing is faster."""
-
-SHARE_OF_A_LOOK = 0.5
-"""Of the risks, where there are two looks."""
+from autotune.search.finalist import CLAIM_RISK, THRESHOLD, Finalist, FinalsOutcome
+from autotune.search.purse import Pair
 
 _LEAST_LOOK = 3
 _FUTILE = 0.10
@@ -51,73 +30,34 @@ _FUTILE = 0.10
 Launch = Callable[[TrainConfig], TrialResult | None]
 """Runs one config in a fresh process; None when the time is up or the user stopped."""
 
+Cost = Callable[[TrainConfig, Sequence[TrialResult]], float]
+"""What compiling takes off the log throughput of the run that is planned."""
 
-@dataclass
-class Finalist:
-    """One candidate in the finals.
 
-    Attributes:
-        config: the settings.
-        rates: samples per second, one per finished round.
-        results: the launches behind them.
-        places: position within its round, from 0.
-        cost: what compiling takes off the log throughput of the planned run.
-        ratio: speed-up over the baseline, to be claimed by its low end; None before two rounds are done.
-        log_ratios: of each pair.
-        sure: its low end at the risk of a false claim.
-        failure: why it is out; empty while it is in.
-    """
-
-    config: TrainConfig
-    rates: list[float] = field(default_factory=list)
-    results: list[TrialResult] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    cost: float = 0.0
-    ratio: Interval | None = None
-    log_ratios: list[float] = field(default_factory=list)
-    sure: float = 0.0
-    failure: str = ""
-
-    def interval_at(self, level: float) -> Interval:
-        """Return the two-sided interval of the speed-up at a confidence level; needs two pairs."""
-        ratios = [math.exp(ratio) for ratio in self.log_ratios]
-        return paired_ratio(ratios, [1.0] * len(ratios), confidence_level=level)
-
-    @property
-    def outcome(self) -> Literal["faster", "no gain", "unclear"]:
-        """What the pairs show: the low end clears the threshold, the high end stays below it, or neither."""
-        if self.failure or self.ratio is None:
-            return "unclear"
-        if self.ratio.low > THRESHOLD and self.sure > 1.0:
-            usual = self.interval_at(0.95)
-            # Where the median of the pairwise means disagrees with the mean, a few outliers decide.
-            return "faster" if usual.low <= math.exp(hodges_lehmann(self.log_ratios)) <= usual.high else "unclear"
-        return "no gain" if self.interval_at(0.90).high < THRESHOLD else "unclear"
+def free_of_cost(_config: TrainConfig, _results: Sequence[TrialResult]) -> float:
+    """Return 0: the throughput alone counts."""
+    return 0.0
 
 
 @dataclass(frozen=True)
-class FinalsOutcome:
-    """What the finals showed.
+class Terms:
+    """On what terms one look is taken, all of them fixed before its first pair.
 
     Attributes:
-        baseline: the baseline as a finalist.
-        candidates: in the order given.
-        winner: the proven fastest, the simpler one where two cannot be told apart; None when none is proven.
-        futile: ended early, because more rounds could hardly have proven anything.
-        risk_share: of both risks, what one candidate had at one look.
+        share: of both risks, what it has.
+        pilot: what the search knew of the noise of a pair.
+        pair_sd: standard deviation of a pair's log ratio as the search saw it; None for no look at half-time.
+        to_follow: further rounds that another look may have.
+        earlier: pairs of earlier looks, which count too; of a lone candidate.
+        heard: told each finished pair of a lone candidate.
     """
 
-    baseline: Finalist
-    candidates: tuple[Finalist, ...]
-    winner: Finalist | None
-    futile: bool = False
-    risk_share: float = 1.0
-
-    @property
-    def best(self) -> Finalist | None:
-        """The candidate with the highest estimate, proven or not; None when none was measured."""
-        measured = [one for one in self.candidates if one.ratio is not None and not one.failure]
-        return max(measured, key=lambda one: one.ratio.estimate if one.ratio else 0.0, default=None)
+    share: float = 1.0
+    pilot: Pilot = NO_PILOT
+    pair_sd: float | None = None
+    to_follow: int = 0
+    earlier: Sequence[Pair] = ()
+    heard: Callable[[Pair], None] = lambda _pair: None
 
 
 def run_finals(
@@ -127,11 +67,10 @@ def run_finals(
     *,
     rounds: int,
     seed: int,
-    reserve: int = 0,
-    pair_sd: float | None = None,
-    cost: Callable[[TrainConfig, Sequence[TrialResult]], float] = lambda _config, _results: 0.0,
+    terms: Terms | None = None,
+    cost: Cost = free_of_cost,
 ) -> FinalsOutcome:
-    """Measure baseline and candidates in interleaved rounds and pick the winner.
+    """Measure baseline and candidates in interleaved rounds and pick the winner: one look.
 
     A round counts only when every arm still in it was measured. A candidate that fails once is out.
 
@@ -141,103 +80,105 @@ def run_finals(
         launch: runs one arm.
         rounds: fixed beforehand.
         seed: of the orders.
-        reserve: further rounds, fixed beforehand too, run where the first ones leave it open; each look then has half
-            of the risks.
-        pair_sd: standard deviation of a pair's log ratio as the search saw it; None for no look at half-time.
+        terms: of the look; None for one with the whole risk, of which nothing is known before.
         cost: what compiling takes off the log throughput of the run that is planned.
-    """
-    base = Finalist(baseline)
-    finalists = [Finalist(config) for config in candidates]
-    most, share = rounds + reserve, (SHARE_OF_A_LOOK if reserve else 1.0) / max(1, len(finalists))
 
-    def settle() -> None:
-        base.cost = cost(base.config, base.results)
-        for one in finalists:
-            one.cost = cost(one.config, one.results)
+    Raises:
+        ValueError: earlier pairs, and not one candidate.
+    """
+    terms = terms or Terms()
+    finals = _Finals(Finalist(baseline), [Finalist(config, pilot=terms.pilot) for config in candidates], terms, cost)
+    if terms.earlier:
+        (only,) = finals.finalists
+        count_pairs(only, finals.base, terms.earlier)
+    for number, order in enumerate(_draw_orders(1 + len(candidates), rounds, random.Random(seed))):
+        if number == rounds // 2 and finals.is_futile(rounds):
+            return finals.end(futile=True)
+        if not finals.run_round(order, launch):
+            return finals.end(futile=False)
+    return finals.end(futile=terms.to_follow > 0 and finals.is_futile(rounds))
+
+
+@dataclass(frozen=True)
+class _Finals:
+    """One look at work."""
+
+    base: Finalist
+    finalists: list[Finalist]
+    terms: Terms
+    cost: Cost
+
+    @property
+    def share(self) -> float:
+        return self.terms.share / max(1, len(self.finalists))
+
+    def run_round(self, order: Sequence[int], launch: Launch) -> bool:
+        """Run a round; return False when there cannot be another one."""
+        arms = [(self.base, *self.finalists)[position] for position in order]
+        if not _run_round(self.base, [arm for arm in arms if not arm.failure], launch):
+            return False
+        if self.base.failure or all(one.failure for one in self.finalists):
+            return False
+        if len(self.finalists) == 1:
+            self.terms.heard(Pair(self.finalists[0].results[-1], self.base.results[-1]))
+        return True
+
+    def settle(self) -> None:
+        """Work out what the pairs so far show."""
+        self.base.cost = self.cost(self.base.config, self.base.results)
+        for one in self.finalists:
+            one.cost = self.cost(one.config, one.results)
             if not one.failure:
-                _settle(one, base, share)
+                one.settle(self.base, self.share)
 
-    def is_futile() -> bool:
-        risk = share * CLAIM_RISK
-        return pair_sd is not None and all(one.failure or _is_futile(one, most, pair_sd, risk) for one in finalists)
+    def is_futile(self, rounds: int) -> bool:
+        """Return whether all rounds planned, and those to follow, could hardly prove anything."""
+        pair_sd, most = self.terms.pair_sd, len(self.terms.earlier) + rounds + self.terms.to_follow
+        if pair_sd is None or len(self.base.rates) < _LEAST_LOOK:
+            return False
+        self.settle()
+        risk = self.share * CLAIM_RISK
+        return all(one.failure or _is_futile(one, most, pair_sd, risk) for one in self.finalists)
 
-    futile = False
-    for number, order in enumerate(_draw_orders(1 + len(finalists), most, random.Random(seed))):
-        if number in (rounds // 2, rounds):
-            settle()
-            futile = number >= _LEAST_LOOK and is_futile()
-            if futile or (number == rounds and not _is_open(finalists)):
-                break
-        arms = [(base, *finalists)[position] for position in order]
-        if not _run_round(base, [arm for arm in arms if not arm.failure], launch):
-            break
-        if base.failure or all(one.failure for one in finalists):
-            break
-    settle()
-    return FinalsOutcome(base, tuple(finalists), None if futile else _pick_winner(finalists, baseline), futile, share)
+    def end(self, *, futile: bool) -> FinalsOutcome:
+        """Return the outcome."""
+        self.settle()
+        winner = None if futile else _pick_winner(self.finalists, self.base.config, _are_tied)
+        return FinalsOutcome(self.base, tuple(self.finalists), winner, futile, self.share)
 
 
-def rounds_needed(pair_sd: float, log_speedup: float, *, fewest: int, most: int, risk_share: float = 1.0) -> int:
-    """Return how many rounds prove a gain with a probability of 80 %.
-
-    Args:
-        pair_sd: standard deviation of the log ratio of one pair, from other data.
-        log_speedup: the gain.
-        fewest: rounds run in any case, at least two.
-        most: what the budget allows; it wins over `fewest`.
-        risk_share: of both risks, what these rounds have.
-
-    Raises:
-        ValueError: fewer than two rounds, or a negative standard deviation.
-    """
-    needs = (
-        pairs_needed(pair_sd, log_speedup, most=most, fewest=fewest, threshold=threshold, confidence=1 - risk)
-        for risk, threshold in ((risk_share * CLAIM_RISK, math.log(THRESHOLD)), (risk_share * FALSE_RISK, 0.0))
-    )
-    return max(needs)
+def count_pairs(candidate: Finalist, base: Finalist, pairs: Sequence[Pair]) -> None:
+    """Count pairs that were measured before."""
+    for pair in pairs:
+        candidate.take(pair.candidate, 0 if pair.candidate_first else 1)
+        base.take(pair.baseline, 1 if pair.candidate_first else 0)
 
 
-def smallest_provable(pair_sd: float, pairs: int, *, risk_share: float = 1.0) -> float:
-    """Return the speed-up that some pairs prove with a probability of 80 %, as a ratio.
+def pick_best(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finalist | None:
+    """Return the fastest of those proven in looks of their own; the simplest where some cannot be told apart from it.
 
     Args:
-        pair_sd: standard deviation of the log ratio of one pair.
-        pairs: how many.
-        risk_share: of both risks, what these pairs have.
-
-    Raises:
-        ValueError: fewer than two pairs, or a negative standard deviation.
+        finalists: settled, each by its own pairs.
+        baseline: that they are compared with.
     """
-    useful = THRESHOLD * minimum_detectable_speedup(pair_sd, pairs, confidence=1 - risk_share * CLAIM_RISK)
-    return max(useful, minimum_detectable_speedup(pair_sd, pairs, confidence=1 - risk_share * FALSE_RISK))
+    return _pick_winner(finalists, baseline, _overlap)
 
 
-def _log_ratios(one: Finalist, base: Finalist) -> list[float]:
-    return [math.log(ours / theirs) - one.cost + base.cost for ours, theirs in zip(one.rates, base.rates, strict=False)]
-
-
-def _settle(one: Finalist, base: Finalist, share: float) -> None:
-    """Work out what the pairs so far show."""
-    if len(one.rates) >= 2:
-        one.log_ratios = _log_ratios(one, base)
-        one.ratio = one.interval_at(1 - 2 * share * CLAIM_RISK)
-        one.sure = one.interval_at(1 - 2 * share * FALSE_RISK).low
-
-
-def _is_open(finalists: Sequence[Finalist]) -> bool:
+def is_open(finalists: Sequence[Finalist]) -> bool:
     """Return whether nothing is proven that more rounds might prove."""
     outcomes = {one.outcome for one in finalists if not one.failure}
     return "faster" not in outcomes and "unclear" in outcomes
 
 
 def _is_futile(one: Finalist, rounds: int, pair_sd: float, risk: float) -> bool:
-    logs, threshold = one.log_ratios, math.log(THRESHOLD)
-    seen = mean_interval(logs, confidence_level=1 - 2 * risk, method="look")
+    logs, threshold, degrees = one.log_ratios, math.log(THRESHOLD), one.pilot.degrees
+    seen = mean_interval(logs, confidence_level=1 - 2 * risk, method="look", pilot=one.pilot)
     if seen.low > threshold:
         return False
     # The search's figure may be a guess still; the smaller one is the more hopeful.
     sd = min(pair_sd, standard_deviation(logs))
-    return conditional_power(logs, rounds, sd=sd, threshold=threshold, confidence=1 - risk) < _FUTILE
+    power = conditional_power(logs, rounds, sd=sd, threshold=threshold, confidence=1 - risk, pilot_degrees=degrees)
+    return power < _FUTILE
 
 
 def _draw_orders(arms: int, rounds: int, rng: random.Random) -> list[list[int]]:
@@ -263,19 +204,18 @@ def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch) -> bool
             continue
         results.append((arm, result))
     for place, (arm, result) in enumerate(results):
-        if result.measurement is not None:
-            arm.rates.append(result.measurement.samples_per_second)
-            arm.results.append(result)
-            arm.places.append(place)
+        arm.take(result, place)
     return True
 
 
-def _pick_winner(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finalist | None:
+def _pick_winner(
+    finalists: Sequence[Finalist], baseline: TrainConfig, are_tied: Callable[[Finalist, Finalist], bool]
+) -> Finalist | None:
     proven = [one for one in finalists if one.outcome == "faster"]
     if not proven:
         return None
     best = max(proven, key=lambda one: one.ratio.estimate if one.ratio else 0.0)
-    ties = [one for one in proven if one is best or _are_tied(one, best)]
+    ties = [one for one in proven if one is best or are_tied(one, best)]
     return min(ties, key=lambda one: (len(changed_fields(one.config, baseline)), one is not best))
 
 
@@ -283,3 +223,8 @@ def _are_tied(one: Finalist, best: Finalist) -> bool:
     pairs = min(len(one.rates), len(best.rates))
     ahead = [ours - theirs for ours, theirs in zip(best.log_ratios[:pairs], one.log_ratios[:pairs], strict=True)]
     return mean_interval(ahead, confidence_level=0.95, method="paired").low <= 0.0
+
+
+def _overlap(one: Finalist, best: Finalist) -> bool:
+    """Return whether two that were measured at different times cannot be told apart: their 95 % intervals overlap."""
+    return one.interval_at(0.95).high >= best.interval_at(0.95).low

@@ -1,6 +1,6 @@
 """The folder of one search: readable without our code, one writer at a time, `trials/` the truth.
 
-.autotune/{lock, <target>-<date>/{search.json, probe.json, study.db, best.json, trials/0007/{spec,result}.json}}
+.autotune/{lock, <target>-<date>/{search,probe,finals,best}.json, study.db, trials/0007/{spec,result}.json}
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +19,19 @@ from filelock import FileLock, Timeout
 
 from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
 from autotune.records.codec import read_record, write_record
+from autotune.records.finals import FinalsRecord
 from autotune.records.probe import MachineReport, ProbeReport
+from autotune.records.profile import MAX_PROFILE_BYTES
+from autotune.records.reading import describe_kind, parse_json, read_bytes
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.trial.files import RESULT_FILE
+from autotune.trial.files import RESULT_FILE, SPEC_FILE
 
 STATE_FOLDER = ".autotune"
 _STATE_FILE = "search.json"
 _PROBE_FILE = "probe.json"
+_MOST_HOLDER_BYTES = 4096
+_FINALS_FILE = "finals.json"
 
 
 @dataclass(frozen=True)
@@ -75,16 +82,44 @@ class SearchFolder:
         """Save the probe's report."""
         write_record(self.path / _PROBE_FILE, report)
 
+    def read_finals(self) -> FinalsRecord | None:
+        """Return the looks of the finals so far; None before the first one.
+
+        Raises:
+            AutotuneError: the file is damaged. What was risked is not known then, so nothing may be claimed.
+        """
+        path = self.path / _FINALS_FILE
+        return read_record(path, FinalsRecord) if path.exists() else None
+
+    def write_finals(self, record: FinalsRecord) -> None:
+        """Save the looks of the finals so far."""
+        write_record(self.path / _FINALS_FILE, record)
+
+    def adopt_probe(self, report: ProbeReport, trial: TrialResult) -> None:
+        """Take a probe that was made before as this search's own, which is its trial 0."""
+        folder = self.trials / f"{trial.spec.number:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(folder / SPEC_FILE, trial.spec)
+        write_record(folder / RESULT_FILE, trial)
+        self.write_probe(report)
+
     def read_trials(self) -> list[TrialResult]:
         """Return every finished trial in order; damaged and interrupted ones are left out, to be run again."""
+        return [result for result in self.read_all_trials() if result.status is not TrialStatus.INTERRUPTED]
+
+    def count_interrupted(self) -> int:
+        """Return how many timings were cut, by the end of the time left or by the user."""
+        cut = (one for one in self.read_all_trials() if one.status is TrialStatus.INTERRUPTED)
+        return sum(one.spec.purpose == "measure" for one in cut)
+
+    def read_all_trials(self) -> list[TrialResult]:
+        """Return every trial that has ended in order, the interrupted ones among them; damaged ones are left out."""
         results = []
         for file in sorted(self.trials.glob(f"*/{RESULT_FILE}")):
             try:
-                result = read_record(file, TrialResult)
+                results.append(read_record(file, TrialResult))
             except AutotuneError:
                 continue
-            if result.status is not TrialStatus.INTERRUPTED:
-                results.append(result)
         return results
 
     def next_number(self) -> int:
@@ -93,22 +128,26 @@ class SearchFolder:
         return max(numbers, default=-1) + 1
 
 
-def lock_searches(folder: Path) -> FileLock:
-    """Return the held lock of a working folder's searches; released by the kernel when its holder dies.
+@contextmanager
+def lock_searches(folder: Path) -> Iterator[None]:
+    """Hold the lock of a working folder's searches; the kernel releases it when its holder dies.
 
     Raises:
         BusyError: another search is at work in the folder.
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    root = _prepare_root(folder)
+    root = prepare_state_folder(folder)
     lock, holder = FileLock(root / "lock"), root / "holder.json"
     try:
         lock.acquire(timeout=0)
     except Timeout:
         who = _describe_holder(holder)
         raise BusyError(f"another search is at work in {folder}{who}", hint="wait for it, or stop it") from None
-    holder.write_text(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
-    return lock
+    try:
+        holder.write_text(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
+        yield
+    finally:
+        lock.release()
 
 
 def create_search_folder(folder: Path, spec: str) -> SearchFolder:
@@ -117,7 +156,7 @@ def create_search_folder(folder: Path, spec: str) -> SearchFolder:
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    root = _prepare_root(folder)
+    root = prepare_state_folder(folder)
     slug = _slug(spec)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
@@ -156,7 +195,7 @@ def write_report(folder: Path, report: ProbeReport | MachineReport) -> Path:
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    path = _prepare_root(folder) / _PROBE_FILE
+    path = prepare_state_folder(folder) / _PROBE_FILE
     write_record(path, report)
     return path
 
@@ -165,14 +204,15 @@ def check_output(out: Path, spec: str, *, force: bool) -> None:
     """Make sure that the answer may be written: nothing of another target is overwritten.
 
     Raises:
-        UsageError: the file exists and is not a profile of this target, or its folder is missing.
+        UsageError: the file exists and is not a profile of this target, or is no file at all, or its folder is missing.
     """
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}", hint="create it first")
+    require_file(out)
     if force or not out.exists():
         return
     try:
-        owner = json.loads(out.read_text(encoding="utf-8"))["target"]["label"]
+        owner = parse_json(read_bytes(out, max_bytes=MAX_PROFILE_BYTES).decode())["target"]["label"]
     except (OSError, ValueError, KeyError, TypeError):
         owner = None
     if owner != spec:
@@ -180,7 +220,26 @@ def check_output(out: Path, spec: str, *, force: bool) -> None:
         raise UsageError(f"{out} exists and {what}", hint="choose another --out, or pass --force to replace it")
 
 
-def _prepare_root(folder: Path) -> Path:
+def require_file(out: Path) -> None:
+    """Make sure that what is written to is a file or nothing yet: a device would be replaced by a file.
+
+    Raises:
+        UsageError: it is a pipe, a device, a socket or a folder.
+    """
+    try:
+        kind = describe_kind(out.stat().st_mode)
+    except OSError:
+        return
+    if kind:
+        raise UsageError(f"--out {out} is {kind}, not a file", hint="name a file; --json prints to standard output")
+
+
+def prepare_state_folder(folder: Path) -> Path:
+    """Return a working folder's `.autotune`, made if it is not there.
+
+    Raises:
+        FolderError: it belongs to someone else or is writable by others.
+    """
     root = folder / STATE_FOLDER
     root.mkdir(mode=0o700, exist_ok=True)
     _check_root(root)
@@ -204,7 +263,7 @@ def _slug(spec: str) -> str:
 
 def _describe_holder(file: Path) -> str:
     try:
-        holder = json.loads(file.read_text())
+        holder = parse_json(read_bytes(file, max_bytes=_MOST_HOLDER_BYTES).decode())
         return f" (process {int(holder['pid'])}, since {holder['started']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from autotune.knobs import DATA_KNOBS, KNOBS
+from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.measure.additivity import check_additivity
 from autotune.measure.fidelity import judge
 from autotune.measure.noise_scale import gradient_noise_scale
@@ -22,7 +21,7 @@ from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.records.script import Numerics
-from autotune.records.trial import FidelityPlan, TrialResult
+from autotune.records.trial import FidelityPlan
 from autotune.search.bookkeeping import check_schedule, check_tape
 from autotune.search.comparisons import (
     FARTHEST_REFERENCE,
@@ -34,26 +33,15 @@ from autotune.search.comparisons import (
     report_unread,
     require_equality,
 )
+from autotune.search.gate_trials import GateTrials, Run
 from autotune.space import SPLIT_KNOBS, classify_changes, put_back
-from autotune.trial.captures import Captures, discard_captures, find_weights, read_captures
+from autotune.trial.captures import Captures, find_weights
 
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open."""
 
-_REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend"}
+REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend"}
 """They draw the random numbers of a step in another order: their masks are others, and no worse."""
-
-_TAPE_STEPS = 24
-
-
-class Run(Protocol):
-    """Runs one trial of the gate."""
-
-    def __call__(
-        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: FidelityPlan | None, steps: int
-    ) -> TrialResult | None:
-        """Return its result; None when the time is up or the user stopped."""
-        ...
 
 
 @dataclass
@@ -62,77 +50,94 @@ class Gate:
 
     Attributes:
         facts: what the probe found.
-        plan: how much is looked at, fixed before the first test.
+        plan: how much is looked at, fixed before the first look at gradients; None as long as there is no time for any.
         run: runs a trial.
         knows_order: the target is a workload, whose loaders tell which samples they take.
+        tape_steps: optimizer steps of which a script's data are looked at.
         affords: there is time for a candidate and the baseline by a longer plan.
     """
 
     facts: TargetFacts
-    plan: FidelityPlan
+    plan: FidelityPlan | None
     run: Run
     knows_order: bool = True
+    tape_steps: int = 24
     affords: Callable[[FidelityPlan], bool] = lambda _plan: False
 
     def __post_init__(self) -> None:
-        self._results: dict[str, TrialResult] = {}
-        self._captures: dict[str, Captures | None] = {}
+        self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
 
-    def screen(self, config: TrainConfig) -> tuple[QualityCheck, ...] | None:
+    def screen(
+        self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()
+    ) -> tuple[QualityCheck, ...] | None:
         """Return the cheap tests that a config's changes ask for, up to the first that fails.
 
         None when there was no time for them. Semantic changes are put back first: they are judged by trainings.
+
+        Args:
+            config: the settings.
+            shown: tests that need not be made: equal losses have shown the same.
         """
         baseline = self.facts.baseline
         semantic = [name for name, kind in self._classify(config).items() if kind == "semantic"]
         config = put_back(config, baseline, semantic)
-        key = config.model_dump_json()
-        if key in self._screened:
-            return self._screened[key]
-        asked = {test for knob in KNOBS if knob.field in changed_fields(config, baseline) for test in knob.tests}
-        # A knob of the user's own that is declared to be no more than rounding has to show it like every other.
-        asked |= {test for name in changed_fields(config, baseline) if "." in name for test in ("tape", "gradients")}
+        if self.has_screened(config, shown=shown):
+            return self._screened[_screen_key(config, shown)]
         checks: list[QualityCheck] = []
-        tests: tuple[tuple[str, Callable[[TrainConfig], list[QualityCheck] | None]], ...] = (
+        tests: tuple[tuple[DriftTest, Callable[[TrainConfig], list[QualityCheck] | None]], ...] = (
             ("tape", self._test_tape),
             ("additivity", self._test_additivity),
             ("gradients", self._test_gradients),
         )
         for name, test in tests:
-            if name not in asked:
+            if name not in asked_tests(config, baseline) - shown:
                 continue
-            found = test(config)
+            found = test(config) if name == "tape" or self.plan is not None else None
             if found is None:
                 return None
             checks += found
             if any(check.verdict == "inferior" for check in found):
                 break
-        self._screened[key] = tuple(checks)
+        self._screened[_screen_key(config, shown)] = tuple(checks)
         return tuple(checks)
+
+    def has_screened(self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()) -> bool:
+        """Return whether the cheap tests of a config without semantic changes were made; arguments as of `screen`."""
+        return _screen_key(config, shown) in self._screened
+
+    @property
+    def reads_tapes(self) -> bool:
+        """The target has loaders whose data can be looked at: a script may have none."""
+        return self.knows_order or bool(self.facts.training_loaders)
 
     def noise_scale(self) -> float | None:
         """Return the gradient noise scale of the baseline in samples, at the latest point; None where it is not known.
 
         Source: McCandlish et al. 2018, appendix A.1.
         """
-        result = self._launch(self.facts.baseline, "fidelity", self.plan)
-        captures = None if result is None else self._read(result)
+        result = None if self.plan is None else self.trials.launch(self.facts.baseline, "fidelity", self.plan)
+        captures = None if result is None else self.trials.read(result)
         if captures is None:
             return None
         rows = captures.points[-1].gradients.rows
         return gradient_noise_scale(rows, captures.layers, batch_size=self.facts.baseline.effective_batch_size)
+
+    @property
+    def _planned(self) -> FidelityPlan:
+        assert self.plan is not None
+        return self.plan
 
     def _classify(self, config: TrainConfig) -> dict[str, Numerics]:
         return classify_changes(config, self.facts.baseline, self.facts.numerics)
 
     def _test_tape(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
-        if not self.knows_order and not self.facts.training_loaders:
+        if not self.reads_tapes:
             return []  # a script that has no loader: its gradients show what it trains on
         others = [name for name in changed_fields(config, baseline) if name not in DATA_KNOBS and "." not in name]
-        ours = self._launch(put_back(config, baseline, others), "tape")
-        theirs = self._launch(baseline, "tape")
+        ours = self.trials.launch(put_back(config, baseline, others), "tape")
+        theirs = self.trials.launch(baseline, "tape")
         if ours is None or theirs is None:
             return None
         sources = self.facts.data.random_sources
@@ -151,11 +156,11 @@ class Gate:
         casts = baseline.precision != "fp32" and not self.knows_order
         if parts == whole or casts:
             return []  # a script that casts rounds too much for this test; its gradients are compared anyway
-        plan = self.plan.replace(later_steps=0, dropout=not self._has_dropout())
-        ours, theirs = (self._launch(one, "fidelity", plan) for one in (parts, whole))
+        plan = self._planned.replace(later_steps=0, dropout=not self._has_dropout())
+        ours, theirs = (self.trials.launch(one, "fidelity", plan) for one in (parts, whole))
         if ours is None or theirs is None:
             return None
-        split, plain = self._read(ours), self._read(theirs)
+        split, plain = self.trials.read(ours), self.trials.read(theirs)
         if split is None or plain is None:
             return [report_unread(ours if split is None else theirs, "additivity")]
         reordering = self.facts.additivity.reordering if self.facts.additivity else 0.0
@@ -171,25 +176,25 @@ class Gate:
         if config == baseline:
             return []
         changed = set(changed_fields(config, baseline))
-        reorders = bool(changed & _REORDERING_KNOBS) and self._has_dropout()
+        reorders = bool(changed & REORDERING_KNOBS) and self._has_dropout()
         checks = self._compare_gradients(config, dropout=not reorders)
         if checks is not None and reorders:
             checks = self._excuse_draws(checks)
         if checks is None or not reorders or any(check.verdict == "inferior" for check in checks):
             return checks
         # Without dropout a recomputation whose masks differ cannot be seen: the rest of the changes, with it.
-        rest = put_back(config, baseline, changed & _REORDERING_KNOBS)
+        rest = put_back(config, baseline, changed & REORDERING_KNOBS)
         if rest == baseline:
             return checks
         more = self._compare_gradients(rest, dropout=True)
         return None if more is None else [*checks, *more]
 
     def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
-        result = self._launch(self.facts.baseline, "fidelity", self.plan.replace(dropout=False))
+        result = self.trials.launch(self.facts.baseline, "fidelity", self._planned.replace(dropout=False))
         return excuse_draws(checks) if result is not None and result.draws_random else checks
 
     def _compare_gradients(self, config: TrainConfig, *, dropout: bool) -> list[QualityCheck] | None:
-        plan = self.plan.replace(dropout=dropout)
+        plan = self._planned.replace(dropout=dropout)
         checks = self._look(config, plan)
         if checks is None or all(check.verdict != "inconclusive" for check in checks):
             return checks
@@ -235,60 +240,47 @@ class Gate:
         self, config: TrainConfig, plan: FidelityPlan
     ) -> tuple[Captures, Captures] | list[QualityCheck] | None:
         """Return a config's and the baseline's captures; a check that says why there are none; None without time."""
-        theirs = self._launch(self.facts.baseline, "fidelity", plan)
+        theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         if theirs is None:
             return None
         weights = find_weights(theirs.captures)
         # Without the baseline's weights there is no later point in common.
-        ours = self._launch(
+        ours = self.trials.launch(
             config, "fidelity", plan.replace(weights=weights, later_steps=plan.later_steps * bool(weights))
         )
         if ours is None:
             return None
-        candidate, baseline = self._read(ours), self._read(theirs)
+        candidate, baseline = self.trials.read(ours), self.trials.read(theirs)
         if candidate is None or baseline is None:
             return [report_unread(ours if candidate is None else theirs, "gradients")]
         return candidate, baseline
 
     def _capture_reference(self, plan: FidelityPlan) -> Captures | None:
         """Return the baseline's captures in float64; None where it does not run."""
-        theirs = self._launch(self.facts.baseline, "fidelity", plan)
+        theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
-        result = self._launch(plain, "fidelity", plan.replace(reference=True))
+        result = self.trials.launch(plain, "fidelity", plan.replace(reference=True))
         if result is None or result.draws_random:
             return None  # other random numbers in another width: another computation
-        return self._read(result)
+        return self.trials.read(result)
 
     def _has_dropout(self) -> bool:
-        result = self._launch(self.facts.baseline, "fidelity", self.plan)
+        result = self.trials.launch(self.facts.baseline, "fidelity", self._planned)
         return result is None or result.draws_random
-
-    def _launch(
-        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], plan: FidelityPlan | None = None
-    ) -> TrialResult | None:
-        key = f"{purpose} {config.model_dump_json()} {plan.model_dump_json() if plan else ''}"
-        if key not in self._results:
-            result = self.run(config, purpose, plan=plan, steps=_TAPE_STEPS)
-            if result is None:
-                return None
-            self._results[key] = result
-        return self._results[key]
-
-    def _read(self, result: TrialResult) -> Captures | None:
-        """Return what a trial wrote down; the baseline's are kept, for they are compared again and again."""
-        if result.captures is None:
-            return None
-        if result.captures in self._captures:
-            return self._captures[result.captures]
-        found = read_captures(result.captures)
-        if result.spec.config == self.facts.baseline:
-            self._captures[result.captures] = found
-        return found if found is not None and found.points else None
 
     def discard(self) -> None:
         """Delete what the trials wrote down: for a large model it is large."""
-        self._captures.clear()
-        for result in self._results.values():
-            if result.captures is not None:
-                discard_captures(result.captures)
+        self.trials.discard()
+
+
+def asked_tests(config: TrainConfig, baseline: TrainConfig) -> frozenset[DriftTest]:
+    """Return the cheap tests that the changes of a config ask for."""
+    changed = changed_fields(config, baseline)
+    asked: set[DriftTest] = {test for knob in KNOBS if knob.field in changed for test in knob.tests}
+    # A knob of the user's own that is declared to be no more than rounding has to show it like every other.
+    return frozenset(asked | ({"tape", "gradients"} if any("." in name for name in changed) else set()))
+
+
+def _screen_key(config: TrainConfig, shown: frozenset[DriftTest]) -> str:
+    return f"{config.model_dump_json()} {sorted(shown)}"

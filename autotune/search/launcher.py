@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,11 +14,13 @@ from autotune.records.trial import FidelityPlan, Rival, TrialLimits, TrialResult
 from autotune.search.budget import Budget
 from autotune.search.forecast import Forecast
 from autotune.search.objective import Judged, Limits
+from autotune.search.pace import make_pace
+from autotune.search.prices import Prices
 from autotune.search.progress import SearchReporter, Standing
 from autotune.search.ranking import Ranking
 from autotune.search.schedule import Schedule
-from autotune.search.strategy import COMPILE_SECONDS
-from autotune.space import classify_changes, needs_compilation
+from autotune.search.suspects import Suspects
+from autotune.space import classify_changes
 from autotune.trial.spawn import KILL_SECONDS
 
 RunTrial = Callable[[TrialSpec], TrialResult]
@@ -29,10 +29,6 @@ Purpose = Literal["measure", "final", "quality", "fidelity", "tape"]
 _DEVICE_SHARE = 0.95
 _HOST_SHARE = 0.92
 _LEAST_SECONDS = 0.5
-_CACHED = 0.75
-"""Of a compilation: what a second launch is taken to save until one was seen (seen here: 67 s, then 4 s)."""
-
-_TYPICAL_OVERHEAD_SECONDS = 1.3
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,8 @@ class Launcher:
         refused: changes that the drift gate has refused, each alone or together with others.
         samples_ratios: for configs that need more samples for the same loss, how many times as many at most.
         hopeless: configs that were not tried because they cannot run by what the probe measured.
+        interrupted: launches that the end of their time or the user cut.
+        startup_seconds: of a process until its first step, as the probe saw it.
     """
 
     state: SearchState
@@ -95,6 +93,8 @@ class Launcher:
     refused: list[frozenset[str]] = field(default_factory=list)
     samples_ratios: dict[str, float] = field(default_factory=dict)
     hopeless: list[TrainConfig] = field(default_factory=list)
+    interrupted: list[TrialResult] = field(default_factory=list)
+    startup_seconds: float = 1.0
     _ranked: tuple[tuple[int, int], Ranking] | None = None
 
     @property
@@ -132,7 +132,7 @@ class Launcher:
             seconds: until it is killed, the kill included.
             look: at what, for a trial that is not timed.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
-            rival: end the timing early once it is clearly slower than this.
+            rival: end the timing early once it is clearly slower than this, in its first steps if it is hopeless.
             measure_samples: time this many, whatever the precision.
         """
         target = self.known_report.target
@@ -150,7 +150,10 @@ class Launcher:
             baseline=None if self.state.target.script is None else target.baseline,
             training_loaders=target.training_loaders,
             limits=self._trial_limits(seconds).replace(
-                ends_with_stage=ends_with_stage, measure_samples=measure_samples, rival=rival
+                ends_with_stage=ends_with_stage,
+                measure_samples=measure_samples,
+                rival=rival,
+                pace=make_pace(config, self.baseline, self.judged) if rival is not None else None,
             ),
         )
         self.number += 1
@@ -168,6 +171,7 @@ class Launcher:
             time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
             warmup_cap_seconds=max(2.0, 2 * self.state.measure_seconds),
             measure_seconds=self.state.measure_seconds,
+            seconds_per_sample=self.known_report.target.data.seconds_per_sample,
             host_memory_limit_bytes=limits.host_memory_bytes,
             device_memory_limit_bytes=limits.device_memory_bytes,
         )
@@ -188,26 +192,32 @@ class Launcher:
         host = asked or int(_HOST_SHARE * hardware.memory_limit_bytes)
         return Limits(host_memory_bytes=host, device_memory_bytes=device, max_drift=self.state.max_drift.loss.amount)
 
+    @property
+    def _prices(self) -> Prices:
+        return Prices(
+            self.known_report,
+            [one.result for one in self.judged],
+            self.interrupted,
+            startup_seconds=self.startup_seconds,
+            measure_seconds=self.state.measure_seconds,
+        )
+
     def predict_seconds(self, config: TrainConfig) -> float:
         """Return how long a timing launch of a config will take, from the ones seen so far, in seconds."""
-        key = config.model_dump_json()
-        own = [one.result for one in self.judged if one.key == key and one.score.value is not None]
-        if own:
-            # Only the first launch compiles anew: the others find its work in the search's own cache.
-            seconds = [result.elapsed_seconds for result in own]
-            if not needs_compilation(config):
-                return max(seconds)
-            compiled = own[0].measurement.compile_seconds if own[0].measurement else 0.0
-            return max(seconds[1:], default=seconds[0] - _CACHED * compiled)
-        plain = [
-            one.result.elapsed_seconds
-            for one in self.judged
-            if one.score.value is not None and not needs_compilation(one.config)
-        ]
-        baseline = self.known_report.measurement
-        guess = baseline.warmup_seconds + self.state.measure_seconds + _TYPICAL_OVERHEAD_SECONDS
-        typical = statistics.median(plain) if plain else guess
-        return typical + COMPILE_SECONDS if needs_compilation(config) else typical
+        return self._prices.launch_seconds(config)
+
+    def predict_compile_seconds(self, config: TrainConfig) -> float:
+        """Return how long a first compilation will take, in seconds; 0 where nothing is compiled."""
+        return self._prices.compile_seconds(config)
+
+    def least_seconds(self) -> float:
+        """Return what the cheapest launch of something new is expected to take, in seconds."""
+        return self._prices.usual_seconds(self.baseline)
+
+    def suspects(self) -> Suspects:
+        """Return which values have made launches fail; one that was cut only late counts as timed out."""
+        overdue = [] if self.should_stop() else self._prices.overdue()
+        return Suspects([*(one.result for one in self.judged), *overdue], self.baseline)
 
     def ranking(self) -> Ranking:
         """Return where the configs stand."""
@@ -224,7 +234,6 @@ class Launcher:
         return Ranking(
             self.judged,
             self.baseline,
-            probed=math.log(self.known_report.measurement.samples_per_second),
             planned_samples=self.planned_samples,
             is_refused=is_refused,
         )
@@ -249,11 +258,6 @@ class Launcher:
         suspects = [name for name, kind in classes.items() if kind != "exact"]
         if suspects and all(is_own(name) for name in suspects):
             self.refused.append(list_changes(config, self.baseline, suspects))
-
-    def lend_drift_time(self, seconds: float) -> None:
-        """Take time that was spent on the drift gate during the search off what is kept for it."""
-        share = max(0.0, self.budget.drift_share - seconds / self.budget.seconds)
-        self.budget = dataclasses.replace(self.budget, drift_share=share)
 
     def schedule(self) -> Schedule:
         """Return what decides which config is launched again."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Callable
 
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.budget import DRIFT_SHARE, MOST_DRIFT_SHARE
-from autotune.search.drift import GOOD_STEPS, SEEDS, USABLE_SHARE, DriftPlan, plan_drift
+from autotune.search.drift import SEEDS, START_SECONDS, DriftPlan, least_drift_seconds, plan_drift
 from autotune.search.launcher import Launcher, Look
 
 LEAST_SECONDS = 2.0
@@ -17,9 +16,6 @@ LEAST_SECONDS = 2.0
 
 PROCESS_SECONDS = 1.0
 """What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
-
-_SCREENS, _SCREEN_STEPS = 5, 60
-"""Processes of a first look at a script's gradients and data, and what each of them costs in steps."""
 
 
 class Learner:
@@ -41,55 +37,55 @@ class Learner:
         self._process_seconds = 0.0
         self._start_seconds = SEEDS * (startup_seconds + PROCESS_SECONDS)
 
-    def reserve_time(self) -> None:
-        """Keep enough of the budget for the cheap tests of a script, and for its trainings where these are a must."""
-        if self._script is None:
-            return
-        launcher = self._launcher
-        step = self._report.measurement.seconds_per_step
-        if launcher.state.allowed or any(knob.numerics == "semantic" for knob in self._script.knobs):
-            needed = 2.1 * (self._start_seconds + SEEDS * GOOD_STEPS * step) / USABLE_SHARE
-        else:
-            needed = _SCREENS * (self._start_seconds / SEEDS + _SCREEN_STEPS * step)
-        share = min(MOST_DRIFT_SHARE, max(DRIFT_SHARE, needed / launcher.budget.seconds))
-        launcher.budget = dataclasses.replace(launcher.budget, drift_share=share)
+    def least_seconds(self, plan: DriftPlan | None = None) -> float:
+        """Return the least time in which a candidate can be compared with the baseline by trainings.
 
-    def plan(self, candidates: int) -> DriftPlan | None:
-        """Return what the time left allows for some candidates; None when it allows nothing."""
-        facts, seconds = self._report.target, self._launcher.budget.drift_remaining_seconds
+        Args:
+            plan: by which the baseline was trained already; None when it was not.
+        """
         step = self._report.measurement.seconds_per_step
-        if self._script is None:
-            return plan_drift(seconds, facts, seconds_per_step=step, candidates=candidates)
-        asked = self._script.quality_steps
-        if self._script.quality_epochs is not None and facts.data.sample_count is not None:
-            asked = self._script.quality_epochs * math.ceil(
-                facts.data.sample_count / facts.baseline.effective_batch_size
+        if plan is None:
+            return least_drift_seconds(
+                self._report.target,
+                seconds_per_step=step,
+                start_seconds=self._arm_start_seconds,
+                asked_steps=self._asked_steps(),
             )
+        evaluation = (self._report.target.evaluate_seconds or 0.0) if plan.evaluate else 0.0
+        return self._arm_start_seconds + plan.seeds * (plan.steps * step + evaluation)
+
+    def plan(self, candidates: int, seconds: float) -> DriftPlan | None:
+        """Return what some seconds allow for the baseline and some candidates; None when they allow nothing."""
         return plan_drift(
             seconds,
-            facts,
-            seconds_per_step=step,
+            self._report.target,
+            seconds_per_step=self._report.measurement.seconds_per_step,
             candidates=candidates,
-            start_seconds=self._start_seconds,
-            asked_steps=asked,
-            seed_seconds=self._start_seconds / SEEDS,
+            start_seconds=self._arm_start_seconds,
+            asked_steps=self._asked_steps(),
+            seed_seconds=0.0 if self._script is None else self._start_seconds / SEEDS,
         )
 
-    def learn(self, config: TrainConfig, plan: DriftPlan) -> TrialResult | None:
-        """Train a config with every seed as planned; None when the time is up or the user stopped."""
+    def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
+        """Train a config with every seed as planned; None when the time is up or the user stopped.
+
+        Args:
+            config: the settings.
+            plan: how much.
+            left: the seconds that are left for it.
+        """
         launcher = self._launcher
         seeds = tuple(launcher.state.seed + i for i in range(plan.seeds))
         results: list[TrialResult] = []
         processes = [seeds] if self._script is None else [(seed,) for seed in seeds]
         for number, some in enumerate(processes):
-            seconds = launcher.budget.drift_remaining_seconds
             # The baseline's losses are of no use without a candidate's.
-            left = len(processes) - number + (len(processes) if config == launcher.baseline else 0)
-            if launcher.should_stop() or seconds < max(LEAST_SECONDS, left * self._process_seconds):
+            to_come = len(processes) - number + (len(processes) if config == launcher.baseline else 0)
+            if launcher.should_stop() or left() < max(LEAST_SECONDS, to_come * self._process_seconds):
                 return None
             look = Look(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
             again = self._find_learned(config, look)
-            result = again or launcher.launch(config, "quality", seconds, look=look)
+            result = again or launcher.launch(config, "quality", left(), look=look)
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
@@ -97,6 +93,19 @@ class Learner:
             if not result.curves:
                 break
         return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
+
+    @property
+    def _arm_start_seconds(self) -> float:
+        return START_SECONDS if self._script is None else self._start_seconds
+
+    def _asked_steps(self) -> int | None:
+        """Return the steps per seed that the user asked for; None to choose by the time."""
+        if self._script is None:
+            return None
+        facts = self._report.target
+        if self._script.quality_epochs is None or facts.data.sample_count is None:
+            return self._script.quality_steps
+        return self._script.quality_epochs * math.ceil(facts.data.sample_count / facts.baseline.effective_batch_size)
 
     def _steps_for(self, config: TrainConfig, plan: DriftPlan) -> int:
         """Return the steps that take as many samples as the plan's do with the baseline's effective batch."""

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from autotune.records.measurement import Block, GpuState, Interference
 from autotune.records.profile import MachineNoise
-from autotune.records.trial import TrialResult
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.ranking import Ranking
 
 _FRACTIONS = (
@@ -29,7 +29,9 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
         launches: of search and finals, also those without a timing.
         ranking: of the search's trials.
     """
-    measurements = [one.measurement for one in launches if one.measurement is not None]
+    ended = list(launches)
+    measurements = [one.measurement for one in ended if one.measurement is not None]
+    too_slow = sum(one.status is TrialStatus.TOO_SLOW for one in ended)
     blocks = [block for one in measurements for block in one.blocks]
     sd, degrees = ranking.noise
     anchors = ranking.anchors.values
@@ -39,9 +41,9 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
         block_sd=ranking.block_sd,
         baseline_range=math.exp(max(anchors) - min(anchors)) if anchors else 1.0,
         machine_changes=ranking.anchors.jumps,
-        launches=len(measurements),
+        launches=len(measurements) + too_slow,
         not_steady=sum(not one.steady for one in measurements),
-        raced=sum(one.ended_by == "racing" for one in measurements),
+        raced=sum(one.ended_by == "racing" for one in measurements) + too_slow,
         blocks=len(blocks),
         disturbed=sum(block.disturbed for block in blocks),
         interference=mean_interference(blocks),

@@ -48,7 +48,8 @@ class Score:
     """A judged trial.
 
     Attributes:
-        value: log of samples per second; None when there is no timing.
+        value: log of samples per second; None when there is no timing. Of a trial that was too slow to be timed, the
+            most that it can reach.
         constraints: by name, feasible at zero or less.
         status: as measured, or drifted.
     """
@@ -60,7 +61,8 @@ class Score:
     @property
     def feasible(self) -> bool:
         """The trial was timed and every constraint holds."""
-        return self.value is not None and all(value <= 0 for value in self.constraints.values())
+        timed = self.value is not None and self.status is not TrialStatus.TOO_SLOW
+        return timed and all(value <= 0 for value in self.constraints.values())
 
 
 def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Score:
@@ -72,6 +74,9 @@ def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Sco
         limits: memory and drift.
     """
     measurement = result.measurement
+    if result.status is TrialStatus.TOO_SLOW and result.samples_per_second_bound is not None:
+        # It was cut before it was timed: the bound ranks it as slow, and nothing is known against it otherwise.
+        return Score(math.log(result.samples_per_second_bound), dict.fromkeys(KEYS, 0.0), result.status)
     if result.status is not TrialStatus.COMPLETED or measurement is None:
         over = 0.05 if result.status is TrialStatus.OUT_OF_MEMORY else 0.0
         constraints = {"failure": 1.0, "memory": over, "drift": 0.0}

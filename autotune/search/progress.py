@@ -36,6 +36,9 @@ class SearchReporter:
     def stage_started(self, standing: Standing, note: str) -> None:
         """A stage begins."""
 
+    def told(self, sentence: str) -> None:
+        """Something that the user should know at once."""
+
     def probed(self, report: ProbeReport) -> None:
         """The probe is done."""
 

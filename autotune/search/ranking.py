@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
+from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.trial import TrialResult
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.anchors import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Anchors
 from autotune.search.objective import Judged
+
+_SETTLED_CONFIDENCE = 0.995
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,6 @@ class Ranking:
     Args:
         judged: every launch of the search, in order.
         baseline: the user's own settings.
-        probed: log samples per second of the probe's measurement, a launch of the baseline before all others.
         planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
         is_refused: the drift gate has refused a change that a config makes.
 
@@ -81,13 +83,11 @@ class Ranking:
         judged: Sequence[Judged],
         baseline: TrainConfig,
         *,
-        probed: float | None = None,
         planned_samples: float | None = None,
         is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> None:
         self._judged, self._is_refused = judged, is_refused
         self._baseline, self._baseline_key = baseline, baseline.model_dump_json()
-        self._probed = probed
         self._planned_samples = planned_samples
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
         self.anchors = Anchors([(place, value) for place, value in launched if value is not None], len(judged))
@@ -112,9 +112,7 @@ class Ranking:
     @cached_property
     def noise(self) -> tuple[float, float]:
         """Standard deviation of a launch's log throughput, and its degrees of freedom."""
-        return pooled_sd(
-            [*self.anchors.quiet_pairs(self._probed), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES
-        )
+        return pooled_sd([*self.anchors.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
 
     @cached_property
     def block_sd(self) -> float:
@@ -133,16 +131,35 @@ class Ranking:
 
     @cached_property
     def incumbent(self) -> Entry | None:
-        """The best that was launched at least twice, or the baseline; None before the baseline was launched."""
-        settled = [one for one in self.entries if one.sound_launches >= 2 or one.key == self._baseline_key]
-        return max(settled, key=lambda one: one.score, default=None)
+        """The best that was launched at least twice, or the baseline; None before the baseline was launched.
+
+        One launch is enough for a lead that the luck of two launches explains in less than 0.5 %.
+        """
+        repeated = [one for one in self.entries if one.sound_launches >= 2 or one.key == self._baseline_key]
+        best = max(repeated, key=lambda one: one.score, default=None)
+        once = max((one for one in self.entries if one.sound_launches == 1), key=lambda one: one.score, default=None)
+        if best is not None and once is not None and once.score - best.score > self._luck:
+            return once
+        return best
 
     @cached_property
     def challenger(self) -> Entry | None:
         """The best that looks better than the incumbent and was not launched often enough to replace it."""
-        bar = self.incumbent.score if self.incumbent else 0.0
+        incumbent = self.incumbent
+        bar = incumbent.score if incumbent else 0.0
         untried = [one for one in self.entries if one.sound_launches < 2 and one.key != self._baseline_key]
         return max((one for one in untried if one.score > bar), key=lambda one: one.score, default=None)
+
+    @cached_property
+    def _luck(self) -> float:
+        """What one launch may lead another of the same config by, at 99.5 %, one-sided."""
+        sd, degrees = self.noise
+        return student_t_quantile(_SETTLED_CONFIDENCE, degrees) * math.sqrt(2) * sd
+
+    def has_rivals(self) -> bool:
+        """Return whether the noise cannot tell the best from another: only then do repeats change the answer."""
+        scores = sorted((one.score for one in self.entries), reverse=True)
+        return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.noise[0]
 
     def simplest_of_best(self) -> Entry | None:
         """Return the config with the fewest changes among those the noise cannot tell from the fastest."""
@@ -172,13 +189,16 @@ class Ranking:
         return [entry for entry in entries if entry is not None]
 
     def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
-        timed = [(place, one.score.value) for place, one in group if one.score.value is not None]
+        measured = [(place, one) for place, one in group if one.score.status is not TrialStatus.TOO_SLOW]
+        timed = [(place, one.score.value) for place, one in measured if one.score.value is not None]
         if not timed:
             return None
         launches = tuple(one for _, one in group)
         scores = tuple(value - self.anchors.level(place)[0] for place, value in timed)
         shaky = tuple(self.anchors.is_shaky(place) for place, _ in timed)
-        sound = [score for score, bad in zip(scores, shaky, strict=True) if not bad] or scores
+        sound = [score for score, bad in zip(scores, shaky, strict=True) if not bad]
+        # Where every launch was made around a change, nothing may lead for it: the faster level is the one to beat.
+        sound = sound or [value - self.anchors.highest_level(place) for place, value in timed]
         return Entry(
             config=launches[0].config,
             launches=launches,

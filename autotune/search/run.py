@@ -20,11 +20,12 @@ from autotune.records.search import LearningRateRule, PlannedRun, Preset, Search
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
+from autotune.search.kept_probe import take_kept_probe
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
 from autotune.search.session import Session
 from autotune.sentences import describe_limits
-from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.fingerprint import fingerprint_target, is_older
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
 
@@ -59,7 +60,7 @@ class SearchOptions:
         force: replace `out` whatever it is.
         planned_run: length of the final training, whose time is then made short; None for throughput alone.
         only: knobs to vary; empty for all.
-        measure_seconds: longest measurement of a launch; None for a sixtieth of the budget.
+        measure_seconds: longest measurement of a launch; None for about two seconds.
         allowed: changes of what is learned that may be tried too; they are judged by samples to the same loss.
         learning_rate_rule: for effective batches other than the user's own.
         presets: of the user's own, tried first.
@@ -123,8 +124,12 @@ def run_search(
     try:
         with lock_searches(work):
             place = _open_folder(work, resolved, chosen)
+            told = None if chosen.resume else take_kept_probe(work, place.read_state(), place)
+            reporter = reporter or SearchReporter()
+            if told is not None:
+                reporter.told(told)
             budget = Budget(chosen.budget_seconds, started)
-            return _search(place, budget, work / chosen.out, reporter or SearchReporter(), should_stop)
+            return _search(place, budget, work / chosen.out, reporter, should_stop)
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
@@ -135,7 +140,7 @@ def _search(
 ) -> Profile:
     def save(profile: Profile) -> None:
         # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
-        is_answer = profile.evidence.pairs > 0 or profile.evidence.stop_reason in ("budget", "exhausted")
+        is_answer = profile.evidence.pairs > 0 or profile.evidence.stop_reason in ("budget", "exhausted", "bound")
         for path in (place.profile, out):
             if is_answer or not _holds_proof(path, profile):
                 profile.save(path)
@@ -204,7 +209,13 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     probe = found.read_probe()
     if probe is None:
         return
-    changed = fingerprint_target(now.target) not in (None, probe.target.fingerprint)
+    fingerprint = fingerprint_target(now.target)
+    if fingerprint is not None and is_older(probe.target.fingerprint, fingerprint):
+        raise UsageError(
+            "--resume: the search was begun by an older version, which did not look at what the target imports",
+            hint="leave --resume out",
+        )
+    changed = fingerprint not in (None, probe.target.fingerprint)
     hardware, software = read_hardware(), read_software()
     if changed or hardware.fingerprint != probe.hardware.fingerprint or software != probe.software:
         what = "the target" if changed else "the machine or its software"

@@ -1,9 +1,9 @@
 """Which known config to launch again, before anything new is tried. Pure.
 
 baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
-challenger       looks better than the incumbent, and has to do it twice to replace it
+challenger       looks better than the incumbent, and has to do it twice where one launch may be luck
 shaky            near the top, but the machine changed around its launch
-elite            every fourth launch goes to whichever of the best five has the fewest
+elite            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEAST_DEGREES = 5.0
 _UNSEEN_MARGIN = math.log(3.0)
 """Until the launch noise was seen this often (the guess included), only what is hopeless is ended early."""
 
-RACING_CONFIDENCE = 0.995
+RACING_CONFIDENCE = 0.997
 """One-sided: a config equal to the incumbent is called clearly slower for its launch's luck less often than this."""
 
 
@@ -67,7 +67,7 @@ class Schedule:
         shaky = [one for one in best if one.sound_launches == 0 and one.hope > bar]
         if shaky:
             return max(shaky, key=lambda one: one.hope).config
-        if not exhausted and self._launches_since_repeat() < _ELITE_EVERY - 1:
+        if not exhausted and (self._launches_since_repeat() < _ELITE_EVERY - 1 or not self.ranking.has_rivals()):
             return None
         elites = [one for one in best[:ELITES] if one.score > 0 and len(one.launches) < ELITE_LAUNCHES]
         fewest = min(elites, key=lambda one: len(one.launches), default=None)
@@ -76,7 +76,7 @@ class Schedule:
     def make_rival(self, config: TrainConfig) -> Rival | None:
         """Return what a launch of a config races against; None for the baseline, the incumbent and before there is one.
 
-        The margin is the launch noise that separates two readings of equal configs, at 99.5 %, one-sided: of the
+        The margin is the launch noise that separates two readings of equal configs, at 99.7 %, one-sided: of the
         candidate's own launch, of the baseline's level now and of the incumbent's score.
         """
         incumbent = self.ranking.incumbent

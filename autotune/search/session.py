@@ -1,64 +1,48 @@
 """One search from start to answer. Trials are run by a callable that is handed in, so a recorded table can stand in.
 
-probe (trial 0) ── explore ── drift checks ── finals ── answer
-                   each stage stops when the next one needs its reserved time, or when the user asks
+probe (trial 0) ── explore ── loss check ── finals ─┬─ answer
+                      ▲                             │
+                      └── while what is left can ───┘
+                          find and prove something
+
+Exploring ends where what is left is needed to prove the leader; nothing is kept back for what needs no proof.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from autotune.errors import NothingFeasibleError, UsageError
 from autotune.knobs import Facts
-from autotune.probe.run import describe_written, drop_idle_knobs, probe_target
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.probe.run import drop_idle_knobs, probe_target
+from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer import Findings, build_profile
-from autotune.search.budget import CLOSING_SECONDS, PROBE_SHARE
-from autotune.search.confirm import confirm, plan_finals
-from autotune.search.drift import LEAST_STEPS, SEEDS
+from autotune.search.budget import PROBE_SHARE
+from autotune.search.candidates import Candidates
+from autotune.search.confirm import confirm, pairs_to_prove, plan_finals, recall
 from autotune.search.drift_stage import DriftStage
-from autotune.search.explore import LEAST_GAIN, Proposals, explore
-from autotune.search.finals import LEAST_ROUNDS
+from autotune.search.explore import Explorer, Proposals
+from autotune.search.finalist import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
-from autotune.search.learning import PROCESS_SECONDS, Learner
+from autotune.search.learning import Learner
+from autotune.search.notes import describe_config, describe_ending
 from autotune.search.objective import Judged, score_trial
+from autotune.search.place import Place
 from autotune.search.planned import find_planned_samples
-from autotune.search.strategy import SuggestFrom, describe_left_out, suggest
+from autotune.search.purse import RiskPurse, open_purse
+from autotune.search.requirements import require_memory, require_time
+from autotune.search.reserve import Reserve
+from autotune.search.strategy import Situation, Suggest, describe_left_out, suggest
 from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
 from autotune.targets.drift_limits import require_metrics
-from autotune.units import format_bytes, format_duration, format_percent
 
 PROBE_WARMUP_SECONDS = 30.0
-
-
-class Place(Protocol):
-    """Where a search is kept, as far as its stages look at it: a `SearchFolder`."""
-
-    @property
-    def database(self) -> Path:
-        """Of the study."""
-        ...
-
-    def read_probe(self) -> ProbeReport | None:
-        """Return the probe's report; None when there is none yet."""
-        ...
-
-    def write_probe(self, report: ProbeReport) -> None:
-        """Save the probe's report."""
-        ...
-
-    def read_trials(self) -> list[TrialResult]:
-        """Return every finished trial in order."""
-        ...
 
 
 class OpenStudy(Protocol):
@@ -79,7 +63,7 @@ class Session:
         launcher: starts its trials.
         save: called with each new answer, first when the baseline is measured.
         open_study: makes what proposes configs.
-        suggest_from: the fixed plan that comes before them.
+        suggest: the fixed plan that comes before them.
     """
 
     def __init__(
@@ -89,15 +73,19 @@ class Session:
         save: Callable[[Profile], None],
         *,
         open_study: OpenStudy = Study,
-        suggest_from: SuggestFrom = suggest,
+        suggest: Suggest = suggest,
     ) -> None:
         self._folder, self._launcher, self._save = folder, launcher, save
-        self._open_study, self._suggest_from = open_study, suggest_from
+        self._open_study, self._suggest = open_study, suggest
         self._known = folder.read_trials()
         self._findings: Findings
         self._learner: Learner
         self._drift: DriftStage
         self._space: SearchSpace
+        self._reserve: Reserve
+        self._purse: RiskPurse
+        self._settled: list[TrainConfig] = []
+        self._attempted: set[str] = set()
 
     def run(self) -> Profile:
         """Run every stage and return the answer.
@@ -109,22 +97,39 @@ class Session:
         """
         probed = self._probe()
         self._answer()
-        self._explore(probed)
-        finalists = self._check_drift()
+        explorer = self._prepare(probed)
+        if self._findings.finals is not None:  # of an earlier session: what it left open comes first
+            self._prove(explorer)
+        while not self._launcher.should_stop():
+            before = (self._launcher.number, len(self._attempted))
+            self._findings.stop_reason = explorer.run()
+            self._prove(explorer)
+            if (self._launcher.number, len(self._attempted)) == before:
+                break
         if not self._launcher.should_stop():  # one that is resumed goes on with them
             self._drift.close()
-        if finalists:
-            self._run_finals(finalists)
         if self._launcher.should_stop():
             self._findings.stop_reason = "interrupted"
-        self._findings.notes += describe_written(self._launcher.written, self._launcher.written_elsewhere)
+        self._findings.notes += describe_ending(self._launcher, self._findings)
         return self._answer()
+
+    def _prove(self, explorer: Explorer) -> None:
+        """Check the leader's loss and hold its finals, as far as there is time."""
+        self._answer()
+        finalists = self._check_drift(explorer)
+        if finalists:
+            self._run_finals(finalists)
+        self._answer()
 
     def _answer(self) -> Profile:
         launcher, findings = self._launcher, self._findings
         findings.elapsed_seconds = launcher.budget.elapsed_seconds
         findings.measured_seconds = launcher.measured_seconds
         findings.gate_seconds = launcher.gate_seconds
+        findings.knobs = self._space.free_knobs
+        findings.left_out = len(launcher.hopeless)
+        findings.interrupted = self._interrupted_before + len(launcher.interrupted)
+        findings.launch_seconds = launcher.predict_seconds(launcher.baseline)
         profile = build_profile(findings, launcher.ranking(), budget_seconds=launcher.budget.seconds)
         self._save(profile)
         return profile
@@ -151,19 +156,21 @@ class Session:
         require_metrics(launcher.state.max_drift, report.target.metrics)
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
-        self._baseline_key = report.target.baseline.model_dump_json()
         self._space = self._build_space(report)
         samples, limit = launcher.planned_samples, launcher.state.max_drift.loss
         self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
+        self._interrupted_before = self._folder.count_interrupted()
         launcher.reporter.probed(report)
         launcher.note_written(probed)
-        self._require_memory()
-        self._require_time(probed)
+        require_memory(report, launcher.limits())
+        launcher.startup_seconds = probed.startup_seconds
         self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
-        self._learner.reserve_time()
         self._drift = DriftStage(
             launcher, self._findings, self._learner, startup_seconds=probed.startup_seconds, known=self._known
         )
+        self._reserve = Reserve(launcher, self._drift.needed_seconds, self._count_pairs)
+        if not self._known:
+            require_time(launcher, self._reserve, probed)
         return probed
 
     def _build_space(self, report: ProbeReport) -> SearchSpace:
@@ -177,32 +184,7 @@ class Session:
             space = space.admit(preset.settings)
         return space
 
-    def _require_memory(self) -> None:
-        peak, limits = self._findings.report.measurement.peak_memory, self._launcher.limits()
-        pairs = ((peak.device_bytes, limits.device_memory_bytes), (peak.host_bytes, limits.host_memory_bytes))
-        for used, limit in pairs:
-            if used is not None and limit is not None and used > limit:
-                raise NothingFeasibleError(
-                    f"your own settings use {format_bytes(used)}, more than the {format_bytes(limit)} allowed",
-                    hint="raise --memory-limit, or give the baseline a smaller micro batch and more accumulation",
-                )
-
-    def _require_time(self, probed: TrialResult) -> None:
-        launcher = self._launcher
-        launch = launcher.predict_seconds(self._space.baseline)
-        step = self._findings.report.measurement.seconds_per_step
-        needed = (2 * LEAST_ROUNDS + 2) * launch + 2 * SEEDS * LEAST_STEPS * step
-        if launcher.state.target.script is not None:
-            needed += 2 * SEEDS * (probed.startup_seconds + PROCESS_SECONDS)
-        if needed > launcher.budget.remaining_seconds:
-            least = 1.2 * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
-            asked = format_duration(launcher.budget.seconds)
-            raise UsageError(
-                f"--budget {asked} is too small for this target: one launch takes {launch:.1f} s",
-                hint=f"give at least {format_duration(least)}, and several times that to find much",
-            )
-
-    def _explore(self, probed: TrialResult) -> None:
+    def _prepare(self, probed: TrialResult) -> Explorer:
         launcher, curve = self._launcher, probed.curves[0]
         for result in self._known:
             if result.spec.purpose == "measure":
@@ -212,87 +194,92 @@ class Session:
                 if judged.score.status is TrialStatus.DRIFTED:
                     launcher.refuse_own_values(judged.config)
         launcher.session_start = len(launcher.judged)
+        self._recall_finals()
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
         presets = launcher.state.presets
         self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
-        plan = partial(self._suggest_from, self._space, launcher.known_report, presets=presets)
-        look_at = self._drift.look_at
-        self._findings.stop_reason = explore(launcher, study, plan, curve, look_at=look_at)
-        if launcher.hopeless:
-            left_out = count(len(launcher.hopeless), "config")
-            self._findings.notes.append(
-                f"{left_out} left out: by what the probe measured they would not fit into memory or /dev/shm"
-            )
-        self._answer()
-
-    def _check_drift(self) -> list[TrainConfig]:
-        """Return the candidates for the finals: faster in the search, and shown to learn as well."""
-        launcher, findings = self._launcher, self._findings
-        candidates = self._rank_candidates()
-        self._note_screened_out()
-        if not candidates or launcher.should_stop():
-            findings.notes.append("stopped early" if candidates else self._explain_nothing())
-            return []
-        launcher.enter("drift", f"{count(len(candidates), 'candidate')} faster than your settings so far")
-        passed = self._drift.choose(candidates)
-        if not findings.checks:
-            findings.notes.append("there was no time for the drift checks, so nothing is claimed")
-        elif not passed:
-            findings.notes.append("no faster candidate was shown to learn as well as your settings")
-        return passed
-
-    def _explain_nothing(self) -> str:
-        launcher = self._launcher
-        if any(one.config != launcher.baseline for one in launcher.judged):
-            return "nothing that was tried beat your settings"
-        return "there was no time to try anything but your own settings: give a larger --budget"
-
-    def _rank_candidates(self) -> list[TrainConfig]:
-        """Return the configs that beat the baseline in the search, the most promising first.
-
-        First the simplest of those the noise cannot tell from the fastest, then the fastest, so that the finals can
-        choose between simple and fast.
-        """
-        ranking = self._launcher.ranking()
-        faster = [one for one in ranking.entries if one.score > LEAST_GAIN and one.key != self._baseline_key]
-        ranked = [one.config for one in faster]
-        simplest = ranking.simplest_of_best()
-        if simplest is not None and simplest.config in ranked:
-            ranked = [simplest.config, *(config for config in ranked if config != simplest.config)]
-        return ranked
-
-    def _note_screened_out(self) -> None:
-        """Tell of what would have been the fastest, and learned something else within a few steps."""
-        ranking, limits = self._launcher.ranking(), self._launcher.limits()
-        drifted = [one for one in self._launcher.judged if one.score.status is TrialStatus.DRIFTED]
-        fastest = max(drifted, key=lambda one: ranking.score_of(one) or -math.inf, default=None)
-        score = None if fastest is None else ranking.score_of(fastest)
-        if fastest is None or score is None or score <= max(LEAST_GAIN, *(one.score for one in ranking.entries)):
-            return
-        worse = format_percent(fastest.score.constraints["drift"] + limits.screen_drift)
-        self._findings.notes.append(
-            f"{self._describe_config(fastest.config)} ran at {math.exp(score):.2f}x and was left out: "
-            f"its training loss is worse by {worse} within its first steps"
+        situation = Situation(
+            self._space,
+            launcher.known_report,
+            incumbent=launcher.baseline,
+            presets=presets,
+            price=launcher.predict_seconds,
+            budget_seconds=launcher.budget.seconds,
+        )
+        return Explorer(
+            launcher,
+            study,
+            self._suggest,
+            situation,
+            curve,
+            look_at=self._look_at,
+            kept_seconds=self._kept_seconds,
+            is_proof_due=lambda: any(one.model_dump_json() not in self._attempted for one in self._leaders()),
         )
 
+    @property
+    def _candidates(self) -> Candidates:
+        """What may be worth proving, as everything stands now."""
+        return Candidates(self._launcher.ranking(), self._launcher.baseline, self._findings, self._settled)
+
+    def _leaders(self) -> list[TrainConfig]:
+        return self._candidates.ranked()[:1]
+
+    def _count_pairs(self, config: TrainConfig) -> int:
+        """Return how many more pairs are to prove what the search saw of a config."""
+        return pairs_to_prove(self._launcher, config, self._purse) - len(self._purse.pairs_of(config))
+
+    def _kept_seconds(self) -> float:
+        """Return what is kept back while exploring: to prove the leader, or whatever may come to lead."""
+        return self._reserve.seconds_for(next(iter(self._leaders()), None))
+
+    def _look_at(self, config: TrainConfig) -> None:
+        """Let the loss check look at a new leader, as long as what remains could still prove it."""
+        seconds = self._launcher.budget.remaining_seconds - self._reserve.least_rounds_seconds(config)
+        if seconds > 0:
+            self._drift.look_at(config, seconds=seconds)
+
+    def _check_drift(self, explorer: Explorer) -> list[TrainConfig]:
+        """Return the candidates for the finals: faster in the search, and shown to learn as well."""
+        launcher, findings = self._launcher, self._findings
+        candidates = self._candidates.ranked()
+        if candidates and self._candidates.is_doubtful(candidates[0]) and explorer.measure(launcher.baseline):
+            candidates = self._candidates.ranked()
+        if not candidates or launcher.should_stop():
+            return []
+        self._attempted.add(candidates[0].model_dump_json())
+        if not findings.checks_of(candidates[0]) and self._reserve.check_seconds(candidates[0]) > 0:
+            fresh = [config for config in candidates if not findings.checks_of(config)]
+            launcher.enter("drift", f"{count(len(fresh), 'candidate')} faster than your settings so far")
+            self._drift.choose(fresh, seconds=self._reserve.check_seconds(fresh[0]))
+        tested = [config for config, _ in findings.checks]
+        return [config for config in [*candidates, *tested] if self._candidates.may_win(config)][:1]
+
     def _run_finals(self, finalists: list[TrainConfig]) -> None:
-        launcher = self._launcher
-        plan = plan_finals(launcher, finalists)
-        if plan.rounds < 2:
-            self._findings.notes.append("there was no time for the finals, so nothing is claimed")
+        launcher, findings = self._launcher, self._findings
+        plan = plan_finals(launcher, finalists, look=self._purse)
+        if plan.kept + plan.rounds < LEAST_ROUNDS or plan.rounds < 1:
             return
         rounds = f"{plan.rounds} to {plan.rounds + plan.reserve}" if plan.reserve else str(plan.rounds)
-        launcher.enter("finals", f"{rounds} rounds of {1 + len(plan.finalists)} fresh processes")
-        self._findings.plan = plan
-        self._findings.finals = finals = confirm(launcher, plan)
-        self._findings.notes += [
-            f"{self._describe_config(one.config)} failed in the finals: {one.failure}"
-            for one in finals.candidates
-            if one.failure
+        launcher.enter("finals", f"{rounds} rounds of 2 fresh processes")
+        findings.finals = confirm(launcher, plan)
+        shown = findings.finals.winner or findings.finals.best
+        if findings.plan is None or shown is None or shown.config in plan.finalists:
+            findings.plan = plan
+        ended = [one for one in findings.finals.candidates if one.failure or one.outcome == "no gain"]
+        findings.notes += [
+            f"{describe_config(one.config, launcher.baseline)} failed in the finals: {one.failure}"
+            for one in ended
+            if one.failure and one.config not in self._settled
         ]
+        self._settled += [one.config for one in ended]
 
-    def _describe_config(self, config: TrainConfig) -> str:
-        names = changed_fields(config, self._space.baseline)
-        return ", ".join(f"{name}={get_knob(config, name)}" for name in names)
+    def _recall_finals(self) -> None:
+        """Take up what the finals of earlier sessions have shown: their pairs count, their risk is spent."""
+        self._purse = open_purse(self._folder, self._launcher.known_report, self._known)
+        known = [config for config in self._purse.candidates if self._purse.pairs_of(config)]
+        if known and any(one.config == self._launcher.baseline for one in self._launcher.judged):
+            self._findings.finals = recall(self._launcher, self._purse)
+            self._findings.plan = plan_finals(self._launcher, known[:1], look=self._purse, seconds=0.0)

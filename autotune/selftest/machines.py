@@ -73,10 +73,13 @@ MACHINES: dict[str, Noise] = {
 
 
 class Recorded:
-    """Launches of one and the same training as a real machine ran them, drawn again at random.
+    """Launches of one and the same training as a real machine ran them, in the order in which it ran them.
+
+    A search begins at a random one and goes on with its successors, the first following the last. Neighbours are
+    alike, by what else the machine did then: that is what pairs take out, and drawing them apart would put it back.
 
     Args:
-        launches: log seconds per sample of the blocks of each launch.
+        launches: log seconds per sample of the blocks of each launch, in the order they ran.
 
     Raises:
         ValueError: fewer than 20 launches of at least 3 blocks.
@@ -91,9 +94,10 @@ class Recorded:
 
     def __call__(self, rng: random.Random) -> Callable[[], Iterator[float]]:
         """Begin a search: return what starts its launches."""
+        places = count(rng.randrange(len(self._launches)))
 
         def start() -> Iterator[float]:
-            blocks = rng.choice(self._launches)
+            blocks = self._launches[next(places) % len(self._launches)]
             first = rng.randrange(len(blocks))
             return (blocks[(first + step) % len(blocks)] for step in count())
 

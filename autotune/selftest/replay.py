@@ -11,23 +11,20 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
-from autotune.measure.throughput import TimedBlocks
-from autotune.probe.machine.hardware import read_hardware, read_software
-from autotune.records.ceilings import Ceilings
+from autotune.measure.hopeless import EarlySteps
+from autotune.measure.throughput import Ending, TimedBlocks
 from autotune.records.config import KnobValue, TrainConfig
-from autotune.records.facts import DataFacts, ModelFacts, OptimizerFacts, StepPhases, TargetFacts
-from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.finals import FinalsRecord
 from autotune.records.measurement import Block, Measurement, PeakMemory
-from autotune.records.probe import ProbeReport, Verdict
+from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
-from autotune.records.trial import LossCurve, Tape, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import LossCurve, Tape, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.budget import Budget
 from autotune.search.launcher import Launcher
 from autotune.search.objective import Judged
@@ -36,17 +33,17 @@ from autotune.search.session import Session
 from autotune.search.study import Proposal
 from autotune.selftest.machines import Machine
 from autotune.selftest.placebo import KNOB, PLACEBOS
+from autotune.selftest.simulated_target import BLOCK_SAMPLES, TARGET, make_facts, make_report
 from autotune.selftest.tally import read_outcome
 from autotune.space import SearchSpace
+from autotune.trial.causes import describe_hopeless
 
 BUDGET_SECONDS = 120.0
 MEASURE_SECONDS = 2.0
 
 _RATE = 1000.0
-_BLOCK_SAMPLES = 250
 _LOOK_SECONDS = 0.2
 _STARTUP_SECONDS, _WARMUP_SECONDS = 0.6, 0.6
-_TARGET = Target(spec="placebo", folder=".")
 _PEAK = PeakMemory(host_bytes=2**28)
 _CURVE = LossCurve(seed=0, losses=(2.0, 1.5, 1.2, 1.0), samples=1024)
 
@@ -103,7 +100,7 @@ def replay_one(case: Case, seed: int) -> Outcome:
     """Return the outcome of one search."""
     simulation = _Simulation(case, random.Random(seed))
     state = SearchState(
-        target=_TARGET,
+        target=TARGET,
         seed=seed,
         max_drift=DriftLimits(),
         memory_limit_bytes=None,
@@ -117,7 +114,7 @@ def replay_one(case: Case, seed: int) -> Outcome:
         launcher,
         lambda _profile: None,
         open_study=simulation.open_study,
-        suggest_from=_suggest_nothing,
+        suggest=_suggest_nothing,
     )
     return read_outcome(session.run(), truth=case.truth, noise=case.name)
 
@@ -141,13 +138,22 @@ class _Simulation:
 
     def read_probe(self) -> ProbeReport:
         assert self._probe.measurement is not None
-        return _make_report(self.case.values, self._probe.measurement)
+        return make_report(self.case.values, self._probe.measurement)
 
     def write_probe(self, report: ProbeReport) -> None:
         pass
 
     def read_trials(self) -> list[TrialResult]:
-        return [self._probe.replace(facts=_make_facts(self.case.values), curves=(_CURVE,))]
+        return [self._probe.replace(facts=make_facts(self.case.values), curves=(_CURVE,))]
+
+    def read_finals(self) -> FinalsRecord | None:
+        return None
+
+    def write_finals(self, record: FinalsRecord) -> None:
+        pass
+
+    def count_interrupted(self) -> int:
+        return 0
 
     def open_study(
         self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
@@ -183,28 +189,46 @@ class _Simulation:
         percent = spec.config.user_knobs.get(KNOB, 0) if spec.config and self.case.percent else 0
         paces = self._start()
         timed = TimedBlocks(spec.limits, spec.limits.rival)
+        step_seconds = (BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(pace) for pace in paces)
+        early = _take_early(step_seconds)
+        hopeless = early.find_hopeless(spec.limits.pace, spec.limits.rival)
+        if hopeless is not None:
+            self.now += _STARTUP_SECONDS + _WARMUP_SECONDS
+            return describe_hopeless(spec, hopeless, elapsed_seconds=self.now - began)
         elapsed = 0.0
         while (ending := timed.find_ending(elapsed)) is None:
-            seconds = _BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(next(paces))
-            timed.blocks.append(Block(optimizer_steps=1, samples=_BLOCK_SAMPLES, seconds=seconds))
+            seconds = next(step_seconds)
+            timed.blocks.append(Block(optimizer_steps=1, samples=BLOCK_SAMPLES, seconds=seconds))
             elapsed += seconds
         took = _STARTUP_SECONDS + _WARMUP_SECONDS + elapsed
         self.now += min(took, spec.limits.time_limit_seconds)
         if took > spec.limits.time_limit_seconds:
             status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
             return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
-        measurement = Measurement(
-            blocks=tuple(timed.blocks),
-            step_seconds=(),
-            data_wait_seconds=0.0,
-            steady=True,
-            warmup_steps=10,
-            warmup_seconds=_WARMUP_SECONDS,
-            compile_seconds=0.0,
-            peak_memory=_PEAK,
-            ended_by=ending,
-        )
-        return _finish(spec, self.now - began, measurement=measurement)
+        return _finish(spec, self.now - began, measurement=_make_measurement(timed.blocks, early, ending))
+
+
+def _take_early(step_seconds: Iterator[float]) -> EarlySteps:
+    early = EarlySteps()
+    while not early.take(next(step_seconds), BLOCK_SAMPLES, compiled=False):
+        continue
+    return early
+
+
+def _make_measurement(blocks: Sequence[Block], early: EarlySteps, ending: Ending) -> Measurement:
+    return Measurement(
+        blocks=tuple(blocks),
+        step_seconds=(),
+        data_wait_seconds=0.0,
+        steady=True,
+        warmup_steps=10,
+        warmup_seconds=_WARMUP_SECONDS,
+        first_step_seconds=early.first_seconds,
+        warmup_step_seconds=early.pair,
+        compile_seconds=0.0,
+        peak_memory=_PEAK,
+        ended_by=ending,
+    )
 
 
 def _finish(spec: TrialSpec, seconds: float, **found: object) -> TrialResult:
@@ -213,58 +237,7 @@ def _finish(spec: TrialSpec, seconds: float, **found: object) -> TrialResult:
 
 def _probe_spec() -> TrialSpec:
     limits = TrialLimits(time_limit_seconds=60.0, measure_seconds=MEASURE_SECONDS)
-    return TrialSpec(number=0, purpose="probe", target=_TARGET, config=None, limits=limits)
-
-
-def _make_report(values: tuple[KnobValue, ...], measurement: Measurement) -> ProbeReport:
-    hardware, software = _read_machine()
-    return ProbeReport(
-        hardware=hardware,
-        software=software,
-        target=_make_facts(values),
-        measurement=measurement,
-        verdict=Verdict(limit="compute", sentence="simulated", speedup_ceiling=None),
-        advice=(),
-        ruled_out=(),
-        elapsed_seconds=0.0,
-    )
-
-
-@cache
-def _read_machine() -> tuple[HardwareInfo, SoftwareInfo]:
-    return read_hardware(), read_software()
-
-
-@cache
-def _make_facts(values: tuple[KnobValue, ...]) -> TargetFacts:
-    return TargetFacts(
-        label=_TARGET.spec,
-        fingerprint="0" * 12,
-        device="cpu",
-        baseline=TrainConfig(micro_batch_size=_BLOCK_SAMPLES, user_knobs={KNOB: values[0]}),
-        knobs={KNOB: values},
-        numerics={f"user_knobs.{KNOB}": "exact"},
-        model=ModelFacts(
-            parameter_count=1,
-            parameter_bytes=4,
-            has_batch_norm=False,
-            has_4d_convolution=False,
-            calls_attention=False,
-            checkpointable_blocks=0,
-            flops_per_sample=None,
-        ),
-        data=DataFacts(sample_count=4096, seconds_per_sample=1e-6, random_sources=(), iterable=False),
-        optimizer=OptimizerFacts(name="SGD", implementations=("for-loop",)),
-        phases=StepPhases(
-            data_wait_seconds=0.0,
-            copy_seconds=0.0,
-            forward_seconds=0.1,
-            backward_seconds=0.1,
-            optimizer_seconds=0.05,
-        ),
-        compute_seconds_per_step=0.25,
-        ceilings=Ceilings(),
-    )
+    return TrialSpec(number=0, purpose="probe", target=TARGET, config=None, limits=limits)
 
 
 def _suggest_nothing(*_asked: object, **_presets: object) -> None:

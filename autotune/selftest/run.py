@@ -153,7 +153,8 @@ def _search_once(
 def describe_outcome(outcome: Outcome) -> str:
     """Return what a search said, in a line."""
     if outcome.estimate is None or outcome.low is None:
-        return f"{outcome.verdict}, no finals ({outcome.launches} launches)"
+        pairs = f"{outcome.pairs} pairs, too few to tell" if outcome.pairs else "no finals"
+        return f"{outcome.verdict}, {pairs} ({outcome.launches} launches)"
     return (
         f"{outcome.verdict}, {outcome.estimate:.3f}x where {outcome.truth:.2f}x is true, at least {outcome.low:.3f}x, "
         f"{outcome.pairs} pairs ({outcome.launches} launches)"

@@ -17,15 +17,16 @@ def read_outcome(profile: Profile, *, truth: float, noise: str) -> Outcome:
     """Return what a search said beside what is true."""
     evidence = profile.evidence
     confirmation, seen = evidence.confirmation, evidence.noise
+    interval = confirmation.interval if confirmation else None
     return Outcome(
         truth=truth,
         noise=noise,
         verdict=profile.verdict,
         pairs=evidence.pairs,
-        low=profile.speedup.low if confirmation else None,
-        estimate=profile.speedup.estimate if confirmation else None,
-        interval_low=confirmation.interval.low if confirmation else None,
-        interval_high=confirmation.interval.high if confirmation else None,
+        low=profile.speedup.low if profile.speedup else None,
+        estimate=profile.speedup.estimate if profile.speedup else None,
+        interval_low=interval.low if interval else None,
+        interval_high=interval.high if interval else None,
         launches=seen.launches if seen else 0,
         raced=seen.raced if seen else 0,
         measured_fraction=evidence.measured_fraction,

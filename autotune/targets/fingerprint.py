@@ -1,7 +1,10 @@
-"""Say in twelve digits what a script is: the words of its command and the code beside it.
+"""Say in twelve digits what a target is: the words of a script's command and the code beside it, a workload's code.
 
 A change of a `.py` file in the script's folder, or of a settings file next to it, is another fingerprint. What the
 tool itself writes is left out, and so is a folder too large to be code: then the script stands for itself.
+
+Of a workload it is its module and those of the project that it imports, see `list_sources`. Its digits are marked with
+the way they were made: before, they were of one file, and an edit of a module that it imports changed nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +18,15 @@ from pathlib import Path
 
 from autotune.records.trial import Target
 from autotune.targets.launch import Launch, find_launch
+from autotune.targets.location import locate, split_spec
 from autotune.targets.script import own_values, render_command
+from autotune.targets.sources import MOST_BYTES, MOST_FILES, list_python_files, list_sources
 
-_SKIPPED_FOLDERS = frozenset({"venv", "__pycache__", "site-packages", "node_modules", "build", "dist"})
 _SETTINGS_SUFFIXES = frozenset({".json", ".toml", ".yaml", ".yml", ".cfg", ".ini"})
 _OWN_FILES = frozenset({"best.json", "autotune.toml"})
 _OWN_KEYS = frozenset({"schema_version", "verdict"})
 _MOST_SETTINGS_BYTES = 1024**2
-_MOST_FILES = 2_000
-_MOST_BYTES = 64 * 1024**2
-_MOST_ENTRIES = 200_000  # of folders looked through: a data set beside the script is not waited for
+_OF_MODULES = "m-"
 
 
 def fingerprint_script(launch: Launch, command: Sequence[str], *, folder: Path) -> str:
@@ -64,16 +66,12 @@ def _find_code(launch: Launch, *, folder: Path) -> tuple[Path | None, Path | Non
 def _list_files(script: Path | None, root: Path) -> list[Path]:
     """Return the files that count, by relative path; the script alone when they are too many or too large."""
     alone = [script] if script else []
-    files: set[Path] = set(alone)
-    entries = 0
-    for place, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
-        entries += len(folders) + len(names)
-        files.update(Path(place, name) for name in names if name.endswith(".py"))
-        if len(files) > _MOST_FILES or entries > _MOST_ENTRIES:
-            return alone
+    code = list_python_files(root)
+    if code is None:
+        return alone
+    files = {*alone, *code}
     files.update(_list_settings(script.parent if script else root))
-    if len(files) > _MOST_FILES or sum(_size(file) for file in files) > _MOST_BYTES:
+    if len(files) > MOST_FILES or sum(_size(file) for file in files) > MOST_BYTES:
         return alone
     return sorted(files, key=lambda file: file.relative_to(root).parts)
 
@@ -117,7 +115,7 @@ def _is_own(file: Path, content: bytes) -> bool:
 
 
 def fingerprint_target(target: Target) -> str | None:
-    """Return twelve hexadecimal digits for a target as it is on disk now; None for what has no file of its own.
+    """Return the fingerprint of a target as it is on disk now; None for a workload whose file is not found.
 
     Raises:
         UsageError: a script's command cannot be started any more.
@@ -126,5 +124,33 @@ def fingerprint_target(target: Target) -> str | None:
     if target.script is not None:
         words = render_command(target.script, own_values(target.script))
         return fingerprint_script(find_launch(words, folder=folder), target.script.command, folder=folder)
-    content = _read_bytes(folder / target.spec.rpartition(":")[0])
-    return None if content is None else hashlib.sha256(content).hexdigest()[:12]
+    return fingerprint_workload(target.spec, folder=folder)
+
+
+def fingerprint_workload(spec: str, *, folder: Path) -> str | None:
+    """Return twelve marked hexadecimal digits of a SHA-256 over a workload's code; None where its module is not found.
+
+    Args:
+        spec: `file.py:attr` or `package.module:attr`.
+        folder: the working folder.
+    """
+    folder = folder.absolute()
+    location = locate(split_spec(spec)[0], folder=folder)
+    if location is None or location.file is None:
+        return None
+    digest = hashlib.sha256()
+    for name, file in sorted(list_sources(location, folder=folder).items()):
+        content = _read_bytes(file)
+        if content is not None:
+            digest.update(os.fsencode(name) + b"\0" + hashlib.sha256(content).digest())
+    return mark_modules(digest.hexdigest()[:12])
+
+
+def mark_modules(digits: str) -> str:
+    """Return the digits of a workload's fingerprint, marked with the way they are made."""
+    return _OF_MODULES + digits
+
+
+def is_older(before: str, now: str) -> bool:
+    """Return whether a workload's fingerprint is one of an older version: two that cannot be compared."""
+    return now.startswith(_OF_MODULES) and not before.startswith(_OF_MODULES)

@@ -5,16 +5,26 @@ This runs user code, so only child processes and the final training call it.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from autotune.errors import AutotuneError, TargetError, UsageError
-from autotune.targets.workload import LoadedWorkload, check_workload
+from autotune.targets import by_path
+from autotune.targets.fingerprint import fingerprint_workload, mark_modules
+from autotune.targets.location import split_spec
+from autotune.targets.workload import REQUIRED, LoadedWorkload, check_workload
+
+_MOST_SHOWN = 8
+
+_loaded: set[str] = set()
+"""Names of the files' modules that were loaded under their own name."""
 
 
 def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
@@ -29,34 +39,20 @@ def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
         TargetError: importing it fails, or the object is not a workload; says exactly what is missing.
     """
     location, attribute = split_spec(spec)
+    fingerprint = fingerprint_workload(spec, folder=folder)  # before its code can change anything
     module = _import_module(location, folder=folder)
     found = _get_attribute(module, attribute, spec=spec)
     if isinstance(found, type):
         raise TargetError(
             f"{spec} is the class {found.__name__}", hint=f"name an instance: {attribute} = {found.__name__}()"
         )
-    return check_workload(found, label=spec, fingerprint=_fingerprint(module))
-
-
-def split_spec(spec: str) -> tuple[str, str]:
-    """Return the two halves of `file.py:attr` or `package.module:attr`.
-
-    Raises:
-        UsageError: it has no colon, or one half is empty.
-    """
-    location, colon, attribute = spec.rpartition(":")
-    if not (colon and location and attribute):
-        raise UsageError(
-            f"target {spec!r} is not LOCATION:ATTRIBUTE", hint="write train.py:workload or package.module:workload"
-        )
-    return location, attribute
+    return check_workload(found, label=spec, fingerprint=fingerprint or _fingerprint(module))
 
 
 def _import_module(location: str, *, folder: Path) -> ModuleType:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     if location.endswith(".py"):
-        return _import_file(folder / location, shown=location)
+        return _import_file(folder / location, folder=folder, shown=location)
+    _put_on_path(folder)
     try:
         return importlib.import_module(location)
     except ModuleNotFoundError as reason:
@@ -76,12 +72,12 @@ def _import_module(location: str, *, folder: Path) -> ModuleType:
         ) from reason
 
 
-def _import_file(path: Path, *, shown: str) -> ModuleType:
+def _import_file(path: Path, *, folder: Path, shown: str) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {shown!r}", hint=f"it is looked up in {path.parent}")
-    name = path.stem
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    name, is_standard = _choose_name(path), path.stem in sys.stdlib_module_names
+    for place in (folder, path.parent):
+        _put_on_path(place, behind_standard=is_standard)
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -98,20 +94,53 @@ def _import_file(path: Path, *, shown: str) -> ModuleType:
     return module
 
 
+def _choose_name(path: Path) -> str:
+    """Return the name of a file's module: its own, so that its neighbours can import it, unless that is another's."""
+    name = path.stem
+    there = sys.modules.get(name)
+    is_taken = there is not None and name not in _loaded
+    if name in sys.stdlib_module_names or is_taken or "." in name:
+        return by_path.module_name(path.absolute())
+    _loaded.add(name)
+    return name
+
+
+def _put_on_path(folder: Path, *, behind_standard: bool = False) -> None:
+    """Put a folder first on `sys.path`, or behind the standard library, of which a file in it has a name."""
+    if str(folder) in sys.path:
+        return
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    places = [place for place, name in enumerate(sys.path, start=1) if name in standard or name.endswith("lib-dynload")]
+    sys.path.insert(max(places, default=0) if behind_standard else 0, str(folder))
+
+
 def _get_attribute(module: ModuleType, attribute: str, *, spec: str) -> Any:
     found: Any = module
+    file = getattr(module, "__file__", None)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [name for name in vars(module) if not name.startswith("_")]
-            raise UsageError(
-                f"target {spec!r}: {module.__name__} has no {part!r}",
-                hint=f"it has {', '.join(sorted(names)[:12]) or 'no public name'}",
-            )
+            workloads = [name for name, value in vars(module).items() if _is_workload(value)]
+            near = difflib.get_close_matches(part, workloads or vars(module), n=1)
+            suggestion = f"did you mean {near[0]!r}? " if near else ""
+            listed = ", ".join(workloads[:_MOST_SHOWN])
+            described = f"its workloads are {listed}" if listed else "nothing in it has a workload's methods"
+            name = module.__name__ if file is None else Path(file).stem
+            raise UsageError(f"target {spec!r}: {name} has no {part!r}", hint=suggestion + described)
         found = getattr(found, part)
     return found
 
 
+def _is_workload(value: Any) -> bool:
+    if isinstance(value, type | ModuleType):
+        return False
+    try:
+        return all(callable(getattr(value, name, None)) for name in REQUIRED)
+    except Exception:  # the user's own __getattr__
+        return False
+
+
 def _fingerprint(module: ModuleType) -> str:
+    """Return the fingerprint of a module that only importing it could find."""
     file = getattr(module, "__file__", None)
     source = Path(file).read_bytes() if file else module.__name__.encode()
-    return hashlib.sha256(source).hexdigest()[:12]
+    return mark_modules(hashlib.sha256(source).hexdigest()[:12])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _EVALUATION_FACTOR = 4  # an evaluation keeps no activations
 
 REQUIRED = ("build_model", "build_optimizer", "train_dataset", "compute_loss")
+README_PART = "A workload: more control"
 
 
 @runtime_checkable
@@ -84,7 +85,7 @@ class LoadedWorkload:
     Attributes:
         workload: the user's object.
         label: the target as the user named it.
-        fingerprint: twelve hex digits over the source file that defines it.
+        fingerprint: see `fingerprint_workload`.
         baseline: the user's own settings.
         knobs: the workload's own knobs and their allowed values.
         metrics: what `evaluate` returns; empty when it cannot evaluate.
@@ -191,7 +192,7 @@ def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkloa
     if missing:
         raise TargetError(
             f"{label} is a {type(found).__name__} without {', '.join(f'{name}()' for name in missing)}",
-            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, 'Bring your own training'",
+            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, {README_PART!r}",
         )
     knobs = _read_knobs(found, label=label)
     baseline = getattr(found, "baseline", TrainConfig())

@@ -124,7 +124,7 @@ class Checkpoints:
             raise
         sync_folder(self.folder)
         # The one before stays too: the newest checkpoint may be one that still names it.
-        for other in sorted(self.folder.glob("best-[0-9]*"), reverse=True)[_BESTS:]:
+        for other in sorted(self.folder.glob("best-[0-9]*"), key=read_step, reverse=True)[_BESTS:]:
             shutil.rmtree(other, ignore_errors=True)
         return final
 
@@ -188,7 +188,7 @@ class Checkpoints:
 
 def newest_first(folder: Path) -> Iterator[Path]:
     """Yield the folders of a run's checkpoints, complete or not."""
-    yield from sorted(folder.glob("step-[0-9]*"), reverse=True)
+    yield from sorted(folder.glob("step-[0-9]*"), key=read_step, reverse=True)
 
 
 def read_step(path: Path) -> int:

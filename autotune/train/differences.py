@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.profile import Profile
+from autotune.targets.fingerprint import is_older
 
 _LONGEST = 80
 _COUNTED = re.compile(r"([0-9]{1,15}):")
@@ -28,8 +29,13 @@ def find_differences(
     """
     found = [*_compare_hardware(profile), *_compare_software(profile)]
     is_same_machine = not found
-    if target_fingerprint not in (None, profile.target.fingerprint):
-        label = printable(profile.target.label)
+    label = printable(profile.target.label)
+    if target_fingerprint is not None and is_older(profile.target.fingerprint, target_fingerprint):
+        found.append(
+            f"the profile is of an older version, which did not look at what {label} imports: search again "
+            "to know that it is the same"
+        )
+    elif target_fingerprint not in (None, profile.target.fingerprint):
         found.append(f"{label} has changed since the search: the speed-up and the drift check may no longer hold")
     before = profile.target.data_fingerprint
     if before is not None and data_fingerprint is not None and before != data_fingerprint:
@@ -57,11 +63,13 @@ def _compare_hardware(profile: Profile) -> Iterator[str]:
 def _name_parts(hardware: HardwareInfo) -> tuple[str, ...]:
     """Return in words what a hardware fingerprint is made of."""
     gpus = ", ".join(f"{gpu.name} {_to_gib(gpu.memory_total_bytes)}" for gpu in hardware.gpus)
+    limits = ", ".join(f"{name}={value}" for name, value in sorted(hardware.instruction_limits.items()))
     return (
         gpus or "no GPU",
         hardware.cpu_name,
         f"{hardware.usable_cpu_count} usable CPUs",
         f"{_to_gib(hardware.memory_limit_bytes)} of memory",
+        limits or "all of its instructions",
     )
 
 

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from autotune.errors import BusyError, ProfileError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
+from autotune.targets.fingerprint import is_older
 from autotune.train.files import CHECKPOINTS_FOLDER, PLAN_FILE, SUMMARY_FILE
 
 _RUNS_FOLDER = "runs"
@@ -114,9 +115,14 @@ def require_same_plan(before: RunPlan, now: RunPlan, path: Path) -> None:
     """Make sure that a run goes on as it was started.
 
     Raises:
-        ProfileError: target, data, settings or seed are others.
+        ProfileError: target, data, settings or seed are others, or cannot be compared.
     """
     old, new = before.target, now.target
+    if is_older(old.fingerprint, new.fingerprint):
+        raise ProfileError(
+            f"--resume: {path} was begun by an older version, which did not look at what the target imports",
+            hint="go on with that version, or start a new run: leave --resume out",
+        )
     known = old.data_fingerprint is not None and new.data_fingerprint is not None
     changed = {
         "target": old.fingerprint != new.fingerprint or old.label != new.label,

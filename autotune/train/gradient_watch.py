@@ -28,8 +28,6 @@ from autotune.measure.fidelity import (
     SMALLEST_SHARE,
     compare,
 )
-from autotune.measure.moments import measure_moments
-from autotune.measure.student_t import student_t_quantile
 from autotune.records.quality import Fidelity
 
 WINDOWS, MOST_WINDOWS = 16, 64
@@ -174,14 +172,13 @@ class GradientWatch:
         own, baseline = (Captured(np.array(keys, dtype=np.int64), np.stack(arm)) for arm in (ours, theirs))
         point = f"steps {keys[0] // self._samples_per_step} to {step}"
         self.last = compare(own, baseline, self._layers, subject="gradients", point=point)
-        bias = _measure_bias(own, baseline, self._layers)
         if not self._agreeing:
             self._judgements += 1
-        if self.last.verdict == "inferior" and _is_harmful(self.last, bias):
+        if self.last.verdict == "inferior":
             self._agreeing, self._rows = self._agreeing + 1, []
             is_shown = self._agreeing >= rounds_needed(self._judgements)
             return Seen("shown", self.last.reason) if is_shown else Seen("open")
-        is_bad = _looks_bad(self.last, bias)
+        is_bad = _looks_bad(self.last)
         if is_bad and self._size < MOST_WINDOWS:
             self._size *= 2
             return Seen("open")
@@ -192,43 +189,13 @@ class GradientWatch:
         return Seen("fine")
 
 
-class _Bias(NamedTuple):
-    factor: float
-    factor_low: float
-    lasting: float
-
-
-def _measure_bias(own: Captured, baseline: Captured, layers: Layers) -> _Bias:
-    """Return the factor that all rows have too much, how much of it is shown, and the mean difference.
-
-    The latter as a share of one micro batch's gradient. As a share of the mean gradient it would be anything near a
-    minimum, where that vanishes: the rounding of the weights to bf16, 0.5 % of a micro batch's gradient, was 14 to 19 %
-    of the mean of 64 at the end of healthy trainings.
-    """
-    total = measure_moments(own.rows, baseline.rows, layers).sum()
-    windows = len(own.keys)
-    factors = total.factor()
-    spread = math.sqrt(windows - 1.0) * float(factors[1:].std())
-    factor = abs(float(factors[0]))
-    half_width = student_t_quantile(1.0 - _ROUND_RISK, windows - 1) * spread
-    size = float(total.baseline.squares[0]) / windows
-    lasting = math.sqrt(max(0.0, float(total.difference.true_mean_square[0])) / size) if size > 0.0 else 0.0
-    return _Bias(factor, factor - half_width, lasting)
-
-
-def _is_harmful(found: Fidelity, bias: _Bias) -> bool:
-    """Return whether a comparison that failed did so for more than a mean that has vanished."""
-    is_of_layer = found.reason.startswith("the gradient of ")
-    is_noise = found.noise is not None and found.noise.low > NOISE_FAILS
-    return found.bias is None or is_of_layer or is_noise or bias.factor_low > BIAS_FAILS or bias.lasting > BIAS_FAILS
-
-
-def _looks_bad(found: Fidelity, bias: _Bias) -> bool:
+def _looks_bad(found: Fidelity) -> bool:
     """Return whether a comparison that proves nothing estimates what would fail."""
     noise = 0.0 if found.noise is None else found.noise.estimate
-    layer = found.worst_bias or 0.0
+    steering = found.bias if found.steering is None else found.steering
+    is_biased = steering is not None and steering.estimate > BIAS_FAILS
     is_open = found.verdict == "inconclusive"
-    return is_open and (noise > NOISE_FAILS or max(bias.factor, bias.lasting) > BIAS_FAILS or layer > LAYER_BIAS_FAILS)
+    return is_open and (noise > NOISE_FAILS or is_biased or (found.worst_bias or 0.0) > LAYER_BIAS_FAILS)
 
 
 def rounds_needed(judgement: int) -> int:

@@ -22,6 +22,7 @@ class TrainingOptions:
     Attributes:
         profile: path of the profile, or of a preset; None for the baseline's settings, or for those of a resumed run.
         preset: name of a shipped preset instead, or path of one.
+        use_candidate: take the profile's candidate, which passed its drift checks and is not proven faster.
         steps: optimizer steps to take; None to count epochs.
         epochs: epochs to train, 1 if neither is given.
         out: run folder; None for a new numbered one under `runs/`.
@@ -37,6 +38,7 @@ class TrainingOptions:
 
     profile: str | Path | None = None
     preset: str | None = None
+    use_candidate: bool = False
     steps: int | None = None
     epochs: int | None = None
     out: str | Path | None = None
@@ -59,6 +61,8 @@ class TrainingOptions:
             raise UsageError("both --steps and --epochs are given", hint="choose one")
         if self.profile is not None and self.preset is not None:
             raise UsageError("both --profile and --preset are given", hint="choose one")
+        if self.use_candidate and self.profile is None:
+            raise UsageError("--use-candidate is given without a profile", hint="add --profile best.json")
         if self.checkpoints_kept < 2:
             raise UsageError(
                 f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"

@@ -12,6 +12,7 @@ from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan
 from autotune.records.trial import Target
 from autotune.targets.workload import LoadedWorkload
+from autotune.train.candidate import load_profile
 from autotune.train.deadline import Deadline
 from autotune.train.folder import require_same_plan
 from autotune.train.options import TrainingCallbacks, TrainingOptions
@@ -99,7 +100,7 @@ def resume_plan(asked: Asked, before: RunPlan, path: Path) -> RunPlan:
         ProfileError: target, data, settings or seed are others.
     """
     options = asked.options
-    profile = None if options.profile is None else Profile.load(asked.work / options.profile)
+    profile = load_profile(options, asked.work, asked.note)
     wanted = before.asked_config
     if profile is not None:
         wanted = profile.config

@@ -41,7 +41,7 @@ NEW_STEPS = 100
 _KILL_SECONDS = 5.0
 _TAIL_BYTES = 64 * 1024
 _CHECKPOINT = re.compile(r"step-([0-9]{8,})")
-_WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--trust",)
+_WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--trust", "--use-candidate")
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.engine.allocator import launch_environment
+from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
 from autotune.records.run import Reverification
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals import FinalsOutcome, run_finals
+from autotune.search.finalist import FinalsOutcome
+from autotune.search.finals import run_finals
 from autotune.sentences import count
 from autotune.train.differences import printable
 from autotune.train.settings import Settings
@@ -196,6 +197,9 @@ def _processes(settings: Settings, target: Target, frame: Frame) -> Iterator[Tri
     taken = {name: value for name, value in wanted.items() if os.environ.get(name) == value}
     for name in taken:
         del os.environ[name]
+    others = exchange_malloc(taken.get(PRELOAD, ""))
+    if others:  # the user's own, which the launches of the own settings have too
+        os.environ[PRELOAD] = others
     try:
         with (
             tempfile.TemporaryDirectory(prefix="autotune-") as scratch,

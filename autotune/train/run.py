@@ -19,12 +19,12 @@ from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
 from autotune.errors import MachineError
 from autotune.probe.machine.hardware import read_hardware
-from autotune.records.profile import Profile
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
+from autotune.train.candidate import load_profile
 from autotune.train.child import session_began
 from autotune.train.deadline import Deadline
 from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan
@@ -111,7 +111,7 @@ class _Run:
             path = find_run(self.work, label, options.out)
             with locked_run(path):  # before anything is read: whoever holds it may write a step down
                 return self._start(path, resume_plan(asked, read_plan(path), path), asked, began)
-        plan = make_plan(asked, None if options.profile is None else Profile.load(self.work / options.profile))
+        plan = make_plan(asked, load_profile(options, self.work, asked.note))
         self.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
         path = make_run(self.work, label, options.out)
         with locked_run(path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.engine.allocator import launch_environment
+from autotune.engine.allocator import describe_exchange, launch_environment
 from autotune.errors import MachineError, ProfileError, UsageError
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records.config import KnobValue, TrainConfig, changed_fields
@@ -98,6 +98,11 @@ class ScriptRun:
         # Of its own settings only those are known that the command names.
         own = own_values(self.script)
         return own | {name: value for name, value in script_values(self.script, config).items() if name in own}
+
+    @property
+    def exchanged_malloc(self) -> str | None:
+        """What becomes of the user's own malloc library, in a sentence; None where it stays or there is none."""
+        return describe_exchange(launch_environment(self.config, read_hardware().host_allocators))
 
     def find_launch(self, config: TrainConfig) -> Launch:
         """Return how it is started under a config.

@@ -15,7 +15,7 @@ from pathlib import Path
 from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig
-from autotune.records.profile import Profile, ProfileTarget, baseline_interval
+from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
 from autotune.train.files import SCRIPT_FILE, SUMMARY_FILE
 from autotune.train.folder import make_run
@@ -23,8 +23,6 @@ from autotune.train.script import ScriptRun
 from autotune.train.script_notes import clear_progress
 
 NEXT_FILE = "next.json"
-
-_CONFIDENCE_LEVEL = 0.95
 
 
 @dataclass
@@ -105,7 +103,6 @@ def _make_profile(run: ScriptRun, config: TrainConfig, note: str) -> Profile:
         verdict="inconclusive",
         config=config,
         baseline_config=run.baseline_config,
-        speedup=baseline_interval(_CONFIDENCE_LEVEL),
         target=ProfileTarget(label=run.target.spec, fingerprint=run.fingerprint, training_loaders=run.training_loaders),
         hardware=read_hardware(),
         software=read_software(),

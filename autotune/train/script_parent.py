@@ -62,6 +62,9 @@ def train_script(
     began = time.monotonic()
     with opened_folder(run, say) as folder:
         parent = _ScriptParent(run, folder, say, max_restarts, as_json)
+        exchanged = run.exchanged_malloc
+        if exchanged is not None:
+            say(exchanged)
         ended = supervise(parent.start, next_attempt=parent.go_on)
         return ScriptEnd(ended.exit_status, parent.conclude(ended, time.monotonic() - began))
 

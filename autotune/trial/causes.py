@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from autotune.records.trial import TrialStatus
+from autotune.measure.hopeless import Hopeless
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 
 Outcome = tuple[TrialStatus, str, str]
 """Status, short cause, one sentence."""
@@ -51,6 +52,19 @@ def explain_exception(error: BaseException) -> Outcome:
     if "AcceleratorError" in kinds or "CUDA error" in text:
         return TrialStatus.CRASHED, "device-error", text
     return TrialStatus.CRASHED, "user-error", text
+
+
+def describe_hopeless(spec: TrialSpec, hopeless: Hopeless, *, elapsed_seconds: float) -> TrialResult:
+    """Return the result of a trial that was ended in its first steps."""
+    bound = hopeless.samples_per_second
+    return TrialResult(
+        spec=spec,
+        status=TrialStatus.TIMED_OUT if bound is None else TrialStatus.TOO_SLOW,
+        cause="compile-timeout" if bound is None else "slow-steps",
+        error=hopeless.sentence,
+        elapsed_seconds=elapsed_seconds,
+        samples_per_second_bound=bound,
+    )
 
 
 def explain_exit(exit_status: int, *, log_tail: str) -> Outcome:

@@ -16,6 +16,7 @@ from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.measure.hopeless import TooSlowError
 from autotune.measure.throughput import finite_or_none, time_training
 from autotune.probe.machine.interference import watch_interference
 from autotune.records.codec import read_record, write_record
@@ -23,10 +24,11 @@ from autotune.records.config import TrainConfig
 from autotune.records.trial import GROWTH_STEPS, LossCurve, TrialResult, TrialSpec, TrialStatus
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
-from autotune.trial.causes import explain_exception
+from autotune.trial.causes import describe_hopeless, explain_exception
 from autotune.trial.fidelity import capture_workload, record_workload_tape
 from autotune.trial.files import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.prepare import exit_at_once, prepare_process
+from autotune.trial.progress import ProgressWriter, open_progress
 
 
 def main(folder: Path, *, started: float) -> None:
@@ -67,19 +69,22 @@ def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
         folder: the trial's own, for what does not fit into a result.
         started: `time.monotonic()` when the process was started.
     """
+    progress = open_progress(folder)  # before any of the user's code runs
     try:
-        return _dispatch(spec, folder, started=started)
+        return _dispatch(spec, folder, progress, started=started)
+    except TooSlowError as error:
+        return describe_hopeless(spec, error.hopeless, elapsed_seconds=time.monotonic() - started)
     except AutotuneError as error:
         traceback.print_exc()
         cause = {UsageError: "usage", TargetError: "target"}.get(type(error), "target")
-        text = error.message + (f"; {error.hint}" if error.hint else "")
-        return _failed(spec, TrialStatus.CRASHED, cause, text, started=started)
+        failed = _failed(spec, TrialStatus.CRASHED, cause, error.message, started=started)
+        return failed.replace(hint=error.hint)
     except BaseException as error:  # also SystemExit, and what derives from BaseException alone
         traceback.print_exc()
         return _failed(spec, *explain_exception(error), started=started)
 
 
-def _dispatch(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
+def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *, started: float) -> TrialResult:
     device = choose_device(spec.device)
     limit_device_memory(spec.limits.device_memory_limit_bytes, device)
     if spec.purpose == "machine":
@@ -102,16 +107,24 @@ def _dispatch(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
             return record_workload_tape(spec, spec.config, loaded, device, started=started)
         if spec.purpose == "quality":
             return _learn(spec, spec.config, loaded, device, started=started)
-        return _measure(spec, spec.config, loaded, device, started=started)
+        return _measure(spec, loaded, device, progress, started=started)
 
 
 def _measure(
-    spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device, *, started: float
+    spec: TrialSpec, loaded: LoadedWorkload, device: torch.device, progress: ProgressWriter | None, *, started: float
 ) -> TrialResult:
+    config = spec.config
+    assert config is not None
     training = Training(loaded, config, device=device, seed=spec.seeds[0], random_sources=spec.random_sources)
     startup = time.monotonic() - started
     measurement, curve = time_training(
-        training, config, spec.limits, device, seed=spec.seeds[0], interference=watch_interference(device)
+        training,
+        config,
+        spec.limits,
+        device,
+        seed=spec.seeds[0],
+        interference=watch_interference(device),
+        progress=progress,
     )
     return TrialResult(
         spec=spec,

@@ -19,6 +19,7 @@ from autotune.records.trial import TrialSpec
 from autotune.targets.launch import Launch
 from autotune.trial.files import SPEC_FILE, VIEW_FILE
 from autotune.trial.prepare import exit_at_once, prepare_process
+from autotune.trial.progress import open_progress
 from autotune.trial.scripted import LineWatch, call_after_import, forget_imports, run_script
 from autotune.trial.scripts import find_script
 from autotune.trial.view import View, enter_view
@@ -62,11 +63,12 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     """
     hung: list[ScriptTrial] = []
     heard = [""]
+    progress = open_progress(folder)  # before any of the script runs
 
     def hang_up() -> None:
         from autotune.trial.script import ScriptTrial
 
-        hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0]))
+        hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0], progress=progress))
         hung[0].install()
 
     def hear(line: str) -> None:

@@ -20,16 +20,18 @@ import torch
 from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.measure.hopeless import TooSlowError
 from autotune.measure.timing import DivergedError
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import placeholder_names
-from autotune.trial.causes import Outcome, explain_exception
+from autotune.trial.causes import Outcome, describe_hopeless, explain_exception
 from autotune.trial.fidelity_run import FidelityRun, TapeRun
 from autotune.trial.files import PARTIAL_FILE, RESULT_FILE
 from autotune.trial.learning_run import LearningRun
 from autotune.trial.prepare import exit_at_once
+from autotune.trial.progress import ProgressWriter
 from autotune.trial.timing_run import TimingRun
 
 COMPILE_SECONDS = 150.0
@@ -66,7 +68,15 @@ class ScriptTrial:
         is_seeded: the script set a seed before its first step.
     """
 
-    def __init__(self, spec: TrialSpec, folder: Path, *, started: float, last_line: str = "") -> None:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        folder: Path,
+        *,
+        started: float,
+        last_line: str = "",
+        progress: ProgressWriter | None = None,
+    ) -> None:
         self.spec = spec
         self.is_seeded = False
         self.hooks: ScriptHooks
@@ -75,7 +85,7 @@ class ScriptTrial:
         self._leads = os.environ.get("RANK", "0") == "0"
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._stack = ExitStack()
-        self._run = _make_run(spec, folder, leads=self._leads)
+        self._run = _make_run(spec, folder, leads=self._leads, progress=progress if self._leads else None)
         self._watchdog: threading.Timer | None = None
         self._last_line = last_line
 
@@ -177,6 +187,8 @@ class ScriptTrial:
             done = self._run.take(total, _add_losses(step)) and self._leads
         except DivergedError as error:
             self.fail(explain_exception(error))
+        except TooSlowError as error:
+            self.finish(describe_hopeless(self.spec, error.hopeless, elapsed_seconds=self.elapsed_seconds))
         if done:
             self._conclude()
 
@@ -214,7 +226,7 @@ class ScriptTrial:
         return ""
 
 
-def _make_run(spec: TrialSpec, folder: Path, *, leads: bool) -> _Run:
+def _make_run(spec: TrialSpec, folder: Path, *, leads: bool, progress: ProgressWriter | None) -> _Run:
     match spec.purpose:
         case "quality":
             return LearningRun(spec)
@@ -222,7 +234,7 @@ def _make_run(spec: TrialSpec, folder: Path, *, leads: bool) -> _Run:
             return FidelityRun(spec, folder, leads=leads, world_size=int(os.environ.get("WORLD_SIZE", "1")))
         case "tape":
             return TapeRun(spec)
-    return TimingRun(spec, leads=leads)
+    return TimingRun(spec, leads=leads, progress=progress)
 
 
 def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings:

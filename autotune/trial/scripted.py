@@ -25,6 +25,7 @@ from autotune.targets.launch import Launch
 from autotune.targets.script import own_values, placeholder_names
 
 _NO_SCRIPT_FOLDER = ("-P", "-I")
+_LINE_END = re.compile(r"[\r\n]")
 
 
 def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
@@ -140,14 +141,18 @@ class LineWatch:
 
     def __init__(self, stream: Any, on_line: Callable[[str], None]) -> None:
         self._stream, self._on_line = stream, on_line
-        self._rest = ""
+        self._parts: list[str] = []
 
     def write(self, text: str) -> int:
         """Write to the stream; a carriage return ends a line too, as progress bars have it."""
         written: int = self._stream.write(text)
-        *lines, self._rest = re.split(r"[\r\n]", self._rest + text)
-        for line in lines:
-            self._on_line(line)
+        first, *others = _LINE_END.split(text)
+        self._parts.append(first)  # joined when the line ends: a dot at a time would copy it each time
+        if others:
+            *whole, rest = "".join(self._parts), *others
+            self._parts = [rest]
+            for line in whole:
+                self._on_line(line)
         return written
 
     def writelines(self, lines: Iterable[str]) -> None:

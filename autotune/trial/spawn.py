@@ -1,6 +1,6 @@
 """Run one trial in a process of its own and return its result, whatever becomes of the process.
 
-    start ── poll: exit? stop asked? deadline? memory? ── kill ladder if need be ── sweep ── result
+    start ── poll: exit? stop asked? deadline? hopeless? memory? ── kill ladder if need be ── sweep ── result
 
 The kill ladder: a stack dump into the log (SIGUSR2), SIGTERM, SIGKILL to the whole process group. The sweep then
 ends every descendant that left the group, found by the marker in its environment.
@@ -21,11 +21,13 @@ import psutil
 from autotune.engine.allocator import launch_environment
 from autotune.errors import AutotuneError
 from autotune.lifeline import adopt_orphans
+from autotune.measure.hopeless import Hopeless, find_overdue
 from autotune.records.codec import read_record, write_record
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.trial.causes import Outcome, explain_exit
+from autotune.trial.causes import Outcome, describe_hopeless, explain_exit
 from autotune.trial.files import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.process import MARKER, CappedLog, ColdProcess, ForkServer, TrialProcess
+from autotune.trial.progress import ProgressReader
 from autotune.trial.scripts import ScriptStarter
 
 KILL_SECONDS = 1.2
@@ -95,22 +97,25 @@ class TrialRunner:
         for name in (RESULT_FILE, PARTIAL_FILE):
             (folder / name).unlink(missing_ok=True)
         write_record(folder / SPEC_FILE, spec)
-        began = time.monotonic()
+        with ProgressReader(folder) as progress:
+            result = self._run(spec, folder, progress)
+        write_record(folder / RESULT_FILE, result)
+        return result
+
+    def _run(self, spec: TrialSpec, folder: Path, progress: ProgressReader) -> TrialResult:
         log = CappedLog(folder / LOG_FILE)
         try:
             process = self._start(spec, folder, log.descriptor)
         finally:
             log.release()
         try:
-            status, verdict = self._supervise(process, spec, folder, began)
+            status, verdict = self._supervise(process, spec, folder, progress)
         finally:
             self._end_group(process.pid)
             self._sweep()
         tail = log.finish()
         result = self._scripts.finish(self._read_result(folder, spec, status, verdict, tail))
-        result = result.replace(elapsed_seconds=time.monotonic() - began)
-        write_record(folder / RESULT_FILE, result)
-        return result
+        return result.replace(elapsed_seconds=time.monotonic() - progress.began)
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         environment = launch_environment(spec.config, self._host_allocators) if spec.config else {}
@@ -125,16 +130,16 @@ class TrialRunner:
         return ColdProcess(folder, {**environment, **self._environment}, log)
 
     def _supervise(
-        self, process: TrialProcess, spec: TrialSpec, folder: Path, began: float
-    ) -> tuple[int, Outcome | None]:
-        limits = spec.limits
+        self, process: TrialProcess, spec: TrialSpec, folder: Path, progress: ProgressReader
+    ) -> tuple[int, Outcome | Hopeless | None]:
+        limits, began = spec.limits, progress.began
         next_memory_poll = began + _MEMORY_POLL_SECONDS
         while True:
             status = process.wait(_POLL_SECONDS)
+            if status is None and spec.target.script is not None and (folder / RESULT_FILE).exists():
+                status = 0  # the leading process is done; the others of its launcher would wait for it
             if status is not None:
                 return status, None
-            if spec.target.script is not None and (folder / RESULT_FILE).exists():
-                return 0, None  # the leading process is done; the others of its launcher would wait for it
             self._on_poll()
             now = time.monotonic()
             if self._should_stop():
@@ -144,6 +149,9 @@ class TrialRunner:
                 if limits.ends_with_stage:
                     return self._kill(process), (TrialStatus.INTERRUPTED, "budget", text)
                 return self._kill(process), (TrialStatus.TIMED_OUT, "timeout", text)
+            hopeless = find_overdue(limits, progress.read(), now)
+            if hopeless is not None:
+                return self._kill(process), hopeless
             if limits.host_memory_limit_bytes is not None and now >= next_memory_poll:
                 next_memory_poll = now + _MEMORY_POLL_SECONDS
                 used = _resident_bytes(process.pid, limits.host_memory_limit_bytes)
@@ -199,8 +207,10 @@ class TrialRunner:
         return remains
 
     def _read_result(
-        self, folder: Path, spec: TrialSpec, status: int, verdict: Outcome | None, tail: str
+        self, folder: Path, spec: TrialSpec, status: int, verdict: Outcome | Hopeless | None, tail: str
     ) -> TrialResult:
+        if isinstance(verdict, Hopeless):
+            return describe_hopeless(spec, verdict, elapsed_seconds=0.0)
         if verdict is None and (folder / RESULT_FILE).exists():
             try:
                 return read_record(folder / RESULT_FILE, TrialResult)

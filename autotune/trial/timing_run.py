@@ -10,6 +10,7 @@ import torch
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import AsideClock, clock_for
+from autotune.measure.hopeless import Phase
 from autotune.measure.memory import MemoryMeter, resident_bytes
 from autotune.measure.throughput import TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing, make_timing
@@ -20,6 +21,7 @@ from autotune.probe.script import ScriptProbe
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Measurement
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus
+from autotune.trial.progress import ProgressWriter
 
 if TYPE_CHECKING:
     from autotune.trial.script import ScriptTrial
@@ -31,10 +33,11 @@ class TimingRun:
     Args:
         spec: what is asked.
         leads: of several processes this is the one that measures; the others would only keep it waiting.
+        progress: told what the script is at; None where nobody asks.
     """
 
-    def __init__(self, spec: TrialSpec, *, leads: bool = True) -> None:
-        self._spec, self._leads = spec, leads
+    def __init__(self, spec: TrialSpec, *, leads: bool = True, progress: ProgressWriter | None = None) -> None:
+        self._spec, self._leads, self._progress = spec, leads, progress
         self._probe: ScriptProbe | None = None
         self._clock: AsideClock
         self._timing: Timing | None = None
@@ -63,7 +66,9 @@ class TimingRun:
             clock=self._clock,
             read_scale=hooks.optimizers.read_scale,
             interference=watch_interference(device),
+            progress=self._progress,
         )
+        self._waited_seconds = hooks.timer.seconds["data"]  # its first batch is here
         config = self._spec.config or TrainConfig()
         self._steps = measure_throughput(self._timing, config, self._spec.limits, MemoryMeter(device))
         next(self._steps)
@@ -72,8 +77,13 @@ class TimingRun:
         """Stop the clock while the script validates."""
         if is_training:
             self._clock.come_back()
+            if self._timing is not None and self._hooks.steps == 0:
+                # Of later steps it is not known when their batch was there.
+                self._timing.enter(self._timing.phase)
         else:
             self._clock.step_aside()
+            if self._timing is not None and self._measurement is None:
+                self._timing.enter(Phase.LOADING)
             if self._probe is not None:
                 self._probe.turn_aside()
 

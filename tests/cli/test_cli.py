@@ -20,7 +20,7 @@ def run(*arguments: str, folder: Path, **environment: str) -> subprocess.Complet
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,  # against a hang alone: a budget grows with how busy the machine is
         check=False,
     )
 
@@ -54,7 +54,7 @@ def test_the_version_names_what_matters(tmp_path):
         (["search", "--max-drift", "150%"], "--max-drift '150%' is out of range", "below 100%"),
         (["search", "--max-drift", "1%", "--max-drift", "a:2"], "--max-drift 'a:2' is a number", "a:2% or a:2pp?"),
         (["search", "--memory-limit", "8"], "--memory-limit '8' is not a size with a unit", "16GiB"),
-        (["search", "train.py"], "target 'train.py' is not LOCATION:ATTRIBUTE", "write train.py:workload"),
+        (["search", "train.py"], "there is no file 'train.py'", "it is looked up in"),
         (["search", "missing.py:workload", "--budget", "60s"], "there is no file 'missing.py'", ""),
         (["search", "--resume"], "--resume: no search of", "leave --resume out"),
         (["search", "--out", "no/such/best.json"], "there is no folder", "create it first"),
@@ -141,11 +141,16 @@ workload = Toy()
 def test_the_three_commands_in_order_in_one_folder(tmp_path):
     """The main job as a user runs it: settings in pyproject.toml, no argument but the budget and the profile."""
     (tmp_path / "toy.py").write_text(WORKLOAD)
-    (tmp_path / "pyproject.toml").write_text('[tool.autotune]\ntarget = "toy.py:workload"\nbudget = "50s"\n')
+    settings = '[tool.autotune]\ntarget = "toy.py:workload"\n'
+    (tmp_path / "pyproject.toml").write_text(settings)
 
     probed = run("probe", "--json", folder=tmp_path)
     assert probed.returncode == 0, probed.stderr
-    assert json.loads(probed.stdout)["target"]["label"] == "toy.py:workload"
+    report = json.loads(probed.stdout)
+    assert report["target"]["label"] == "toy.py:workload"
+    # Enough on this machine as busy as it is now, which also decides how late the last process may end.
+    budget = round(max(50, 5 * report["elapsed_seconds"]))
+    (tmp_path / "pyproject.toml").write_text(f'{settings}budget = "{budget}s"\n')
 
     searched = run("search", folder=tmp_path)
     assert searched.returncode == 0, searched.stderr
@@ -153,7 +158,7 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     assert "\x1b" not in searched.stderr + searched.stdout
     assert "next: autotune train --profile best.json" in searched.stderr
     profile = Profile.load(tmp_path / "best.json")
-    assert profile.one_off.search_seconds <= 52
+    assert profile.one_off.search_seconds <= budget + 2 + report["elapsed_seconds"] / 5
     assert profile.verdict in ("improved", "keep", "inconclusive")
 
     trained = run("train", "--profile", "best.json", "--steps", "20", "--json", folder=tmp_path)

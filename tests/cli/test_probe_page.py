@@ -37,6 +37,7 @@ from autotune.cli.probe_words import (
 )
 from autotune.records import (
     Advice,
+    Caution,
     Ceilings,
     DataFacts,
     GainRange,
@@ -391,6 +392,36 @@ def test_a_rate_without_a_sustained_one(show: Show) -> None:
 
 
 # ---- the training
+
+
+def test_what_is_emulated_is_told_with_its_rate_and_leads_nothing(show: Show) -> None:
+    plain = MatmulRate(dtype="fp32", flops_per_second=122e9, sustained_flops_per_second=118e9)
+    emulated = MatmulRate(dtype="bf16", flops_per_second=0.94e9, emulated=True)
+    report = make_report()
+    memory = report.target.memory
+    assert memory is not None
+    assert {mode.precision for mode in memory.modes} == {"fp32", "bf16"}
+    target = report.target.replace(
+        ceilings=Ceilings(matmul=(plain, emulated)), baseline=report.target.baseline.replace(precision="fp32")
+    )
+    refused = RuledOut(knob="precision", value="bf16", reason="emulated here")
+    modes = tuple(sorted(memory.modes, key=lambda mode: mode.precision != "fp32"))
+    target = target.replace(memory=memory.replace(modes=modes))
+    text = show(report.replace(target=target, ruled_out=(refused,)))
+    assert re.search(r"bf16 products .* 940 MFLOP/s: emulated, 1/130 of fp32\n", text)
+    table = text[text.index("largest batch") : text.index("\ninput")]
+    assert "bf16" not in table
+    assert "fp32" in table
+
+
+def test_what_was_not_measured_is_said(show: Show) -> None:
+    caution = Caution(knob="precision", value="bf16", reason="bf16 products were not measured here")
+    assert "precision=bf16: bf16 products were not measured here" in show(make_report().replace(cautions=(caution,)))
+
+
+def test_instructions_that_are_held_back_are_named(show: Show) -> None:
+    hardware = make_hardware().replace(instruction_limits={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert "held back by ONEDNN_MAX_CPU_ISA=AVX2" in show(make_report().replace(hardware=hardware))
 
 
 def test_a_cpu_has_operations_and_a_gpu_kernels(show: Show) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.search import read_options
+from autotune.cli.search import print_answer, read_options
 from autotune.cli.target import read_target
 from autotune.errors import UsageError
-from autotune.records import DriftLimits, Margin
+from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.records import DriftLimits, Evidence, Interval, Margin, Profile, ProfileTarget, TrainConfig
 from autotune.records.script import Script
 from autotune.search.run import SearchOptions
 
@@ -19,6 +20,7 @@ NOTHING: dict[str, str | None] = {"budget": None, "memory_limit": None, "out": N
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from elsewhere import *\n")
     return tmp_path
 
 
@@ -61,3 +63,25 @@ def test_metrics_are_for_scripts(name: str) -> None:
     with pytest.raises(UsageError, match="is for a script, and none was named"):
         read_target(["train.py:workload"], **{name: ["minimize"]})
     assert read_target(["train.py:workload"], **{name: []}) == "train.py:workload"
+
+
+def test_an_answer_shows_nothing_that_a_terminal_would_obey(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and values of a workload's own knobs, and the notes, were printed as they came."""
+    evil = "a\x1b[2J\x07\x9b31m"
+    config = TrainConfig(user_knobs={f"name{evil}": f"new{evil}"})
+    answer = Profile(
+        verdict="keep",
+        config=config,
+        baseline_config=TrainConfig(user_knobs={f"name{evil}": f"old{evil}"}),
+        candidate_config=config,
+        speedup=Interval(estimate=1.0, low=1.0, high=1.0, confidence_level=0.98, method="none"),
+        target=ProfileTarget(label="train.py:workload", fingerprint="m-0123456789ab"),
+        hardware=read_hardware(),
+        software=read_software(),
+        evidence=Evidence(baseline_samples_per_second=1000.0, notes=(f"note{evil}",)),
+    )
+    print_answer(answer, folder / "best.json")
+    shown = capsys.readouterr()
+    for word in ("namea?[2J", "olda?[2J", "newa?[2J", "notea?[2J"):
+        assert word in shown.out
+    assert all(character.isprintable() or character == "\n" for character in shown.out + shown.err)

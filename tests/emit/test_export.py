@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,11 +172,57 @@ def test_allocators_stand_in_the_line_to_start_with(name: str) -> None:
     assert line.endswith(".py")
 
 
-@pytest.mark.parametrize(("value", "library"), [("jemalloc", "libjemalloc.so.2"), ("tcmalloc", "libtcmalloc.so.4")])
-def test_a_preloaded_allocator_is_named(value: str, library: str) -> None:
-    text = export_config(PLAIN.replace(host_allocator=value), "torch").text
-    assert f"# run as: LD_PRELOAD={library} python train_tuned.py\n" in text
-    assert library in export_config(PLAIN.replace(host_allocator=value), "deepspeed").unmapped["host_allocator"]
+TOO = "${LD_PRELOAD:+:$LD_PRELOAD}"
+"""What a shell puts there: what the user preloads already."""
+MEASURED = {"jemalloc": "/usr/lib/x/libjemalloc.so.2", "tcmalloc": "/opt/lib/libtcmalloc.so.4"}
+
+
+@pytest.mark.parametrize("value", MEASURED)
+@pytest.mark.parametrize("name", ["torch", "hf", "lightning", "accelerate"])
+def test_the_library_that_was_measured_is_preloaded(name: str, value: str) -> None:
+    export = export_config(PLAIN.replace(host_allocator=value), name, host_allocators=MEASURED)
+    (line,) = (line for line in export.text.splitlines() if "LD_PRELOAD" in line)
+    assert line.startswith(f"# run as: LD_PRELOAD={MEASURED[value]}{TOO} ")
+    assert "ldconfig" not in export.text
+
+
+@pytest.mark.parametrize(
+    ("value", "library", "package"),
+    [
+        ("jemalloc", "libjemalloc.so.2", "libjemalloc2"),
+        ("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+    ],
+)
+def test_a_library_whose_path_is_not_known_goes_by_the_name_that_its_package_has(
+    value: str, library: str, package: str
+) -> None:
+    config = PLAIN.replace(host_allocator=value)
+    text = export_config(config, "torch", host_allocators={"other": "/lib/o.so"}).text
+    assert f"# run as: LD_PRELOAD={library}{TOO} python train_tuned.py\n# {library} is in the package {package}" in text
+    told = export_config(config, "deepspeed").unmapped["host_allocator"]
+    assert f"LD_PRELOAD={library}{TOO} ({library} is in the package {package}" in told
+    assert f"ldconfig -p | grep {value}" in told
+    measured = export_config(config, "deepspeed", host_allocators=MEASURED).unmapped["host_allocator"]
+    assert measured.endswith(f": start the process with LD_PRELOAD={MEASURED[value]}{TOO}.")
+
+
+@pytest.mark.parametrize("own", ["", "/lib/libown.so"])
+def test_a_shell_extends_what_is_preloaded_already(own: str) -> None:
+    text = export_config(PLAIN.replace(host_allocator="tcmalloc"), "torch", host_allocators=MEASURED).text
+    (line,) = (line for line in text.splitlines() if line.startswith("# run as: "))
+    start = line.removeprefix("# run as: ").removesuffix(" python train_tuned.py")
+    shell = ["sh", "-c", f'LD_PRELOAD="{own}"; {start}; printf %s "$LD_PRELOAD"']
+    printed = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed == MEASURED["tcmalloc"] + (f":{own}" if own else "")
+
+
+@pytest.mark.parametrize(
+    "path", ["/lib/a b.so", "/lib/x.so\nimport os", "lib.so", "/lib/$(id).so", "/lib/`id`.so", "/l;id"]
+)
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_a_path_that_a_shell_would_read_is_not_repeated(name: str, path: str) -> None:
+    export = export_config(PLAIN.replace(host_allocator="tcmalloc"), name, host_allocators={"tcmalloc": path})
+    assert export == export_config(PLAIN.replace(host_allocator="tcmalloc"), name)
 
 
 @pytest.mark.parametrize("name", ["torch", "hf", "lightning"])
@@ -200,7 +247,7 @@ def test_hostile_knobs_stay_data(name: str) -> None:
 
 
 def hf_arguments(config: TrainConfig) -> dict[str, Any]:
-    arguments: dict[str, Any] = run_source(export_hf_trainer(config).text)["training_arguments"]
+    arguments: dict[str, Any] = run_source(export_hf_trainer(config, {}).text)["training_arguments"]
     return arguments
 
 
@@ -273,11 +320,11 @@ def test_hf_does_not_write_persistent_workers_without_workers() -> None:
 def test_hf_optimizer(implementation: Any, optim: str | None, mapped: bool) -> None:
     config = PLAIN.replace(optimizer_implementation=implementation)
     assert hf_arguments(config).get("optim") == optim
-    assert ("optimizer_implementation" in export_hf_trainer(config).mapped) is mapped
+    assert ("optimizer_implementation" in export_hf_trainer(config, {}).mapped) is mapped
 
 
 def test_hf_cannot_checkpoint_selectively() -> None:
-    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="selective"))
+    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="selective"), {})
     assert "activation_checkpointing" in export.unmapped
     assert run_source(export.text)["training_arguments"]["activation_checkpointing"] is False
 
@@ -297,7 +344,7 @@ def install_fake_transformers(folder: Path, fields: str, monkeypatch: pytest.Mon
 
 def test_hf_takes_the_old_name_from_an_old_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake_transformers(tmp_path, "    gradient_checkpointing: bool = False\n", monkeypatch)
-    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="full"))
+    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="full"), {})
     arguments = run_source(export.text)["training_arguments"]
     assert export.text.startswith("# Measured by autotune, for transformers 4.57.1\n")
     assert arguments["gradient_checkpointing"] is True
@@ -308,7 +355,7 @@ def test_hf_takes_the_old_name_from_an_old_transformers(tmp_path: Path, monkeypa
 def test_hf_takes_the_new_name_where_there_are_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = "    activation_checkpointing: bool = False\n    gradient_checkpointing: bool = False\n"
     install_fake_transformers(tmp_path, fields, monkeypatch)
-    arguments = run_source(export_hf_trainer(PLAIN).text)["training_arguments"]
+    arguments = run_source(export_hf_trainer(PLAIN, {}).text)["training_arguments"]
     assert "activation_checkpointing" in arguments
     assert "gradient_checkpointing" not in arguments
 
@@ -317,7 +364,7 @@ def test_hf_takes_the_new_name_where_there_are_both(tmp_path: Path, monkeypatch:
 def test_hf_falls_back_to_the_newest_names(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake_transformers(tmp_path, "    x: int = 1\n", monkeypatch)
     (tmp_path / "transformers" / "training_args.py").write_text(source)
-    assert '"activation_checkpointing"' in export_hf_trainer(PLAIN).text
+    assert '"activation_checkpointing"' in export_hf_trainer(PLAIN, {}).text
 
 
 # ---- Lightning, Accelerate, DeepSpeed
@@ -465,7 +512,7 @@ class Tiny:
 
 
 def run_snippet(config: TrainConfig, workload: Any, *, epochs: int = 1) -> tuple[nn.Module, list[float]]:
-    names = run_source(export_snippet(config).text)
+    names = run_source(export_snippet(config, {}).text)
     model, losses = names["train"](workload, epochs=epochs, device="cpu")
     return model, losses
 
@@ -661,7 +708,7 @@ def test_checkpointing_recomputes_the_blocks(kind: Any, monkeypatch: pytest.Monk
 
 
 def test_selective_checkpointing_keeps_matrix_products_only() -> None:
-    keep = run_source(export_snippet(TrainConfig(activation_checkpointing="selective")).text)["keep_dear"]
+    keep = run_source(export_snippet(TrainConfig(activation_checkpointing="selective"), {}).text)["keep_dear"]
     policy = torch.utils.checkpoint.CheckpointPolicy
     assert keep(None, torch.ops.aten.mm.default) is policy.MUST_SAVE
     assert keep(None, torch.ops.aten.relu.default) is policy.PREFER_RECOMPUTE
@@ -728,7 +775,7 @@ def test_a_set_smaller_than_a_step_is_still_trained_on() -> None:
 
 @pytest.mark.usefixtures("torch_settings")
 def test_nested_batches_are_moved() -> None:
-    names = run_source(export_snippet(PLAIN).text)
+    names = run_source(export_snippet(PLAIN, {}).text)
     batch = {"x": [torch.ones(2), "text"], "y": (torch.zeros(3),)}
     moved = names["move"](batch, torch.device("meta"))
     assert moved["x"][0].device.type == "meta"

@@ -21,19 +21,23 @@ from emit_records import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.cli.words import describe_result
 from autotune.emit.report import render_report
 from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, draw_work, find_pair_ratios
 from autotune.emit.report.tables import describe_difference, find_baseline_rate, list_settings
-from autotune.emit.report.wording import format_interval, format_ratio_down, shorten
+from autotune.emit.report.wording import format_interval, format_ratio_down, shorten, tally
 from autotune.records import (
     Advice,
+    Candidate,
     Evidence,
     GainRange,
     GpuInfo,
     Interval,
+    LossCurve,
     Margin,
     MemoryFacts,
     MemoryMode,
+    NotTested,
     ProfileTarget,
     QualityCheck,
     RuledOut,
@@ -45,6 +49,7 @@ from autotune.records import (
     Trouble,
     Verdict,
 )
+from autotune.records.profile import Confirmation
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} \x1b[31m\x00\u202e\ud800</style>"
 WORK = StepWork(
@@ -332,6 +337,38 @@ def test_keep_and_inconclusive_are_told_apart() -> None:
     assert "no gain could be proven" not in headlines["keep"]
 
 
+def test_what_was_not_tested_is_no_verdict_on_it() -> None:
+    found = NotTested(outcomes={"timed_out": 1}, settings=("precision",), settings_known=2, budget_needed_seconds=350.0)
+    profile = make_profile(
+        verdict="not-tested",
+        config=BASELINE,
+        candidate_config=None,
+        speedup=None,
+        evidence=Evidence(not_tested=found),
+    )
+    page = Page(render(profile=profile))
+    assert "Not tested: nothing but your own settings could be measured" in page.words()
+    assert "Not tried: 1 of 2 settings: precision" in page.words()
+    assert "About 6m would try them" in page.words()
+    assert "not proven" not in page.words()
+
+
+def test_pairs_without_an_interval_are_drawn_without_one() -> None:
+    confirmation = Confirmation(pairs_planned=4, log_ratios=(0.1, 0.2), hodges_lehmann=1.16)
+    profile = make_profile(
+        verdict="inconclusive",
+        config=BASELINE,
+        speedup=None,
+        candidate=Candidate(config=TUNED, speedup_estimate=1.16, pairs=2, reason="too few"),
+        evidence=Evidence(pairs=2, confirmation=confirmation),
+    )
+    page = Page(render(profile=profile))
+    assert "fastest candidate: about 1.16x, 2 pairs, too few for an interval" in page.words()
+    assert page.count("circle", **{"class": "pair-dot"}) == 2
+    assert page.count("rect", **{"class": "interval"}) == 0
+    assert page.count("line", **{"class": "estimate"}) == 0
+
+
 def test_no_pairs_is_said() -> None:
     profile = make_profile(verdict="keep", config=BASELINE, evidence=Evidence(pairs=0))
     assert "No candidate was compared with your settings in fresh processes." in Page(render(profile=profile)).text
@@ -467,7 +504,29 @@ def test_a_trial_says_how_it_differs_and_how_it_ended() -> None:
     assert ["2", "measure", "completed", "precision bf16", "1,250", "1.25x", "9.00 GiB", "31s"] in page.cells
     failed = "micro_batch_size 64oom-device: 12 GiB were asked for."
     assert ["3", "measure", "out of memory", failed, *"---", "31s"] in page.cells
-    assert "2 completed, 1 out of memory" in page.text
+    assert "2 completed, 1 out of memory in the search" in page.text
+
+
+def test_the_tally_of_the_search_is_the_answers_own_and_the_other_trials_stand_beside_it() -> None:
+    trials = [
+        make_trial(1, BASELINE, rate=1000.0),
+        make_trial(2, TUNED, rate=None, status=TrialStatus.INTERRUPTED),
+        make_trial(3, BASELINE, rate=1000.0, purpose="final"),
+        make_trial(4, TUNED, rate=None, purpose="quality"),
+    ]
+    assert tally(trials) == "1 completed, 1 interrupted in the search; 1 of the loss check, 1 of the finals"
+    assert tally([]) == ""
+
+
+def test_what_was_too_slow_to_be_timed_shows_the_most_it_can_reach() -> None:
+    error = "its first step took more than 4.0s: ended"
+    slow = make_trial(1, BASELINE, rate=None, status=TrialStatus.TOO_SLOW, cause="slow-steps", error=error)
+    page = Page(render(trials=[make_trial(2, BASELINE, rate=1000.0), slow.replace(samples_per_second_bound=50.0)]))
+    row = next(row for row in page.cells if row[0] == "1")
+    assert row[2:6] == ["too slow", f"your settingsslow-steps: {error}", "≤ 50", "≤ 0.05x"]
+    assert (
+        describe_result(slow.replace(samples_per_second_bound=50.0), None) == f"too slow: at most 50 samples/s; {error}"
+    )
 
 
 @pytest.mark.parametrize("status", TrialStatus)
@@ -711,3 +770,15 @@ def test_ticks_enclose_the_data_in_even_round_steps(low: float, width: float, co
 def test_ticks_are_round() -> None:
     assert choose_ticks(0.93, 1.46) == [0.8, 1.0, 1.2, 1.4, 1.6]
     assert choose_ticks(1.0, 1.0) == [1.0, 1.01]
+
+
+@pytest.mark.parametrize(("limit", "status"), [(None, "drifted"), (0.02, "drifted"), (0.1, "completed")])
+def test_a_trial_is_screened_with_the_limit_of_its_search(limit: float | None, status: str) -> None:
+    steps = 40
+    curves = [LossCurve(seed=0, losses=(loss,) * steps, samples=8 * steps) for loss in (1.0, 1.25)]
+    trials = [make_trial(0, None, rate=1000.0, purpose="probe", curves=(curves[0],))]
+    trials.append(make_trial(1, TUNED, rate=1200.0, curves=(curves[1],)))
+    evidence = make_profile().evidence.replace(loss_limit=None if limit is None else Margin(amount=limit))
+    page = Page(render_report(make_profile(evidence=evidence), make_probe(), trials))
+    (row,) = (cells for cells in page.cells if cells[:2] == ["1", "measure"])
+    assert row[2] == status

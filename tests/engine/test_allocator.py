@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.allocator import launch_environment
+from autotune.engine.allocator import describe_exchange, find_malloc_libraries, launch_environment
 from autotune.records import TrainConfig
 
 LIBRARIES = {"jemalloc": "/usr/lib/libjemalloc.so.2", "tcmalloc": "/usr/lib/libtcmalloc.so.4"}
@@ -26,7 +26,54 @@ DEVICE = {"default": {}, "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "exp
 @pytest.mark.parametrize(("host", "device"), list(itertools.product(HOST, DEVICE)))
 def test_the_environment_of_each_pair(host: Any, device: Any) -> None:
     config = TrainConfig(host_allocator=host, device_allocator=device)
-    assert launch_environment(config, LIBRARIES) == {**HOST[host], **DEVICE[device]}
+    assert launch_environment(config, LIBRARIES, own={}) == {**HOST[host], **DEVICE[device]}
+
+
+T, J = LIBRARIES["tcmalloc"], LIBRARIES["jemalloc"]
+# the user's own LD_PRELOAD, the knob's value, what it becomes (None for as it is), what is said
+EXCHANGES = {
+    "nothing": ("", "tcmalloc", T, None),
+    "another library": ("/lib/libown.so", "tcmalloc", f"/lib/libown.so:{T}", None),
+    "others, in their order": ("a.so b.so:c.so", "jemalloc", f"a.so:b.so:c.so:{J}", None),
+    "the same library": (T, "tcmalloc", T, None),
+    "the same among others": (f"a.so:{T}:b.so", "tcmalloc", f"a.so:{T}:b.so", None),
+    "another malloc": ("/x/libmimalloc.so.2.1", "tcmalloc", T, ("libmimalloc.so.2.1", "libtcmalloc.so.4")),
+    "another among others": (f"a.so:{J}:b.so", "tcmalloc", f"a.so:{T}:b.so", ("libjemalloc.so.2", "libtcmalloc.so.4")),
+    "two of them": (f"{J} libtcmalloc_minimal.so.4", "jemalloc", J, ("libtcmalloc_minimal.so.4", "the C library")),
+    "glibc's own": ("a.so", "glibc-tuned", None, None),
+    "glibc's own instead": (f"a.so:{J}", "glibc-tuned", "a.so", ("libjemalloc.so.2", "the C library")),
+    "glibc's own instead of all": (J, "glibc-tuned", "", ("libjemalloc.so.2", "the C library")),
+    "the baseline's": (f"a.so:{J}", "default", None, None),
+}
+
+
+@pytest.mark.parametrize("case", EXCHANGES)
+def test_what_the_user_preloads_stays_and_only_a_malloc_library_gives_way(case: str) -> None:
+    before, value, after, said = EXCHANGES[case]
+    config = TrainConfig(host_allocator=value)
+    own = {"LD_PRELOAD": before}
+    environment = launch_environment(config, LIBRARIES, own)
+    assert environment.get("LD_PRELOAD") == after
+    assert len(find_malloc_libraries(environment.get("LD_PRELOAD", ""))) <= 1
+    sentence = describe_exchange(environment, own)
+    if said is None:
+        assert sentence is None
+    else:
+        assert sentence is not None
+        assert f"names {said[0]}:" in sentence
+    again = launch_environment(config, LIBRARIES, own | environment)
+    assert again.get("LD_PRELOAD", after) == after
+
+
+@pytest.mark.parametrize("name", ["libjemalloc.so", "libtcmalloc_minimal.so.4", "libmimalloc-secure.so", "libm.so.6"])
+def test_a_malloc_library_is_known_by_its_file_name(name: str) -> None:
+    named = [name] if name != "libm.so.6" else []
+    assert find_malloc_libraries(f"/opt/libmimalloc/libfoo.so:/usr/lib/{name}") == [f"/usr/lib/{one}" for one in named]
+
+
+def test_the_environment_is_this_processs_own_where_no_other_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "libm.so.6")
+    assert launch_environment(TrainConfig(host_allocator="tcmalloc"), LIBRARIES)["LD_PRELOAD"] == f"libm.so.6:{T}"
 
 
 @pytest.mark.parametrize("missing", ["jemalloc", "tcmalloc"])

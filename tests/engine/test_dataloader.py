@@ -14,7 +14,7 @@ import pytest
 import torch
 from engine_workloads import AugmentedImages, Numbers, NumberStream
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from autotune.engine.dataloader import (
     EpochBatchSampler,
@@ -29,6 +29,7 @@ from autotune.engine.dataloader import (
     restore_generators,
     seed_generators,
 )
+from autotune.engine.hooks.loaders import apply_loader_knobs
 from autotune.engine.windows import Windows
 from autotune.records import TrainConfig
 
@@ -344,3 +345,13 @@ def test_the_loader_has_the_configs_settings() -> None:
     alone, _ = build_loader(Numbers(8), config.replace(num_workers=0, persistent_workers=True), SHUFFLED, collate=None)
     assert (alone.num_workers, alone.prefetch_factor, alone.persistent_workers) == (0, None, False)
     assert next(iter(alone))[0].shape == (4, 4)
+
+
+def test_workers_chosen_by_measurement_are_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)
+    with pytest.warns(UserWarning, match="worker processes in total"):
+        own = DataLoader(Numbers(8), num_workers=2)
+    loader, _ = build_loader(Numbers(8), TrainConfig(micro_batch_size=4, num_workers=2), SHUFFLED, collate=None)
+    assert len(list(loader)) == 2
+    apply_loader_knobs(own, TrainConfig(micro_batch_size=1, num_workers=3), frozenset({"num_workers"}))
+    assert len(list(own)) == 8

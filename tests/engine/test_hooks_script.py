@@ -1011,6 +1011,37 @@ def test_copies_that_are_not_from_pinned_memory_are_as_before() -> None:
         assert torch.equal(x.to(device="cpu", dtype=torch.int64), torch.ones(3, dtype=torch.int64))
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "adds"),
+    [
+        (("cpu", torch.float64), {}, True),
+        ((torch.float64,), {}, True),
+        ((), {"device": "cpu"}, True),
+        (("cpu", torch.float64, False), {}, False),
+        (("cpu", torch.float64, True, True), {}, False),
+        ((torch.float64, False), {}, False),
+        ((torch.ones(1), False), {}, False),
+        (("cpu",), {"non_blocking": False}, False),
+    ],
+)
+def test_a_copy_that_says_itself_whether_it_waits_is_left_alone(
+    args: tuple[Any, ...], kwargs: dict[str, Any], adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    plain = torch.Tensor.to
+
+    def note(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked.append(kwargs)
+        return plain(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", note)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _tensor: True)
+    x = torch.ones(3)
+    with asynchronous_copies():
+        assert torch.equal(x.to(*args, **kwargs).float(), x)
+    assert asked == [kwargs | {"non_blocking": True} if adds else kwargs]
+
+
 # Seeds
 
 

@@ -12,18 +12,17 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from autotune.measure.confidence import (
-    conditional_power,
+    Pilot,
     effective_count,
     hodges_lehmann,
     mean_interval,
-    minimum_detectable_speedup,
     paired_ratio,
-    pairs_needed,
     pooled_sd,
     relative_half_width,
     shrink,
     spread_variance,
 )
+from autotune.measure.sample_size import conditional_power, minimum_detectable_speedup, pairs_needed
 from autotune.measure.student_t import student_t_quantile
 
 
@@ -116,6 +115,31 @@ def test_pairs_needed_gives_the_power_it_promises() -> None:
     assert 0.78 < won / 2000 < 0.95
 
 
+def test_what_is_known_of_the_noise_counts_by_its_degrees() -> None:
+    values, pilot = [0.30, 0.50, 0.40], Pilot(sd=0.2, degrees=4.0)
+    sd = math.sqrt((4.0 * 0.2**2 + 2 * statistics.variance(values)) / 6)
+    assert pilot.pool(values) == (pytest.approx(sd), 6.0)
+    interval = mean_interval(values, confidence_level=0.98, method="", pilot=pilot)
+    assert interval.low == pytest.approx(0.40 - stats.t.ppf(0.99, 6) * sd / math.sqrt(3))
+    assert Pilot(sd=0.04, degrees=6.0).pool(values) == (pytest.approx(statistics.stdev(values)), 2.0)  # another noise
+    assert Pilot(sd=0.2).pool(values) == (pytest.approx(statistics.stdev(values)), 2.0)
+
+
+@pytest.mark.parametrize("pairs", [3, 4, 6])
+@pytest.mark.parametrize("degrees", [2, 6, 12])
+def test_half_of_the_degrees_seen_keeps_a_claim_in_a_thousand(pairs: int, degrees: int) -> None:
+    # The pilot is as uncertain as the search's own figure: its variance is drawn with the degrees that were seen.
+    rng = np.random.default_rng(10 * pairs + degrees)
+    drawn = rng.normal(0.0, 0.1, (200_000, pairs))
+    seen = 0.1**2 * rng.chisquare(degrees, 200_000) / degrees
+    half = degrees / 2
+    variance = (half * seen + (pairs - 1) * drawn.var(axis=1, ddof=1)) / (half + pairs - 1)
+    t = drawn.mean(axis=1) / np.sqrt(variance / pairs)
+    claimed = (t > student_t_quantile(0.999, half + pairs - 1)).mean()
+    print(f"A/A, {pairs} pairs, {degrees} degrees seen: {claimed:.4%} claimed")
+    assert claimed <= 0.0012
+
+
 def _simulate_pairs(
     rng: random.Random, speedup: float, *, pairs: int, launch_sd: float
 ) -> tuple[list[float], list[float]]:
@@ -137,7 +161,7 @@ def test_detectable_effect_shrinks_with_pairs_and_grows_with_noise_and_demands()
     by_pairs = [minimum_detectable_speedup(0.02, pairs) for pairs in range(2, 40)]
     assert by_pairs == sorted(by_pairs, reverse=True)
     assert minimum_detectable_speedup(0.0, 6) == 1.0
-    assert minimum_detectable_speedup(0.02, 6, power=0.9) > minimum_detectable_speedup(0.02, 6)
+    assert minimum_detectable_speedup(0.02, 4, pilot_degrees=6) < minimum_detectable_speedup(0.02, 4)
     assert minimum_detectable_speedup(0.02, 6, confidence=0.95) < minimum_detectable_speedup(0.02, 6)
 
 

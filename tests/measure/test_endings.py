@@ -66,7 +66,7 @@ def test_blocks_that_follow_one_another_need_more_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("duration", "limit", "blocks"),
-    [(10.0, 1.0, 1), (2.0, 1.0, 1), (1.0, 1.0, 2), (0.75, 1.0, 3), (0.5, 1.0, 3), (0.25, 1.0, 4), (10.0, 9.0, 2)],
+    [(20.0, 1.0, 1), (0.9375, 0.25, 1), (1.0, 1.0, 2), (0.75, 1.0, 3), (0.5, 1.0, 3), (0.25, 1.0, 4), (10.0, 9.0, 2)],
 )
 def test_the_time_for_measuring_is_kept_even_by_very_long_steps(duration: float, limit: float, blocks: int) -> None:
     measured = Scripted([duration]).measure(limits=LIMITS.replace(measure_seconds=limit))
@@ -176,3 +176,27 @@ def test_a_training_that_ends_has_its_last_steps_in_a_shorter_block(timed: int, 
 @pytest.mark.parametrize("limits", [RACE, LIMITS.replace(measure_samples=20), LIMITS.replace(measure_seconds=0.125)])
 def test_a_training_that_ends_in_its_first_block_ended_by_itself(limits: TrialLimits) -> None:
     assert Scripted([STEP]).measure_until(WARM + 1, limits).ended_by == "training"
+
+
+@pytest.mark.parametrize(
+    ("duration", "limit", "steps", "blocks"),
+    [(5.0, 2.0, 4, 2), (5.0, 12.0, 5, 3), (2.0, 2.0, 5, 2), (1.0, 2.0, 5, 2), (19.0, 2.0, 4, 2), (60.0, 2.0, 3, 1)],
+)
+def test_a_launch_of_slow_steps_takes_four_or_five_of_them(
+    duration: float, limit: float, steps: int, blocks: int
+) -> None:
+    limits = LIMITS.replace(measure_seconds=limit, warmup_cap_seconds=2 * limit)
+    script = Scripted([duration])
+    measured = script.measure(limits=limits)
+    assert (script.steps, len(measured.blocks), measured.ended_by) == (steps, blocks, "time")
+    assert measured.steady
+    assert {block.optimizer_steps for block in measured.blocks} == {1}
+
+
+def test_slow_steps_are_timed_without_waiting_for_the_backlog_of_an_idle_loader() -> None:
+    config = PLAIN.replace(num_workers=4, prefetch_factor=2)
+    limits = LIMITS.replace(measure_seconds=2.0, warmup_cap_seconds=4.0)
+    idle, busy = Scripted([5.0]), Scripted([5.0])
+    assert idle.measure(config, limits.replace(seconds_per_sample=0.125)).steady
+    assert busy.measure(config, limits.replace(seconds_per_sample=1.0)).unsettled == "what the loader had ready"
+    assert idle.steps == busy.steps == 4

@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from autotune.measure.fidelity import Captured, Layers, check_additivity, compare, judge, relative_error
+from autotune.measure.fidelity import (
+    Captured,
+    Layers,
+    check_additivity,
+    compare,
+    judge,
+    relative_error,
+)
 from autotune.records.quality import Fidelity
+from autotune.search.comparisons import is_lost_in_noise
 
 Rows = NDArray[np.floating]
 
@@ -189,6 +198,87 @@ def test_each_bound_holds_as_often_as_it_says(noise: float, bias: float, signal_
         held += [noise_high >= noise, noise_low <= noise, bias_high >= bias, bias_low <= bias]
     assert (held / simulated >= 0.90).all(), held / simulated
     assert (held < simulated).any()  # bounds that always hold would say nothing
+
+
+@pytest.mark.parametrize("windows", [4, 6])
+def test_the_bounds_hold_in_the_few_windows_of_slow_steps_too(windows: int) -> None:
+    simulated, held = 300, np.zeros(4)
+    for seed in range(simulated):
+        generator = np.random.default_rng(seed)
+        baseline = _gradients(generator, windows=windows)
+        added = 0.1 * (_gradients(generator, signal_to_noise=0.0, windows=windows))
+        result = _compare(baseline + 0.02 * _direction(generator, 248, math.sqrt(248)) + added, baseline)
+        noise_low, _, noise_high, bias_low, bias_high = _figures(result)[:5]
+        held += [noise_high >= 0.01, noise_low <= 0.01, bias_high >= 0.02, bias_low <= 0.02]
+    assert (held / simulated >= 0.90).all(), held / simulated
+
+
+@pytest.mark.parametrize("windows", [4, 6])
+@pytest.mark.parametrize("signal_to_noise", [0.05, 1.0])
+def test_few_windows_still_pass_rounding_fail_a_wrong_scale_and_never_pass_a_bias(
+    windows: int, signal_to_noise: float
+) -> None:
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        baseline = _gradients(generator, windows=windows, signal_to_noise=signal_to_noise)
+        rounded = baseline * (1 + 1e-6 * generator.normal(size=baseline.shape))
+        assert _compare(rounded, baseline).verdict == "non-inferior"
+        assert _compare(1.05 * baseline, baseline).verdict == "inferior"
+        bias = 0.05 * _direction(generator, 248, math.sqrt(248 * signal_to_noise))
+        assert _compare(baseline + bias, baseline).verdict != "non-inferior"
+        without_layer = baseline.copy()
+        without_layer[:, SMALL] = 0.0
+        assert _compare(without_layer, baseline).verdict != "non-inferior"
+
+
+# Where a training has converged
+
+
+@pytest.mark.parametrize(
+    ("steering", "verdict", "is_lost"),
+    [(0.005, "inconclusive", True), (0.03, "inconclusive", False), (0.06, "inferior", False)],
+)
+def test_a_bias_of_a_mean_that_has_vanished_is_weighed_by_what_it_steers(
+    steering: float, verdict: str, is_lost: bool
+) -> None:
+    for seed in range(30):
+        generator = np.random.default_rng(seed)
+        baseline = _noise_of(generator, 1.0)
+        spread = math.sqrt(baseline.var(axis=0, ddof=1).sum())
+        candidate = baseline + _direction(generator, 248, steering * spread) + _noise_of(generator, 1e-4)
+        result = _compare(candidate, baseline)
+        assert result.bias is not None
+        assert result.bias.estimate > 2 * steering  # judged by the mean, all of them are large
+        assert result.steering is not None
+        assert result.steering.estimate == pytest.approx(steering, abs=0.004)
+        assert (result.verdict, is_lost_in_noise(result)) == (verdict, is_lost), result.reason
+
+
+def test_a_mean_that_stands_out_is_judged_by_the_bias_alone() -> None:
+    for seed in range(30):
+        generator = np.random.default_rng(seed)
+        baseline = _gradients(generator, signal_to_noise=4.0)
+        candidate = baseline + _direction(generator, 248, 0.06 * 2.0 * math.sqrt(248))
+        result = _compare(candidate, baseline)
+        assert result.verdict == "inferior", result.reason
+        assert not is_lost_in_noise(result)
+
+
+@pytest.mark.parametrize("fault", ["noise", "layer", "not finite", "updates"])
+def test_nothing_but_a_vanished_mean_is_lost_in_noise(fault: str) -> None:
+    generator = np.random.default_rng(3)
+    baseline = _noise_of(generator, 1.0)
+    candidate = baseline + _direction(generator, 248, 0.1)
+    if fault == "noise":
+        candidate = candidate + _noise_of(generator, 0.03)
+    if fault == "layer":
+        candidate[:, SMALL] *= 1.15
+    if fault == "not finite":
+        candidate[0, 0] = np.nan
+    subject: Any = "updates" if fault == "updates" else "gradients"
+    result = compare(_arm(candidate), _arm(baseline), LAYERS, subject=subject, point="after 10 steps")
+    assert result.verdict != "non-inferior"
+    assert not is_lost_in_noise(result)
 
 
 @pytest.mark.parametrize("factor", [1.05, 0.95])

@@ -103,7 +103,7 @@ def test_without_proc_the_kernels_own_maximum_is_used(monkeypatch: pytest.Monkey
 
 def test_a_sample_is_cheap_enough_to_take_between_blocks() -> None:
     meter = MemoryMeter(CPU)
-    began = time.perf_counter()
+    began = time.process_time()  # its own work, however busy the machine is
     for _ in range(5):
         meter.sample()
-    assert (time.perf_counter() - began) / 5 < 0.1
+    assert (time.process_time() - began) / 5 < 0.1

@@ -12,8 +12,9 @@ import torch
 from scripted_steps import LIMITS, LONG_WARM, PLAIN, STEP, WARM, FakeClock, Scripted
 
 from autotune.measure.clock import Clock, CudaClock, HostClock, clock_for
-from autotune.measure.throughput import TrainingEndedError, backlog_steps, finite_or_none
+from autotune.measure.throughput import TrainingEndedError, finite_or_none
 from autotune.measure.timing import DivergedError, make_timing
+from autotune.measure.warmup import backlog_steps
 from autotune.records import Block, Measurement, PeakMemory, TrainConfig
 from autotune.records.measurement import Canary, Interference
 
@@ -34,6 +35,8 @@ def test_even_steps_are_timed_exactly() -> None:
         unsettled="",
         warmup_steps=WARM,
         warmup_seconds=WARM * STEP,
+        first_step_seconds=STEP,
+        warmup_step_seconds=(STEP, STEP),
         compile_seconds=0.0,
         peak_memory=PeakMemory(host_bytes=123),
         canary=None,
@@ -90,10 +93,10 @@ def test_the_backlog_is_used_up_before_timing() -> None:
 
 
 def test_warm_up_goes_on_until_the_steps_have_settled() -> None:
-    measured = Scripted([4.0, 1.0, 1.0, 1.0, STEP]).measure()
+    measured = Scripted([4.0, 0.75, 0.75, 0.75, STEP]).measure()
     # The first step is never typical; the last of the three slow ones leaves both windows after ten more.
     assert (measured.steady, measured.warmup_steps) == (True, 14)
-    assert measured.warmup_seconds == 7.0 + 10 * STEP
+    assert measured.warmup_seconds == 6.25 + 10 * STEP
     assert set(measured.step_seconds) == {STEP}
 
 

@@ -71,14 +71,14 @@ def test_even_steps_settle_after_two_windows() -> None:
     assert take_steps(WarmUp(0), forever(STEP)) == [FIRST] * 4 + [TIME] * 6 + [""]
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.25, 11), (0.296875, 11), (0.3, 7), (0.5, 7), (4.0, 7), (64.0, 7)])
+@pytest.mark.parametrize(("seconds", "steps"), [(0.25, 11), (0.296875, 11), (0.3, 7), (0.5, 7), (0.9375, 7)])
 def test_where_a_step_is_long_windows_of_three_do(seconds: float, steps: int) -> None:
     assert take_steps(WarmUp(0), forever(seconds)) == [FIRST] * 4 + [TIME] * (steps - 5) + [""]
 
 
 @pytest.mark.parametrize("slow", [0, 1, 3, 4, 5])
 def test_a_change_of_speed_is_left_behind_by_long_steps_too(slow: int) -> None:
-    said = take_steps(WarmUp(0), [64.0, *[4 * LONG] * slow, *[LONG] * 40])
+    said = take_steps(WarmUp(0), [64.0, *[0.9375] * slow, *[LONG] * 40])
     assert len(said) == 1 + slow + 6
 
 
@@ -234,7 +234,7 @@ def test_reasons_come_in_the_order_of_what_takes_longest_to_tell() -> None:
         ([8.0, 1.0, 4.0, 1.0, 1.0], [2], 3.0, 10.0, 1.0),
         ([8.0, 1.0, 4.0, 1.0, 1.0], [0, 2], 3.0, 10.0, 1.0),
         ([8.0, 1.0, 4.0], [0, 2], 1.0, 1.0, 4.0),
-        ([8.0, 1.0, 2.0, 64.0, 4.0, 32.0, 16.0, 1.0], [0, 3, 5], 24.0, 15.0, 16.0),
+        ([8.0, 1.0, 2.0, 64.0, 4.0, 32.0, 16.0, 1.0], [0, 3, 5], 24.0, 60.0, 8.5),
         ([8.0, 4.0, 2.0], [0, 1, 2], 0.0, 2.0, 4.0),
         ([8.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0], [1], 15.0, 10.0, 3.0),
         ([2.0, 2.0], [1], 0.0, 0.0, 2.0),
@@ -420,3 +420,55 @@ def test_every_eighth_step_stalls(seconds: float) -> None:
     said = take_steps(WarmUp(0), durations)
     assert said[-1] == ""
     assert len(said) <= 200
+
+
+SLOW, VERY_SLOW = 1.0, 5.0
+
+
+@pytest.mark.parametrize(
+    ("durations", "steps"),
+    [
+        ([SLOW], 3),
+        ([2.0], 3),
+        ([2.5], 2),
+        ([VERY_SLOW], 2),
+        ([64.0], 2),
+        ([60.0, VERY_SLOW], 2),
+        ([SLOW, 1.05], 3),
+        ([VERY_SLOW, 6.0], 3),  # longer than the first: the third tells
+        ([VERY_SLOW, 6.0, 7.0], 4),  # slower and slower
+        ([9.0, 2.0, 1.75, 1.5], 5),  # faster and faster
+        ([9.0, 2.0, 1.25, 1.75], 4),
+    ],
+)
+def test_of_slow_steps_one_or_two_after_the_first_are_enough(durations: list[float], steps: int) -> None:
+    assert len(take_steps(WarmUp(0), forever(*durations))) == steps
+
+
+def test_slow_first_steps_of_a_fast_training_are_no_slow_steps() -> None:
+    assert len(take_steps(WarmUp(0), [64.0, SLOW, *[STEP] * 40])) == 2 + 10
+
+
+@pytest.mark.parametrize(("compiled", "steps"), [([0], 3), ([0, 1], 4), ([1], 4)])
+def test_slow_steps_settle_anew_after_a_compilation(compiled: list[int], steps: int) -> None:
+    warm_up, longest = WarmUp(0), [60.0, 40.0][: compiled[-1] + 1]
+    assert len(take_steps(warm_up, [*longest, *[VERY_SLOW] * 9], compiled=compiled)) == steps
+    assert warm_up.compile_seconds == sum(longest) - VERY_SLOW * len(longest)
+
+
+@pytest.mark.parametrize(("sample_seconds", "steps"), [(None, 12), (3.0, 12), (2.5, 2), (0.0, 2)])
+def test_slow_steps_need_no_backlog_used_up_where_one_worker_alone_keeps_up(
+    sample_seconds: float | None, steps: int
+) -> None:
+    said = take_steps(WarmUp(12, sample_seconds=sample_seconds), forever(VERY_SLOW))
+    assert len(said) == steps
+    assert said.count(BACKLOG) == steps - 2
+
+
+def test_a_fast_loader_spares_short_steps_no_backlog() -> None:
+    assert len(take_steps(WarmUp(40, sample_seconds=0.0), forever(STEP))) == 40
+
+
+def test_slow_steps_let_figures_stand_still_and_the_device_work() -> None:
+    assert len(take_steps(WarmUp(0), forever(VERY_SLOW), watched=lambda step: {"it": float(min(step, 2))})) == 4
+    assert len(take_steps(WarmUp(0, least_seconds=14.0), forever(VERY_SLOW))) == 3

@@ -157,10 +157,14 @@ def count_tensors() -> int:
 
 
 def test_the_budget_is_kept() -> None:
-    began = time.monotonic()
-    found = look(toys.large, supported=("fp32", "bf16"), checkpoints=True, budget_seconds=0.5)
-    assert time.monotonic() - began < 8.0
-    assert 1 <= len(found.modes) < 6
+    seconds, modes = [], []
+    for budget in (600.0, 0.5):  # all of it tells what a part of it may take here and now
+        began = time.monotonic()
+        found = look(toys.large, supported=("fp32", "bf16"), checkpoints=True, budget_seconds=budget)
+        seconds.append(time.monotonic() - began)
+        modes.append(len(found.modes))
+    assert seconds[1] < seconds[0]
+    assert 1 <= modes[1] < modes[0] == 6
 
 
 TRAIN = """

@@ -94,8 +94,29 @@ def test_phases_of_a_device_are_its_own_and_nothing_waits_for_it() -> None:
     training = FakeTraining(clock, launch=0.125)
     phases = time_phases(training, clock)  # type: ignore[arg-type]
     assert (phases.forward_seconds, phases.backward_seconds) == (1.0, 2.0)
-    assert training.steps > 2
+    assert training.steps == 1  # slow: the warm-up is all there is
     assert clock.waits == 2  # before the first step and after the last one
+
+
+def test_fast_steps_are_timed_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in PHASES.items():
+        monkeypatch.setitem(PHASES, name, seconds / 16)
+    clock = FakeClock()
+    training = FakeTraining(clock, launch=0.125)
+    phases = time_phases(training, clock)  # type: ignore[arg-type]
+    assert (phases.forward_seconds, phases.backward_seconds) == pytest.approx((1 / 16, 2 / 16))
+    assert training.steps > 3
+    assert clock.waits == 4
+    fresh = FakeTraining(clock)
+    assert time_resident_steps(fresh, clock).seconds == pytest.approx(3.875 / 16)  # type: ignore[arg-type]
+    assert fresh.steps > 3
+
+
+def test_slow_steps_are_timed_once() -> None:
+    clock = FakeClock()
+    training = FakeTraining(clock)
+    assert time_resident_steps(training, clock).seconds == pytest.approx(3.875)  # type: ignore[arg-type]
+    assert training.steps == 1
 
 
 def test_resident_steps_of_a_busy_device() -> None:
@@ -123,7 +144,7 @@ def test_elasticity_ends_after_a_slow_pass() -> None:
     clock = FakeClock()
     training = FakeTraining(clock, each=1.0)
     assert measure_elasticity(training, [torch.zeros(1)], 8, clock) == pytest.approx(1.0)  # type: ignore[arg-type]
-    assert training.steps == 3
+    assert training.steps == 2
 
 
 def test_elasticity_needs_samples() -> None:

@@ -127,7 +127,7 @@ def test_a_file_is_read_back(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    for path, part in ((tmp_path / "no.json", "No such file"), (tmp_path, "Is a directory")):
+    for path, part in ((tmp_path / "no.json", "No such file"), (tmp_path, "is a folder, not a file")):
         with pytest.raises(ProfileError, match=part) as caught:
             read_record(path, TrainConfig)
         assert str(path) in caught.value.message

@@ -29,7 +29,6 @@ from autotune.records import (
     Record,
     SoftwareInfo,
     TrainConfig,
-    baseline_interval,
     changed_fields,
     get_knob,
     parse_record,
@@ -66,6 +65,8 @@ def records(kind: type[Record]) -> st.SearchStrategy[Any]:
     fields = {name: values(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
     if kind is Preset:
         fields["settings"] = SETTINGS  # knobs and values that there are
+    if kind is Profile:
+        fields["speedup"] = records(Interval)  # what is claimed must have one
     return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))
 
 
@@ -279,6 +280,7 @@ def test_fingerprints_follow_what_a_measurement_depends_on() -> None:
     assert len(hardware.fingerprint) == len(software.fingerprint) == 12
     assert hardware.replace(memory_available_bytes=1).fingerprint == hardware.fingerprint
     assert hardware.replace(usable_cpu_count=4).fingerprint != hardware.fingerprint
+    assert hardware.replace(instruction_limits={"ONEDNN_MAX_CPU_ISA": "AVX2"}).fingerprint != hardware.fingerprint
     assert software.replace(torch="2.7.0").fingerprint != software.fingerprint
     assert software.replace(driver="570").fingerprint != software.replace(cuda="570").fingerprint
 
@@ -294,7 +296,7 @@ def _profile(label: str = "train.py:workload") -> Profile:
         verdict="keep",
         config=TrainConfig(),
         baseline_config=TrainConfig(),
-        speedup=baseline_interval(0.98),
+        speedup=Interval(estimate=1.02, low=0.99, high=1.05, confidence_level=0.98, method="paired t"),
         quality=(
             QualityCheck(
                 test="metric",
@@ -316,8 +318,25 @@ def test_a_profile_is_saved_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     _profile().save(path)
     assert Profile.load(path) == Profile.load(str(path)) == _profile()
-    speedup = _profile().speedup
-    assert (speedup.estimate, speedup.low, speedup.high, speedup.confidence_level) == (1.0, 1.0, 1.0, 0.98)
+
+
+def test_a_speedup_that_is_not_known_is_none_also_in_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    _profile().replace(speedup=None).save(path)
+    assert Profile.load(path).speedup is None
+    old = json.loads(_profile().to_json())
+    for name in ("candidate", "candidate_config"):
+        old.pop(name)
+    old["speedup"] = {"estimate": 1.0, "low": 1.0, "high": 1.0, "confidence_level": 0.98}
+    old["speedup"]["method"] = "the baseline itself"
+    path.write_text(json.dumps(old), encoding="utf-8")
+    assert Profile.load(path).speedup is None
+    assert Profile.load(path).candidate is None
+
+
+def test_a_claim_without_a_speedup_is_refused() -> None:
+    with pytest.raises(ValueError, match="no speed-up is given"):
+        _profile().replace(verdict="improved", speedup=None)
 
 
 @pytest.mark.parametrize("label", ["../../x", "/etc/passwd", "os:system", "$(touch owned)", "\x1b[31m", "a\x00b"])

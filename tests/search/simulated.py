@@ -44,13 +44,15 @@ from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import Rival, Tape
 from autotune.search.budget import Budget
-from autotune.search.explore import explore
-from autotune.search.finals import FinalsOutcome, run_finals
+from autotune.search.explore import Explorer
+from autotune.search.finalist import FinalsOutcome
+from autotune.search.finals import Terms, run_finals
 from autotune.search.folder import SearchFolder, create_search_folder
 from autotune.search.launcher import Launcher
 from autotune.search.objective import KEYS, Judged, Score
 from autotune.search.progress import SearchReporter
 from autotune.search.session import OpenStudy, Session
+from autotune.search.strategy import Situation
 from autotune.search.study import Proposal
 from autotune.space import SearchSpace, numerics_of
 from autotune.trial.captures import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, write_captures
@@ -59,6 +61,8 @@ BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementat
 BASE_RATE = 1000.0
 LAUNCH_SECONDS = 3.0
 BLOCK_SAMPLES = 320
+FINALS_SHARE = 0.33
+"""Of the budget: kept back for finals where a test has no reserve of its own."""
 
 
 def bf16_wins(config: TrainConfig) -> float:
@@ -91,6 +95,7 @@ class Machine:
         gradient_error: relative error of a config's gradients, the same in every window; 0.0 rounds differently.
         tape: what a config's loader hands over, in a word.
         trials: where fidelity trials write; None for nowhere.
+        repeats_losses: exact settings have the baseline's losses bit for bit; else the machine never repeats itself.
     """
 
     speed: Callable[[TrainConfig], float] = bf16_wins
@@ -115,6 +120,7 @@ class Machine:
     gradient_error: Callable[[TrainConfig], float] = lambda _config: 0.0
     tape: Callable[[TrainConfig], str] = lambda _config: "samples"
     trials: Path | None = None
+    repeats_losses: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -226,7 +232,8 @@ class Machine:
             # Rounding moves a loss a little, the same in every run of the same config and seed.
             jitter = random.Random(f"{config.to_json()}{seed}")
             plain = [2.0 / (1 + 0.1 * step * self.learns) for step in range(steps)]
-            same = config.replace(user_knobs={}) == BASELINE
+            own = config.replace(user_knobs={})
+            same = own == BASELINE or (self.repeats_losses and numerics_of(own, BASELINE) == "exact")
             losses = tuple(x * self.loss(config) * (1.0 if same else 1 + jitter.gauss(0, 1e-5)) for x in plain)
             curves.append(LossCurve(seed=seed, losses=losses, samples=32 * steps, skipped=0, metrics=metrics))
         return tuple(curves)
@@ -334,8 +341,7 @@ class Placebos:
         return Proposal(config)
 
     def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
-        known = {number_of(config) for config in tried}
-        left = (config for config in self.configs if number_of(config) not in known)
+        left = (config for config in self.configs if config not in tried)
         return next((Proposal(config) for config in left), None)
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
@@ -422,6 +428,12 @@ def make_curve() -> LossCurve:
     return Machine().curves(BASELINE, seeds=(0,), steps=40)[0]
 
 
+def make_situation(launcher: Launcher) -> Situation:
+    """Return what a plan is made from, of a search without knobs."""
+    space = SearchSpace(baseline=launcher.baseline, choices={}, ruled_out=())
+    return Situation(space, launcher.known_report, incumbent=launcher.baseline)
+
+
 def number_of(config: TrainConfig) -> int:
     """Return which placebo a config is; 0 for the baseline."""
     return int(config.user_knobs.get("placebo", 0))
@@ -430,7 +442,11 @@ def number_of(config: TrainConfig) -> int:
 def explore_placebos(machine: Machine, *, budget: float = 600.0, count: int = 1000) -> Launcher:
     """Run the exploring stage over placebos and return the launcher, which holds all launches."""
     launcher = make_launcher(machine, budget=budget)
-    explore(launcher, Placebos(make_placebos(count)), lambda *_asked: None, make_curve())
+    study = Placebos(make_placebos(count))
+    kept = FINALS_SHARE * budget
+    Explorer(
+        launcher, study, lambda _now: None, make_situation(launcher), make_curve(), kept_seconds=lambda: kept
+    ).run()
     return launcher
 
 
@@ -498,8 +514,7 @@ def play_finals(
     log_ratios: Sequence[float],
     *others: Sequence[float],
     rounds: int | None = None,
-    reserve: int = 0,
-    pair_sd: float | None = None,
+    terms: Terms | None = None,
     cost: float = 0.0,
 ) -> FinalsOutcome:
     """Run finals in which the baseline is always the same and each candidate has the log ratios given."""
@@ -514,8 +529,7 @@ def play_finals(
         BASELINE,
         launch,
         rounds=rounds or len(log_ratios),
-        reserve=reserve,
         seed=0,
-        pair_sd=pair_sd,
+        terms=terms,
         cost=lambda config, _results: cost if number_of(config) else 0.0,
     )

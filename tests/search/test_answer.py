@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, make_report, play_finals
 
-from autotune.records import Profile
+from autotune.records import Interval, Margin, Profile, QualityCheck
+from autotune.records.quality import QualityVerdict
 from autotune.records.trial import LossCurve
 from autotune.search.answer import WORTH_PROVING, Findings, build_profile
-from autotune.search.confirm import FinalsPlan, budget_for
-from autotune.search.finals import FinalsOutcome, smallest_provable
+from autotune.search.confirm import FinalsPlan
+from autotune.search.finalist import FinalsOutcome, smallest_provable
+from autotune.search.finals import Terms
+from autotune.search.more_time import budget_for
+from autotune.search.objective import Judged
 from autotune.search.ranking import Ranking
 
 ONE, TWO = make_placebos(2)
@@ -54,16 +60,66 @@ def test_the_verdict_is_what_the_pairs_show(log_ratios, verdict):
 
 def test_without_finals_the_baseline_is_kept_and_the_hope_is_told():
     profile = answer(None)
-    assert (profile.verdict, profile.config, profile.candidate_config) == ("keep", BASELINE, None)
-    assert (profile.speedup.low, profile.speedup.high) == (1.0, 1.0)
+    assert (profile.verdict, profile.config, profile.candidate_config) == ("inconclusive", BASELINE, ONE)
+    assert profile.speedup is None
+    assert profile.candidate is not None
+    assert profile.candidate.speedup_estimate == pytest.approx(math.exp(0.24))
+    assert not profile.candidate.passed_checks
     assert profile.evidence.confirmation is None
     assert profile.evidence.notes == (f"unconfirmed: the search's best ran at {math.exp(0.24):.2f}x the baseline",)
 
 
+def check(verdict):
+    difference = Interval(estimate=0.0, low=0.0, high=0.0, confidence_level=0.9, method="planted")
+    return QualityCheck(
+        test="paired-losses",
+        metric="training loss",
+        difference=difference,
+        margin=Margin(amount=0.005),
+        verdict=verdict,
+        seeds=4,
+        samples=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "shown"),
+    [
+        (["non-inferior", "inferior", "inferior", "inferior"], 0),
+        (["non-inferior", "inferior", "non-inferior", "inconclusive"], 2),
+        (["inferior"] * 4, 2),
+        (["inconclusive", "inferior", "inferior", "inferior"], 2),
+    ],
+)
+def test_the_candidate_shown_without_finals_is_the_fastest_that_passed_else_the_fastest_refused(verdicts, shown):
+    configs = make_placebos(4)
+    values = (0.0, 0.05, 0.1, 0.15)  # the fourth was never launched alone
+    judged = [make_judged(config, value) for config, value in zip((BASELINE, *configs[:3]), values, strict=True)]
+    checks = [(config, (check(verdict),)) for config, verdict in zip(configs, verdicts, strict=True)]
+    findings = Findings(make_report(Machine()), judged=judged, checks=checks)
+    profile = build_profile(findings, Ranking(judged, BASELINE), budget_seconds=BUDGET)
+    assert profile.candidate_config == configs[shown]
+
+
 def test_one_pair_is_no_confirmation():
     profile = answer(play_finals([0.2]))
-    assert (profile.verdict, profile.config) == ("keep", BASELINE)
+    assert (profile.verdict, profile.config, profile.speedup) == ("inconclusive", BASELINE, None)
     assert profile.evidence.confirmation is None
+    assert profile.evidence.pairs == 1
+
+
+def test_pairs_that_are_too_few_for_an_interval_have_none():
+    finals = play_finals([0.2, 0.3])
+    finals.candidates[0].ratio = None
+    profile = answer(finals)
+    assert (profile.verdict, profile.speedup) == ("inconclusive", None)
+    told = profile.evidence.confirmation
+    assert told is not None
+    assert told.log_ratios == pytest.approx((0.2, 0.3))
+    assert told.interval is told.smallest_detectable is told.wanted_speedup is None
+    assert profile.candidate is not None
+    assert profile.candidate.speedup_estimate == pytest.approx(math.exp(0.25))
+    assert "too few to tell" in profile.candidate.reason
 
 
 def test_the_verdict_is_keep_only_where_the_upper_bound_is_below_one_percent():
@@ -103,7 +159,7 @@ def test_only_what_is_unclear_asks_for_more_budget():
 
 
 def test_finals_that_ended_at_half_say_so():
-    profile = answer(play_finals([x - 0.5 for x in FASTER], pair_sd=0.02))
+    profile = answer(play_finals([x - 0.5 for x in FASTER], terms=Terms(pair_sd=0.02)))
     assert profile.verdict == "keep"
     assert profile.evidence.confirmation is not None
     assert profile.evidence.confirmation.futile
@@ -172,3 +228,96 @@ def test_the_baselines_trainings_become_the_band_of_the_final_one():
     assert band is not None
     assert (band.seeds, band.samples_per_block, len(band.means)) == (4, 64, 16)
     assert answer(None).evidence.loss_band is None
+
+
+# ---- how it ended
+
+
+def end(judged: Sequence[Judged], **known: Any) -> Profile:
+    """Return the profile of a search without finals."""
+    findings = Findings(make_report(Machine()), judged=list(judged), **known)
+    ranking = Ranking(judged, BASELINE)
+    return build_profile(findings, ranking, budget_seconds=BUDGET)
+
+
+def make_check(verdict: QualityVerdict) -> QualityCheck:
+    return QualityCheck(
+        test="gradients",
+        metric="gradients",
+        difference=None,
+        margin=Margin(amount=0.0),
+        verdict=verdict,
+        seeds=1,
+        samples=0,
+        reason=f"planted {verdict}",
+    )
+
+
+def test_where_nothing_but_the_baseline_was_measured_nothing_is_said_to_be_kept():
+    judged = [make_judged(BASELINE, 0.0), make_judged(TWO, None)]
+    profile = end(judged, interrupted=1, knobs=("precision", "num_workers"), launch_seconds=8.0)
+    assert (profile.verdict, profile.config, profile.speedup) == ("not-tested", BASELINE, None)
+    found = profile.evidence.not_tested
+    assert found is not None
+    assert found.outcomes == {"crashed": 1, "interrupted": 1}
+    assert found.settings == ("num_workers", "precision")
+    assert found.settings_known == 2
+    # By hand: two settings, the launch that was cut and the baseline's, and at least half as much again as this one.
+    assert found.budget_needed_seconds == pytest.approx(max(1.5 * BUDGET, 4 * 8.0 / 0.4))
+    longer = end(judged, interrupted=1, knobs=("precision", "num_workers"), launch_seconds=800.0).evidence.not_tested
+    assert longer is not None
+    assert longer.budget_needed_seconds == pytest.approx(4 * 800.0 / 0.4, rel=0.05)  # the probe's seconds beside it
+
+
+def test_a_setting_that_was_started_is_not_untried():
+    judged = [make_judged(BASELINE, 0.0), make_judged(BASELINE.replace(num_workers=2), None)]
+    found = end(judged, knobs=("num_workers",), launch_seconds=8.0).evidence.not_tested
+    assert found is not None
+    assert (found.settings, found.budget_needed_seconds) == ((), None)
+
+
+def test_what_was_measured_and_did_not_win_is_kept():
+    profile = end([make_judged(BASELINE, 0.0), make_judged(ONE, -0.3)])
+    assert (profile.verdict, profile.candidate, profile.evidence.not_tested) == ("keep", None, None)
+
+
+def test_the_interrupted_launches_are_in_the_tally():
+    trials = end([make_judged(BASELINE, 0.0), make_judged(TWO, None)], interrupted=2).evidence.trials
+    assert trials == {"completed": 1, "crashed": 1, "interrupted": 2}
+    assert "interrupted" not in end([make_judged(BASELINE, 0.0)]).evidence.trials
+
+
+def test_the_candidate_is_the_fastest_that_passed_its_checks_not_the_first_that_was_checked():
+    three, four = (config for config in make_placebos(4)[2:])
+    judged = [make_judged(BASELINE, 0.0), make_judged(ONE, 0.4), make_judged(TWO, 0.1), make_judged(three, 0.2)]
+    judged.append(make_judged(four, 0.5))
+    refused, passed = (make_check("inferior"),), (make_check("non-inferior"),)
+    profile = end(judged, checks=[(ONE, refused), (TWO, passed), (three, passed)])
+    assert profile.candidate_config == three
+    assert profile.quality == passed
+    assert profile.candidate is not None
+    assert profile.candidate.passed_checks
+    assert profile.candidate.speedup_estimate == pytest.approx(math.exp(0.2))
+    assert profile.candidate.reason == "there was no time for its finals"
+    only_refused = end(judged[:3], checks=[(TWO, refused), (ONE, refused)])
+    assert only_refused.candidate_config == ONE
+    assert only_refused.candidate is not None
+    assert not only_refused.candidate.passed_checks
+    assert "planted inferior" in only_refused.candidate.reason
+
+
+def test_a_winner_is_no_candidate():
+    assert answer(play_finals(FASTER)).candidate is None
+    unclear = answer(play_finals(UNCLEAR)).candidate
+    assert unclear is not None
+    assert unclear.pairs == 6
+    assert unclear.speedup_estimate == pytest.approx(math.exp(statistics.fmean(UNCLEAR)))
+
+
+@pytest.mark.parametrize(("log_ratio", "is_told"), [(0.0, False), (-0.3, False), (-0.5, True), (0.5, True)])
+def test_a_probe_that_the_first_launch_does_not_bear_out_is_told_of(log_ratio, is_told):
+    report = make_report(Machine())
+    probed = math.log(report.measurement.samples_per_second / BASE_RATE)
+    judged = [make_judged(BASELINE, probed + log_ratio), make_judged(BASELINE, probed)]
+    notes = build_profile(Findings(report, judged=judged), Ranking(judged, BASELINE), budget_seconds=BUDGET).evidence
+    assert any("the probe read" in note for note in notes.notes) == is_told

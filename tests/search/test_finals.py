@@ -8,9 +8,12 @@ from collections import Counter
 import pytest
 from simulated import BASELINE, Machine, play_finals
 
+from autotune.measure.confidence import Pilot
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals import CLAIM_RISK, FALSE_RISK, THRESHOLD, rounds_needed, run_finals, smallest_provable
+from autotune.search.finalist import CLAIM_RISK, FALSE_RISK, LEAST_ROUNDS, THRESHOLD, rounds_needed, smallest_provable
+from autotune.search.finals import Terms, run_finals
+from autotune.search.purse import Pair
 
 FAST = BASELINE.replace(precision="bf16")
 FAST_AND_MORE = FAST.replace(num_workers=2)
@@ -165,7 +168,7 @@ def test_what_a_few_outliers_decide_is_unclear():
 
 
 def test_hopeless_finals_end_at_half_and_claim_nothing():
-    finals = play_finals(alternate(-0.10, 0.02, 10), pair_sd=0.03)
+    finals = play_finals(alternate(-0.10, 0.02, 10), terms=Terms(pair_sd=0.03))
     assert finals.futile
     assert finals.winner is None
     assert len(finals.baseline.rates) == len(finals.candidates[0].rates) == 5
@@ -173,20 +176,20 @@ def test_hopeless_finals_end_at_half_and_claim_nothing():
 
 @pytest.mark.parametrize("mean", [0.03, 0.05, 0.4])
 def test_promising_finals_are_not_stopped_and_never_won_early(mean):
-    finals = play_finals(alternate(mean, 0.02, 10), pair_sd=0.03)
+    finals = play_finals(alternate(mean, 0.02, 10), terms=Terms(pair_sd=0.03))
     assert not finals.futile
     assert len(finals.candidates[0].rates) == 10
 
 
 def test_one_promising_candidate_keeps_the_others_in():
-    finals = play_finals(alternate(-0.10, 0.02, 10), alternate(0.10, 0.02, 10), pair_sd=0.03)
+    finals = play_finals(alternate(-0.10, 0.02, 10), alternate(0.10, 0.02, 10), terms=Terms(pair_sd=0.03))
     assert not finals.futile
     assert [len(one.rates) for one in finals.candidates] == [10, 10]
 
 
 @pytest.mark.parametrize(("rounds", "looked"), [(4, False), (5, False), (6, True), (7, True)])
 def test_fewer_than_three_pairs_are_no_reason_to_give_up(rounds, looked):
-    finals = play_finals(alternate(-0.5, 0.02, rounds), pair_sd=0.03)
+    finals = play_finals(alternate(-0.5, 0.02, rounds), terms=Terms(pair_sd=0.03))
     assert finals.futile == looked
 
 
@@ -200,7 +203,7 @@ def test_the_look_at_half_time_only_takes_claims_away():
     for _ in range(150):
         log_ratios = [rng.gauss(0.045, 0.042) for _ in range(10)]
         claimed = play_finals(log_ratios).winner is not None
-        looked = play_finals(log_ratios, pair_sd=0.042).winner is not None
+        looked = play_finals(log_ratios, terms=Terms(pair_sd=0.042)).winner is not None
         assert claimed or not looked
         without, with_look = without + claimed, with_look + looked
     assert 20 < with_look <= without
@@ -208,7 +211,7 @@ def test_the_look_at_half_time_only_takes_claims_away():
 
 
 def test_the_look_at_half_time_counts_what_compiling_costs():
-    finals = play_finals(alternate(0.10, 0.02, 10), pair_sd=0.03, cost=0.30)
+    finals = play_finals(alternate(0.10, 0.02, 10), terms=Terms(pair_sd=0.03), cost=0.30)
     assert finals.candidates[0].outcome == "no gain"
     assert finals.futile
 
@@ -222,49 +225,55 @@ def test_compiling_is_taken_off_every_pair():
     assert play_finals(log_ratios, cost=0.20).candidates[0].outcome == "no gain"
 
 
-@pytest.mark.parametrize(
-    ("log_ratios", "pairs", "outcome"),
-    [
-        (alternate(0.30, 0.02, 12), 6, "faster"),  # proven by the rounds planned
-        (alternate(-0.10, 0.01, 12), 6, "no gain"),
-        ([0.30, 0.00] * 3 + [0.30] * 6, 12, "faster"),  # six pairs leave it open, twelve do not
-        ([0.30, -0.10] * 6, 12, "unclear"),
-    ],
-)
-def test_the_reserve_is_run_where_the_rounds_planned_leave_it_open(
-    log_ratios: list[float], pairs: int, outcome: str
-) -> None:
-    finals = play_finals(log_ratios, rounds=6, reserve=6)
-    assert len(finals.candidates[0].rates) == pairs
-    assert finals.candidates[0].outcome == outcome
-    assert (finals.winner is not None) == (outcome == "faster")
-
-
-def test_nothing_of_the_reserve_is_run_for_the_sake_of_a_second_candidate() -> None:
-    proven, unclear = alternate(0.30, 0.02, 12), [0.30, -0.10] * 6
-    finals = play_finals(unclear, proven, rounds=6, reserve=6)
-    assert finals.winner is finals.candidates[1]
-    assert [len(one.rates) for one in finals.candidates] == [6, 6]
-
-
-def test_a_reserve_that_would_hardly_prove_anything_is_left() -> None:
-    log_ratios = [0.30, 0.10, 0.30, -0.20, -0.25, -0.25] + [0.30] * 6
-    assert not play_finals(log_ratios[:6], pair_sd=0.2).futile
-    finals = play_finals(log_ratios, rounds=6, reserve=6, pair_sd=0.2)
+def test_a_look_that_leaves_little_hope_for_those_to_follow_is_futile() -> None:
+    log_ratios = [0.30, 0.10, 0.30, -0.20, -0.25, -0.25]
+    assert not play_finals(log_ratios, terms=Terms(pair_sd=0.2)).futile
+    finals = play_finals(log_ratios, terms=Terms(pair_sd=0.2, to_follow=6))
     assert finals.futile
     assert len(finals.candidates[0].rates) == 6
 
 
-def test_two_looks_share_both_risks() -> None:
+def test_a_look_claims_at_its_share_of_both_risks() -> None:
     log_ratios = alternate(0.08, 0.02, 8)
-    one, two = play_finals(log_ratios), play_finals(log_ratios, rounds=8, reserve=4)
-    assert (one.risk_share, two.risk_share) == (1.0, 0.5)
+    finals = play_finals(log_ratios, terms=Terms(share=0.5))
+    assert finals.risk_share == 0.5
     error = statistics.stdev(log_ratios) / math.sqrt(8)
-    ratio = two.candidates[0].ratio
+    ratio = finals.candidates[0].ratio
     assert ratio is not None
     assert ratio.low == pytest.approx(math.exp(0.08 - student_t_quantile(1 - CLAIM_RISK / 2, 7) * error))
-    assert two.candidates[0].sure == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 7) * error))
+    assert finals.candidates[0].sure == pytest.approx(
+        math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 7) * error)
+    )
     assert smallest_provable(0.04, 8, risk_share=0.5) > smallest_provable(0.04, 8)
+
+
+def test_pairs_of_earlier_looks_count() -> None:
+    weak, strong = [0.30, 0.05, 0.25], [0.28, 0.30, 0.27]
+    before = play_finals(weak)
+    assert before.winner is None
+    kept = [Pair(*both) for both in zip(before.candidates[0].results, before.baseline.results, strict=True)]
+    heard: list[Pair] = []
+    after = play_finals(strong, terms=Terms(earlier=kept, heard=heard.append, pilot=Pilot(0.08, 6.0)))
+    assert after.candidates[0].log_ratios == pytest.approx([*weak, *strong])
+    assert len(heard) == 3
+    assert after.winner is not None
+
+
+def test_what_the_search_knew_of_the_noise_lets_few_pairs_prove_a_large_gain() -> None:
+    # Read at 3.0, 4.6 and 4.5 times: two degrees of freedom alone ask the impossible of them.
+    log_ratios = [math.log(ratio) for ratio in (3.0, 4.6, 4.5)]
+    assert play_finals(log_ratios).candidates[0].outcome == "unclear"
+    known = play_finals(log_ratios, terms=Terms(share=0.6, pilot=Pilot(0.25, 2.5)))
+    assert known.candidates[0].outcome == "faster"
+    assert known.candidates[0].ratio is not None
+    assert 1.5 < known.candidates[0].ratio.low < 3.0
+
+
+@pytest.mark.parametrize("pairs", range(1, LEAST_ROUNDS + 1))
+def test_the_interval_of_too_few_pairs_is_not_known(pairs: int) -> None:
+    one = play_finals([0.3, 0.2, 0.1][:pairs]).candidates[0]
+    assert (one.ratio is None) == (pairs < LEAST_ROUNDS)
+    assert one.estimate == pytest.approx(math.exp(statistics.fmean([0.3, 0.2, 0.1][:pairs])))
 
 
 @pytest.mark.parametrize("pair_sd", [0.01, 0.04, 0.14])
@@ -292,12 +301,13 @@ def test_a_gain_of_the_smallest_provable_size_is_proven_four_times_in_five():
     assert 0.70 < claims / 300 < 0.92
 
 
-@pytest.mark.parametrize("reserve", [0, 8])
-def test_identical_arms_are_claimed_faster_in_hardly_any_search(reserve):
+@pytest.mark.parametrize("pilot", [Pilot(), Pilot(0.07, 4.0)])
+def test_identical_arms_are_claimed_faster_in_hardly_any_search(pilot: Pilot) -> None:
     equal = random.Random(1)
     claims = 0
     for seed in range(500):
         machine = Machine(blocks=1, speed=lambda _c: 1.0, noise=equal.choice([0.01, 0.03, 0.08]), seed=seed)
-        outcome = run_finals([FAST, OTHER], BASELINE, launcher(machine), rounds=6, reserve=reserve, seed=seed)
+        terms = Terms(pilot=pilot)
+        outcome = run_finals([FAST, OTHER], BASELINE, launcher(machine), rounds=6, terms=terms, seed=seed)
         claims += outcome.winner is not None
     assert claims <= 2

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from simulated import Machine, run_simulated
@@ -46,7 +47,7 @@ from pathlib import Path
 from autotune.search.folder import lock_searches
 from autotune.errors import BusyError
 try:
-    lock_searches(Path({str(tmp_path)!r}))
+    lock_searches(Path({str(tmp_path)!r})).__enter__()
 except BusyError as error:
     print(error.message)
 """
@@ -63,6 +64,7 @@ import os, signal
 from pathlib import Path
 from autotune.search.folder import lock_searches
 lock = lock_searches(Path({str(tmp_path)!r}))
+lock.__enter__()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -99,5 +101,33 @@ def test_this_targets_own_profile_may_be_replaced(tmp_path):
 
 
 def test_an_already_held_lock_is_busy_in_the_same_process_too(tmp_path):
-    with lock_searches(tmp_path), pytest.raises(BusyError):
-        lock_searches(tmp_path)
+    with lock_searches(tmp_path), pytest.raises(BusyError), lock_searches(tmp_path):
+        pass
+
+
+def test_the_lock_is_given_back_at_the_end_not_when_the_last_reference_to_it_goes(tmp_path):
+    holder = lock_searches(tmp_path)
+    with holder:
+        pass
+    with lock_searches(tmp_path):
+        pass
+    assert holder is not None  # still here
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_answer_goes_into_a_file_and_never_in_place_of_a_pipe_or_a_device(tmp_path, force):
+    """A pipe was waited for, deaf to SIGTERM; with --force a device would have been replaced by a file."""
+    os.mkfifo(tmp_path / "pipe")
+    for out, kind in ((tmp_path / "pipe", "a pipe"), (Path("/dev/null"), "a device"), (tmp_path, "a folder")):
+        with pytest.raises(UsageError, match=f"--out {out} is {kind}, not a file"):
+            check_output(out, "toy.py:workload", force=force)
+
+
+def test_an_answer_that_is_there_is_read_only_so_far_and_so_deep(tmp_path):
+    deep, long = tmp_path / "deep.json", tmp_path / "long.json"
+    deep.write_text("[" * 100_000)
+    with long.open("wb") as file:
+        file.truncate(2**40)
+    for out in (deep, long):
+        with pytest.raises(UsageError, match="exists and is not a profile"):
+            check_output(out, "toy.py:workload", force=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from autotune.presets import find_preset, is_preset
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.search import Preset
 from autotune.search.run import SearchOptions, run_search
-from autotune.search.strategy import describe_left_out, suggest
+from autotune.search.strategy import Situation, describe_left_out, suggest
 from autotune.space import build_space
 from autotune.train.options import TrainingOptions
 
@@ -31,9 +32,10 @@ def test_a_preset_of_ones_own_is_tried_before_anything_else() -> None:
     report = make_report(Machine())
     space = build_space(Facts(target=report.target, hardware=report.hardware))
     own = Preset.model_validate({**RECIPE, "settings": {"precision": "bf16", "num_workers": 1}})
-    first = suggest(space, report, space.baseline, [space.baseline], 600.0, presets=(own,))
+    now = Situation(space, report, space.baseline, tried=[space.baseline])
+    first = suggest(dataclasses.replace(now, presets=(own,)))
     assert first == space.baseline.replace(precision="bf16", num_workers=1)
-    assert first != suggest(space, report, space.baseline, [space.baseline], 600.0)
+    assert first != suggest(now)
 
 
 def test_what_a_search_leaves_out_of_it_is_said() -> None:
@@ -45,19 +47,19 @@ def test_what_a_search_leaves_out_of_it_is_said() -> None:
     ]
 
 
-def test_own_knobs_come_before_the_shipped_presets_and_stay_below_them() -> None:
+def test_own_knobs_come_first_and_everything_else_goes_on_top_of_the_best_of_them() -> None:
     machine = Machine(knobs={"kernel": ("old", "new", "newer")})
     report = make_report(machine)
     space = build_space(Facts(target=report.target, hardware=report.hardware))
-    tried = [space.baseline]
+    now, tried = Situation(space, report, space.baseline), [space.baseline]
     for kernel in ("new", "newer"):
-        config = suggest(space, report, space.baseline, tried, 600.0)
+        config = suggest(dataclasses.replace(now, tried=tried))
         assert config == space.baseline.replace(user_knobs={"kernel": kernel})
         tried.append(config)
-    after = suggest(space, report, tried[1], tried, 600.0)
+    after = suggest(dataclasses.replace(now, incumbent=tried[1], tried=tried))
     assert after is not None
     assert after.user_knobs == {"kernel": "new"}
-    assert len(changed_fields(after, tried[1])) > 1  # a shipped preset on top of what is best
+    assert len(changed_fields(after, tried[1])) == 1
 
 
 def test_a_recipes_own_values_are_tried_unless_ruled_out() -> None:
@@ -84,6 +86,7 @@ def test_a_search_tries_the_own_preset_first_and_a_resumed_one_has_to_have_it(tm
     specs = [spec for spec in found.machine.specs if spec.purpose == "measure"]
     assert next(spec.config for spec in specs if spec.config != specs[0].config).num_workers == 1
     assert any("ours: precision=fp16 was left out" in note for note in found.profile.evidence.notes)
+    (tmp_path / "toy.py").write_text("from elsewhere import *\n")
     with pytest.raises(UsageError, match=r"presets was ours \(num_workers=1 precision=fp16\) .* and is not given now"):
         run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
 

@@ -12,7 +12,7 @@ from autotune.records import TrainConfig
 from autotune.search.confirm import confirm, plan_finals
 from autotune.search.drift_stage import MOST_FINALISTS
 from autotune.search.explore import LEAST_GAIN
-from autotune.search.finals import FinalsOutcome
+from autotune.search.finalist import FinalsOutcome
 
 BUDGET = 110.0
 

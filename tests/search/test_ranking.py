@@ -20,9 +20,9 @@ LOG_RATE = math.log(BASE_RATE)
 Launches = list[tuple[TrainConfig, float | None]]
 
 
-def rank(launches: Launches, *, probed: float | None = None, planned: float | None = None) -> Ranking:
+def rank(launches: Launches, *, planned: float | None = None) -> Ranking:
     judged = [make_judged(config, value) for config, value in launches]
-    return Ranking(judged, BASELINE, probed=None if probed is None else LOG_RATE + probed, planned_samples=planned)
+    return Ranking(judged, BASELINE, planned_samples=planned)
 
 
 def anchors_between(values: list[float], between: int = ANCHOR_SPACING, level: float | None = None) -> Launches:
@@ -172,9 +172,9 @@ def test_noise_comes_from_anchors_in_a_row_so_that_drift_is_none():
     assert ranking.noise[0] < statistics.stdev(values)
 
 
-def test_the_probe_is_one_more_launch_of_the_baseline():
-    ranking = rank([(BASELINE, 0.0)], probed=0.04)
-    assert ranking.noise == pytest.approx((math.sqrt((PRIOR_DEGREES * PRIOR_SD**2 + 0.04**2 / 2) / 3), 3.0))
+def test_one_launch_of_the_baseline_tells_nothing_of_the_noise():
+    ranking = rank([(BASELINE, 0.0)])
+    assert ranking.noise == pytest.approx((PRIOR_SD, PRIOR_DEGREES))
     assert ranking.anchors.values == pytest.approx((LOG_RATE,))
 
 

@@ -10,7 +10,9 @@ from autotune.records.search import SearchState
 from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, _holds_proof, run_search
 from autotune.targets.drift_limits import read_drift_limits
+from autotune.targets.fingerprint import fingerprint_workload
 
+TOY = "from elsewhere import *\n"  # nothing of it is run, and its names cannot be told by reading
 STATE = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
 
 
@@ -40,12 +42,14 @@ def test_a_proven_answer_is_known_as_such(tmp_path):
 )
 def test_a_resumed_search_must_ask_for_the_same(tmp_path, options, message):
     run_simulated(Machine(stop_after=3), tmp_path)
+    (tmp_path / "toy.py").write_text(TOY)
     with pytest.raises(UsageError, match=message):
         run_search("toy.py:workload", SearchOptions(resume=True, **options), folder=tmp_path)
 
 
 def test_a_copied_folder_is_not_resumed(tmp_path):
     run_simulated(Machine(stop_after=3), tmp_path)
+    (tmp_path / "toy.py").write_text(TOY)
     found = find_search_folder(tmp_path)
     assert found is not None
     found.write_state(SearchState(target=Target(spec="toy.py:workload", folder="/elsewhere"), **STATE))
@@ -53,20 +57,35 @@ def test_a_copied_folder_is_not_resumed(tmp_path):
         run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
 
 
-@pytest.mark.parametrize("what", ["target", "machine"])
-def test_a_search_is_not_resumed_for_something_else(tmp_path, what):
+CHANGES = {
+    "the target has changed": "target",
+    "the machine or its software has changed": "machine",
+    "the search was begun by an older version, which did not look at what the target imports": "version",
+}
+
+
+@pytest.mark.parametrize(("message", "what"), CHANGES.items(), ids=CHANGES.values())
+def test_a_search_is_not_resumed_for_something_else(tmp_path, message, what):
     folder = run_simulated(Machine(stop_after=3), tmp_path).folder
+    (tmp_path / "toy.py").write_text(TOY + "import helper\n")
+    (tmp_path / "helper.py").write_text("LEARNING_RATE = 0.05\n")
     report = folder.read_probe()
     assert report is not None
-    folder.write_probe(report.replace(software=read_software().replace(torch="1.0")) if what == "machine" else report)
+    fingerprint = fingerprint_workload("toy.py:workload", folder=tmp_path)
+    if what == "version":
+        fingerprint = "0123456789ab"
+    if what == "machine":
+        report = report.replace(software=read_software().replace(torch="1.0"))
+    folder.write_probe(report.replace(target=report.target.replace(fingerprint=fingerprint)))
     if what == "target":
-        (tmp_path / "toy.py").write_text("workload = None")
-    with pytest.raises(UsageError, match=f"--resume: the {what}.* has changed since the search began"):
+        (tmp_path / "helper.py").write_text("LEARNING_RATE = 5.0\n")
+    with pytest.raises(UsageError, match=f"--resume: {message}"):
         run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
 
 
 def test_an_unwritable_answer_is_the_machines_fault_not_a_traceback(tmp_path):
     profile = run_simulated(Machine(stop_after=3), tmp_path).profile
     assert isinstance(profile, Profile)
+    (tmp_path / "toy.py").write_text(TOY)
     with pytest.raises(UsageError, match="there is no folder"):
         run_search("toy.py:workload", SearchOptions(out="no/such/best.json"), folder=tmp_path)

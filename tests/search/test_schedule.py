@@ -137,7 +137,7 @@ def make_rival(config: TrainConfig, *, luck: float = 0.0, score: float = 0.3, re
     for number in range(repeats):
         shift = luck * (-1) ** number
         judged += [make_judged(BASELINE, shift, canary=2.0), make_judged(ONE, score + shift)]
-    return schedule([*judged, make_judged(TWO, 0.1)]).make_rival(config)
+    return schedule([*judged, make_judged(TWO, min(score, 0.1))]).make_rival(config)
 
 
 def test_neither_the_baseline_nor_the_incumbent_races():
@@ -338,12 +338,12 @@ def test_the_baseline_is_never_more_than_eight_launches_away(long_searches):
         assert max(late - early for early, late in pairwise(places)) == ANCHOR_SPACING + 1
 
 
-def test_a_new_incumbent_was_launched_at_least_twice(long_searches):
+def test_a_new_incumbent_was_launched_twice_or_leads_by_more_than_luck(long_searches):
     for search in long_searches:
         incumbents = set()
         for place in range(1, len(search.judged)):
             incumbent = Ranking(search.judged[:place], BASELINE).incumbent
             assert incumbent is not None
-            assert incumbent.config == BASELINE or incumbent.sound_launches >= 2
+            assert incumbent.config == BASELINE or incumbent.sound_launches >= 2 or incumbent.score > 0.1
             incumbents.add(number_of(incumbent.config))
         assert {0, 5, 17} <= incumbents

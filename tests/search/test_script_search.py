@@ -11,7 +11,7 @@ from simulated import BASELINE, Machine, run_simulated
 from autotune.records import TrainConfig
 from autotune.records.config import get_knob
 from autotune.records.script import Script
-from autotune.search.drift import SEEDS
+from autotune.search.drift import MOST_SEEDS, SEEDS
 from autotune.targets.script import read_script
 
 
@@ -26,7 +26,9 @@ def test_every_seed_of_a_script_is_a_process_of_its_own(tmp_path: Path, script: 
     run = run_simulated(machine, tmp_path, script=script, budget=600)
     assert run.profile.verdict == "improved"
     learned = [spec for spec in machine.specs if spec.purpose == "quality"]
-    assert {spec.seeds for spec in learned} == {(seed,) for seed in range(SEEDS)}
+    seeds = {spec.seeds for spec in learned}
+    assert seeds == {(seed,) for seed in range(len(seeds))}
+    assert SEEDS <= len(seeds) <= MOST_SEEDS
     arms = {spec.config.to_json() for spec in learned if spec.config is not None}
     assert len(learned) == SEEDS * len(arms)
     trained = [check for check in run.profile.quality if check.test in ("paired-losses", "exact-losses")]
@@ -48,7 +50,8 @@ def test_a_workload_still_learns_all_seeds_in_one_process(tmp_path: Path) -> Non
     machine = Machine()
     run_simulated(machine, tmp_path)
     learned = [spec for spec in machine.specs if spec.purpose == "quality"]
-    assert {len(spec.seeds) for spec in learned} == {SEEDS}
+    assert len({spec.seeds for spec in learned}) == 1
+    assert SEEDS <= len(learned[0].seeds) <= MOST_SEEDS
     assert all(spec.baseline is None for spec in machine.specs)
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import pytest
-from simulated import BASELINE, Machine, all_equal, run_simulated
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, all_equal, run_simulated
 
 from autotune.errors import NothingFeasibleError, TargetError, UsageError
 from autotune.records import Margin, TrainConfig, TrialStatus
+from autotune.search.purse import RiskPurse
 from autotune.search.ranking import Ranking
 from autotune.search.schedule import ELITE_LAUNCHES, ELITES
 from autotune.search.study import Study
@@ -22,14 +22,14 @@ def test_a_planted_gain_is_found_proven_and_saved(tmp_path):
     assert profile.baseline_config == BASELINE
     assert profile.speedup.low > 1.01
     assert profile.speedup.low < 1.5 < profile.speedup.high * 1.02
-    assert profile.evidence.pairs >= 4
+    assert profile.evidence.pairs >= 3
     assert all(check.verdict == "non-inferior" for check in profile.quality)
     assert profile.quality
 
 
 def test_the_first_answer_is_the_baseline_and_comes_before_the_search(tmp_path):
     run = run_simulated(Machine(), tmp_path)
-    assert run.saved[0].verdict == "keep"
+    assert run.saved[0].verdict == "not-tested"
     assert run.saved[0].config == BASELINE
     assert run.saved[0].evidence.stop_reason == "running"
     assert run.saved[-1] == run.profile
@@ -120,14 +120,14 @@ def test_a_budget_that_cannot_hold_the_finals_is_refused_with_the_need(tmp_path)
 
 def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_path):
     launcher = run_simulated(Machine(), tmp_path, budget=300).launcher
-    launches, probed = launcher.judged, math.log(launcher.known_report.measurement.samples_per_second)
+    launches = launcher.judged
     again = 0
     for place, one in enumerate(launches):
         earlier = launches[:place]
         if one.config == BASELINE or all(one.key != other.key for other in earlier):
             continue
         again += 1
-        ranking = Ranking(earlier, BASELINE, probed=probed)
+        ranking = Ranking(earlier, BASELINE)
         top = {ranking.challenger.key} if ranking.challenger else set()
         top |= {entry.key for entry in ranking.entries[: 1 + ELITES] if entry.score > 0}
         assert one.key in top
@@ -142,7 +142,7 @@ def test_new_settings_are_at_least_half_of_a_search(tmp_path):
 
 def test_a_stopped_search_keeps_what_was_finished_and_says_so(tmp_path):
     run = run_simulated(Machine(stop_after=6), tmp_path)
-    assert run.profile.verdict == "keep"
+    assert run.profile.verdict in ("keep", "inconclusive")
     assert run.profile.config == BASELINE
     assert run.profile.evidence.stop_reason == "interrupted"
     finished = [result for result in run.folder.read_trials() if result.status is TrialStatus.COMPLETED]
@@ -187,10 +187,31 @@ def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
         run_simulated(Machine(), tmp_path, memory_limit_bytes=100 * 2**20)
 
 
+def test_a_resumed_search_goes_on_with_the_pairs_of_its_finals(tmp_path):
+    whole = run_simulated(Machine(), tmp_path).machine.specs
+    first_final = next(i for i, spec in enumerate(whole) if spec.purpose == "final")
+    first = run_simulated(Machine(stop_after=first_final + 5), tmp_path)
+    assert first.profile.verdict != "improved"
+    before = first.folder.read_finals()
+    assert before is not None
+    assert [len(look.rounds) for look in before.looks] == [2]
+    machine = Machine(seed=first.machine.seed + 1)
+    second = run_simulated(machine, tmp_path, folder=first.folder)
+    after = second.folder.read_finals()
+    assert after is not None
+    assert after.looks[0] == before.looks[0]
+    assert after.looks[1].candidate == before.looks[0].candidate
+    assert after.looks[1].share == pytest.approx(0.24)
+    assert after.looks[1].proven
+    assert second.profile.verdict == "improved"
+    purse = RiskPurse(after, results=second.folder.read_trials(), machine=after.machine)
+    assert len(purse.pairs_of(before.looks[0].candidate)) == 2 + len(after.looks[1].rounds)
+
+
 def test_a_stop_in_the_finals_keeps_the_rounds_that_were_finished(tmp_path):
     whole = run_simulated(Machine(), tmp_path).machine.specs
     first_final = next(i for i, spec in enumerate(whole) if spec.purpose == "final")
-    run = run_simulated(Machine(stop_after=first_final + 9), tmp_path)
+    run = run_simulated(Machine(stop_after=first_final + 5), tmp_path)
     assert run.profile.evidence.stop_reason == "interrupted"
     assert run.profile.evidence.pairs >= 2
 
@@ -284,7 +305,7 @@ def test_a_required_improvement_that_could_not_be_measured_is_none(tmp_path):
     facts = {**BOTH_METRICS, "evaluate_seconds": None}
     limits = read_drift_limits(["error:min-improvement=0.01"])
     profile = run_simulated(Machine(facts=facts), tmp_path, max_drift=limits).profile
-    assert profile.verdict == "keep"
+    assert profile.verdict == "inconclusive"
     assert ("error", "inconclusive") in [(check.metric, check.verdict) for check in profile.quality]
     assert any("accuracy, error" in note and "no time to evaluate" in note for note in profile.evidence.notes)
 
@@ -300,3 +321,23 @@ def test_a_limit_of_a_metric_that_the_target_lacks_ends_the_search(tmp_path):
 def test_a_trial_cut_by_the_end_of_a_stage_is_run_again_on_resume(tmp_path):
     first = run_simulated(Machine(seconds=5.0), tmp_path, budget=130)
     assert not [r for r in first.folder.read_trials() if r.status is TrialStatus.TIMED_OUT]
+
+
+def test_a_baseline_that_was_slow_once_takes_nobody_to_a_check_or_the_finals(tmp_path):
+    """What runs at half the speed looks five times as fast beside a launch that the machine slowed down tenfold."""
+
+    def speed(config: TrainConfig) -> float:
+        return 1.0 if config == BASELINE else 0.5
+
+    machine = Machine(speed=speed, drift=lambda now: 0.1 if LAUNCH_SECONDS <= now < 2 * LAUNCH_SECONDS else 1.0)
+    run = run_simulated(machine, tmp_path)
+    assert {spec.purpose for spec in machine.specs} == {"probe", "measure"}
+    assert run.profile.verdict == "keep"
+
+
+def test_a_leader_that_cannot_be_checked_in_time_does_not_end_the_search(tmp_path):
+    machine = Machine(facts={**BOTH_METRICS, "evaluate_seconds": 500.0})
+    limits = read_drift_limits(["error:min-improvement=0.01"])  # takes trainings that are evaluated
+    run = run_simulated(machine, tmp_path, max_drift=limits, budget=240)
+    assert machine.now > 0.75 * 240
+    assert run.profile.verdict == "inconclusive"

@@ -43,7 +43,7 @@ def test_a_machine_repeats_itself_from_a_seed(name: str) -> None:
     assert launches(MACHINES[name], 5, seed=3) != launches(MACHINES[name], 5, seed=4)
 
 
-def test_recorded_launches_are_drawn_whole_from_any_block_on() -> None:
+def test_recorded_launches_begin_at_any_block_and_are_whole() -> None:
     recorded = [[float(10 * launch + block) for block in range(4)] for launch in range(20)]
     start = Recorded(recorded)(random.Random(1))
     middle = statistics.median(statistics.fmean(blocks) for blocks in recorded)
@@ -54,6 +54,18 @@ def test_recorded_launches_are_drawn_whole_from_any_block_on() -> None:
         assert drawn[4:] == drawn[:4]
         seen.add(drawn[0])
     assert len(seen) > 60
+
+
+def test_recorded_launches_follow_each_other_as_they_ran() -> None:
+    recorded = [[float(10 * launch + block) for block in range(4)] for launch in range(20)]
+    middle = statistics.median(statistics.fmean(blocks) for blocks in recorded)
+    firsts = set()
+    for seed in range(40):
+        start = Recorded(recorded)(random.Random(seed))
+        drawn = [int(next(start()) + middle) // 10 for _ in range(30)]
+        assert drawn == [(drawn[0] + step) % 20 for step in range(30)]
+        firsts.add(drawn[0])
+    assert len(firsts) > 10
 
 
 @pytest.mark.parametrize("recorded", [[], [[0.0, 0.1, 0.2]] * 19, [[0.0, 0.1]] * 40])

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-import math
+import pickle
+import random
 from collections.abc import Iterator
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from autotune.errors import TargetError
 from autotune.targets import demo
-from autotune.targets.demo import WINDOW_LENGTH, ByteGPT, ByteWindows, DemoWorkload, learning_rate_factor, workload
+from autotune.targets.demo import FigureNetwork, learning_rate_factor, workload
+from autotune.targets.demo_pictures import FIGURES, PICTURE_SIZE, draw_picture, measure_distance
 from autotune.targets.workload import Metric, check_workload
-
-SOURCE_LINE = b"for index, value in enumerate(values):\n"
 
 
 @pytest.fixture(autouse=True)
@@ -25,124 +25,91 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two hundred files of 4 kB, and some that do not count."""
-    for number in range(200):
-        path = tmp_path / ("package" if number % 2 else ".") / f"module_{number}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(SOURCE_LINE * 100 + f"# {number}\n".encode())
-    for name in ("site-packages", "__pycache__", "test"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "skipped.py").write_bytes(SOURCE_LINE)
-    (tmp_path / "notes.txt").write_text("not Python")
-    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere")
-    return tmp_path
-
-
-def train_briefly(model: nn.Module, *, steps: int, batch_size: int = 16) -> list[float]:
-    optimizer = workload.build_optimizer(model)
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-3
-    dataset = workload.train_dataset()
-    losses = []
-    for step in range(steps):
-        samples = [dataset[(step * batch_size + k) * 37 % len(dataset)] for k in range(batch_size)]
-        batch = tuple(torch.stack(part) for part in zip(*samples, strict=True))
-        loss = workload.compute_loss(model, (batch[0], batch[1]))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), workload.gradient_clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def evaluate(model: nn.Module) -> float:
-    with torch.no_grad():
-        return workload.evaluate(model.eval(), torch.device("cpu"))
+def draw_batch(first: int, *, size: int = 32) -> tuple[Tensor, Tensor]:
+    samples = [workload.train_dataset()[index] for index in range(first, first + size)]
+    return torch.stack([picture for picture, _ in samples]), torch.tensor([figure for _, figure in samples])
 
 
 def test_it_is_a_workload() -> None:
     loaded = check_workload(workload, label="demo", fingerprint="0")
-    assert loaded.metrics == (Metric(name="bits_per_byte", direction="minimize"),)
+    assert loaded.metrics == (Metric(name="accuracy", direction="maximize"),)
     assert loaded.baseline.effective_batch_size == 32
+    assert loaded.baseline.num_workers == 0
     assert loaded.gradient_clip_norm == 1.0
+    assert loaded.drop_last
 
 
-def test_the_split_is_disjoint_and_repeatable(folder: Path) -> None:
-    train, validation = demo.split_files(folder)
-    assert not set(train) & set(validation)
-    assert len(train) + len(validation) == 200
-    assert 8 <= len(validation) <= 35
-    assert demo.split_files(folder) == (train, validation)
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_picture_is_normalised_float32(figure: str) -> None:
+    picture = draw_picture(figure, np.random.default_rng(3))
+    assert picture.shape == (3, PICTURE_SIZE, PICTURE_SIZE)
+    assert picture.dtype == np.float32
+    assert abs(picture.mean()) < 1e-3
+    assert picture.std() == pytest.approx(1, abs=0.05)
 
 
-def test_the_split_depends_on_relative_paths_only(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "lib"
-    folder.rename(elsewhere)
-    moved = [[path.relative_to(elsewhere) for path in part] for part in demo.split_files(elsewhere)]
-    elsewhere.rename(folder)
-    assert moved == [[path.relative_to(folder) for path in part] for part in demo.split_files(folder)]
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_figure_is_darker_than_its_ground(figure: str) -> None:
+    pictures = np.stack([draw_picture(figure, np.random.default_rng(seed)) for seed in range(24)])
+    border = np.concatenate([pictures[:, :, :3].ravel(), pictures[:, :, -3:].ravel()]).mean()
+    assert np.percentile(pictures, 5) < border - 1
 
 
-def test_a_new_file_moves_no_other_between_the_parts(folder: Path) -> None:
-    train, validation = demo.split_files(folder)
-    (folder / "added.py").write_bytes(SOURCE_LINE)
-    train_after, validation_after = demo.split_files(folder)
-    assert set(train) <= set(train_after)
-    assert set(validation) <= set(validation_after)
+def test_no_two_figures_are_alike() -> None:
+    axis = np.linspace(-1, 1, 64, dtype=np.float32)
+    x, y = np.meshgrid(axis, axis)
+    inside = [measure_distance(figure, x, y) < 0 for figure in FIGURES]
+    assert all(0.1 < part.mean() < 0.9 for part in inside)
+    assert all((inside[i] != inside[k]).mean() > 0.04 for i in range(8) for k in range(i))
 
 
-def test_the_standard_library_is_enough_and_read_once() -> None:
-    corpus = workload._read_corpus()
-    assert workload._read_corpus() is corpus
-    assert 2**17 < len(corpus.train) <= demo._TRAIN_BYTES
-    assert 2**15 < len(corpus.validation) <= demo._VALIDATION_BYTES
-
-
-def test_too_little_source_is_said_plainly(tmp_path: Path) -> None:
-    (tmp_path / "only.py").write_bytes(SOURCE_LINE)
-    with pytest.raises(TargetError, match="too little of it in") as caught:
-        DemoWorkload(tmp_path).train_dataset()
-    assert "train.py:workload" in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["missing", "python311.zip"])
-def test_a_standard_library_that_is_no_folder_is_said_plainly(tmp_path: Path, name: str) -> None:
-    (tmp_path / "python311.zip").write_bytes(b"PK\x05\x06" + bytes(18))
-    with pytest.raises(TargetError, match=name):
-        DemoWorkload(tmp_path / name).train_dataset()
-
-
-def test_an_unreadable_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(TargetError, match=r"cannot read .*module_\d+\.py: Permission denied"):
-        DemoWorkload(folder).train_dataset()
-
-
-def test_windows_are_adjacent_and_targets_are_one_byte_further() -> None:
-    windows = ByteWindows(torch.arange(3 * WINDOW_LENGTH + 1, dtype=torch.uint8))
-    assert len(windows) == 3
-    for index in range(3):
-        tokens, targets = windows[index]
-        assert tokens.dtype == torch.int64
-        assert tokens.tolist() == list(range(index * WINDOW_LENGTH, (index + 1) * WINDOW_LENGTH))
-        assert torch.equal(targets, tokens + 1)
-    with pytest.raises(IndexError):
-        windows[3]
-
-
-def test_samples_draw_no_random_numbers() -> None:
-    before = torch.get_rng_state()
+def test_a_sample_draws_from_torch_only() -> None:
     dataset = workload.train_dataset()
-    first = [dataset[index] for index in (0, 7, len(dataset) - 1)]
+    states = torch.get_rng_state(), str(np.random.get_state(legacy=False)), random.getstate()
+    dataset[0]
+    assert not torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (str(np.random.get_state(legacy=False)), random.getstate())
+
+
+def test_pictures_are_new_each_time_and_repeat_with_the_seed() -> None:
+    dataset = workload.train_dataset()
+    torch.manual_seed(5)
+    one, two = dataset[3][0], dataset[3][0]
+    torch.manual_seed(5)
+    assert torch.equal(one, dataset[3][0])
+    assert not torch.equal(one, two)
+    assert dataset[3][1] == 3 == dataset[11][1]
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def test_a_picture_is_the_same_whatever_the_number_of_threads() -> None:
+    one = draw_picture("flower", np.random.default_rng(1))
+    torch.set_num_threads(3)
+    assert np.array_equal(one, draw_picture("flower", np.random.default_rng(1)))
+
+
+def test_plain_workers_draw_different_pictures() -> None:
+    torch.manual_seed(0)
+    loader = DataLoader(workload.train_dataset(), batch_size=1, sampler=[0, 8], num_workers=2)
+    first, second = (picture for picture, _ in loader)
+    assert not torch.equal(first, second)
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    torch.manual_seed(1)
+    expected = workload.train_dataset()[5][0]
+    torch.manual_seed(1)
+    assert torch.equal(pickle.loads(pickle.dumps(workload)).train_dataset()[5][0], expected)
+
+
+def test_held_out_pictures_are_fixed_and_draw_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    pictures, figures = demo.draw_held_out()
     assert torch.equal(before, torch.get_rng_state())
-    again = [dataset[index] for index in (0, 7, len(dataset) - 1)]
-    assert all(torch.equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one, two, strict=True))
+    torch.manual_seed(123)
+    assert torch.equal(pictures, demo.draw_held_out.__wrapped__()[0])
+    assert figures.bincount(minlength=len(FIGURES)).tolist() == [len(figures) // len(FIGURES)] * len(FIGURES)
 
 
 def test_weights_come_from_the_global_generator() -> None:
@@ -154,71 +121,36 @@ def test_weights_come_from_the_global_generator() -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_a_position_sees_no_later_byte() -> None:
-    torch.manual_seed(0)
-    model = ByteGPT().eval()
-    tokens = torch.randint(256, (2, WINDOW_LENGTH))
-    changed = tokens.clone()
-    changed[:, 40:] = 0
-    with torch.no_grad():
-        before, after = model(tokens), model(changed)
-    torch.testing.assert_close(before[:, :40], after[:, :40])
-    assert not torch.allclose(before[:, 40:], after[:, 40:])
-
-
-def test_only_matrices_decay_and_no_parameter_is_forgotten() -> None:
-    model = workload.build_model()
-    decaying, plain = workload.build_optimizer(model).param_groups
-    assert decaying["weight_decay"] > 0
-    assert plain["weight_decay"] == 0
-    assert all(parameter.ndim >= 2 for parameter in decaying["params"])
-    assert all(parameter.ndim < 2 for parameter in plain["params"])
-    assert len(decaying["params"]) + len(plain["params"]) == len(list(model.parameters()))
-
-
-def test_the_learning_rate_rises_then_falls_to_its_floor() -> None:
+def test_the_learning_rate_rises_then_falls_to_zero() -> None:
     factors = [learning_rate_factor(step, total_steps=1000) for step in range(1200)]
     peak = factors.index(1.0)
     assert 0 < factors[0] <= 0.05
     assert factors[: peak + 1] == sorted(factors[: peak + 1])
     assert factors[peak + 1 :] == sorted(factors[peak + 1 :], reverse=True)
-    assert factors[1000] == factors[-1] == pytest.approx(0.1)
+    assert factors[1000] == factors[-1] == 0
 
 
 def test_the_schedule_lasts_one_epoch_of_optimizer_steps() -> None:
-    optimizer = workload.build_optimizer(workload.build_model())
-    scheduler = workload.build_scheduler(optimizer)
+    scheduler = workload.build_scheduler(workload.build_optimizer(FigureNetwork()))
     steps = len(workload.train_dataset()) // 32
-    assert scheduler.lr_lambdas[0](steps) == pytest.approx(0.1)
+    assert scheduler.lr_lambdas[0](steps) == 0
     assert scheduler.lr_lambdas[0](steps // 2) > 0.4
 
 
-def test_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_EVALUATED_WINDOWS", 96)
+def test_it_learns() -> None:
     torch.manual_seed(0)
     model = workload.build_model()
-    before = evaluate(model)
-    assert 7.8 < before < 8.4
-    losses = train_briefly(model.train(), steps=25)
-    assert losses[0] == pytest.approx(before * math.log(2), abs=0.2)
-    assert losses[-1] < 0.7 * losses[0]
-    assert evaluate(model) < 0.7 * before
-
-
-def test_evaluation_weighs_every_window_alike(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    small = DemoWorkload(folder)
-    monkeypatch.setattr(demo, "_EVALUATED_WINDOWS", 40)
-    torch.manual_seed(0)
-    model = nn.Embedding(256, 256).requires_grad_(False)
-    text = torch.frombuffer(bytearray(b"\0".join([*_texts(demo.split_files(folder)[1]), b""])), dtype=torch.uint8)
-    windows = ByteWindows(text)
-    chosen = range(0, len(windows), math.ceil(len(windows) / 40))
-    assert len(chosen) % 32 != 0  # the last batch is short
-    alone = [float(small.compute_loss(model, (x[None], y[None]))) for x, y in (windows[index] for index in chosen)]
-    bits = small.evaluate(model, torch.device("cpu"))
-    assert bits == pytest.approx(sum(alone) / len(alone) / math.log(2), rel=1e-5)
-    assert bits == small.evaluate(model, torch.device("cpu"))
-
-
-def _texts(paths: list[Path]) -> list[bytes]:
-    return [path.read_bytes() for path in paths]
+    with torch.no_grad():
+        assert workload.evaluate(model.eval(), torch.device("cpu")) < 0.3
+    optimizer = workload.build_optimizer(model.train())
+    losses = []
+    for step in range(70):
+        loss = workload.compute_loss(model, draw_batch(32 * step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(2.3, abs=0.6)
+    assert sum(losses[-5:]) / 5 < 0.4 * losses[0]
+    with torch.no_grad():
+        assert workload.evaluate(model.eval(), torch.device("cpu")) > 0.6

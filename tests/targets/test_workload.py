@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,8 @@ import torch
 
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.records.config import TrainConfig
-from autotune.targets.load import load_workload, split_spec
+from autotune.targets.load import load_workload
+from autotune.targets.location import split_spec
 from autotune.targets.workload import REQUIRED, LoadedWorkload, Metric, Workload, check_workload
 
 COMPLETE = """
@@ -103,7 +107,7 @@ def test_a_file_and_a_module_name_the_same_workload(folder: Path, spec: str) -> 
     assert loaded.label == spec
     assert isinstance(loaded.workload, Workload)
     assert loaded.fingerprint == load_workload("complete.py:workload", folder=folder).fingerprint
-    assert len(loaded.fingerprint) == 12
+    assert re.fullmatch("m-[0-9a-f]{12}", loaded.fingerprint)
 
 
 def test_the_fingerprint_follows_the_source(folder: Path) -> None:
@@ -124,6 +128,64 @@ def test_a_file_may_import_its_neighbours(folder: Path) -> None:
     assert load_workload("sub/with_neighbour.py:workload", folder=folder).label == "sub/with_neighbour.py:workload"
 
 
+# As files are named, and what a process that has loaded one does with it: its worker unpickles the dataset.
+NAMED_LIKE_ANOTHER = (
+    """
+import neighbour_of_it
+import torch
+from torch.utils.data import Dataset
+
+class Squares(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return neighbour_of_it.square(index)
+"""
+    + COMPLETE
+)
+PROGRAM = """
+import json, sys
+from pathlib import Path
+if __name__ == "__main__":
+    import {stem} as before
+    from torch.utils.data import DataLoader
+    from autotune.targets.load import load_workload
+    workload = load_workload("{stem}.py:workload", folder=Path.cwd()).workload
+    import {stem} as after
+    dataset = sys.modules[type(workload).__module__].Squares()
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context=sys.argv[1])
+    batches = [batch.tolist() for batch in loader]
+    print(json.dumps([before is after, hasattr(after, "workload"), batches]))
+"""
+
+
+@pytest.mark.parametrize(("stem", "context"), [("random", "fork"), ("random", "spawn"), ("queue", "forkserver")])
+def test_a_file_named_like_a_module_leaves_that_module_alone(tmp_path: Path, stem: str, context: str) -> None:
+    folder = tmp_path / "with some-signs_in.it"
+    folder.mkdir()
+    (folder / f"{stem}.py").write_text(NAMED_LIKE_ANOTHER)
+    (folder / "neighbour_of_it.py").write_text("def square(x): return x * x")
+    (tmp_path / "program.py").write_text(PROGRAM.format(stem=stem))
+    command = [sys.executable, "-P", str(tmp_path / "program.py"), context]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [True, False, [[0, 1], [4, 9]]]
+
+
+def test_a_file_named_like_a_module_that_is_in_use_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(COMPLETE)
+    typer = importlib.import_module("typer")
+    loaded = load_workload("typer.py:workload", folder=tmp_path)
+    assert sys.modules["typer"] is typer
+    assert type(loaded.workload).__module__.startswith("autotune.targets.by_path.")
+    assert refusal("typer.py:other", tmp_path, UsageError).message.endswith("typer has no 'other'")
+
+
+def test_a_file_can_be_imported_by_its_neighbours_while_it_is_loaded(folder: Path) -> None:
+    (folder / "looks_back.py").write_text("import in_a_circle\nvalue = in_a_circle.early")
+    (folder / "in_a_circle.py").write_text("early = 3\nimport looks_back\n" + COMPLETE)
+    load_workload("in_a_circle.py:workload", folder=folder)
+    assert sys.modules["looks_back"].value == 3
+
+
 def test_a_missing_file_is_named_with_the_folder_searched(tmp_path: Path) -> None:
     error = refusal("absent.py:workload", tmp_path, UsageError)
     assert "'absent.py'" in error.message
@@ -139,7 +201,7 @@ def test_a_missing_module_is_named(tmp_path: Path, location: str) -> None:
 def test_a_missing_attribute_is_named_with_those_there_are(folder: Path) -> None:
     error = refusal("complete.py:workloda", folder, UsageError)
     assert "complete has no 'workloda'" in error.message
-    assert error.hint == "it has Training, workload"
+    assert error.hint == "did you mean 'workload'? its workloads are workload"
 
 
 def test_a_class_in_place_of_an_instance_is_told_how_to_make_one(folder: Path) -> None:

@@ -576,3 +576,14 @@ def test_a_state_without_a_part_is_refused(tmp_path: Path, missing: str) -> None
     forge(path, lambda file: torch.save(state, file))
     with pytest.raises(CheckpointError, match=missing):
         load_checkpoint(tmp_path, make_training())
+
+
+def test_checkpoints_are_in_order_of_their_steps_beyond_eight_digits(tmp_path: Path) -> None:
+    for step in (99_999_997, 99_999_998, 99_999_999, 100_000_000):
+        path = save(tmp_path, step)
+        Checkpoints(tmp_path, fingerprint=FINGERPRINT).keep_best(path)
+    assert names(tmp_path) == sorted(
+        f"{word}-{step}" for word in ("step", "best") for step in (99_999_999, 100_000_000)
+    )
+    assert Checkpoints(tmp_path, fingerprint=FINGERPRINT).newest_step() == 100_000_000
+    assert load(tmp_path) == (100_000_000, [])

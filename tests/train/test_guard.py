@@ -29,6 +29,7 @@ from autotune.measure.loss_band import calibrate_band
 from autotune.records.measurement import Interval
 from autotune.records.quality import Fidelity
 from autotune.records.trial import LossCurve
+from autotune.train import gradient_watch
 from autotune.train.gradient_watch import ROUND_EVERY, WINDOWS, GradientWatch, rounds_needed
 from autotune.train.guard import DriftGuard
 from autotune.train.look_schedule import LookPace, LookSchedule
@@ -136,15 +137,39 @@ class Vanishing:
         return GradientPair(gradient + self.difference, gradient)
 
 
-@pytest.mark.parametrize(("share", "state"), [(0.006, "fine"), (0.06, "shown")])
-def test_rounding_near_a_minimum_is_no_drift_and_more_than_rounding_is(share, state):
+@pytest.mark.parametrize(("share", "state", "verdict"), [(0.006, "fine", "inconclusive"), (0.06, "shown", "inferior")])
+def test_rounding_near_a_minimum_is_no_drift_and_more_than_rounding_is(share, state, verdict):
     watch = GradientWatch(Vanishing(share), samples_per_step=BATCH, scales_loss=False)
     seen = [watch.look(step, step=step).state for step in range(1, ROUND_EVERY + 2 * WINDOWS)]
     assert seen[: ROUND_EVERY - 1] == ["fine"] * (ROUND_EVERY - 1)
     assert seen[ROUND_EVERY - 1] == "open"
-    assert watch.last.verdict == "inferior"  # as a share of the mean gradient either is large
-    assert watch.last.bias.low > 0.05
+    assert watch.last.verdict == verdict
+    assert watch.last.bias.low > 0.05  # as a share of the mean gradient either is large
     assert (state == "shown") == ("shown" in seen)
+
+
+class OneLayerWrong(Vanishing):
+    """Gradients whose mean vanishes, and whose difference is all in a small layer."""
+
+    layers = [("weight", 380, 380), ("bias", 20, 20)]
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.difference[380:] = 0.6 * self.gradient[380:]
+        self.difference[:380] = 0.0
+
+    def compute(self, number: int, *, repeats: bool) -> GradientPair:
+        gradient = (-1.0) ** number * self.gradient
+        return GradientPair(gradient + (-1.0) ** number * self.difference, gradient)
+
+
+def test_the_alarm_does_not_hang_on_how_a_comparison_words_its_reason(monkeypatch):
+    compare = gradient_watch.compare
+    monkeypatch.setattr(gradient_watch, "compare", lambda *arms, **told: compare(*arms, **told).replace(reason="so"))
+    watch = GradientWatch(OneLayerWrong(), samples_per_step=BATCH, scales_loss=False)
+    seen = [watch.look(step, step=step) for step in range(1, ROUND_EVERY + 10 * WINDOWS)]
+    assert ("shown", "so") in seen
+    assert watch.last.worst_layer == "bias"
 
 
 def test_a_gradient_that_overflows_half_precision_is_the_scalers_business():

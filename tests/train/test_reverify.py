@@ -19,6 +19,7 @@ import autotune.train.reverify as reverify_module
 from autotune.records.run import Reverification
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
+from autotune.train import reverify as module
 from autotune.train.reverify import LEAST_PAIRS, PAIRS, Frame, reverify, reverify_in_processes
 from autotune.train.settings import Settings
 
@@ -246,6 +247,19 @@ def test_real_pairs_of_fresh_processes_leave_nothing_behind(tmp_path: Path, monk
     launches = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
     assert len({pid for pid, _ in launches}) == len(launches) == 2 * PAIRS
     assert Counter(value for _, value in launches) == {"None": PAIRS, str(2**30): PAIRS}
+
+
+def test_only_the_profiles_malloc_library_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = "/lib/libtcmalloc.so.4"
+    machine = module.read_hardware().replace(host_allocators={"tcmalloc": library})
+    monkeypatch.setattr(module, "read_hardware", lambda: machine)
+    settings = Settings(CONFIG.replace(host_allocator="tcmalloc"), CONFIG, "profile", None, None, ("x",))
+    target = Target(spec="watched.py:workload", folder=".")
+    for preload, without in ((f"libm.so.6:{library}", "libm.so.6"), (library, None), ("libm.so.6", "libm.so.6")):
+        monkeypatch.setenv("LD_PRELOAD", preload)
+        with module._processes(settings, target, Frame()):
+            assert os.environ.get("LD_PRELOAD") == without
+        assert os.environ["LD_PRELOAD"] == preload
 
 
 def test_a_stop_reaches_a_launch_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -556,7 +556,7 @@ def _differences(workplace: Workplace, profile: Profile) -> list[str]:
     fields = {
         "hardware": profile.hardware.replace(cpu_name="Another\x1b[2J CPU"),
         "software": profile.software.replace(torch="1.2.3+other"),
-        "target": ProfileTarget(label=profile.target.label, fingerprint="0" * 12),
+        "target": ProfileTarget(label=profile.target.label, fingerprint="m-" + "0" * 12),
     }
     found = []
     for name, value in fields.items():
@@ -575,6 +575,14 @@ def test_another_machine_torch_or_source_is_only_warned_about(workplace: Workpla
     assert "other hardware (Another[2J CPU" in hardware
     assert "torch 1.2.3+other" in software
     assert "has changed since the search" in source
+
+
+def test_a_profile_of_an_older_version_is_told_as_such(workplace: Workplace) -> None:
+    """Its fingerprint is of one file: that it is another one now says nothing of the target."""
+    profile = workplace.save_profile()
+    workplace.save_profile(target=ProfileTarget(label=profile.target.label, fingerprint="0" * 12))
+    (warning,) = workplace.train(steps=1).warnings
+    assert "of an older version, which did not look at what noisy_workload.py:noisy imports: search again" in warning
 
 
 def test_a_renamed_target_with_the_same_source_is_accepted(workplace: Workplace) -> None:
@@ -598,11 +606,11 @@ def test_an_allocator_that_came_too_late_is_said(workplace: Workplace) -> None:
 
 
 def test_what_was_promised_and_what_came_is_told(workplace: Workplace) -> None:
-    workplace.save_profile()
+    workplace.save_profile(CONFIG.replace(prefetch_factor=4, num_workers=1))
     summary = workplace.train(steps=12, out="run")
     assert summary.promised_samples_per_second == 1300.0
     assert summary.samples_per_second is not None
     assert summary.samples_per_second > 0.0
     assert read_record(workplace.folder / "run" / "summary.json", TrainingSummary) == summary
-    workplace.save_profile(verdict="keep")
+    workplace.save_profile(verdict="keep", speedup=None)
     assert workplace.train(steps=1).promised_samples_per_second == 1000.0

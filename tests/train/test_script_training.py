@@ -363,7 +363,7 @@ def test_no_worker_and_no_script_survives_the_parent(bench: Bench) -> None:
     assert len(family) == 3
     parent.kill()
     parent.wait()
-    assert wait_until(lambda: not any(is_alive(one) for one in family), seconds=10)
+    assert wait_until(lambda: not any(is_alive(one) for one in family), seconds=60)
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval
 from autotune.records.profile import Evidence, Profile, ProfileTarget
 from autotune.records.run import TrainingSummary
+from autotune.targets.fingerprint import fingerprint_workload
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.run import run_training
 
@@ -31,13 +31,14 @@ CONFIG = TrainConfig(micro_batch_size=8, num_threads=1)
 
 def make_profile(folder: Path, label: str, config: TrainConfig = CONFIG, **changes: Any) -> Profile:
     """Return a valid profile, measured here, of a workload whose file lies in a folder."""
-    source = (folder / label.partition(":")[0]).read_bytes()
+    fingerprint = fingerprint_workload(label, folder=folder)
+    assert fingerprint is not None
     fields: dict[str, Any] = {
         "verdict": "improved",
         "config": config,
         "baseline_config": CONFIG,
         "speedup": Interval(estimate=1.3, low=1.2, high=1.4, confidence_level=0.98, method="t on paired log ratios"),
-        "target": ProfileTarget(label=label, fingerprint=hashlib.sha256(source).hexdigest()[:12]),
+        "target": ProfileTarget(label=label, fingerprint=fingerprint),
         "hardware": read_hardware(),
         "software": read_software(),
         "evidence": Evidence(baseline_samples_per_second=1000.0, samples_per_second=1300.0),

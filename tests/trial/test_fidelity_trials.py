@@ -391,7 +391,10 @@ def test_a_stream_has_a_tape_of_its_start(trials: Trials) -> None:
 def test_an_empty_data_set_has_no_tape(trials: Trials) -> None:
     result = trials.run("empty", plan=None)
     assert (result.status, result.tape) == (TrialStatus.CRASHED, None)
-    assert result.error == "the training set is empty; train_dataset() must hold at least one sample"
+    assert (result.error, result.hint) == (
+        "the training set is empty",
+        "train_dataset() must hold at least one sample",
+    )
 
 
 def test_a_tape_trains_nothing(trials: Trials) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,20 @@ def test_lines_written_together_are_heard() -> None:
     watched.writelines(["a\n", "b\n"])
     assert stream.getvalue() == "a\nb\n"
     assert lines == ["a", "b"]
+
+
+def test_a_line_written_a_sign_at_a_time_costs_each_sign_the_same() -> None:
+    def cpu_seconds(line_length: int) -> float:
+        watched, _, lines = watch()
+        began = time.process_time()
+        for _ in range(40_000 // line_length):
+            for _ in range(line_length - 1):
+                watched.write(".")
+            watched.write("\n")
+        assert lines == ["." * (line_length - 1)] * (40_000 // line_length)
+        return time.process_time() - began
+
+    assert cpu_seconds(40_000) < 10 * min(cpu_seconds(100) for _ in range(3))
 
 
 def test_everything_else_is_the_streams() -> None:

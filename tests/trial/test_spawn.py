@@ -21,7 +21,7 @@ from autotune.trial import process
 from autotune.trial.spawn import KILL_SECONDS, TrialRunner
 
 SLACK_SECONDS = 6.0
-"""A busy machine may take this much longer than the promise."""
+"""A busy machine may take this much longer than the promise, or as much as a whole trial of the same world takes."""
 
 CRASHED, OUT_OF_MEMORY = TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY
 COMPLETED = (TrialStatus.COMPLETED, "", "")
@@ -101,7 +101,6 @@ def test_a_fate_becomes_its_result(world: World, fate: str) -> None:
     assert (result.status, result.cause) == (status, cause), (result.error, log)
     assert error in result.error
     assert printed in log
-    assert result.elapsed_seconds < 60.0
     assert world.find_strays() == {}
     file = world.folder / f"{result.spec.number:04d}" / "result.json"
     assert read_record(file, TrialResult) == result
@@ -148,15 +147,22 @@ def test_a_loss_that_is_not_finite_diverges(world: World) -> None:
     assert "optimizer step 0" in result.error
 
 
+def time_limits(world: World, num_workers: int) -> tuple[float, float]:
+    """Return a limit within which a hang is reached on this machine as it is now, and what may come on top of it."""
+    world.run("trains", num_workers=num_workers)  # the server is up from here on
+    whole = world.run("trains", num_workers=num_workers)[0].elapsed_seconds
+    return 1.5 + 2 * whole, SLACK_SECONDS + 2 * whole
+
+
 @pytest.mark.parametrize("fate", HANGING)
 def test_a_hang_is_killed_in_time_with_its_stacks_in_the_log(warm_world: World, fate: str) -> None:
-    warm_world.run("trains")  # the server is up from here on
-    result, log = warm_world.run(fate, seconds=1.5, num_workers=HANGING[fate])
+    limit, slack = time_limits(warm_world, HANGING[fate])
+    result, log = warm_world.run(fate, seconds=limit, num_workers=HANGING[fate])
     assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
     assert warm_world.is_reached()
     assert "Current thread" in log
     assert ("hang_for_good" if HANGING[fate] == 0 else "next_window") in log
-    assert 1.5 <= result.elapsed_seconds < 1.5 + KILL_SECONDS + SLACK_SECONDS
+    assert limit <= result.elapsed_seconds < limit + KILL_SECONDS + slack
     assert warm_world.find_strays() == {}
     assert warm_world.run("trains")[0].status == TrialStatus.COMPLETED
 
@@ -164,9 +170,10 @@ def test_a_hang_is_killed_in_time_with_its_stacks_in_the_log(warm_world: World, 
 @pytest.mark.parametrize("fate", ["ignores_sigterm", "worker_escapes"])
 @pytest.mark.slow
 def test_a_cold_hang_is_killed_in_time(cold_world: World, fate: str) -> None:
-    result, _ = cold_world.run(fate, seconds=4.0, num_workers=HANGING[fate])
+    limit, slack = time_limits(cold_world, HANGING[fate])
+    result, _ = cold_world.run(fate, seconds=limit, num_workers=HANGING[fate])
     assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
-    assert result.elapsed_seconds < 4.0 + KILL_SECONDS + SLACK_SECONDS
+    assert result.elapsed_seconds < limit + KILL_SECONDS + slack
     assert cold_world.find_strays() == {}
 
 
@@ -196,7 +203,6 @@ def test_too_much_memory_is_killed(warm_world: World) -> None:
     result, _ = warm_world.run("allocates", host_memory_limit_bytes=ALLOCATED_BYTES)
     assert (result.status, result.cause) == (OUT_OF_MEMORY, "oom-host")
     assert "GiB allowed" in result.error
-    assert warm_world.is_reached() or result.elapsed_seconds < 60.0
 
 
 def test_a_memory_limit_that_is_kept_does_nothing(warm_world: World) -> None:
@@ -239,6 +245,19 @@ def test_malloc_settings_reach_the_trial(warm_world: World) -> None:
     log = warm_world.run("prints_environment")[1]
     assert thresholds not in log
     assert "{" in log
+
+
+def test_what_the_user_preloads_reaches_the_trial_beside_a_malloc_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, library = "libm.so.6", str(tmp_path / "libtcmalloc.so.4")  # one that is not there is left out by the linker
+    monkeypatch.setenv("LD_PRELOAD", own)
+    monkeypatch.setenv("TOY_FOLDER", str(tmp_path))
+    with TrialRunner(tmp_path, host_allocators={"tcmalloc": library}, warm=False) as runner:
+        for number, (allocator, expected) in enumerate((("default", own), ("tcmalloc", f"{own}:{library}"))):
+            runner(make_spec("prints_environment", number=number, host_allocator=allocator))
+            log = (tmp_path / f"{number:04d}" / "log.txt").read_text()
+            assert f"'LD_PRELOAD': '{expected}'" in log
 
 
 def test_an_earlier_result_in_the_folder_is_not_taken_for_the_new_one(warm_world: World) -> None:
@@ -294,6 +313,7 @@ def test_a_stop_does_not_wait_for_a_server_that_does_not_come_up(
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
     stuck.chmod(0o700)
     monkeypatch.setattr(process.sys, "executable", str(stuck))
+    monkeypatch.setattr(process, "_SERVER_START_SECONDS", 300.0)
     stop = threading.Event()
     timer = threading.Timer(0.5, stop.set)
     with TrialRunner(tmp_path / "trials", should_stop=stop.is_set) as runner:
@@ -301,7 +321,7 @@ def test_a_stop_does_not_wait_for_a_server_that_does_not_come_up(
         result = runner(make_spec("trains", seconds=500.0))
     timer.join()
     assert result.status == TrialStatus.INTERRUPTED
-    assert result.elapsed_seconds < 30.0
+    assert result.elapsed_seconds < 300.0
 
 
 def test_the_end_of_an_earlier_trial_is_not_taken_for_the_start_of_the_next(tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def test_a_stopped_watch_is_deaf(world: World) -> None:
 
 def test_other_events_cost_next_to_nothing(world: World) -> None:
     program = (
-        "import time\nbegan = time.perf_counter()\nfor step in range(100_000):\n    sys.audit('other', step)\n"
-        "print(time.perf_counter() - began)\n"
+        "import time\nbegan = time.process_time()\nfor step in range(100_000):\n    sys.audit('other', step)\n"
+        "print(time.process_time() - began)\n"
     )
     world.hand_over()
     assert float(world.run(ELSEWHERE + program).printed) < 1.0  # some 0.02 s on a quiet machine

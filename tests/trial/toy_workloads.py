@@ -169,7 +169,7 @@ class WritesJunk(Toy):
 
 class PrintsEnvironment(Toy):
     def meet_fate(self) -> None:
-        print({name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}, flush=True)
+        print({name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "LD_"))}, flush=True)
 
 
 class Allocates(Toy):
@@ -268,6 +268,27 @@ class WithDataset(Toy):
         return self._dataset
 
 
+class Slow(Toy):
+    """Steps of planted seconds; `turns` puts something else where the trial's progress is told."""
+
+    knobs = {"first": (0.02, 4.0, 1000.0), "later": (0.02, 0.5, 2.0), "turns": (False, True)}
+    first = later = 0.02
+    turns = False
+    _steps = 0
+
+    def build_model(self) -> nn.Module:
+        if self.turns:
+            for page in Path(os.environ["TOY_FOLDER"]).glob("*/progress"):
+                page.unlink()
+                os.mkfifo(page)
+        return super().build_model()
+
+    def meet_fate(self) -> None:
+        self._steps += 1
+        time.sleep(self.first if self._steps == 1 else self.later)
+
+
+slow = Slow()
 trains = Toy()
 judged = Judged()
 hangs = Hangs()

@@ -24,6 +24,7 @@ def make_spec(toy: str, *, number: int = 0, seconds: float = 120.0, **changes: A
     """Return the spec of a short trial of one toy."""
     purpose = changes.pop("purpose", "quality")
     memory = changes.pop("host_memory_limit_bytes", None)
+    race = {name: changes.pop(name) for name in ("pace", "rival") if name in changes}
     target = toy if ":" in toy else f"toy_workloads.py:{toy}"
     return TrialSpec(
         number=number,
@@ -38,6 +39,7 @@ def make_spec(toy: str, *, number: int = 0, seconds: float = 120.0, **changes: A
             measure_seconds=0.1,
             ceilings_seconds=0.3,
             host_memory_limit_bytes=memory,
+            **race,
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from autotune.emit.export.accelerate import export_accelerate
 from autotune.emit.export.deepspeed import export_deepspeed
@@ -13,7 +13,7 @@ from autotune.emit.export.snippet import export_snippet
 from autotune.errors import UsageError
 from autotune.records import TrainConfig
 
-EXPORTERS: dict[str, Callable[[TrainConfig], Export]] = {
+EXPORTERS: dict[str, Callable[[TrainConfig, Mapping[str, str]], Export]] = {
     "torch": export_snippet,
     "hf": export_hf_trainer,
     "lightning": export_lightning,
@@ -25,12 +25,13 @@ EXPORTERS: dict[str, Callable[[TrainConfig], Export]] = {
 __all__ = ["EXPORTERS", "Export", "export_config"]
 
 
-def export_config(config: TrainConfig, to: str) -> Export:
+def export_config(config: TrainConfig, to: str, *, host_allocators: Mapping[str, str] | None = None) -> Export:
     """Return a config in another tool's format.
 
     Args:
         config: the settings.
         to: a name in `EXPORTERS`.
+        host_allocators: paths of malloc libraries by knob value, as they were measured; None where they are not known.
 
     Raises:
         UsageError: there is no exporter of that name.
@@ -38,4 +39,4 @@ def export_config(config: TrainConfig, to: str) -> Export:
     exporter = EXPORTERS.get(to)
     if exporter is None:
         raise UsageError(f"there is no exporter {to!r}", hint=f"choose one of {', '.join(EXPORTERS)}")
-    return exporter(config)
+    return exporter(config, host_allocators or {})

@@ -5,6 +5,8 @@ Accelerate refuses keys it does not know, so accumulation and everything about t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.emit.export.by_hand import comment_lines, explain_unmapped, own_knobs
 from autotune.emit.export.exported import Export, build_export
 from autotune.emit.export.launch import launch_line
@@ -29,7 +31,7 @@ _NO_KEY = (
 _MIXED_PRECISION = {"fp32": "'no'", "bf16": "bf16", "fp16": "fp16"}
 
 
-def export_accelerate(config: TrainConfig) -> Export:
+def export_accelerate(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
     """Return the config as an Accelerate configuration file."""
     unmapped = explain_unmapped(config, _NO_KEY, lack=_LACK) | own_knobs(config, lack=_LACK)
     # The other flags of the loader go to the DataLoader; this one goes to Accelerate, which moves the batches.
@@ -42,7 +44,7 @@ def export_accelerate(config: TrainConfig) -> Export:
         )
     lines = [
         "# Measured by autotune, for Accelerate 1.0 and later",
-        _launch_line(config),
+        _launch_line(config, libraries),
         *comment_lines(unmapped),
         "compute_environment: LOCAL_MACHINE",
         "distributed_type: 'NO'",
@@ -54,9 +56,9 @@ def export_accelerate(config: TrainConfig) -> Export:
     return build_export(_FILENAME, "\n".join(lines) + "\n", unmapped)
 
 
-def _launch_line(config: TrainConfig) -> str:
+def _launch_line(config: TrainConfig, libraries: Mapping[str, str]) -> str:
     threads = {} if config.num_threads is None else {"OMP_NUM_THREADS": str(config.num_threads)}
-    return launch_line(config, f"accelerate launch --config_file {_FILENAME} train.py", **threads)
+    return launch_line(config, libraries, f"accelerate launch --config_file {_FILENAME} train.py", **threads)
 
 
 def _dynamo_lines(config: TrainConfig) -> list[str]:

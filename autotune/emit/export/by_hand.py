@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from autotune.emit.export.fragment import compile_arguments, loader_arguments, matmul_precision
-from autotune.emit.export.launch import assignments, device_environment, host_environment
+from autotune.emit.export.launch import assignments, device_environment, explain_library, host_environment
 from autotune.records import TrainConfig
 
 SDPA_BACKENDS = {
@@ -40,6 +40,18 @@ def own_knobs(config: TrainConfig, *, lack: str) -> dict[str, str]:
     """Return the sentences for the workload's own knobs and its learning rate; empty when they stay as they are."""
     changed = {"user_knobs": bool(config.user_knobs), "learning_rate_scale": config.learning_rate_scale != 1.0}
     return explain_unmapped(config, [name for name, is_changed in changed.items() if is_changed], lack=lack)
+
+
+def start_with_malloc(config: TrainConfig, libraries: Mapping[str, str]) -> str:
+    """Return what to write for the knob `host_allocator`, as part of a sentence.
+
+    Args:
+        config: the settings.
+        libraries: paths of malloc libraries by knob value, where they are known.
+    """
+    start = _start_with(host_environment(config, libraries), "start the process with its usual malloc")
+    how = explain_library(config, libraries)
+    return f"{start} ({how})" if how else start
 
 
 def comment_lines(unmapped: dict[str, str]) -> list[str]:
@@ -122,7 +134,6 @@ _INSTRUCTIONS: dict[str, Callable[[TrainConfig], str]] = {
     "attention_backend": _attention,
     "cudnn_benchmark": lambda config: f"set torch.backends.cudnn.benchmark = {config.cudnn_benchmark}",
     "num_threads": _threads,
-    "host_allocator": lambda config: _start_with(host_environment(config), "start the process with its usual malloc"),
     "device_allocator": lambda config: _start_with(
         device_environment(config), "start the process with PyTorch's usual allocator"
     ),

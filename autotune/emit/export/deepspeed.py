@@ -7,9 +7,10 @@ Mixed precision is `torch_autocast`, which keeps fp32 weights as the measured ru
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from autotune.emit.export.by_hand import explain_unmapped, own_knobs
+from autotune.emit.export.by_hand import explain_unmapped, own_knobs, start_with_malloc
 from autotune.emit.export.exported import Export, build_export
 from autotune.records import TrainConfig
 
@@ -23,7 +24,6 @@ _NO_KEY = (
     "attention_backend",
     "cudnn_benchmark",
     "num_threads",
-    "host_allocator",
     "device_allocator",
     "num_workers",
     "prefetch_factor",
@@ -38,9 +38,10 @@ _AUTOCAST = {
 }
 
 
-def export_deepspeed(config: TrainConfig) -> Export:
+def export_deepspeed(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
     """Return the config as a DeepSpeed configuration file."""
     unmapped = explain_unmapped(config, _NO_KEY, lack=_LACK) | own_knobs(config, lack=_LACK)
+    unmapped["host_allocator"] = f"{_LACK}: {start_with_malloc(config, libraries)}."
     if config.compile_mode != "off":
         arguments = {} if config.compile_mode == "default" else {"mode": config.compile_mode}
         unmapped["compile_mode"] = f"{_LACK}: call engine.compile(compile_kwargs={arguments!r})."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ _LACK = "TrainingArguments has no field for it"
 _NEW_NAME, _OLD_NAME = "activation_checkpointing", "gradient_checkpointing"
 
 
-def export_hf_trainer(config: TrainConfig) -> Export:
+def export_hf_trainer(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
     """Return the config as keyword arguments for `transformers.TrainingArguments`."""
     version, checkpointing_name = _find_installed()
     unmapped = _explain(config)
     lines = [
         f"# Measured by autotune, for transformers {version}",
-        launch_line(config, "python train.py"),
+        launch_line(config, libraries, "python train.py"),
         *comment_lines(unmapped),
         "import torch",
         "",

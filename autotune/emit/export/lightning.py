@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.emit.export.by_hand import OPTIMIZER_ARGUMENTS, comment_lines, explain_unmapped, own_knobs
@@ -15,14 +16,14 @@ _NO_ARGUMENT = ("activation_checkpointing", "memory_format", "attention_backend"
 _PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def export_lightning(config: TrainConfig) -> Export:
+def export_lightning(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
     """Return the config as a Python fragment to paste beside a LightningModule."""
     unmapped = explain_unmapped(config, _NO_ARGUMENT, lack=_LACK) | own_knobs(config, lack=_LACK)
     if not config.non_blocking:
         unmapped["non_blocking"] = "Lightning always copies to a GPU with non_blocking=True; the numbers are the same."
     lines = [
         "# Measured by autotune, for Lightning 2.6",
-        launch_line(config, "python train.py"),
+        launch_line(config, libraries, "python train.py"),
         *comment_lines(unmapped),
         "import torch",
         "",

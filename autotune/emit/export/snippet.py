@@ -6,6 +6,8 @@ It trains the same object that autotune was given: one with `build_model`, `buil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotune.emit.export.by_hand import SDPA_BACKENDS
@@ -22,7 +24,7 @@ _AUTOCAST = {
 }
 
 
-def export_snippet(config: TrainConfig) -> Export:
+def export_snippet(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
     """Return a runnable Python file with every knob applied."""
     # Source code, not a page: values go through `literal`, so autoescape would only break them.
     environment = Environment(
@@ -35,7 +37,7 @@ def export_snippet(config: TrainConfig) -> Export:
     )
     text = environment.get_template("snippet.py.j2").render(
         config=config,
-        launch_line=launch_line(config, f"python {_FILENAME}"),
+        launch_line=launch_line(config, libraries, f"python {_FILENAME}"),
         loader=loader_arguments(config),
         autocast=_AUTOCAST[config.precision],
         matmul_precision=literal(matmul_precision(config)),

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotune.emit.report import charts, probed, tables, wording
-from autotune.records import DriftLimits, ProbeReport, Profile, TrialResult
+from autotune.records import DriftLimits, Margin, ProbeReport, Profile, TrialResult
 from autotune.search.objective import Limits, score_trial
 from autotune.sentences import describe_drift
 
@@ -27,7 +27,8 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         probe: what was found before the search.
         trials: every trial, in any order; they are shown by number.
     """
-    ordered = _mark_drifted(sorted(trials, key=lambda trial: trial.spec.number))
+    limit = profile.evidence.loss_limit or DriftLimits().loss
+    ordered = _mark_drifted(sorted(trials, key=lambda trial: trial.spec.number), limit)
     baseline_rate = tables.find_baseline_rate(profile, probe, ordered)
     context: dict[str, Any] = {
         "label": wording.shorten(profile.target.label),
@@ -39,12 +40,12 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "phases": charts.draw_phases(probe.target.phases),
         "work": charts.draw_work(probe.target),
         "memory": probed.describe_memory(probe.target),
-        "modes": probed.list_modes(probe.target),
+        "modes": probed.list_modes(probe),
         "troubles": probed.list_troubles(probe.troubles),
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "finals_chart": charts.draw_finals(ordered, profile),
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
-        "tally": tables.tally(ordered),
+        "tally": wording.tally(ordered),
         "quality": tables.list_quality(profile.quality),
         "drift": describe_drift(profile),
         "ruled_out": tables.list_ruled_out(probe.ruled_out),
@@ -56,12 +57,12 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
     return _build_environment().get_template("report.html.j2").render(context)
 
 
-def _mark_drifted(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials with the status of those that the search screened out for their losses."""
+def _mark_drifted(trials: Sequence[TrialResult], loss_limit: Margin) -> list[TrialResult]:
+    """Return the trials with the status of those that the search, with its own limit, screened out for their losses."""
     probed = next((trial.curves[0] for trial in trials if trial.spec.purpose == "probe" and trial.curves), None)
     if probed is None:
         return list(trials)
-    limits = Limits(host_memory_bytes=2**62, device_memory_bytes=None, max_drift=DriftLimits().loss.amount)
+    limits = Limits(host_memory_bytes=2**62, device_memory_bytes=None, max_drift=loss_limit.amount)
     return [
         trial.replace(status=score_trial(trial, probed, limits).status) if trial.spec.purpose == "measure" else trial
         for trial in trials

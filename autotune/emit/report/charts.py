@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autotune.emit.report.tables import describe_difference
 from autotune.emit.report.wording import format_interval, format_ratio
-from autotune.records import Profile, StepPhases, TargetFacts, TrainConfig, TrialResult, TrialStatus
+from autotune.records import Interval, Profile, StepPhases, TargetFacts, TrainConfig, TrialResult, TrialStatus
 from autotune.units import format_duration
 
 _PHASES = (
@@ -88,14 +88,14 @@ class TrialsChart:
 
 @dataclass(frozen=True)
 class FinalsChart:
-    """Ratio of each fresh-process pair, and the interval they give; x in percent."""
+    """Ratio of each fresh-process pair, and the interval they give, None where they are too few; x in percent."""
 
     height: int
     ticks: tuple[Tick, ...]
     one_x: float
-    low_x: float
-    high_x: float
-    estimate_x: float
+    low_x: float | None
+    high_x: float | None
+    estimate_x: float | None
     pairs: tuple[Dot, ...]
     summary: str
 
@@ -170,7 +170,8 @@ def draw_finals(trials: Sequence[TrialResult], profile: Profile) -> FinalsChart 
     if not ratios:
         return None
     speedup = profile.speedup
-    ticks = choose_ticks(min(1.0, speedup.low, *ratios), max(1.0, speedup.high, *ratios), count=4)
+    ends = () if speedup is None else (speedup.low, speedup.high)
+    ticks = choose_ticks(min(1.0, *ends, *ratios), max(1.0, *ends, *ratios), count=4)
 
     def x_of(ratio: float) -> float:
         return round(8 + 84 * (ratio - ticks[0]) / (ticks[-1] - ticks[0]), 2)
@@ -183,13 +184,19 @@ def draw_finals(trials: Sequence[TrialResult], profile: Profile) -> FinalsChart 
         height=_ROW_HEIGHT * (len(ratios) + 1) + 8,
         ticks=tuple(Tick(x_of(tick), format_ratio(tick)) for tick in ticks),
         one_x=x_of(1.0),
-        low_x=x_of(speedup.low),
-        high_x=x_of(speedup.high),
-        estimate_x=x_of(speedup.estimate),
+        low_x=None if speedup is None else x_of(speedup.low),
+        high_x=None if speedup is None else x_of(speedup.high),
+        estimate_x=None if speedup is None else x_of(speedup.estimate),
         pairs=pairs,
-        summary=f"{len(ratios)} pairs of fresh processes; together {format_ratio(speedup.estimate)}, "
-        f"{format_interval(speedup)}.",
+        summary=_summarise_finals(len(ratios), speedup),
     )
+
+
+def _summarise_finals(pairs: int, speedup: Interval | None) -> str:
+    start = f"{pairs} pair{'s' if pairs != 1 else ''} of fresh processes"
+    if speedup is None:
+        return f"{start}, too few for an interval."
+    return f"{start}; together {format_ratio(speedup.estimate)}, {format_interval(speedup)}."
 
 
 def find_pair_ratios(trials: Sequence[TrialResult], profile: Profile) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.emit.report.wording import format_gain, shorten
-from autotune.records import Advice, MemoryMode, TargetFacts, Trouble
+from autotune.records import Advice, MemoryMode, ProbeReport, TargetFacts, Trouble
 from autotune.units import format_bytes
 
 _MAX_NAME_LENGTH = 60
@@ -33,9 +33,9 @@ def list_advice(advice: Sequence[Advice]) -> list[tuple[str, str, str]]:
     return [(shorten(item.knob, _MAX_NAME_LENGTH), format_gain(item.gain), shorten(item.reason)) for item in advice]
 
 
-def list_modes(facts: TargetFacts) -> list[ModeRow]:
+def list_modes(probe: ProbeReport) -> list[ModeRow]:
     """Return what the baseline's micro batch needs in each mode, and the largest that fits; empty when not known."""
-    baseline, memory = facts.baseline, facts.memory
+    baseline, memory = probe.target.baseline, probe.target.memory
     if memory is None:
         return []
     yours = memory.find_mode(baseline.precision, baseline.activation_checkpointing)
@@ -47,7 +47,7 @@ def list_modes(facts: TargetFacts) -> list[ModeRow]:
             largest=_describe_largest(mode.largest_micro_batch_size),
             is_baseline=mode == yours,
         )
-        for mode in memory.modes
+        for mode in probe.memory_modes
     ]
 
 

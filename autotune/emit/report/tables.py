@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.emit.report.wording import format_ratio, shorten
 from autotune.records import (
+    Ceilings,
     GpuInfo,
     MatmulRate,
     Measurement,
@@ -31,7 +31,7 @@ from autotune.sentences import (
     format_drift,
     format_margin,
 )
-from autotune.units import format_bytes, format_duration, format_rate
+from autotune.units import format_bytes, format_duration, format_flops, format_part, format_rate
 
 _DASH = "\N{EN DASH}"
 _MAX_VALUE_LENGTH = 60
@@ -171,7 +171,9 @@ def list_trials(trials: Sequence[TrialResult], baseline: TrainConfig, *, baselin
 
 def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) -> TrialRow:
     measurement = trial.measurement
-    rate = None if measurement is None else measurement.samples_per_second
+    bound = trial.samples_per_second_bound
+    rate = bound if measurement is None else measurement.samples_per_second
+    most = "≤ " if measurement is None and bound is not None else ""
     memory = None if measurement is None else measurement.peak_memory
     error = ": ".join(part for part in (trial.cause, trial.error) if part)
     return TrialRow(
@@ -179,8 +181,8 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         purpose=trial.spec.purpose,
         status=trial.status.value,
         difference=describe_difference(trial.spec.config, baseline),
-        rate=_DASH if rate is None else format_rate(rate, unit="").strip(),
-        ratio=_DASH if rate is None else format_ratio(rate / baseline_rate),
+        rate=_DASH if rate is None else most + format_rate(rate, unit="").strip(),
+        ratio=_DASH if rate is None else most + format_ratio(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.device_bytes or memory.host_bytes),
         seconds=format_duration(trial.elapsed_seconds),
         error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
@@ -196,12 +198,6 @@ def _remark(measurement: Measurement | None) -> str:
     disturbed = sum(block.disturbed for block in measurement.blocks)
     remarks += [f"{disturbed} of {count(len(measurement.blocks), 'block')} disturbed"] if disturbed else []
     return "; ".join([*remarks, *describe_interference([block.interference for block in measurement.blocks])])
-
-
-def tally(trials: Sequence[TrialResult]) -> str:
-    """Return how many trials ended how, e.g. `20 completed, 2 out of memory`."""
-    counts = Counter(trial.status for trial in trials)
-    return ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
 
 
 def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
@@ -265,7 +261,7 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
         *(("GPU", _describe_gpu(gpu)) for gpu in hardware.gpus),
         ("trained on", probe.target.device),
         *(("noise", shorten(describe_noise(seen))) for seen in [profile.evidence.noise] if seen is not None),
-        *((f"{rate.dtype} products", _describe_rate(rate)) for rate in ceilings.matmul),
+        *((f"{rate.dtype} products", _describe_rate(rate, ceilings)) for rate in ceilings.matmul),
     ]
     if ceilings.memory_bytes_per_second is not None:
         rows.append(("memory traffic", f"{ceilings.memory_bytes_per_second / 1e9:,.0f} GB/s"))
@@ -274,10 +270,13 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
     return rows
 
 
-def _describe_rate(rate: MatmulRate) -> str:
-    kept = (
-        "" if rate.sustained_flops_per_second is None else f", {rate.sustained_flops_per_second / 1e12:.3g} sustained"
-    )
+def _describe_rate(rate: MatmulRate, ceilings: Ceilings) -> str:
+    plain = ceilings.flops_per_second("fp32")
+    if rate.emulated:
+        part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
+        return f"{format_flops(rate.flops_per_second)}: emulated{part}"
+    sustained = rate.sustained_flops_per_second
+    kept = "" if sustained is None else f", {sustained / 1e12:.3g} sustained"
     return f"{rate.flops_per_second / 1e12:.3g} TFLOP/s{kept}"
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
-from autotune.records import GainRange, Interval, ProbeReport, Profile
+from autotune.records import GainRange, Interval, ProbeReport, Profile, TrialResult, TrialStatus
+from autotune.sentences import describe_untested
 
 _MAX_LENGTH = 300
+_STAGES = {
+    "probe": "of the probe",
+    "machine": "of the probe",
+    "quality": "of the loss check",
+    "fidelity": "of the loss check",
+    "tape": "of the loss check",
+    "final": "of the finals",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class VerdictWords:
 def describe_verdict(profile: Profile) -> VerdictWords:
     """Return the verdict in plain words; a claim is always the lower end of the interval."""
     evidence = _describe_evidence(profile)
-    if profile.verdict == "improved":
+    if profile.verdict == "improved" and profile.speedup is not None:
         checked = (
             "what is learned was checked against your own settings" if profile.quality else "no quality check was run"
         )
@@ -46,6 +57,14 @@ def describe_verdict(profile: Profile) -> VerdictWords:
             headline="Keep your settings",
             evidence=evidence,
             advice="Nothing that was tried is proven faster and as good as what you run now.",
+        )
+    if profile.verdict == "not-tested":
+        told = ". ".join(f"{text[0].upper()}{text[1:]}" for text in describe_untested(profile))
+        return VerdictWords(
+            tone="neutral",
+            headline="Not tested: nothing but your own settings could be measured",
+            evidence=f"{told}." if told else evidence,
+            advice="Keep your settings; this says nothing about how much faster others would be.",
         )
     return VerdictWords(
         tone="neutral",
@@ -67,8 +86,25 @@ def _describe_evidence(profile: Profile) -> str:
     whose = "" if profile.verdict == "improved" else "fastest candidate: "
     pairs = f"{profile.evidence.pairs} pair{'s' if profile.evidence.pairs != 1 else ''}"
     confirmation = profile.evidence.confirmation
-    interval = profile.speedup if confirmation is None else confirmation.interval
+    if profile.speedup is None:
+        known = profile.candidate.speedup_estimate if profile.candidate is not None else None
+        about = "" if known is None else f"about {format_ratio(known)}, "
+        return f"{whose}{about}{pairs}, too few for an interval"
+    interval = (confirmation.interval if confirmation is not None else None) or profile.speedup
     return f"{whose}point {format_ratio(profile.speedup.estimate)}, {format_interval(interval)}, {pairs}"
+
+
+def tally(trials: Sequence[TrialResult]) -> str:
+    """Return how many trials of the search ended how, and those beside it.
+
+    E.g. `20 completed, 2 out of memory in the search; 1 of the probe, 8 of the loss check, 12 of the finals`. The first
+    part is what the profile's evidence counts too.
+    """
+    counts = Counter(trial.status for trial in trials if trial.spec.purpose == "measure")
+    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
+    beside = Counter(_STAGES[trial.spec.purpose] for trial in trials if trial.spec.purpose != "measure")
+    others = ", ".join(f"{beside[stage]} {stage}" for stage in dict.fromkeys(_STAGES.values()) if beside[stage])
+    return "; ".join(part for part in (f"{ends} in the search" if ends else "", others) if part)
 
 
 def describe_limit(probe: ProbeReport) -> str:

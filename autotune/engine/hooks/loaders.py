@@ -51,6 +51,12 @@ def apply_loader_knobs(loader: DataLoader[Any], config: TrainConfig, changed: fr
         ("persistent_workers", persistent and workers > 0),
     ):
         object.__setattr__(loader, name, value)
+    if "num_workers" in changed:  # chosen by measurement, while PyTorch would warn of more than one a CPU
+        object.__setattr__(loader, "check_worker_number_rationality", _accept)
+
+
+def _accept() -> None:
+    """Say nothing about the number of workers."""
 
 
 class LoaderHooks:

@@ -215,7 +215,7 @@ def asynchronous_copies() -> Iterator[None]:
     plain_to, plain_cuda = torch.Tensor.to, torch.Tensor.cuda
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.device.type == "cpu" and "non_blocking" not in kwargs and tensor.is_pinned():
+        if tensor.device.type == "cpu" and not _says_non_blocking(args, kwargs) and tensor.is_pinned():
             kwargs["non_blocking"] = True
         return plain_to(tensor, *args, **kwargs)
 
@@ -229,6 +229,12 @@ def asynchronous_copies() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.to, torch.Tensor.cuda = plain_to, plain_cuda  # type: ignore[method-assign]
+
+
+def _says_non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of `Tensor.to` chooses itself: by name, or in its place after the device and dtype."""
+    place = 1 if args and isinstance(args[0], torch.dtype | torch.Tensor) else 2
+    return "non_blocking" in kwargs or len(args) > place
 
 
 @contextmanager

@@ -16,15 +16,19 @@ from pathlib import Path
 from autotune.errors import AutotuneError
 from autotune.records.ceilings import Ceilings
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
-from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.hardware import INSTRUCTION_LIMITS, HardwareInfo, SoftwareInfo
 
 OLDEST_SECONDS = 30 * 24 * 3600.0
 """Limits older than this are measured anew."""
 
 # Part of the key; to be raised when the same machine would be given other figures by another way of measuring.
-_METHOD = 1
+# 2: the rate of emulated arithmetic is kept.
+_METHOD = 2
 _LARGEST_FILE_BYTES = 64 * 1024
-_ENVIRONMENT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_ENVIRONMENT = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"),
+    *INSTRUCTION_LIMITS,
+)
 
 
 class CachedCeilings(Record):
@@ -101,7 +105,9 @@ def save_ceilings(
     """
     key = _build_key(hardware, software, device=device, threads=threads, ranks=ranks)
     path = _find_path(key)
-    is_full = bool(ceilings.matmul) and all(rate.sustained_flops_per_second is not None for rate in ceilings.matmul)
+    is_full = bool(ceilings.matmul) and all(
+        rate.emulated or rate.sustained_flops_per_second is not None for rate in ceilings.matmul
+    )
     if path is None or not is_full:
         return False
     measured_at = time.time() if now is None else now

@@ -22,8 +22,9 @@ from autotune.probe.ceilings.products import Burst, list_arithmetics, measure_bu
 from autotune.probe.ceilings.repetitions import synchronize, time_repetition
 from autotune.records.ceilings import Ceilings, MatmulRate
 
-# Emulated arithmetic is this much slower than fp32; as a ceiling it would only mislead.
-_ABSURD_FRACTION = 0.05
+# Emulated arithmetic is this much slower than fp32; as a ceiling it would only mislead, so it is marked. A CPU that has
+# 16-bit products makes them faster than fp32, and one of few or old cores emulates them at a tenth (judgements).
+_EMULATED_FRACTION = {"cpu": 0.25, "cuda": 0.05}
 # Below this a window would be too short for a chip to heat up in it.
 _SUSTAINED_BUDGET_SECONDS = 6.0
 _WINDOW_SECONDS = 2.0
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ceilings:
-    """Return the best rates the device reached; what it does not run, or only emulates, is left out.
+    """Return the best rates the device reached; what it does not run is left out, what it emulates is marked.
 
     Args:
         device: where to measure; a GPU's cache of free memory is emptied afterwards.
@@ -64,9 +65,10 @@ def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ce
         pinned = quick.attempt(partial(measure_host_copies, device, pinned=True), parts=2)
         pageable = quick.attempt(partial(measure_host_copies, device, pinned=False), parts=2)
     sustained = _measure_sustained(bursts, device, deadline) if sustained_seconds else {}
+    least = _least_rate(bursts, device)
     _release_memory(device)
     return Ceilings(
-        matmul=tuple(_build_rate(name, burst, sustained.get(name)) for name, burst in bursts.items()),
+        matmul=tuple(_build_rate(name, burst, sustained.get(name), least) for name, burst in bursts.items()),
         memory_bytes_per_second=memory,
         triad_bytes_per_second=triad,
         copy_to_device_bytes_per_second=pinned and pinned[0],
@@ -127,26 +129,40 @@ def _attempt(measure: Callable[[], T]) -> T | None:
 def _measure_bursts(names: tuple[str, ...], device: torch.device, shares: _Shares) -> dict[str, Burst]:
     bursts: dict[str, Burst] = {}
     for name in names:
-        burst = shares.attempt(partial(measure_burst, name, device))
-        least = _ABSURD_FRACTION * bursts["fp32"].flops_per_second if "fp32" in bursts else 0.0
-        if burst is not None and burst.flops_per_second >= least:
+        least = _least_rate(bursts, device)
+        burst = shares.attempt(lambda share: measure_burst(name, device, share, least_rate=least))  # noqa: B023
+        if burst is not None:
             bursts[name] = burst
     return bursts
 
 
+def _least_rate(bursts: dict[str, Burst], device: torch.device) -> float:
+    """Return the rate below which an arithmetic counts as emulated; 0 without one of fp32 to hold it against."""
+    return _EMULATED_FRACTION[device.type] * bursts["fp32"].flops_per_second if "fp32" in bursts else 0.0
+
+
 def _measure_sustained(bursts: dict[str, Burst], device: torch.device, deadline: float) -> dict[str, float | None]:
     sustained: dict[str, float | None] = {}
-    for name, burst in bursts.items():
-        window = min(_WINDOW_SECONDS, max(0.0, deadline - perf_counter()) / (len(bursts) - len(sustained)))
+    least = _least_rate(bursts, device)
+    real = {name: burst for name, burst in bursts.items() if burst.flops_per_second >= least}
+    for name, burst in real.items():
+        window = min(_WINDOW_SECONDS, max(0.0, deadline - perf_counter()) / (len(real) - len(sustained)))
         measure = partial(measure_sustained, name, device, edge=burst.largest_edge, window_seconds=window)
         sustained[name] = _attempt(measure)
     return sustained
 
 
-def _build_rate(name: str, burst: Burst, sustained: float | None) -> MatmulRate:
+def _build_rate(name: str, burst: Burst, sustained: float | None, least: float) -> MatmulRate:
     # What was kept up was reached as well, if by chance never in the burst.
     best = max(burst.flops_per_second, sustained or 0.0)
-    return MatmulRate.model_validate({"dtype": name, "flops_per_second": best, "sustained_flops_per_second": sustained})
+    return MatmulRate.model_validate(
+        {
+            "dtype": name,
+            "flops_per_second": best,
+            "sustained_flops_per_second": sustained,
+            "emulated": burst.flops_per_second < least,
+        }
+    )
 
 
 def _measure_calls(device: torch.device) -> tuple[float, float | None]:

@@ -2,7 +2,8 @@
 
     edge:   128 ──▶ 256 ──▶ 512 ──▶ ...       doubled while there is time; the rest of it is shared among them
 
-Emulated arithmetic shows by its rate: whoever asks holds every rate against the one of fp32.
+Emulated arithmetic shows by its rate: whoever asks holds every rate against the one of fp32. A product of it can take
+seconds, so the doubling ends at the first one that is long and slow beyond doubt.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ DEVICE_MEMORY_FRACTION = 0.25
 # Smallest and largest edge of the square matrices. A size doubles until one product is long enough to be timed well.
 _EDGES = {"cpu": (128, 4096), "cuda": (1024, 8192)}
 _LEAST_GROWTH = 2.0
+# Waiting for threads on a busy machine does not make a product this long, so its rate is then the arithmetic's own.
+_TELLING_SECONDS = 0.03
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def list_arithmetics(device: torch.device) -> tuple[str, ...]:
     return ("fp32", "bf16", "fp16")
 
 
-def measure_burst(name: str, device: torch.device, share_seconds: float) -> Burst:
+def measure_burst(name: str, device: torch.device, share_seconds: float, *, least_rate: float = 0.0) -> Burst:
     """Return the best rate of a square matrix product, over the sizes there is time for.
 
     A product of two n x n matrices is 2 n^3 operations.
@@ -59,6 +62,7 @@ def measure_burst(name: str, device: torch.device, share_seconds: float) -> Burs
         name: of the arithmetic.
         device: where to multiply.
         share_seconds: wall time to spend, about; a few products are made also when it is none.
+        least_rate: operations per second; arithmetic that is clearly slower is looked at no longer than that takes.
 
     Raises:
         RuntimeError: the device has no kernel for this arithmetic, or no memory left.
@@ -73,6 +77,8 @@ def measure_burst(name: str, device: torch.device, share_seconds: float) -> Burs
         while True:
             # The shortest of a few: one that the scheduler held up would end the growth far too early.
             seconds[edge] = min(time_repetition(multiply[edge], device, 1) for _ in range(LEAST_REPETITIONS))
+            if seconds[edge] > _TELLING_SECONDS and _best_burst(seconds).flops_per_second < least_rate:
+                return _best_burst(seconds)
             # Its first run counts as well.
             expected = (1 + LEAST_REPETITIONS) * _growth(seconds, edge) * seconds[edge]
             if 2 * edge > largest or expected > until - perf_counter():
@@ -84,7 +90,7 @@ def measure_burst(name: str, device: torch.device, share_seconds: float) -> Burs
             share = (until - perf_counter()) / sizes_left
             if share >= LEAST_REPETITIONS * seconds[size]:
                 seconds[size] = min(seconds[size], best_seconds(run, device, share))
-    return Burst(max(2.0 * size**3 / duration for size, duration in seconds.items()), largest_edge=edge)
+    return _best_burst(seconds)
 
 
 def measure_sustained(name: str, device: torch.device, *, edge: int, window_seconds: float) -> float:
@@ -102,6 +108,10 @@ def measure_sustained(name: str, device: torch.device, *, edge: int, window_seco
     with torch.no_grad(), tf32(TrainConfig(allow_tf32=name == "tf32"), device):
         multiply = _build_product(edge, device, DTYPES[name])
         return 2.0 * edge**3 / sustained_seconds(multiply, device, window_seconds)
+
+
+def _best_burst(seconds: dict[int, float]) -> Burst:
+    return Burst(max(2.0 * edge**3 / duration for edge, duration in seconds.items()), largest_edge=max(seconds))
 
 
 def _growth(seconds: dict[int, float], edge: int) -> float:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from autotune.probe.judging.advice_case import Case, Finding, expect
 from autotune.probe.judging.bounds import least_optimizer_seconds
-from autotune.probe.judging.figures import divide, format_flops, format_share, format_step
-from autotune.units import format_bytes
+from autotune.probe.judging.figures import divide, format_share, format_step
+from autotune.units import format_bytes, format_flops, format_part
 
 _FASTER_ARITHMETIC = 1.3
 _OPTIMIZER_FRACTION = 0.10
@@ -31,7 +31,9 @@ _ALLOCATOR_SAVED, _ALLOCATOR_SAVED_UNTOLD = 0.5, 0.25
 
 
 def advise_precision(case: Case) -> Finding:
-    """Return whether a 16-bit arithmetic is clearly faster here."""
+    """Return whether a 16-bit arithmetic is clearly faster here, or the one in use is emulated."""
+    if case.figures.is_emulated:
+        return _leave_emulation(case)
     if case.baseline.precision != "fp32":
         return None
     # fp16 needs loss scaling, so it is named only where bf16 is no faster.
@@ -40,6 +42,16 @@ def advise_precision(case: Case) -> Finding:
         if finding is not None:
             return finding
     return None
+
+
+def _leave_emulation(case: Case) -> Finding:
+    rate = case.facts.ceilings.find_rate(case.figures.arithmetic)
+    plain = case.facts.ceilings.flops_per_second("fp32")
+    if rate is None or not plain:
+        return None
+    rates = f"{format_flops(rate.flops_per_second)}, {format_part(rate.flops_per_second, plain)} of fp32"
+    reason = f"{rate.dtype} is emulated here ({rates}); {_describe_products(case)}"
+    return reason, expect(case.products_fraction * (1.0 - rate.flops_per_second / plain), sure=_SURE_OF_PRODUCTS)
 
 
 def advise_tf32(case: Case) -> Finding:

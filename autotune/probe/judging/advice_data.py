@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from autotune.knobs import most_workers
 from autotune.probe.judging.advice_case import Case, Finding, expect
 from autotune.probe.judging.bounds import least_load_seconds
 from autotune.probe.judging.figures import divide, format_bandwidth, format_share, format_step
@@ -20,17 +21,23 @@ _SHORT_EPOCH_SECONDS = 60.0
 _PINNED_SAVED = 2 / 3
 # Changing who gets the CPUs takes some from one side.
 _SHARED_CPUS_RISK = 0.9
+# Waiting takes no CPU from the computation.
+_SURE_OF_WAITING = 0.5
 
 
 def advise_workers(case: Case) -> Finding:
     """Return whether more workers would shorten the waiting."""
     baseline, figures, plan, usable = case.baseline, case.figures, case.plan, case.hardware.usable_cpu_count
-    if not (case.limit == "input" or figures.is_input_bound) or baseline.num_workers >= usable:
+    most = max(usable, most_workers(case.facts, case.hardware))
+    if not (case.limit == "input" or figures.is_input_bound) or baseline.num_workers >= most:
         return None
     reason = (
         f"{format_share(figures.wait_fraction)} of a step waits for the loader; one process loads a step's samples in "
         f"{format_step(plan.load_seconds)}, the computation takes {format_step(figures.compute_seconds)}"
     )
+    if case.facts.data.waits:
+        share = format_share(1.0 - (case.facts.data.cpu_fraction or 0.0))
+        reason += f", {share} of it waiting, so that more workers than CPUs can wait at once"
     if plan.matching_workers is not None:
         reason += f"; workers that match it if they scale: {max(1, plan.matching_workers)}"
     if plan.workers_reason:
@@ -45,7 +52,11 @@ def advise_workers(case: Case) -> Finding:
 def _expect_workers(case: Case) -> GainRange:
     figures = case.figures
     best = max(figures.step_seconds - figures.wait_seconds, least_load_seconds(case.facts, figures, case.hardware))
+    if case.facts.data.waits and case.plan.workers > 0:
+        best = max(best, case.plan.load_seconds / case.plan.workers)
     saved = 1.0 - best / figures.step_seconds
+    if case.facts.data.waits:
+        return expect(saved, sure=_SURE_OF_WAITING)
     return expect(saved, sure=0.25) if case.on_gpu else expect(saved, risk=_SHARED_CPUS_RISK)
 
 

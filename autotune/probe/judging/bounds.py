@@ -12,11 +12,11 @@ from autotune.probe.judging.figures import (
     divide,
     fastest_arithmetic,
     format_bandwidth,
-    format_flops,
     format_step,
 )
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
+from autotune.units import format_flops
 
 # Reads of parameter and gradient and the write of the parameter; Adam also reads and writes two moments.
 _LEAST_OPTIMIZER_PASSES = 3

@@ -10,7 +10,6 @@ from autotune.probe.judging.figures import (
     StepFigures,
     divide,
     format_bandwidth,
-    format_flops,
     format_share,
     format_step,
     optimizer_share,
@@ -19,7 +18,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Limit
 from autotune.sentences import count
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_flops
 
 _IN_CACHE = 1.25
 """Achieved over measured memory rate above which the traffic cannot all have reached the memory."""
@@ -80,7 +79,9 @@ def describe_mfu(figures: StepFigures) -> str:
         return "MFU not known: its operations could not be counted"
     reached = format_flops(figures.flops_per_second)
     if figures.mfu is None or figures.ceiling_flops_per_second is None:
-        return f"MFU not known: {reached}, and the rate of {figures.arithmetic} was not measured"
+        name = figures.arithmetic
+        why = f"{name} is emulated here" if figures.is_emulated else f"the rate of {name} was not measured"
+        return f"MFU not known: {reached}, and {why}"
     rates = f"{reached} of {format_flops(figures.ceiling_flops_per_second)}"
     return f"MFU {format_share(figures.mfu)} of the measured {figures.arithmetic} rate ({rates})"
 

@@ -34,6 +34,7 @@ class StepFigures:
         flops_per_second: model operations per second of wall time; None when not countable.
         ceiling_flops_per_second: the rate that arithmetic keeps up here; None when not measured, as the next.
         burst_flops_per_second: its best rate.
+        is_emulated: the device was seen to emulate it; it has no rate then.
     """
 
     step_seconds: float
@@ -47,6 +48,7 @@ class StepFigures:
     flops_per_second: float | None
     ceiling_flops_per_second: float | None
     burst_flops_per_second: float | None
+    is_emulated: bool
 
     @property
     def wait_fraction(self) -> float:
@@ -88,6 +90,7 @@ def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
     phases, step_seconds = facts.phases, measurement.seconds_per_step
     flops_per_sample = facts.model.flops_per_sample
     arithmetic = name_arithmetic(facts)
+    rate = facts.ceilings.find_rate(arithmetic)
     return StepFigures(
         step_seconds=step_seconds,
         samples_per_step=measurement.samples / sum(block.optimizer_steps for block in measurement.blocks),
@@ -100,6 +103,7 @@ def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
         flops_per_second=flops_per_sample * measurement.samples_per_second if flops_per_sample else None,
         ceiling_flops_per_second=facts.ceilings.sustained_flops_per_second(arithmetic),
         burst_flops_per_second=facts.ceilings.flops_per_second(arithmetic),
+        is_emulated=rate is not None and rate.emulated,
     )
 
 
@@ -118,8 +122,9 @@ def optimizer_share(phases: StepPhases) -> float:
 
 
 def fastest_arithmetic(ceilings: Ceilings) -> MatmulRate | None:
-    """Return the arithmetic with the best measured rate; None when none was measured."""
-    return max(ceilings.matmul, key=lambda rate: rate.flops_per_second, default=None)
+    """Return the arithmetic with the best measured rate; None when none was measured, emulated ones left out."""
+    real = (rate for rate in ceilings.matmul if not rate.emulated)
+    return max(real, key=lambda rate: rate.flops_per_second, default=None)
 
 
 def format_step(seconds: float) -> str:
@@ -130,14 +135,6 @@ def format_step(seconds: float) -> str:
 def format_share(fraction: float) -> str:
     """Return a share of a whole for people, e.g. `62 %`."""
     return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
-
-
-def format_flops(per_second: float) -> str:
-    """Return an arithmetic rate for people, e.g. `432 GFLOP/s`, `1.58 TFLOP/s`."""
-    for power, prefix in ((12, "T"), (9, "G"), (6, "M")):
-        if per_second >= 10**power:
-            return f"{_three_digits(per_second / 10**power)} {prefix}FLOP/s"
-    return f"{_three_digits(per_second)} FLOP/s"
 
 
 def format_bandwidth(per_second: float) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.knobs import most_workers
 from autotune.probe.judging.bounds import least_load_seconds
-from autotune.probe.judging.figures import StepFigures, derive_figures, divide, format_step
+from autotune.probe.judging.evidence import StepCase
+from autotune.probe.judging.figures import StepFigures, derive_figures, divide, format_share, format_step
+from autotune.probe.judging.reliability import explain_unreliable
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
@@ -43,7 +46,8 @@ class PipelinePlan:
         load_seconds: one step's samples in one process.
         matching_workers: workers whose loading is as fast as the computation, with a fifth to spare, if they scale;
             None when the computation took no time.
-        workers: the best number here as predicted: `matching_workers`, and no more than the CPUs allow.
+        workers: the best number here as predicted: `matching_workers`, and no more than the CPUs allow, or the memory
+            where samples are waited for.
         workers_reason: why these are not the matching ones; empty when they are.
         step_seconds: a step with them as predicted, loading shared evenly and overlapped with the computation.
         shared_memory_bytes: of /dev/shm they need for their batches; None when the size of a batch is not known.
@@ -112,6 +116,8 @@ def compute_knobs_gain_nothing(facts: TargetFacts, measurement: Measurement, har
     takes_turns = workers == 0 and bool(_explain_fixed_workers(facts))
     if not figures.is_input_bound or takes_turns:
         return ""
+    if explain_unreliable(StepCase(facts, figures, hardware), measurement):
+        return ""  # what loads slowly beside others may be the others' doing
     if least_load_seconds(facts, figures, hardware) < _CLEARLY_SLOWER * figures.compute_seconds:
         return ""
     measured = facts.data.loader_seconds_per_step
@@ -147,36 +153,43 @@ def _choose_workers(
     if fixed := _explain_fixed_workers(facts):
         return facts.baseline.num_workers, fixed
     usable = hardware.usable_cpu_count
-    wanted = usable if matching is None else matching
+    most = max(usable, most_workers(facts, hardware))
+    wanted = most if matching is None else matching
     if load <= 0:
         return 0, ""
+    enough = f"{usable} CPUs are usable" if most == usable else f"more than {most} are not tried"
     if facts.device == "cuda":
-        return min(wanted, usable), f"{usable} CPUs are usable" if wanted > usable else ""
+        return min(wanted, most), enough if wanted > most else ""
 
     def predict(workers: int) -> tuple[float, float]:
         """Return the step, and the step when loading takes a fifth longer: of equally fast numbers it decides."""
         spare = _predict_step(facts, hardware, load=_WORKER_MARGIN * load, workers=workers)
         return _predict_step(facts, hardware, load=load, workers=workers), spare
 
-    best = min(range(usable + 1), key=predict)
+    best = min(range(most + 1), key=predict)
     if best >= wanted:
         return wanted, ""
-    if best == usable:
-        return best, f"{usable} CPUs are usable"
+    if best == most:
+        return best, enough
+    if best > usable:
+        share = format_share(facts.data.cpu_fraction or 0.0)
+        return best, f"the CPUs have no time for more: {share} of loading is work"
     return best, f"the computation needs {usable - best} of the {usable} usable CPUs"
 
 
 def _predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, workers: int) -> float:
     """Return the seconds of a step with some workers, loading shared evenly; computing takes turns without any.
 
-    On a CPU both sides share its time: a step is no shorter than all of their CPU time over all CPUs.
+    On a CPU both sides share its time: a step is no shorter than all of their CPU time over all CPUs. What a sample is
+    waited for takes none.
     """
     compute = facts.compute_seconds_per_step
     if workers == 0:
         return load + compute
     shared = 0.0
     if facts.device == "cpu":
-        shared = (load + _host_seconds(facts, hardware)) / hardware.usable_cpu_count
+        busy = load * (facts.data.cpu_fraction or 0.0) if facts.data.waits else load
+        shared = (busy + _host_seconds(facts, hardware)) / hardware.usable_cpu_count
     return min(max(load / workers, compute, shared), load + compute)
 
 

@@ -7,6 +7,7 @@
     compute        matrix products are most of the computation
     bandwidth      memory traffic is
     unknown        anything else, and two shares that are nearly the same: the sentence names both
+    unreliable     the machine was too busy to tell, or the figures contradict each other: asked before all of them
 
 Each is tried in this order. Without the profiler's shares (`StepWork`), `compute` takes an MFU above half and
 `bandwidth` an optimizer that fills most of the step and moves memory near its limit.
@@ -26,6 +27,7 @@ from autotune.probe.judging.figures import (
     format_step,
     optimizer_share,
 )
+from autotune.probe.judging.reliability import PLAUSIBLE_RATES, describe_lost_cpus, explain_unreliable, is_disturbed
 from autotune.records.facts import StepWork, TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
@@ -39,8 +41,8 @@ _CLEAR_LEAD = 0.10
 _COMPUTE_MFU = 0.50
 _BANDWIDTH_MFU = 0.30
 _MOST = 0.50
-# Achieved over measured memory rate: below, something else limits; above, the traffic never left the caches.
-_BANDWIDTH_RATES = (0.6, 1.25)
+# Achieved over measured memory rate of the optimizer alone, whose least traffic is known.
+_OPTIMIZER_RATE = 0.6
 
 _Finding = tuple[Limit, str] | None
 
@@ -57,6 +59,11 @@ def judge(
     """
     case = StepCase(report_facts, derive_figures(report_facts, measurement), hardware)
     limit, deciding = _find_limit(case)
+    trouble = explain_unreliable(case, measurement)
+    if not trouble and limit == "unknown" and _is_slow_traffic(case) and is_disturbed(case, measurement):
+        trouble = f"{deciding}, and {describe_lost_cpus(case, measurement, least=0.0)}"
+    if trouble:
+        return _doubt(case, trouble), advise(report_facts, measurement, hardware, limit="unreliable")
     ceiling, reason = bound_speedup(report_facts, case.figures, hardware)
     name = limit if limit == "unknown" else f"{limit}-bound"
     verdict = Verdict(
@@ -67,6 +74,12 @@ def judge(
         ceiling_reason=reason,
     )
     return verdict, advise(report_facts, measurement, hardware, limit=limit)
+
+
+def _doubt(case: StepCase, trouble: str) -> Verdict:
+    """Return the verdict that there is none: no limit, and no bound, which would rest on the same figures."""
+    sentence = f"not reliable: {trouble}; probe again when the machine is quieter"
+    return Verdict(limit="unreliable", sentence=sentence, evidence=collect_evidence(case, "unreliable"))
 
 
 def _find_limit(case: StepCase) -> tuple[Limit, str]:
@@ -144,11 +157,23 @@ def _find_largest_share(case: StepCase) -> _Finding:
     if first == "matrix products":
         return "compute", f"matrix products take {share}"
     if first == "memory traffic":
-        return "bandwidth", f"memory traffic takes {share}{_describe_traffic(case, work)}"
+        traffic = f"memory traffic takes {share}{_describe_traffic(case, work)}"
+        if _is_slow_traffic(case):
+            return "unknown", f"{traffic}: far less than the memory can, so something else holds it up"
+        return "bandwidth", traffic
     if largest > _OVERHEAD_FRACTION:
         return "launch", f"calling operations, not what they do, takes {share}"
     others = f"{second} {format_share(next_largest)}, {third} {format_share(least)}"
     return "unknown", f"no share of the computation stands out: {first} {format_share(largest)}, {others}"
+
+
+def _is_slow_traffic(case: StepCase) -> bool:
+    """Return whether most of the computation is memory traffic at a rate that no memory explains."""
+    work = case.facts.work
+    if work is None or work.traffic_fraction < max(work.products_fraction, work.overhead_fraction):
+        return False
+    ratio = divide(work.bytes_per_second, case.facts.ceilings.memory_bytes_per_second)
+    return ratio is not None and ratio < PLAUSIBLE_RATES[0]
 
 
 def _describe_traffic(case: StepCase, work: StepWork) -> str:
@@ -171,8 +196,8 @@ def _find_without_shares(case: StepCase) -> _Finding:
     seconds, memory = facts.phases.optimizer_seconds, facts.ceilings.memory_bytes_per_second
     traffic = divide(float(count_optimizer_bytes(facts)), seconds)
     ratio = divide(traffic, memory)
-    low, high = _BANDWIDTH_RATES
-    if traffic is None or memory is None or ratio is None or not low <= ratio <= high:
+    # Above, the traffic never left the caches.
+    if traffic is None or memory is None or ratio is None or not _OPTIMIZER_RATE <= ratio <= PLAUSIBLE_RATES[1]:
         return None
     if figures.mfu >= _BANDWIDTH_MFU or figures.optimizer_fraction <= _MOST:
         return None

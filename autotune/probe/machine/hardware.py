@@ -35,8 +35,13 @@ from autotune.probe.machine.cpus import (
 from autotune.probe.machine.gpus import read_gpus
 from autotune.probe.machine.nvml import NvmlFailure, open_nvml, to_text
 from autotune.probe.machine.surroundings import read_surroundings
-from autotune.probe.machine.toolchain import find_host_allocators, has_cpp_compiler, read_torch_build
-from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.probe.machine.toolchain import (
+    find_host_allocators,
+    find_preloaded_malloc,
+    has_cpp_compiler,
+    read_torch_build,
+)
+from autotune.records.hardware import INSTRUCTION_LIMITS, HardwareInfo, SoftwareInfo
 
 
 def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
@@ -70,6 +75,7 @@ def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
         gpus=gpus,
         missing=(*_find_gaps(flags is not None, topology, swap is not None), *gpu_gaps),
         host_allocators=find_host_allocators(root),
+        preloaded_malloc=find_preloaded_malloc(),
         has_cpp_compiler=has_cpp_compiler(),
         affinity_cpu_count=None if affinity is None else len(affinity),
         cpu_quota=quota,
@@ -80,6 +86,7 @@ def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
         swap_used_bytes=0 if swap is None else swap[1],
         shared_memory_total_bytes=None if shared_memory is None else shared_memory[0],
         environment=read_surroundings(root),
+        instruction_limits={name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)},
     )
 
 

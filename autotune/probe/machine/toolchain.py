@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from autotune.engine.allocator import PRELOAD, find_malloc_libraries
 from autotune.errors import MachineError
 
 _ALLOCATOR_PATTERNS = {
@@ -44,6 +45,12 @@ def find_host_allocators(root: Path) -> dict[str, str]:
         if path is not None:
             found[name] = str(path)
     return found
+
+
+def find_preloaded_malloc() -> str | None:
+    """Return the file name of the malloc library that this process was started with; None for the C library's."""
+    found = find_malloc_libraries(os.environ.get(PRELOAD, ""))
+    return Path(found[0]).name if found else None
 
 
 def has_cpp_compiler() -> bool:

@@ -18,6 +18,10 @@ NOW = 2e9
 DAY = 24 * 3600.0
 HARDWARE = hardware(affinity_cpu_count=4)
 SOFTWARE = SoftwareInfo(autotune="1", python="3.11", torch="2.13.0+cpu", platform="Linux")
+VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"),
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
+)
 CEILINGS = Ceilings(
     matmul=(MatmulRate(dtype="fp32", flops_per_second=3e11, sustained_flops_per_second=2e11),),
     memory_bytes_per_second=2e10,
@@ -30,7 +34,7 @@ CEILINGS = Ceilings(
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache's folder, not there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache" / "autotune"
 
@@ -93,13 +97,28 @@ def test_another_machine_or_way_to_start_has_its_own(other: dict[str, Any]) -> N
     assert find() is not None
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("name", VARIABLES)
 def test_another_environment_has_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert save()
     monkeypatch.setenv(name, "1")
     assert find() is None
     monkeypatch.setenv(name, "")
     assert find() is None  # set to nothing hides every GPU; it is not the same as unset
+
+
+def test_a_rate_of_emulated_arithmetic_has_none_that_is_kept_up(folder: Path) -> None:
+    emulated = MatmulRate(dtype="bf16", flops_per_second=1e9, emulated=True)
+    assert save(CEILINGS.replace(matmul=(*CEILINGS.matmul, emulated)))
+    found = find()
+    assert found is not None
+    assert found[0].find_rate("bf16") == emulated
+
+
+def test_a_file_from_when_emulated_rates_were_left_out_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(cache, "_METHOD", 1)
+        assert save()
+    assert find() is None
 
 
 def test_what_does_not_matter_is_no_part_of_the_key() -> None:
@@ -173,7 +192,7 @@ def test_a_file_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert find() is None
 
 

@@ -9,11 +9,15 @@ import psutil
 import pytest
 import torch
 from fake_time import FakeTime
+from probe_records import hardware, target
 
+from autotune.knobs import Facts
 from autotune.probe.ceilings import copies, limits
 from autotune.probe.ceilings.limits import measure_ceilings, spot_check_ceilings
 from autotune.probe.ceilings.products import DTYPES, Burst
 from autotune.records import Ceilings, MatmulRate
+from autotune.space import build_space
+from autotune.units import format_flops
 
 CPU = torch.device("cpu")
 FULL = 12.0
@@ -32,7 +36,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Rates of a machine on paper; each measurement is there at once. Keys: an arithmetic, `late-` it, memory."""
     rates = {"fp32": 100.0, "bf16": 200.0, "fp16": 50.0, "late-fp32": 90.0, "late-bf16": 150.0, "late-fp16": 40.0}
     rates |= {"copy": 10.0, "triad": 12.0}
-    monkeypatch.setattr(limits, "measure_burst", lambda name, _device, _share: Burst(rates[name], 64))
+    monkeypatch.setattr(limits, "measure_burst", lambda name, _device, _share, **_: Burst(rates[name], 64))
     monkeypatch.setattr(limits, "measure_sustained", lambda name, _device, **_: rates[f"late-{name}"])
     monkeypatch.setattr(limits, "measure_memory", lambda _device, _share: (rates["copy"], rates["triad"]))
     monkeypatch.setattr(limits, "measure_copy", lambda _device, _share: rates["copy"])
@@ -89,15 +93,54 @@ def test_a_dtype_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch, re
         return real(left, right, out=out)
 
     monkeypatch.setattr(torch, "mm", multiply)
-    # No dtype is called absurdly slow here: this machine may emulate one of them.
-    monkeypatch.setattr(limits, "_ABSURD_FRACTION", 0.0)
     assert set(measured(measure_ceilings(CPU, budget_seconds=0.05))) == {"fp32", "bf16", "fp16"} - {refused}
 
 
-def test_a_dtype_that_is_emulated_is_left_out(planted: dict[str, float]) -> None:
-    planted |= {"bf16": 5.0, "fp16": 4.99}
-    assert measured(measure_ceilings(CPU, budget_seconds=0.1)) == ["fp32", "bf16"]
-    assert measured(measure_ceilings(CPU, budget_seconds=FULL)) == ["fp32", "bf16"]
+@pytest.mark.parametrize("budget", [0.1, FULL])
+def test_a_dtype_that_is_emulated_is_kept_as_that_and_is_no_limit(planted: dict[str, float], budget: float) -> None:
+    planted |= {"bf16": 25.0, "fp16": 24.99, "late-fp16": 1e9}
+    ceilings = measure_ceilings(CPU, budget_seconds=budget)
+    assert [(rate.dtype, rate.emulated) for rate in ceilings.matmul] == [
+        ("fp32", False),
+        ("bf16", False),
+        ("fp16", True),
+    ]
+    emulated = ceilings.find_rate("fp16")
+    assert emulated is not None
+    assert (emulated.flops_per_second, emulated.sustained_flops_per_second) == (24.99, None)
+    assert ceilings.flops_per_second("fp16") is None
+    assert ceilings.sustained_flops_per_second("fp16") is None
+
+
+def test_the_windows_of_what_is_emulated_go_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shares = plant_spending(monkeypatch)
+    rates = iter([100.0, 1.0, 50.0])
+    monkeypatch.setattr(limits, "measure_burst", lambda *_, **__: Burst(next(rates), 64))
+    measure_ceilings(CPU, budget_seconds=6.0)
+    assert len(shares["window"]) == 2
+
+
+@pytest.mark.usefixtures("small_arrays")
+def test_bf16_that_really_runs_at_a_hundredth_is_ruled_out_by_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.mm
+
+    def multiply(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        for _ in range(150 if left.dtype == torch.bfloat16 else 0):
+            real(left.float(), right.float())
+        return real(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    ceilings = measure_ceilings(CPU, budget_seconds=1.0)
+    rate, plain = ceilings.find_rate("bf16"), ceilings.flops_per_second("fp32")
+    assert rate is not None
+    assert plain is not None
+    assert rate.emulated
+    assert rate.flops_per_second < 0.2 * plain
+    space = build_space(Facts(target=target(ceilings=ceilings), hardware=hardware()))
+    assert "precision" not in space.choices
+    assert space.unproven == frozenset()
+    reason = next(out.reason for out in space.ruled_out if (out.knob, out.value) == ("precision", "bf16"))
+    assert reason.startswith(f"emulated here: bf16 {format_flops(rate.flops_per_second)}, 1/")
 
 
 @pytest.mark.usefixtures("planted")
@@ -140,7 +183,7 @@ def plant_spending(monkeypatch: pytest.MonkeyPatch, *, burst: float = 1.0) -> tu
 
     def spend(kind: str, answer: Any, factor: float = 1.0) -> Callable[..., Any]:
         def measure(*arguments: Any, **named: Any) -> Any:
-            share = named.get("window_seconds", arguments[-1])
+            share = named.get("window_seconds") or arguments[-1]
             shares[kind].append(share)
             time.spend(factor * share)
             return answer

@@ -67,6 +67,25 @@ def test_growth_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.5 < time.now < 2.0
 
 
+def test_what_is_clearly_slower_is_looked_at_no_longer_than_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(products._EDGES, "cpu", (8, 4096))
+    seconds = {8 << doubling: 0.001 * 8**doubling for doubling in range(10)}
+    time = plant_seconds(monkeypatch, seconds)
+    rate = 2 * 8**3 / 0.001
+    burst = measure_burst("bf16", CPU, 10.0, least_rate=20 * rate)
+    # 32 x 32 is the first that takes longer than threads wait for each other; a run and three repetitions of each size.
+    assert burst.largest_edge == 32
+    assert time.now == pytest.approx(4 * (0.001 + 0.008 + 0.064))
+    assert burst.flops_per_second == pytest.approx(rate)
+
+
+def test_what_is_slow_for_an_instant_only_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(products._EDGES, "cpu", (8, 64))
+    plant_seconds(monkeypatch, {8: 1e-5, 16: 0.04, 32: 0.04, 64: 0.04})
+    # One size had the rate: the others were held up.
+    assert measure_burst("bf16", CPU, 10.0, least_rate=2 * 8**3 / 1e-5).largest_edge == 64
+
+
 def test_the_best_size_counts_and_the_largest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(products._EDGES, "cpu", (8, 64))
     plant_seconds(monkeypatch, {8: 1e-4, 16: 1e-4, 32: 2e-3, 64: 2e-2})

@@ -7,7 +7,16 @@ import pytest
 from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, memory, phases, target, timing, work
 
 from autotune.probe.judging.verdict import judge
-from autotune.records import GainRange, HardwareInfo, Measurement, MemoryFacts, OptimizerFacts, TargetFacts
+from autotune.records import (
+    Ceilings,
+    GainRange,
+    HardwareInfo,
+    MatmulRate,
+    Measurement,
+    MemoryFacts,
+    OptimizerFacts,
+    TargetFacts,
+)
 
 
 def advised(facts: TargetFacts, measured: Measurement, machine: HardwareInfo | None = None) -> dict[str, str]:
@@ -101,6 +110,18 @@ def test_persistent_workers(samples: int | None, changes: dict[str, Any], expect
 def test_precision(rates: dict[str, float], changes: dict[str, Any], expected: bool) -> None:
     reasons = advised(target(ceilings=ceilings(rates), **changes), timing())
     assert ("precision" in reasons) == expected
+
+
+def test_who_trains_with_emulated_arithmetic_is_told_to_leave_it() -> None:
+    rates = (
+        MatmulRate(dtype="fp32", flops_per_second=122e9),
+        MatmulRate(dtype="bf16", flops_per_second=0.94e9, emulated=True),
+    )
+    own = target(baseline=BASELINE.replace(precision="bf16"), ceilings=Ceilings(matmul=rates), work=work(0.9, 0.05))
+    reason = "bf16 is emulated here (940 MFLOP/s, 1/130 of fp32); products take 90 % of a step"
+    assert advised(own, timing())["precision"] == reason
+    plain = target(ceilings=Ceilings(matmul=rates), work=work(0.9, 0.05))
+    assert "precision" not in advised(plain, timing())
 
 
 def test_precision_reason_states_the_measured_rates() -> None:
@@ -298,7 +319,9 @@ def test_compilation_is_advised_by_the_measured_shares() -> None:
 
 def test_no_gain_is_above_the_ceiling() -> None:
     # Products alone take 80 ms of the step's 100 at the fastest rate.
-    facts = target(model={"flops_per_sample": 2.4e9}, baseline=BASELINE.replace(optimizer_implementation="for-loop"))
+    own = BASELINE.replace(optimizer_implementation="for-loop")
+    rates = ceilings({"fp32": 200e9, "bf16": 300e9})
+    facts = target(model={"flops_per_sample": 2.4e9}, baseline=own, ceilings=rates)
     verdict, advice = judge(facts, timing(), hardware())
     assert verdict.speedup_ceiling == pytest.approx(1.25)
     assert max(item.gain.high for item in advice if item.gain) == pytest.approx(1.25)

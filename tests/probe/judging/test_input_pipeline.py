@@ -9,6 +9,7 @@ from probe_records import BASELINE, GPU_HOST, MIB, hardware, target, timing, wor
 
 from autotune.knobs import DATA_KNOBS, KNOBS
 from autotune.probe.judging.pipeline import COMPUTE_KNOBS, PipelinePlan, compute_knobs_gain_nothing, plan_pipeline
+from autotune.probe.judging.verdict import judge
 from autotune.records import TargetFacts
 
 
@@ -44,6 +45,42 @@ def test_workers(
     assert found.load_seconds == pytest.approx(10 * per_sample)
     assert found.step_seconds == pytest.approx(step_ms / 1000)
     assert bool(found.workers_reason) == (matching is not None and workers != matching)
+
+
+# 10 samples of 100 ms, a twentieth of it work: 1 s to load in one process.
+WAITING = {"seconds_per_sample": 0.1, "cpu_fraction": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("device", "compute_ms", "cpus", "workers", "step_ms"),
+    [
+        pytest.param("cpu", 100.0, 2, 10, 125.0, id="50 ms of work and 2 x 100 ms of computation on 2 CPUs"),
+        pytest.param("cpu", 10.0, 2, 16, 62.5, id="as many as are tried"),
+        pytest.param("cuda", 100.0, 2, 12, 100.0, id="beside a GPU"),
+        pytest.param("cpu", 2000.0, 2, 1, 2025.0, id="the computation takes longer"),
+    ],
+)
+def test_a_dataset_that_waits_has_use_for_more_workers_than_cpus(
+    device: str, compute_ms: float, cpus: int, workers: int, step_ms: float
+) -> None:
+    own = BASELINE.replace(num_threads=cpus)
+    facts = target(device=device, compute_ms=compute_ms, data=WAITING, baseline=own)
+    found = plan(facts, hardware(usable_cpu_count=cpus), samples=10)
+    assert found.workers == workers
+    assert found.step_seconds == pytest.approx(step_ms / 1000)
+
+
+def test_workers_that_wait_are_advised_with_what_they_gain() -> None:
+    facts = target(compute_ms=100.0, data=WAITING, baseline=BASELINE.replace(num_threads=2, num_workers=2))
+    machine = hardware(usable_cpu_count=2)
+    _, advice = judge(facts, timing(step_ms=500.0, wait_ms=400.0), machine)
+    found = {item.knob: item for item in advice}["num_workers"]
+    assert advice[0] == found
+    assert "95 % of it waiting, so that more workers than CPUs can wait at once" in found.reason
+    assert found.gain is not None
+    # 1 s of loading by 12 workers takes less than what the step does beside waiting.
+    assert found.gain.high == pytest.approx(5.0)
+    assert found.gain.low == pytest.approx(1 / (1 - 0.5 * 0.8))
 
 
 def test_why_there_are_fewer_workers_than_would_match() -> None:

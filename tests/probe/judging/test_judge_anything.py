@@ -151,7 +151,7 @@ def test_whatever_was_measured_the_verdict_holds_together(
     facts: TargetFacts, measurement: Measurement, machine: HardwareInfo
 ) -> None:
     verdict, advice = judge(facts, measurement, machine)
-    assert verdict.sentence.startswith(verdict.limit)
+    assert verdict.sentence.startswith("not reliable" if verdict.limit == "unreliable" else verdict.limit)
     check_words(verdict.sentence, *verdict.evidence)
     assert len(set(verdict.evidence)) == len(verdict.evidence)
     assert verdict.speedup_ceiling is None or verdict.speedup_ceiling >= 1.0

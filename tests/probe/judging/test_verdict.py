@@ -6,9 +6,10 @@ import pytest
 from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, phases, target, timing, work
 
 from autotune.probe.judging.bounds import least_load_seconds
-from autotune.probe.judging.figures import derive_figures, format_flops, format_share, format_step
+from autotune.probe.judging.figures import derive_figures, format_share, format_step
 from autotune.probe.judging.verdict import judge
 from autotune.records import Ceilings, OptimizerFacts, StepWork
+from autotune.units import format_flops
 
 
 @pytest.mark.parametrize(

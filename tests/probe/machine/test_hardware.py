@@ -13,6 +13,7 @@ from fake_machine import FOUR_CORES, GIB, V2, write
 
 from autotune.probe.machine import hardware
 from autotune.probe.machine.hardware import read_hardware
+from autotune.records.hardware import INSTRUCTION_LIMITS
 
 OUTSIDE = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
@@ -105,6 +106,15 @@ def test_the_machine_is_read_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (machine.swap_total_bytes, machine.swap_used_bytes) == (4 * GIB, GIB)
     assert machine.environment == ("a virtual machine",)
     assert machine.missing == ()
+
+
+def test_what_holds_instructions_back_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in INSTRUCTION_LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    assert read_hardware(root=tmp_path).instruction_limits == {}
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "")
+    assert read_hardware(root=tmp_path).instruction_limits == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
 @pytest.mark.parametrize("reason", [OSError("no /proc"), RuntimeError("x"), ValueError("x"), psutil.Error()])

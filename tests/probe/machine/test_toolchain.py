@@ -35,6 +35,17 @@ def test_allocators_are_found_by_full_path_and_only_for_this_machine(
     }
 
 
+@pytest.mark.parametrize(
+    ("preload", "expected"),
+    [("", None), ("libm.so.6", None), ("libm.so.6 /home/me/lib/libjemalloc.so.2", "libjemalloc.so.2")],
+)
+def test_the_malloc_library_in_use_is_known_by_name_and_not_by_folder(
+    preload: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", preload)
+    assert toolchain.find_preloaded_malloc() == expected
+
+
 def test_a_compiler_is_the_one_torch_would_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

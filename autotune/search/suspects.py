@@ -1,0 +1,96 @@
+"""Which values have made launches fail: refused where nothing else can be why, else tried one at a time. Pure.
+
+launch failed     its values that never worked anywhere are suspects
+one suspect       guilty: no config has it again
+several           no config has two of them, until each has worked or failed without the others
+none              the combination is at fault: no config has all of it again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.space import BATCH_KNOBS
+
+_FAILED = frozenset(
+    {
+        TrialStatus.TIMED_OUT,
+        TrialStatus.TOO_SLOW,
+        TrialStatus.CRASHED,
+        TrialStatus.UNSUPPORTED,
+        TrialStatus.DIVERGED,
+        TrialStatus.OUT_OF_MEMORY,
+    }
+)
+_MEMORY_KNOBS = frozenset({"micro_batch_size", "precision", "activation_checkpointing"})
+"""With another value of these a config may fit where one without it did not."""
+
+_KINDS = frozenset({"compile_mode", "num_workers"})
+"""Where one value hangs, any other than the baseline's does, unless it was seen to work."""
+
+Values = frozenset[str]
+"""Changes of the baseline, each as `name=value`."""
+
+
+class Suspects:
+    """The values that are refused or suspected after the launches so far.
+
+    Args:
+        results: launches of the search in order, those of earlier sessions among them.
+        baseline: the user's own settings.
+    """
+
+    def __init__(self, results: Iterable[TrialResult], baseline: TrainConfig) -> None:
+        self._baseline = baseline
+        launches = [(self._values(one.spec.config), one.status) for one in results if one.spec.config is not None]
+        self._working: Values = frozenset[str]().union(
+            *(values for values, status in launches if status in (TrialStatus.COMPLETED, TrialStatus.DRIFTED))
+        )
+        self._failed = [(values, status) for values, status in launches if status in _FAILED and values]
+        found = [(values - self._working, status) for values, status in self._failed]
+        self.guilty: dict[str, TrialStatus] = {
+            next(iter(suspects)): status
+            for suspects, status in found
+            if len(suspects) == 1 and status is not TrialStatus.OUT_OF_MEMORY
+        }
+        """Values that alone can be why a launch failed, and how it did."""
+        self._hanging = {
+            name
+            for value, status in self.guilty.items()
+            if (name := value.partition("=")[0]) in _KINDS and status is TrialStatus.TIMED_OUT
+        }
+        self._open: Values = frozenset[str]().union(*(suspects for suspects, _ in found if len(suspects) > 1))
+
+    def is_blocked(self, config: TrainConfig) -> bool:
+        """Return whether a config has a guilty value, two suspects, or all of a combination that failed."""
+        values = self._values(config)
+        if values & self.guilty.keys() or len(values & self._open) > 1:
+            return True
+        if any(value.partition("=")[0] in self._hanging for value in values - self._working):
+            return True
+        return any(failed <= values and not self._eases(values - failed, status) for failed, status in self._failed)
+
+    def _eases(self, added: Values, status: TrialStatus) -> bool:
+        saves = any(value.partition("=")[0] in _MEMORY_KNOBS for value in added)
+        return status is TrialStatus.OUT_OF_MEMORY and saves
+
+    def _values(self, config: TrainConfig | None) -> Values:
+        if config is None:
+            return frozenset()
+        names = changed_fields(config, self._baseline)
+        # How the batch is split is one change of several fields.
+        return frozenset(
+            f"{name}={get_knob(config, name)}"
+            for name in names
+            if name not in BATCH_KNOBS or name == "micro_batch_size" or "micro_batch_size" not in names
+        )
+
+
+def describe_guilty(suspects: Suspects) -> Sequence[str]:
+    """Return a sentence for each value that was given up after it made a launch fail."""
+    return [
+        f"{value} was given up after one launch: {status.value.replace('_', ' ')}"
+        for value, status in sorted(suspects.guilty.items())
+    ]

@@ -1,0 +1,44 @@
+"""What is kept back to prove a leader: what its proof needs, not a share."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, make_judged, make_launcher
+
+from autotune.records import TrainConfig
+from autotune.search.finalist import LEAST_ROUNDS
+from autotune.search.reserve import MOST_SHARE, Reserve
+
+LEADER = BASELINE.replace(host_allocator="glibc-tuned")
+ROUND = 2 * LAUNCH_SECONDS
+
+
+def make_reserve(*, check: float = 10.0, pairs: int = 5, budget: float = 600.0) -> Reserve:
+    launcher = make_launcher(Machine(), budget=budget)
+    launcher.judged += [make_judged(BASELINE, 0.0), make_judged(LEADER, 0.3)]
+
+    def needed(config: TrainConfig | None) -> float:
+        return check
+
+    return Reserve(launcher, needed, lambda _config: pairs)
+
+
+def test_while_nothing_leads_only_the_least_is_kept():
+    assert make_reserve().seconds_for(None) == pytest.approx(10.0 + LEAST_ROUNDS * ROUND)
+
+
+def test_a_short_search_keeps_what_an_exact_setting_needs():
+    """Where checking anything that rounds would take most of the budget, what needs no such check can still win."""
+    assert make_reserve(check=500.0, budget=100.0).seconds_for(None) == pytest.approx(10.0 + LEAST_ROUNDS * ROUND)
+
+
+def test_a_leader_keeps_its_check_and_its_rounds_and_some():
+    reserve = make_reserve(check=0.0, pairs=10)
+    assert 10 * ROUND < reserve.seconds_for(LEADER) <= 14 * ROUND
+    assert make_reserve(check=30.0, pairs=10).seconds_for(LEADER) == reserve.seconds_for(LEADER) + 30.0
+
+
+def test_what_cannot_be_proven_keeps_no_more_than_half():
+    assert make_reserve(pairs=10_000).seconds_for(LEADER) == MOST_SHARE * 600.0
+    least = make_reserve(check=400.0)
+    assert least.seconds_for(LEADER) == least.least_seconds(LEADER)

@@ -1,0 +1,88 @@
+"""Which values are given up after launches failed, and which are tried alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import BASELINE, make_target
+
+from autotune.records import TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.search.suspects import Suspects, describe_guilty
+
+BF16, WORKERS, MALLOC = {"precision": "bf16"}, {"num_workers": 2}, {"host_allocator": "jemalloc"}
+FAILED = [TrialStatus.TIMED_OUT, TrialStatus.TOO_SLOW, TrialStatus.CRASHED, TrialStatus.UNSUPPORTED]
+
+
+def config(*changes: dict[str, Any]) -> TrainConfig:
+    return BASELINE.replace(**{name: value for change in changes for name, value in change.items()})
+
+
+def launch(status: TrialStatus, *changes: dict[str, Any]) -> TrialResult:
+    limits = TrialLimits(time_limit_seconds=60)
+    spec = TrialSpec(number=1, purpose="measure", target=make_target(), config=config(*changes), limits=limits)
+    return TrialResult(spec=spec, status=status, elapsed_seconds=1.0)
+
+
+def blocks(results: list[TrialResult], *changes: dict[str, Any]) -> bool:
+    return Suspects(results, BASELINE).is_blocked(config(*changes))
+
+
+@pytest.mark.parametrize("status", FAILED)
+def test_a_value_that_fails_alone_is_refused_with_anything(status):
+    results = [launch(status, BF16)]
+    assert blocks(results, BF16)
+    assert blocks(results, BF16, WORKERS)
+    assert not blocks(results, WORKERS)
+    assert list(Suspects(results, BASELINE).guilty) == ["precision=bf16"]
+
+
+def test_several_that_fail_together_are_tried_one_at_a_time():
+    results = [launch(TrialStatus.TIMED_OUT, BF16, WORKERS, MALLOC)]
+    assert blocks(results, BF16, WORKERS)
+    assert not blocks(results, BF16)
+    assert not blocks(results, WORKERS, {"memory_format": "channels_last"})
+    assert Suspects(results, BASELINE).guilty == {}
+
+
+def test_the_last_one_that_has_not_worked_is_guilty():
+    results = [launch(TrialStatus.TIMED_OUT, BF16, WORKERS), launch(TrialStatus.COMPLETED, WORKERS)]
+    assert blocks(results, BF16)
+    assert not blocks(results, WORKERS, MALLOC)
+    # Also where the launch that worked came first.
+    assert blocks(results[::-1], BF16)
+
+
+def test_what_works_alone_and_fails_together_is_refused_together_only():
+    results = [launch(TrialStatus.COMPLETED, BF16), launch(TrialStatus.COMPLETED, WORKERS)]
+    results.append(launch(TrialStatus.CRASHED, BF16, WORKERS))
+    assert blocks(results, BF16, WORKERS, MALLOC)
+    assert not blocks(results, BF16, MALLOC)
+
+
+def test_what_ran_out_of_memory_may_fit_with_what_saves_memory():
+    results = [launch(TrialStatus.OUT_OF_MEMORY, {"micro_batch_size": 64})]
+    assert blocks(results, {"micro_batch_size": 64}, MALLOC)
+    assert not blocks(results, {"micro_batch_size": 64}, {"activation_checkpointing": "full"})
+
+
+@pytest.mark.parametrize("status", [TrialStatus.COMPLETED, TrialStatus.DRIFTED, TrialStatus.INTERRUPTED])
+def test_nothing_else_is_held_against_a_value(status):
+    assert not blocks([launch(status, BF16)], BF16, WORKERS)
+
+
+def test_how_a_batch_is_split_is_one_change():
+    split = {"micro_batch_size": 16, "gradient_accumulation_steps": 2}
+    assert blocks([launch(TrialStatus.CRASHED, split)], split, WORKERS)
+
+
+@pytest.mark.parametrize(("status", "is_blocked"), [(TrialStatus.TIMED_OUT, True), (TrialStatus.CRASHED, False)])
+def test_where_one_number_of_workers_hangs_every_number_does(status, is_blocked):
+    results = [launch(status, WORKERS)]
+    assert blocks(results, {"num_workers": 1}) == is_blocked
+    assert not blocks([*results, launch(TrialStatus.COMPLETED, {"num_workers": 1})], {"num_workers": 1})
+
+
+def test_what_was_given_up_is_told():
+    told = describe_guilty(Suspects([launch(TrialStatus.TOO_SLOW, BF16)], BASELINE))
+    assert told == ["precision=bf16 was given up after one launch: too slow"]
