@@ -41,6 +41,7 @@ from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
 from autotune.targets.drift_limits import require_metrics
+from autotune.trial.spawn import KILL_SECONDS
 
 PROBE_WARMUP_SECONDS = 30.0
 
@@ -233,7 +234,11 @@ class Session:
 
     def _kept_seconds(self) -> float:
         """Return what is kept back while exploring: to prove the leader, or whatever may come to lead."""
-        return self._reserve.seconds_for(next(iter(self._leaders()), None))
+        leaders, launcher = self._leaders(), self._launcher
+        kept = self._reserve.seconds_for(leaders[0] if leaders else None)
+        left = launcher.budget.remaining_seconds - kept - KILL_SECONDS
+        # Nothing leads and nothing more would fit: time for a proof is of no use, a candidate to go on with is.
+        return 0.0 if not leaders and left < launcher.least_seconds() else kept
 
     def _look_at(self, config: TrainConfig) -> None:
         """Let the loss check look at a new leader, as long as what remains could still prove it."""

@@ -341,3 +341,10 @@ def test_a_leader_that_cannot_be_checked_in_time_does_not_end_the_search(tmp_pat
     run = run_simulated(machine, tmp_path, max_drift=limits, budget=240)
     assert machine.now > 0.75 * 240
     assert run.profile.verdict == "inconclusive"
+
+
+def test_where_nothing_leads_the_time_for_a_proof_goes_on_being_searched(tmp_path):
+    machine = Machine(speed=lambda config: 1.0 if config == BASELINE else 0.8)
+    run = run_simulated(machine, tmp_path, budget=60)
+    assert machine.now > 60 - 2 * LAUNCH_SECONDS
+    assert run.profile.verdict == "keep"
