@@ -280,6 +280,8 @@ class Session:
             if one.failure and one.config not in self._settled
         ]
         self._settled += [one.config for one in ended]
+        if findings.finals.futile:
+            self._settled += plan.finalists  # more pairs would hardly show anything: the time is another's
 
     def _recall_finals(self) -> None:
         """Take up what the finals of earlier sessions have shown: their pairs count, their risk is spent."""
