@@ -1,8 +1,8 @@
 """What a search keeps back of its budget to prove its leader, computed from what a proof needs here.
 
 nothing leads    the cheapest loss check of this target, and the least rounds that can claim anything
-a leader         its own loss check, and the rounds that its gain asks for at the noise seen
-                 ... no more than half of the budget: what takes more is not worth waiting for
+a leader         its own loss check, and the rounds that its gain asks for at the noise seen;
+                 where that is more than half of the budget, it is not worth waiting for: as if nothing led
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_SHARE = 0.5
 """Of the budget: kept back for the proof of one leader."""
 
 _SHORT_CHECK_SHARE = 0.1
-_CHECK_SHARE, _GENEROUS = 0.15, 2.0
+_CHECK_SHARE, _GENEROUS, _LITTLE_MORE = 0.15, 2.0, 1.4
 """Of the budget, and of what is needed at least: a loss check that is given more only trains for longer."""
 
 _SPARE = 1.3
@@ -55,14 +55,21 @@ class Reserve:
 
     def seconds_for(self, leader: TrainConfig | None) -> float:
         """Return what is kept back for a leader; None for no leader yet."""
-        least = self.least_seconds(leader)
-        if leader is None or least > self.launcher.budget.remaining_seconds:
-            # What can no longer be proven keeps nothing from whatever else may come to lead.
+        if leader is None or not self.is_provable(leader):
+            # What can hardly be proven keeps nothing from whatever else may come to lead.
             return self.least_seconds()
+        return max(self.least_seconds(leader), self._wanted_seconds(leader))
+
+    def is_provable(self, leader: TrainConfig) -> bool:
+        """Return whether what remains, and half of the budget, hold what proving a leader takes."""
+        budget = self.launcher.budget
+        fits = self._wanted_seconds(leader) <= MOST_SHARE * budget.seconds
+        return fits and self.least_seconds(leader) <= budget.remaining_seconds
+
+    def _wanted_seconds(self, leader: TrainConfig) -> float:
         # What is not used goes back to exploring; what is missing cannot be had again.
         pairs = math.ceil(_SPARE * self.count_pairs(leader))
-        wanted = self.needed_seconds(leader) + pairs * self._round_seconds(leader)
-        return max(least, min(wanted, MOST_SHARE * self.launcher.budget.seconds))
+        return self.needed_seconds(leader) + pairs * self._round_seconds(leader)
 
     def check_seconds(self, leader: TrainConfig) -> float:
         """Return how long the loss check of a leader may take: what it needs and some, so that its rounds fit too."""
@@ -70,7 +77,7 @@ class Reserve:
         most = launcher.budget.remaining_seconds - self.least_rounds_seconds(leader)
         usual = launcher.budget.remaining_seconds - (self.seconds_for(leader) - needed)
         generous = max(_GENEROUS * needed, _CHECK_SHARE * launcher.budget.seconds)
-        return min(most, max(needed, min(usual, generous)))
+        return min(most, max(_LITTLE_MORE * needed, min(usual, generous)))
 
     def _round_seconds(self, config: TrainConfig | None) -> float:
         base = self.launcher.predict_seconds(self.launcher.baseline)

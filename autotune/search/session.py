@@ -217,7 +217,7 @@ class Session:
             curve,
             look_at=self._look_at,
             kept_seconds=self._kept_seconds,
-            is_proof_due=lambda: any(one.model_dump_json() not in self._attempted for one in self._leaders()),
+            is_proof_due=self._is_proof_due,
         )
 
     @property
@@ -226,7 +226,13 @@ class Session:
         return Candidates(self._launcher.ranking(), self._launcher.baseline, self._findings, self._settled)
 
     def _leaders(self) -> list[TrainConfig]:
-        return self._candidates.ranked()[:1]
+        """Return the leader, as a list; nothing where there is none, or where there was no time to check it."""
+        leaders, findings = self._candidates.ranked()[:1], self._findings
+        return [one for one in leaders if one.model_dump_json() not in self._attempted or findings.checks_of(one)]
+
+    def _is_proof_due(self) -> bool:
+        leaders = [one for one in self._leaders() if one.model_dump_json() not in self._attempted]
+        return any(self._reserve.is_provable(one) for one in leaders)
 
     def _count_pairs(self, config: TrainConfig) -> int:
         """Return how many more pairs are to prove what the search saw of a config."""

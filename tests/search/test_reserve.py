@@ -38,7 +38,9 @@ def test_a_leader_keeps_its_check_and_its_rounds_and_some():
     assert make_reserve(check=30.0, pairs=10).seconds_for(LEADER) == reserve.seconds_for(LEADER) + 30.0
 
 
-def test_what_cannot_be_proven_keeps_no_more_than_half():
-    assert make_reserve(pairs=10_000).seconds_for(LEADER) == MOST_SHARE * 600.0
-    least = make_reserve(check=400.0)
-    assert least.seconds_for(LEADER) == least.least_seconds(LEADER)
+def test_what_can_hardly_be_proven_keeps_no_more_than_if_nothing_led():
+    reserve = make_reserve(pairs=10_000)
+    assert not reserve.is_provable(LEADER)
+    assert reserve.seconds_for(LEADER) == reserve.seconds_for(None)
+    assert make_reserve(check=MOST_SHARE * 600.0).is_provable(LEADER) is False
+    assert make_reserve().is_provable(LEADER)
