@@ -1,13 +1,17 @@
-"""Where a search is kept, as its stages see it."""
+"""Where a search is kept, and where its proposals come from, as its stages see them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
+from autotune.search.explore import Proposals
+from autotune.search.objective import Judged
 from autotune.search.purse import KeepsFinals
+from autotune.space import SearchSpace
 
 
 class Place(KeepsFinals, Protocol):
@@ -32,4 +36,14 @@ class Place(KeepsFinals, Protocol):
 
     def count_interrupted(self) -> int:
         """Return how many timings of earlier sessions were cut."""
+        ...
+
+
+class OpenStudy(Protocol):
+    """Makes what proposes configs, from a database, the space and what is known already."""
+
+    def __call__(
+        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
+    ) -> Proposals:
+        """Return it."""
         ...

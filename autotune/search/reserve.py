@@ -2,7 +2,7 @@
 
 nothing leads    the cheapest loss check of this target, and the least rounds that can claim anything
 a leader         its own loss check, and the rounds that its gain asks for at the noise seen;
-                 where that is more than half of the budget, it is not worth waiting for: as if nothing led
+                 no more than half of the budget, and where even that is hopeless, as if nothing led
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MOST_SHARE = 0.5
 """Of the budget: kept back for the proof of one leader."""
 
 _SHORT_CHECK_SHARE = 0.1
-_CHECK_SHARE, _GENEROUS, _LITTLE_MORE = 0.15, 2.0, 1.4
+_CHANCE = 2.0
+_CHECK_SHARE, _GENEROUS, _LITTLE_MORE, _LEAST_CHECK_SECONDS = 0.15, 2.0, 1.4, 3.0
 """Of the budget, and of what is needed at least: a loss check that is given more only trains for longer."""
 
 _SPARE = 1.3
@@ -58,13 +59,14 @@ class Reserve:
         if leader is None or not self.is_provable(leader):
             # What can hardly be proven keeps nothing from whatever else may come to lead.
             return self.least_seconds()
-        return max(self.least_seconds(leader), self._wanted_seconds(leader))
+        most = MOST_SHARE * self.launcher.budget.seconds
+        return max(self.least_seconds(leader), min(self._wanted_seconds(leader), most))
 
     def is_provable(self, leader: TrainConfig) -> bool:
-        """Return whether what remains, and half of the budget, hold what proving a leader takes."""
+        """Return whether a leader has a chance: its least proof fits what remains, and what it asks for the budget."""
         budget = self.launcher.budget
-        fits = self._wanted_seconds(leader) <= MOST_SHARE * budget.seconds
-        return fits and self.least_seconds(leader) <= budget.remaining_seconds
+        has_chance = self._wanted_seconds(leader) <= _CHANCE * MOST_SHARE * budget.seconds
+        return has_chance and self.least_seconds(leader) <= budget.remaining_seconds
 
     def _wanted_seconds(self, leader: TrainConfig) -> float:
         # What is not used goes back to exploring; what is missing cannot be had again.
@@ -77,7 +79,7 @@ class Reserve:
         most = launcher.budget.remaining_seconds - self.least_rounds_seconds(leader)
         usual = launcher.budget.remaining_seconds - (self.seconds_for(leader) - needed)
         generous = max(_GENEROUS * needed, _CHECK_SHARE * launcher.budget.seconds)
-        return min(most, max(_LITTLE_MORE * needed, min(usual, generous)))
+        return min(most, max(_LITTLE_MORE * needed, _LEAST_CHECK_SECONDS, min(usual, generous)))
 
     def _round_seconds(self, config: TrainConfig | None) -> float:
         base = self.launcher.predict_seconds(self.launcher.baseline)

@@ -10,9 +10,8 @@ Exploring ends where what is left is needed to prove the leader; nothing is kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Protocol
+import itertools
+from collections.abc import Callable
 
 from autotune.knobs import Facts
 from autotune.probe.run import drop_idle_knobs, probe_target
@@ -25,13 +24,13 @@ from autotune.search.budget import PROBE_SHARE
 from autotune.search.candidates import Candidates
 from autotune.search.confirm import confirm, pairs_to_prove, plan_finals, recall
 from autotune.search.drift_stage import DriftStage
-from autotune.search.explore import Explorer, Proposals
+from autotune.search.explore import Explorer
 from autotune.search.finalist import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
 from autotune.search.learning import Learner
 from autotune.search.notes import describe_config, describe_ending
 from autotune.search.objective import Judged, score_trial
-from autotune.search.place import Place
+from autotune.search.place import OpenStudy, Place
 from autotune.search.planned import find_planned_samples
 from autotune.search.purse import RiskPurse, open_purse
 from autotune.search.requirements import require_memory, require_time
@@ -44,16 +43,8 @@ from autotune.targets.drift_limits import require_metrics
 from autotune.trial.spawn import KILL_SECONDS
 
 PROBE_WARMUP_SECONDS = 30.0
-
-
-class OpenStudy(Protocol):
-    """Makes what proposes configs, from a database, the space and what is known already."""
-
-    def __call__(
-        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
-    ) -> Proposals:
-        """Return it."""
-        ...
+_MOST_LEADERS = 6
+"""Looked at for one that there is still time to prove."""
 
 
 class Session:
@@ -226,12 +217,18 @@ class Session:
         return Candidates(self._launcher.ranking(), self._launcher.baseline, self._findings, self._settled)
 
     def _leaders(self) -> list[TrainConfig]:
-        """Return the leader, as a list; nothing where there is none, or where there was no time to check it."""
-        leaders, findings = self._candidates.ranked()[:1], self._findings
-        return [one for one in leaders if one.model_dump_json() not in self._attempted or findings.checks_of(one)]
+        """Return the leaders, but for those that there was no time to check, the one to prove first."""
+        findings = self._findings
+        open_ones = (
+            one
+            for one in self._candidates.ranked()
+            if one.model_dump_json() not in self._attempted or findings.checks_of(one)
+        )
+        # The one to prove is the most promising of those that there is still time for.
+        return sorted(itertools.islice(open_ones, _MOST_LEADERS), key=lambda one: not self._reserve.is_provable(one))
 
     def _is_proof_due(self) -> bool:
-        leaders = [one for one in self._leaders() if one.model_dump_json() not in self._attempted]
+        leaders = [one for one in self._leaders()[:1] if one.model_dump_json() not in self._attempted]
         return any(self._reserve.is_provable(one) for one in leaders)
 
     def _count_pairs(self, config: TrainConfig) -> int:
@@ -248,16 +245,16 @@ class Session:
 
     def _look_at(self, config: TrainConfig) -> None:
         """Let the loss check look at a new leader, as long as what remains could still prove it."""
-        seconds = self._launcher.budget.remaining_seconds - self._reserve.least_rounds_seconds(config)
+        seconds = self._reserve.check_seconds(config)
         if seconds > 0:
             self._drift.look_at(config, seconds=seconds)
 
     def _check_drift(self, explorer: Explorer) -> list[TrainConfig]:
         """Return the candidates for the finals: faster in the search, and shown to learn as well."""
         launcher, findings = self._launcher, self._findings
-        candidates = self._candidates.ranked()
+        candidates = self._leaders()
         if candidates and self._candidates.is_doubtful(candidates[0]) and explorer.measure(launcher.baseline):
-            candidates = self._candidates.ranked()
+            candidates = self._leaders()
         if not candidates or launcher.should_stop():
             return []
         self._attempted.add(candidates[0].model_dump_json())

@@ -50,8 +50,9 @@ from autotune.search.finals import Terms, run_finals
 from autotune.search.folder import SearchFolder, create_search_folder
 from autotune.search.launcher import Launcher
 from autotune.search.objective import KEYS, Judged, Score
+from autotune.search.place import OpenStudy
 from autotune.search.progress import SearchReporter
-from autotune.search.session import OpenStudy, Session
+from autotune.search.session import Session
 from autotune.search.strategy import Situation
 from autotune.search.study import Proposal
 from autotune.space import SearchSpace, numerics_of

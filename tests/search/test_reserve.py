@@ -42,5 +42,8 @@ def test_what_can_hardly_be_proven_keeps_no_more_than_if_nothing_led():
     reserve = make_reserve(pairs=10_000)
     assert not reserve.is_provable(LEADER)
     assert reserve.seconds_for(LEADER) == reserve.seconds_for(None)
-    assert make_reserve(check=MOST_SHARE * 600.0).is_provable(LEADER) is False
+    assert not make_reserve(check=600.0).is_provable(LEADER)
+    some = make_reserve(pairs=60)  # 468 s of 600
+    assert some.is_provable(LEADER)
+    assert some.seconds_for(LEADER) == MOST_SHARE * 600.0
     assert make_reserve().is_provable(LEADER)
