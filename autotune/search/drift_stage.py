@@ -38,6 +38,7 @@ MOST_TESTED = 6
 
 _SCREEN_SHARE = 0.7
 """Of the time that is left after the search, for the looks at gradients; trainings have the rest where it will do."""
+_SMALLER_SHARES = (0.5, 0.35, 0.2)
 _CLOSER_SHARE = 0.3
 """Of what is left of it: for a closer look at one candidate."""
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
@@ -258,9 +259,15 @@ class DriftStage:
         count = min(_CANDIDATES, sum(cost > 0 for cost in costs))
         trainings = self._trainings.least_seconds
         must = self._must_train or any(map(self._is_always_trained, candidates))
+        is_fixed = self._gate.plan is not None
         if trainings <= (1 - _SCREEN_SHARE) * seconds:
             self._open_gate(_SCREEN_SHARE * seconds, count)
         self._open_gate(seconds - trainings * must, count)
+        for share in _SMALLER_SHARES:
+            if is_fixed or not candidates or self.needed_seconds(candidates[0]) <= seconds:
+                break
+            self._gate.plan = None  # with all that goes with it, it takes more than there is
+            self._open_gate(share * seconds, count)
 
     def _affords(self, plan: FidelityPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
