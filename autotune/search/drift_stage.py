@@ -22,7 +22,7 @@ from autotune.search.blame import find_guilty, promises
 from autotune.search.comparisons import accept_lost, are_lost_in_noise
 from autotune.search.drift import CHEAP_TESTS, is_passed
 from autotune.search.exactness import find_equal_losses
-from autotune.search.fidelity_plans import plan_for_some
+from autotune.search.fidelity_plans import PLANS, plan_for_some
 from autotune.search.gate import Gate
 from autotune.search.launcher import Launcher, Look, list_changes
 from autotune.search.learning import LEAST_SECONDS, PROCESS_SECONDS, Learner
@@ -38,7 +38,6 @@ MOST_TESTED = 6
 
 _SCREEN_SHARE = 0.7
 """Of the time that is left after the search, for the looks at gradients; trainings have the rest where it will do."""
-_SMALLER_SHARES = (0.5, 0.35, 0.2)
 _CLOSER_SHARE = 0.3
 """Of what is left of it: for a closer look at one candidate."""
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
@@ -263,11 +262,12 @@ class DriftStage:
         if trainings <= (1 - _SCREEN_SHARE) * seconds:
             self._open_gate(_SCREEN_SHARE * seconds, count)
         self._open_gate(seconds - trainings * must, count)
-        for share in _SMALLER_SHARES:
-            if is_fixed or not candidates or self.needed_seconds(candidates[0]) <= seconds:
-                break
-            self._gate.plan = None  # with all that goes with it, it takes more than there is
-            self._open_gate(share * seconds, count)
+        if is_fixed or not candidates or self._gate.plan is None:
+            return
+        for plan in PLANS[PLANS.index(self._gate.plan) :]:
+            self._gate.plan = plan
+            if self.needed_seconds(candidates[0]) <= seconds:  # with all that goes with it
+                return
 
     def _affords(self, plan: FidelityPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""

@@ -16,7 +16,8 @@ from autotune.records.trial import FidelityPlan
 _PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0), (6, 0), (4, 0))
 """Windows at each point and steps between the points, the best first."""
 
-SMALLEST_PLAN = FidelityPlan(windows=_PLANS[-1][0], later_steps=_PLANS[-1][1])
+PLANS = tuple(FidelityPlan(windows=windows, later_steps=later) for windows, later in _PLANS)
+SMALLEST_PLAN = PLANS[-1]
 
 PATIENCE = 1.6
 """A step that notes its gradients takes longer than one that does not."""
@@ -56,8 +57,7 @@ def plan_fidelity(
         candidates: how many.
         repeats_steps: candidates go through the steps between the points too, as scripts do.
     """
-    for windows, later in _PLANS:
-        plan = FidelityPlan(windows=windows, later_steps=later)
+    for plan in PLANS:
         steps = count_steps(plan, candidates=candidates, repeats_steps=repeats_steps)
         if (1 + candidates) * start_seconds + PATIENCE * steps * seconds_per_step <= seconds:
             return plan

@@ -18,7 +18,7 @@ from autotune.search.launcher import Launcher
 MOST_SHARE = 0.5
 """Of the budget: kept back for the proof of one leader."""
 
-_SHORT_CHECK_SHARE = 0.1
+_SHORT_CHECK_SHARE = 0.15
 _CHANCE = 2.0
 _CHECK_SHARE, _GENEROUS, _LITTLE_MORE, _LEAST_CHECK_SECONDS = 0.15, 2.0, 1.4, 3.0
 """Of the budget, and of what is needed at least: a loss check that is given more only trains for longer."""
@@ -56,11 +56,14 @@ class Reserve:
 
     def seconds_for(self, leader: TrainConfig | None) -> float:
         """Return what is kept back for a leader; None for no leader yet."""
-        if leader is None or not self.is_provable(leader):
-            # What can hardly be proven keeps nothing from whatever else may come to lead.
+        if leader is None:
             return self.least_seconds()
-        most = MOST_SHARE * self.launcher.budget.seconds
-        return max(self.least_seconds(leader), min(self._wanted_seconds(leader), most))
+        budget, least = self.launcher.budget, self.least_seconds(leader)
+        most = MOST_SHARE * budget.seconds
+        if self.is_provable(leader):
+            return max(least, min(self._wanted_seconds(leader), most))
+        # What can hardly be proven keeps as little as may be from whatever else may come to lead.
+        return least if least <= min(most, budget.remaining_seconds) else self.least_seconds()
 
     def is_provable(self, leader: TrainConfig) -> bool:
         """Return whether a leader has a chance: its least proof fits what remains, and what it asks for the budget."""

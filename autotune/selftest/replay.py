@@ -205,7 +205,9 @@ class _Simulation:
         if took > spec.limits.time_limit_seconds:
             status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
             return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
-        return _finish(spec, self.now - began, measurement=_make_measurement(timed.blocks, early, ending))
+        measurement = _make_measurement(timed.blocks, early, ending)
+        # Its only knob is exact: every launch has the same losses.
+        return _finish(spec, self.now - began, measurement=measurement, curves=(_CURVE,))
 
 
 def _take_early(step_seconds: Iterator[float]) -> EarlySteps:
