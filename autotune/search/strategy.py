@@ -158,6 +158,7 @@ def _rank_moves(now: Situation) -> list[_Move]:
                 if _is_affordable(now, config) and not (is_loss and needs_compilation(config)):
                     moves.append(_Move(config, name, hope / (now.price(config) * _proving(now, config))))
             hope *= _LATER_VALUE
+    moves += _share_cpus(now, plain, hopes["num_workers"])
     return sorted(moves, key=lambda move: -move.worth)
 
 
@@ -206,19 +207,27 @@ def _proving(now: Situation, config: TrainConfig) -> float:
 def _pairs(now: Situation, base: TrainConfig) -> Iterator[TrainConfig]:
     """Return the pairs that physics makes more than the sum of their parts, where a part holds."""
     choices = now.space.choices
-    for pair in (*_share_cpus(now), *_PAIRS):
+    for pair in _PAIRS:
         is_offered = all(value in choices.get(name, ()) for name, value in pair.items())
         if is_offered and any(_holds(now, name, value) for name, value in pair.items()):
             yield _keep(now, base, pair)
             yield _keep(now, now.incumbent, pair)
 
 
-def _share_cpus(now: Situation) -> Iterator[Mapping[str, KnobValue]]:
-    """Return workers with as many threads as they leave CPUs: together they fight for none (1.8x, where each loses)."""
-    usable = now.report.hardware.usable_cpu_count
-    for workers in _order_values(now, "num_workers", now.space.choices.get("num_workers", ())):
-        if isinstance(workers, int) and 0 < workers <= usable:
-            yield {"num_workers": workers, "num_threads": max(1, usable - workers)}
+def _share_cpus(now: Situation, base: TrainConfig, hope: float) -> Iterator[_Move]:
+    """Return workers with as many threads as they leave CPUs: one change of who has which (1.8x, where each loses).
+
+    Where the probe advises workers; each right after the same number alone (the sort is stable), however that did.
+    """
+    choices, usable = now.space.choices, now.report.hardware.usable_cpu_count
+    advised = any(one.knob == "num_workers" and one.gain is not None for one in now.report.advice)
+    for workers in _order_values(now, "num_workers", choices.get("num_workers", ())):
+        count = int(workers)
+        threads = max(1, usable - count)
+        if advised and threads in choices.get("num_threads", ()) and 0 < count <= usable:
+            config = _keep(now, base, {"num_workers": count, "num_threads": threads})
+            yield _Move(config, "num_workers", hope / now.price(config))
+        hope *= _LATER_VALUE
 
 
 def _presets(now: Situation, base: TrainConfig) -> Iterator[TrainConfig]:

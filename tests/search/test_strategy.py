@@ -111,11 +111,12 @@ def test_only_what_was_not_tried_is_proposed(tried):
     assert suggest(dataclasses.replace(now, tried=[now.space.baseline, *list_plan(now)[: tried + 1]])) != first
 
 
-def test_workers_are_tried_with_the_threads_that_they_leave_cpus_for_once_what_is_cheap_was_tried():
+def test_workers_are_tried_with_the_threads_that_they_leave_cpus_for_right_after_them():
     gain = GainRange(low=1.2, high=2.0)
     now = situation(advice=(Advice(knob="num_workers", reason="the loader waits", gain=gain),))
-    plan = list_plan(now)
-    place = next(place for place, one in enumerate(plan) if set(changes(now, one)) == {"num_workers", "num_threads"})
-    assert (plan[place].num_workers, plan[place].num_threads) == (2, 1)  # two CPUs
-    assert {changes(now, one)[0] for one in plan[:place]} >= CHEAP & set(now.space.choices)
+    first, second = list_plan(now)[:2]
+    assert (first.num_workers, changes(now, first)) == (2, ("num_workers",))  # two CPUs
+    assert (second.num_workers, second.num_threads, set(changes(now, second))) == (2, 1, {"num_workers", "num_threads"})
+    lost = dataclasses.replace(now, effects={"num_workers=2": -0.3})
+    assert second in list_plan(lost)[:4]
     assert not any(set(changes(now, one)) == {"num_workers", "num_threads"} for one in list_plan(situation()))
