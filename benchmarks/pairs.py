@@ -1,6 +1,7 @@
 """How many pairs prove a gain, and how often nothing is called faster: the finals alone, on drawn pairs.
 
     python benchmarks/pairs.py --searches 2000 --false 20000
+    python benchmarks/pairs.py --searches 0 --history 20000
 
 Every decision is that of `run_finals`; only the launches are drawn: normal, or with spikes in 15 % of them. The search
 before them has seen the noise with some degrees of freedom, and shows it as it would: chi-square.
@@ -46,6 +47,7 @@ class Case:
         pairs: in the only look.
         degrees: of the noise that the search has seen; 0 for none.
         spiky: 15 % of the launches are 1.65x slower.
+        past_noise: of the launches that the pilot is of, as a share of today's.
     """
 
     launch_sd: float
@@ -53,6 +55,7 @@ class Case:
     pairs: int
     degrees: int
     spiky: bool = False
+    past_noise: float = 1.0
 
 
 def count_claims(case: Case, searches: int) -> int:
@@ -68,17 +71,17 @@ def _claims(case: Case, rng: random.Random) -> bool:
         rate = 1000.0 * math.exp(draw()) * (case.speedup if config == CANDIDATE else 1.0)
         return _make_result(config, rate)
 
-    terms = Terms(share=SHARE_OF_A_LOOK, pilot=_see_noise(draw, case.degrees))
+    terms = Terms(share=SHARE_OF_A_LOOK, pilot=_see_noise(draw, case.degrees, case.past_noise))
     outcome = run_finals([CANDIDATE], BASELINE, launch, rounds=case.pairs, seed=rng.randrange(2**32), terms=terms)
     return outcome.winner is not None
 
 
-def _see_noise(draw: Callable[[], float], degrees: int) -> Pilot:
+def _see_noise(draw: Callable[[], float], degrees: int, scale: float) -> Pilot:
     """Return what pairs of launches of one setting say: a degree of freedom each, of which half count."""
     if not degrees:
         return NO_PILOT
     squares = sum((draw() - draw()) ** 2 for _ in range(degrees))
-    return Pilot(math.sqrt(squares / degrees), min(6.0, degrees / 2))
+    return Pilot(scale * math.sqrt(squares / degrees), min(6.0, degrees / 2))
 
 
 def _make_result(config: TrainConfig, rate: float) -> TrialResult:
@@ -125,16 +128,31 @@ def _print_false(searches: int) -> None:
             print(f"{launch_sd:>8.0%}  {noise:>7}{pairs:>7}" + "".join(f"{share:>9.3%}" for share in found), flush=True)
 
 
+def _print_history(searches: int) -> None:
+    print("false claims if the noise of earlier searches (6 degrees) were the pilot, by its share of today's noise")
+    shares, numbers = (1.0, 0.8, 0.6, 0.5, 0.3), (3, 4, 5)
+    print("noise   pairs" + "".join(f"{share:>9.1f}" for share in shares))
+    for spiky in (False, True):
+        for pairs in numbers:
+            cases = [Case(0.05, 1.0, pairs, 12, spiky, past_noise=share) for share in shares]
+            found = [count_claims(case, searches) / searches for case in cases]
+            noise = "spiky" if spiky else "normal"
+            print(f"{noise:>6}{pairs:>7}" + "".join(f"{share:>9.3%}" for share in found), flush=True)
+
+
 def main() -> None:
     """Print the tables asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--searches", type=int, default=1000, help="a cell of the power table; 0 for none")
     parser.add_argument("--false", type=int, default=0, help="a cell of the table of false claims; 0 for none")
+    parser.add_argument("--history", type=int, default=0, help="a cell of false claims by a past noise; 0 for none")
     asked = parser.parse_args()
     if asked.searches:
         _print_power(asked.searches)
     if asked.false:
         _print_false(asked.false)
+    if asked.history:
+        _print_history(asked.history)
 
 
 if __name__ == "__main__":
