@@ -23,7 +23,7 @@ demo: .venv/.installed
 	@echo "demo/best.json says:"
 	@$(BIN)/python -c "import autotune; p = autotune.Profile.load('demo/best.json'); \
 	    s = p.speedup; \
-	    print(f'  {p.verdict}:', 'its speed-up is not known' if s is None else f'{s.low:.3f}x to {s.high:.3f}x, point {s.estimate:.3f}x ({s.confidence_level:.0%})')"
+	    print(f'  {p.verdict}:', 'its speed-up is not known' if s is None else f'{s.low:.3f}x to {s.high:.3f}x, point {s.estimate:.3f}x ({s.confidence_level:.1%})')"
 
 test: .venv/.tested check
 	$(BIN)/pytest $(QUICK) -n 2 --dist worksteal $(addprefix --deselect=,$(PROCESS_TESTS))
