@@ -24,8 +24,12 @@ def test_every_fault_has_a_test_or_a_reason() -> None:
 CASES = """
 import pytest
 
+SLOW = [pytest.param(1, marks=pytest.mark.slow)]
+
 @pytest.mark.fault("6", injected="a | b", outcome="ends")
-@pytest.mark.parametrize("x", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.fault("7", injected="c", outcome="d")])])
+@pytest.mark.parametrize(
+    "x", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.fault("7", injected="c", outcome="d")])]
+)
 def test_one(x): ...
 
 @pytest.mark.slow
