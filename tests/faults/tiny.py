@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
+from autotune.measure import throughput, warmup
 from autotune.records.config import TrainConfig
 
 PAUSE_SECONDS = 0.004
@@ -44,6 +45,32 @@ class Tiny:
         time.sleep(self.pause)
         points, sums = batch
         return nn.functional.mse_loss(model(points), sums)
+
+
+class Brief(Tiny):
+    """Has settings without end, and is timed in a moment: what a trial takes is its process and its records."""
+
+    baseline = TrainConfig(micro_batch_size=64, num_threads=1)
+    knobs = {"placebo": tuple(range(2000))}
+    knob_numerics = {"placebo": "exact"}
+    pause = 0.0
+    placebo = 0
+
+    def build_model(self) -> nn.Module:
+        throughput.LEAST_BLOCK_SECONDS, warmup.SPAN_SECONDS = 0.01, 0.002
+        return super().build_model()
+
+
+class Long(Tiny):
+    """Takes thousands of steps a second; an epoch, and a checkpoint, is a thousand of them."""
+
+    knobs = {}
+    knob_numerics = {}
+    pause = 0.0
+    samples = 16_000
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
 class Few(Tiny):
@@ -96,6 +123,8 @@ class WorksOnce(Tiny):
 
 
 tiny = Tiny()
+brief = Brief()
+long = Long()
 few = Few()
 empty = Empty()
 streaming = Streaming()
