@@ -61,6 +61,7 @@ def test_the_version_names_what_matters(tmp_path):
         (["report"], "no search with an answer was made in this folder", "run autotune search first"),
     ],
 )
+@pytest.mark.fault("49", injected="--budget 20, 5s", outcome="exit 2, one line with what to do")
 def test_a_wrong_argument_is_one_line_with_what_to_do(tmp_path, arguments, message, hint):
     shown = run(*arguments, folder=tmp_path)
     assert shown.returncode == 2
@@ -88,6 +89,7 @@ def test_errors_are_json_too(tmp_path):
         pytest.param('{"verdict": "improved"}', "Field required", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.fault("37", injected="a profile missing, torn, newer, without fields", outcome="exit 7, one line")
 def test_a_bad_profile_is_refused_by_name(tmp_path, content, message):
     if content is not None:
         (tmp_path / "best.json").write_text(content)
@@ -193,6 +195,9 @@ def test_a_probe_without_a_target_is_about_the_machine(tmp_path):
     assert report["ceilings"]["matmul"]
 
 
+@pytest.mark.fault(
+    "33", injected="a file in place of .autotune", outcome="probed and printed; not saved, and that is said"
+)
 def test_a_report_that_cannot_be_saved_is_printed_all_the_same(tmp_path):
     (tmp_path / ".autotune").write_text("not a folder")
     shown = run("probe", "--json", folder=tmp_path)
@@ -203,6 +208,7 @@ def test_a_report_that_cannot_be_saved_is_printed_all_the_same(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault("48", injected="autotune probe | head -1", outcome="no traceback")
 def test_a_closed_pipe_is_no_error(tmp_path):
     (tmp_path / "toy.py").write_text(WORKLOAD)
     command = " ".join([*COMMAND, "probe", "toy.py:workload", "|", "head", "-1"])

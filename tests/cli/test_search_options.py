@@ -65,6 +65,7 @@ def test_metrics_are_for_scripts(name: str) -> None:
     assert read_target(["train.py:workload"], **{name: []}) == "train.py:workload"
 
 
+@pytest.mark.fault("F15", injected="escape sequences in names, values and notes", outcome="printed as question marks")
 def test_an_answer_shows_nothing_that_a_terminal_would_obey(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names and values of a workload's own knobs, and the notes, were printed as they came."""
     evil = "a\x1b[2J\x07\x9b31m"

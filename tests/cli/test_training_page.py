@@ -634,6 +634,7 @@ def test_a_training_on_a_true_terminal(tmp_path: Path) -> None:
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
 
 
+@pytest.mark.fault("48", injected="a terminal that is closed", outcome="the training goes on")
 def test_a_terminal_that_is_closed_ends_no_training(tmp_path: Path) -> None:
     terminal = OnTerminal(tmp_path, seconds=1.5)
     terminal.read_to_end(until="12,480 samples/s")
@@ -643,6 +644,7 @@ def test_a_terminal_that_is_closed_ends_no_training(tmp_path: Path) -> None:
     assert terminal.done.exists()
 
 
+@pytest.mark.fault("48", injected="a terminal stopped by Ctrl-S", outcome="the training goes on")
 def test_a_terminal_that_is_stopped_holds_up_no_training() -> None:
     console = make_console()
     view = BlockView(console)

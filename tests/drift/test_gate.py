@@ -69,6 +69,7 @@ def assert_says_it_in_one_line(checks: tuple[QualityCheck, ...]) -> None:
 
 
 @pytest.mark.parametrize("control", by_target(NEGATIVE))
+@pytest.mark.fault("16", injected="trainings with a planted mistake", outcome="refused; never chosen")
 def test_a_mistake_is_caught(runs: GateRuns, control: Control) -> None:
     verdict = runs.judge(control)
     assert control.caught_by in verdict.caught_by, explain(verdict)
@@ -192,6 +193,7 @@ def test_a_semantic_change_is_judged_by_trainings_alone(runs: GateRuns) -> None:
 @pytest.mark.parametrize(
     ("fault", "status"), [("raises", "crashed"), ("out-of-memory", "out_of_memory"), ("killed", "out_of_memory")]
 )
+@pytest.mark.fault("16", injected="a candidate that dies in its check", outcome="never passes")
 def test_a_candidate_that_dies_never_passes(runs: GateRuns, fault: str, status: str) -> None:
     opened = runs.open_target("broken.py:fragile")
     config = opened.change(**switch_on(fault))

@@ -43,6 +43,7 @@ def marks_of(name: str) -> Iterator[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("control", by_target(SCRIPT_NEGATIVE))
+@pytest.mark.fault("16", injected="scripts with a planted mistake", outcome="refused; never chosen")
 def test_a_mistake_in_a_script_is_caught(runs: GateRuns, control: Control) -> None:
     verdict = runs.judge(control)
     assert control.caught_by in verdict.caught_by, verdict.checks

@@ -233,6 +233,7 @@ def test_generated_python_parses(name: str, config: TrainConfig) -> None:
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.fault("37", injected="code in names and values of knobs, exported", outcome="quoted; nothing is run")
 def test_hostile_knobs_stay_data(name: str) -> None:
     export = export_config(PLAIN.replace(user_knobs={HOSTILE: HOSTILE}), name)
     assert "\x1b" not in export.text

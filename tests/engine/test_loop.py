@@ -261,6 +261,7 @@ def test_an_iterable_dataset_is_counted_by_its_batches(samples: int) -> None:
 @pytest.mark.parametrize(
     "dataset", [lambda: torch.utils.data.TensorDataset(torch.zeros(0, 4)), lambda: NumberStream(0)]
 )
+@pytest.mark.fault("51", injected="empty datasets", outcome="the target's error, in one line")
 def test_an_empty_dataset_is_the_targets_fault(dataset: Callable[[], Any], workers: int) -> None:
     workload = LineWorkload()
     workload.train_dataset = dataset  # type: ignore[method-assign]

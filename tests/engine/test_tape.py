@@ -206,6 +206,7 @@ class Nothing(IterableDataset[Tensor]):
 
 
 @pytest.mark.parametrize("dataset", [TensorDataset(torch.zeros(0, 4)), Nothing()], ids=["map", "iterable"])
+@pytest.mark.fault("51", injected="an empty dataset", outcome="no tape")
 def test_an_empty_dataset_has_no_tape(dataset: Any) -> None:
     with pytest.raises(TargetError, match="the training set is empty"):
         tape_of(dataset)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 TRAINING = """
 import os, pathlib, signal, sys, time
@@ -42,6 +43,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.fault("20", injected="SIGKILL to a training while its loader worker starts", outcome="the worker is gone")
 def test_a_worker_whose_training_died_during_its_start_ends(tmp_path: Path) -> None:
     worker_file = tmp_path / "worker"
     subprocess.run([sys.executable, "-c", TRAINING, str(worker_file)], timeout=120, check=False)

@@ -71,6 +71,11 @@ def test_a_good_text_is_read() -> None:
     ],
     ids=lambda value: value[:40],
 )
+@pytest.mark.fault(
+    "37",
+    injected="NaN, duplicate keys, deep nesting, wrong types, unknown fields, a BOM, huge numbers",
+    outcome="one line with the place",
+)
 def test_a_bad_text_is_refused_with_its_place(text: str, part: str) -> None:
     message = _refusal(text).message
     assert any(option in message for option in part.split("|")), message
@@ -85,6 +90,7 @@ def test_a_nested_place_is_named_in_full() -> None:
 @pytest.mark.parametrize(
     "text", ['{"\\u001b[31mred": 1}', '{"a\\u001b]0;x\\u0007": 1, "a\\u001b]0;x\\u0007": 2}', "\x1b[2J"]
 )
+@pytest.mark.fault("37", injected="escape sequences in keys and text", outcome="never echoed")
 def test_control_characters_are_not_echoed(text: str) -> None:
     assert _refusal(text).message.isprintable()
 
@@ -99,6 +105,7 @@ def test_the_size_is_capped_in_bytes() -> None:
     assert "larger than 6 bytes" in _refusal("\u20ac\u20ac\u20ac", max_bytes=6).message
 
 
+@pytest.mark.fault("52", injected="a record of a newer schema", outcome="refused with both versions: upgrade")
 def test_a_newer_schema_is_named_before_its_unknown_fields() -> None:
     with pytest.raises(ProfileError) as caught:
         parse_record('{"schema_version": 7, "unheard_of": 1}', Profile, name="best.json")
@@ -141,6 +148,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, raw: bytes) -> None:
         read_record(path, TrainConfig)
 
 
+@pytest.mark.fault("37", injected="a sparse terabyte", outcome="read up to the cap, refused")
 def test_no_more_than_the_cap_is_read(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     with path.open("wb") as file:
@@ -175,6 +183,9 @@ def _break_at(step: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("step", ["open", "write", "fsync", "replace"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.fault(
+    "25", injected="ENOSPC and Ctrl-C at open, write, fsync, rename", outcome="the old file whole, nothing beside it"
+)
 def test_a_failure_at_any_step_leaves_the_old_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
@@ -240,6 +251,9 @@ def _strace() -> None:
 
 @pytest.mark.usefixtures("_strace")
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.fault(
+    "25", injected="ENOSPC at each system call of a save (strace)", outcome="the old file whole, nothing beside it"
+)
 def test_a_full_disk_at_any_system_call_leaves_the_old_file_alone(tmp_path: Path, call: str) -> None:
     path = tmp_path / "best.json"
     path.write_text("old", encoding="utf-8")
@@ -250,6 +264,9 @@ def test_a_full_disk_at_any_system_call_leaves_the_old_file_alone(tmp_path: Path
 
 @pytest.mark.usefixtures("_strace")
 @pytest.mark.parametrize(("call", "found"), [("write", "old"), ("fsync", "old"), ("rename", None)])
+@pytest.mark.fault(
+    "27", injected="SIGKILL at each system call of a save (strace)", outcome="the old file or the new one"
+)
 def test_a_kill_at_any_system_call_leaves_the_old_file_or_the_new_one(
     tmp_path: Path, call: str, found: str | None
 ) -> None:

@@ -34,6 +34,7 @@ def test_a_file_is_read_up_to_one_byte_past_the_cap(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "it", max_bytes=3) == b"1234"
 
 
+@pytest.mark.fault("F13", injected="pipes, sockets, devices in place of a file", outcome="refused at once")
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
@@ -73,6 +74,7 @@ def test_a_record_and_a_preset_in_a_pipe_are_refused_in_one_line(tmp_path: Path)
     assert not is_preset(tmp_path / "best.json")
 
 
+@pytest.mark.fault("F10", injected="objects of very many keys", outcome="each key is looked at once")
 def test_the_check_for_a_key_that_stands_twice_takes_a_look_at_each_key() -> None:
     """It was quadratic: twenty thousand keys took nineteen seconds."""
     looks = 0
@@ -92,6 +94,7 @@ def test_the_check_for_a_key_that_stands_twice_takes_a_look_at_each_key() -> Non
     assert looks < 10 * len(pairs)
 
 
+@pytest.mark.fault("F14", injected="a text nested without end", outcome="one line")
 def test_a_text_nested_without_end_is_a_value_error() -> None:
     for text in ("[" * 200_000, '{"a":' * 200_000, "[" * 33 + "]" * 33):
         with pytest.raises(ValueError, match="nested deeper than 32 levels"):
@@ -99,6 +102,7 @@ def test_a_text_nested_without_end_is_a_value_error() -> None:
     assert parse_json("[" * 32 + "]" * 32)
 
 
+@pytest.mark.fault("F14", injected="whole numbers of hundreds of digits", outcome="one line")
 def test_a_number_that_no_count_can_have_is_refused() -> None:
     assert parse_json(f"[{2**63}, -{2**64}]") == [2**63, -(2**64)]
     with pytest.raises(ValueError, match="has 401 digits"):

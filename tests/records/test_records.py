@@ -351,6 +351,7 @@ def test_strings_of_a_profile_are_only_data(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("where", [(), ("config",), ("target",), ("hardware",), ("speedup",), ("evidence",)])
 @pytest.mark.parametrize("key", ["_target_", "class_path", "__class__", "env"])
+@pytest.mark.fault("37", injected="_target_ and the like", outcome="refused")
 def test_a_profile_with_an_instruction_is_refused(tmp_path: Path, where: tuple[str, ...], key: str) -> None:
     plain = json.loads(_profile().to_json())
     place = plain

@@ -27,6 +27,7 @@ def test_two_searches_of_one_second_get_two_folders(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720])
+@pytest.mark.fault("33", injected=".autotune writable by others", outcome="refused, with the path")
 def test_a_folder_others_can_write_is_refused(tmp_path, mode):
     (tmp_path / ".autotune").mkdir()
     (tmp_path / ".autotune").chmod(mode)
@@ -34,6 +35,7 @@ def test_a_folder_others_can_write_is_refused(tmp_path, mode):
         create_search_folder(tmp_path, "a:b")
 
 
+@pytest.mark.fault("33", injected="a link in place of .autotune", outcome="refused, with the path")
 def test_a_link_in_its_place_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / ".autotune").symlink_to(tmp_path / "elsewhere")
@@ -41,6 +43,9 @@ def test_a_link_in_its_place_is_refused(tmp_path):
         create_search_folder(tmp_path, "a:b")
 
 
+@pytest.mark.fault(
+    "31", injected="a second search in the folder", outcome="refused at once, with the process that holds it"
+)
 def test_a_second_search_is_told_who_holds_the_folder(tmp_path):
     code = f"""
 from pathlib import Path
@@ -58,6 +63,7 @@ except BusyError as error:
         pass
 
 
+@pytest.mark.fault("31", injected="SIGKILL to the holder of the lock", outcome="free at once")
 def test_the_lock_is_free_after_its_holder_was_killed(tmp_path):
     code = f"""
 import os, signal
@@ -115,6 +121,7 @@ def test_the_lock_is_given_back_at_the_end_not_when_the_last_reference_to_it_goe
 
 
 @pytest.mark.parametrize("force", [False, True])
+@pytest.mark.fault("F13", injected="a pipe, a device, a folder as --out", outcome="one line, at once")
 def test_an_answer_goes_into_a_file_and_never_in_place_of_a_pipe_or_a_device(tmp_path, force):
     """A pipe was waited for, deaf to SIGTERM; with --force a device would have been replaced by a file."""
     os.mkfifo(tmp_path / "pipe")
@@ -123,6 +130,7 @@ def test_an_answer_goes_into_a_file_and_never_in_place_of_a_pipe_or_a_device(tmp
             check_output(out, "toy.py:workload", force=force)
 
 
+@pytest.mark.fault("F14", injected="a best.json of a sparse terabyte, and one nested 100,000 deep", outcome="one line")
 def test_an_answer_that_is_there_is_read_only_so_far_and_so_deep(tmp_path):
     deep, long = tmp_path / "deep.json", tmp_path / "long.json"
     deep.write_text("[" * 100_000)

@@ -153,6 +153,7 @@ def test_no_value_of_a_variable_is_kept() -> None:
     assert not any(word in f"{known}" for word in ("libsecret", "hunter2"))
 
 
+@pytest.mark.fault("29", injected="a damaged probe.json", outcome="probed anew")
 def test_without_a_probe_and_with_a_damaged_one_nothing_is_said(work: Path) -> None:
     file = work / ".autotune" / "kept-probe.json"
     file.write_text("{")

@@ -65,6 +65,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("message", "what"), CHANGES.items(), ids=CHANGES.values())
+@pytest.mark.fault(
+    "F3", injected="a helper edited between search and --resume", outcome="refused: the target has changed"
+)
+@pytest.mark.fault(
+    "52", injected="a search of a version that did not look at imports", outcome="refused, and told as such"
+)
 def test_a_search_is_not_resumed_for_something_else(tmp_path, message, what):
     folder = run_simulated(Machine(stop_after=3), tmp_path).folder
     (tmp_path / "toy.py").write_text(TOY + "import helper\n")

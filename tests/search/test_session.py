@@ -50,12 +50,14 @@ def test_equal_settings_are_never_called_faster(tmp_path, seed):
 
 
 @pytest.mark.parametrize(("budget", "seconds"), [(60.0, 1.0), (90.0, 3.0), (123.0, 3.0), (400.0, 9.0)])
+@pytest.mark.fault("49", injected="budgets of 60 s to 400 s on a simulated clock", outcome="never overrun")
 def test_the_budget_is_a_deadline(tmp_path, budget, seconds):
     machine = Machine(seconds=seconds)
     run_simulated(machine, tmp_path, budget=budget)
     assert machine.now <= budget
 
 
+@pytest.mark.fault("16", injected="a fast setting with a higher loss", outcome="refused, with the number")
 def test_a_fast_setting_that_learns_worse_is_refused_with_the_number(tmp_path):
     def loss(config: TrainConfig) -> float:
         return 1.015 if config.precision == "bf16" else 1.0
@@ -98,6 +100,11 @@ def test_the_next_best_is_taken_when_the_best_learns_worse(tmp_path):
 
 
 @pytest.mark.parametrize("status", [TrialStatus.OUT_OF_MEMORY, TrialStatus.CRASHED, TrialStatus.UNSUPPORTED])
+@pytest.mark.fault(
+    "18",
+    injected="bf16 out of memory, crashed, unsupported",
+    outcome="the search ends with an answer; the failures are counted",
+)
 def test_settings_that_fail_are_results_not_accidents(tmp_path, status):
     def fate(config: TrainConfig) -> TrialStatus:
         return status if config.precision == "bf16" else TrialStatus.COMPLETED
@@ -107,11 +114,17 @@ def test_settings_that_fail_are_results_not_accidents(tmp_path, status):
     assert profile.evidence.trials[status] >= 1
 
 
+@pytest.mark.fault("19", injected="every trial crashes", outcome="the target's error, with the first cause")
 def test_a_baseline_that_fails_is_the_targets_error(tmp_path):
     with pytest.raises(TargetError, match=r"toy.py:workload fails with its own settings \(crashed\): planted"):
         run_simulated(Machine(fate=lambda _config: TrialStatus.CRASHED), tmp_path)
 
 
+@pytest.mark.fault(
+    "49",
+    injected="a budget of 20 s for launches of 3 s",
+    outcome="refused once the baseline is measured, with the budget that would do",
+)
 def test_a_budget_that_cannot_hold_the_finals_is_refused_with_the_need(tmp_path):
     with pytest.raises(UsageError, match="too small for this target") as refused:
         run_simulated(Machine(), tmp_path, budget=20)
@@ -167,6 +180,12 @@ def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "29",
+    injected="result.json of one trial cut to 200 characters",
+    outcome="that trial is left out, the search goes on",
+)
+@pytest.mark.fault("30", injected="text in place of study.db", outcome="rebuilt from the trials")
 def test_a_resumed_search_survives_a_damaged_database_and_a_torn_result(tmp_path):
     first = run_simulated(Machine(stop_after=8), tmp_path, open_study=Study)
     first.folder.database.write_text("this is no database")

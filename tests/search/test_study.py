@@ -90,6 +90,11 @@ def test_an_abandoned_proposal_leaves_nothing_running(space, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "running", "foreign"])
+@pytest.mark.fault(
+    "30",
+    injected="study.db missing, garbage, with a RUNNING trial, or another search's",
+    outcome="rebuilt from the trials; no trial is left RUNNING",
+)
 def test_a_database_that_does_not_fit_is_rebuilt_from_the_trials(space, tmp_path, damage):
     path = tmp_path / "study.db"
     known = [(judge(BASELINE), 0.0), (judge(BASELINE.replace(precision="bf16"), number=2), 0.4)]

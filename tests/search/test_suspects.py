@@ -29,6 +29,7 @@ def blocks(results: list[TrialResult], *changes: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("status", FAILED)
+@pytest.mark.fault("18", injected="a value whose launches fail", outcome="never launched again, with anything")
 def test_a_value_that_fails_alone_is_refused_with_anything(status):
     results = [launch(status, BF16)]
     assert blocks(results, BF16)

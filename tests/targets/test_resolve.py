@@ -53,6 +53,7 @@ def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
     ],
     ids=["tool is a number", "autotune is a number", "deep", "twice", "large"],
 )
+@pytest.mark.fault("F14", injected="pyproject.toml nested deeply, of wrong types, huge", outcome="one line")
 def test_a_settings_file_of_any_shape_is_one_line_at_most(
     tmp_path: Path, name: str, text: str, message: str | None
 ) -> None:

@@ -35,6 +35,7 @@ def names(folder: Path, location: str = "train.py") -> set[str]:
     return set(list_sources(found, folder=folder))
 
 
+@pytest.mark.fault("F3", injected="an edit of a module that the workload imports", outcome="another fingerprint")
 def test_an_edit_of_an_imported_module_is_another_fingerprint(tmp_path: Path) -> None:
     """Only the workload's own file counted: a learning rate a hundred times larger beside it was never seen."""
     plant(tmp_path, train="from helper import LR\n", helper="import deeper\nLR = 0.05\n", deeper="X = 1\n", other="")

@@ -168,6 +168,11 @@ DAMAGE = [_truncate, _flip, _remove_manifest, _remove_state, _tear_manifest, _be
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.fault(
+    "35",
+    injected="a newest checkpoint truncated, one bit flipped, files missing, torn, no folder",
+    outcome="the one before it is used, and that is said",
+)
 def test_damage_falls_back_to_the_one_before_and_says_so(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     save(tmp_path, 10)
     damage(save(tmp_path, 20))
@@ -187,6 +192,7 @@ def test_after_a_fall_back_two_good_ones_are_kept_again(tmp_path: Path) -> None:
     assert load(tmp_path)[0] == 10
 
 
+@pytest.mark.fault("35", injected="every checkpoint damaged", outcome="refused, with the first reason")
 def test_without_a_good_one_it_is_refused(tmp_path: Path) -> None:
     for step in (10, 20):
         _truncate(save(tmp_path, step))
@@ -386,6 +392,11 @@ def prepare(folder: Path) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("act", [_disk_full, _interrupt])
+@pytest.mark.fault(
+    "25",
+    injected="ENOSPC and Ctrl-C before and after each step of a save",
+    outcome="the old checkpoint or the new one; no leftovers; the next save works",
+)
 def test_a_failure_at_any_point_leaves_the_old_or_the_new(tmp_path: Path, act: Callable[[], None], after: bool) -> None:
     count = _count_calls(tmp_path / "counted")
     assert count >= 8
@@ -409,6 +420,7 @@ def test_a_failure_at_any_point_leaves_the_old_or_the_new(tmp_path: Path, act: C
     assert failed >= 4
 
 
+@pytest.mark.fault("25", injected="torch.save on a full disk", outcome="the disk's own error")
 def test_torchs_report_of_a_failed_write_becomes_the_disks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path)
     with monkeypatch.context() as patch:
@@ -432,6 +444,11 @@ def _in_a_fork(work: Callable[[], object]) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.fault(
+    "27",
+    injected="SIGKILL at each step of a save",
+    outcome="the old checkpoint or the new one; leftovers swept by the next save",
+)
 def test_a_kill_at_any_point_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     count = _count_calls(tmp_path / "counted")
     found = set()
@@ -455,6 +472,9 @@ def test_a_kill_at_any_point_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_FSIZE as Linux has it")
+@pytest.mark.fault(
+    "26", injected="RLIMIT_FSIZE of 2 KiB", outcome="EFBIG as an error of the disk; old checkpoints whole"
+)
 def test_a_quota_is_an_error_of_the_disk(tmp_path: Path) -> None:
     import resource
 
@@ -485,6 +505,11 @@ class Malicious:
 
 
 @pytest.mark.parametrize("write", ["torch", "torch-legacy", "pickle"])
+@pytest.mark.fault(
+    "36",
+    injected="pickles that run a command, in three formats, with the right checksum",
+    outcome="nothing is run; the checkpoint before it is used",
+)
 def test_a_malicious_state_is_not_executed(tmp_path: Path, write: str) -> None:
     marker = tmp_path / "executed"
     folder = tmp_path / "checkpoints"
@@ -536,6 +561,9 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(("workload", "words"), MISFITS.values(), ids=MISFITS.keys())
+@pytest.mark.fault(
+    "35", injected="a checkpoint of a wider, deeper, otherwise split model", outcome="refused, with the parameter"
+)
 def test_another_model_is_refused_and_the_difference_named(tmp_path: Path, workload: Noisy, words: str) -> None:
     path = save(tmp_path, 10)
     with pytest.raises(CheckpointError, match=words) as caught:
@@ -569,6 +597,7 @@ PARTS = ["step", "epoch", "numpy_rng", "python_rng", "torch_rng", "cuda_rng", "s
 
 
 @pytest.mark.parametrize("missing", PARTS)
+@pytest.mark.fault("35", injected="a state without one of its parts", outcome="refused, with the part")
 def test_a_state_without_a_part_is_refused(tmp_path: Path, missing: str) -> None:
     path = save(tmp_path, 10)
     state = torch.load(path / "state.pt", weights_only=True)

@@ -38,6 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("autotune compare a nowhere 2>/dev/full", 2),
     ],
 )
+@pytest.mark.fault(
+    "48", injected="standard streams closed, /dev/full as stderr", outcome="the status is what it would be"
+)
 def test_a_stream_that_is_not_there_changes_no_status(runs: Path, line: str, status: int) -> None:
     done = run_shell(runs, line)
     assert (done.returncode, done.stderr) == (status, "")
@@ -86,6 +89,7 @@ def test_talk_into_a_closed_stream_ends_nothing(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.fault("48", injected="/dev/full as stdout", outcome="one line; no traceback")
 def test_a_result_that_cannot_be_printed_is_one_line(as_json: bool, tmp_path: Path) -> None:
     printing = "print_json(summary.to_json())" if as_json else "print_summary(summary)"
     code = (

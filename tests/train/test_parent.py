@@ -157,6 +157,7 @@ def test_each_signal_reaches_the_training_once(to_group: bool) -> None:
     assert status == 45
 
 
+@pytest.mark.fault("21", injected="Ctrl-C at a pseudo-terminal", outcome="heard once by the training")
 def test_ctrl_c_at_the_terminal_reaches_the_training_once() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
@@ -180,6 +181,7 @@ def test_what_was_told_to_end_is_not_started_again() -> None:
     assert "again" not in printed
 
 
+@pytest.mark.fault("22", injected="SIGHUP under nohup", outcome="ignored")
 def test_an_ignored_hang_up_stays_ignored() -> None:
     driver = start_driver(LISTENER, prepare=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     await_ready(driver)
@@ -189,6 +191,7 @@ def test_an_ignored_hang_up_stays_ignored() -> None:
     assert (status, f"heard [{int(signal.SIGUSR2)}]" in printed) == (41, True)
 
 
+@pytest.mark.fault("21", injected="two Ctrl-C to a training that ignores them", outcome="killed, 137")
 def test_a_second_ctrl_c_ends_a_process_that_hears_nothing() -> None:
     driver = start_driver(STUCK, "0.2")
     child = await_ready(driver)
@@ -208,6 +211,7 @@ def test_requests_to_end_of_other_kinds_leave_time_for_a_checkpoint() -> None:
     assert finish(driver)[0] == 42  # it heard both, and was not killed
 
 
+@pytest.mark.fault("20", injected="SIGKILL to the training's parent", outcome="the training is gone")
 def test_the_training_does_not_survive_its_parent() -> None:
     driver = start_driver(STUCK)
     child = psutil.Process(await_ready(driver))
@@ -238,6 +242,11 @@ def test_a_training_that_closes_everything_costs_the_parent_nothing() -> None:
         (1, 1, "oom-killed"),
         (1, 0, "crash-exit"),
     ],
+)
+@pytest.mark.fault(
+    "3",
+    injected="SIGKILL with and without a count of the kernel's",
+    outcome="oom-killed only where the kernel may have done it",
 )
 def test_a_death_without_a_word_has_a_cause(status: int, kills: int | None, cause: str) -> None:
     found, sentence = Ended(0, status, False, kills, 1.0).explain()
@@ -298,6 +307,7 @@ def test_a_ctrl_c_stays_one_where_user_code_takes_the_wakeup_descriptor() -> Non
     assert (status, "told True" in printed) == (0, True)  # a second one raises KeyboardInterrupt
 
 
+@pytest.mark.fault("3", injected="SIGKILL by another process", outcome="the kernel's count stands still")
 def test_this_machines_counter_stands_still_when_somebody_else_kills() -> None:
     before = read_oom_kills()
     ended = run_code("import os; os.kill(os.getpid(), 9)")
@@ -355,6 +365,7 @@ def train(
     return train_supervised(["a.py:b", *typed, "--epochs", "3"], say=said.append, command=command), said
 
 
+@pytest.mark.fault("4", injected="two deaths by SIGSEGV", outcome="resumed, then with safer settings")
 def test_a_killed_training_is_resumed_with_a_step_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end, said = train(tmp_path, monkeypatch, [500, 700, 900], "-11 -11")
     assert (end.status, end.message) == (0, "")
@@ -368,6 +379,9 @@ def test_a_killed_training_is_resumed_with_a_step_down(tmp_path: Path, monkeypat
     assert said == [down.sentence for down in downs]
 
 
+@pytest.mark.fault(
+    "4", injected="deaths by SIGSEGV without progress", outcome="given up after three, with the cause and the folder"
+)
 def test_a_training_that_dies_on_the_spot_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end, _ = train(tmp_path, monkeypatch, [500, 900, 950, 990, 995], "-11 -11 -11 -11 -11")
     assert end.status == 139

@@ -96,6 +96,7 @@ def test_an_evaluation_changes_nothing(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.fault("39", injected="stops at random steps", outcome="the end is bit for bit that of a run never stopped")
 def test_stops_at_random_steps_change_nothing(workplace: Workplace, seed: int) -> None:
     generator = random.Random(seed)
     workplace.save_profile()
@@ -154,6 +155,11 @@ def test_workers_that_go_first_cost_no_step(workplace: Workplace, monkeypatch: p
 
 
 @pytest.mark.parametrize("step", [1, 5, STEPS_PER_EPOCH])
+@pytest.mark.fault(
+    "9",
+    injected="loader workers gone in the middle of a step",
+    outcome="no step is torn; the end is bit for bit the same",
+)
 def test_workers_that_die_in_mid_step_do_not_tear_it(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -180,6 +186,7 @@ def test_workers_that_die_in_mid_step_do_not_tear_it(
     assert_same_end(workplace.folder / "straight", workplace.folder / "stopped")
 
 
+@pytest.mark.fault("39", injected="a stop in the middle of an evaluation", outcome="made up for on resume")
 def test_an_evaluation_that_a_stop_cuts_short_is_made_up_for(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +236,9 @@ def test_workers_that_die_for_another_reason_are_given_up_after_a_second_death(
     assert_same_end(workplace.folder / "straight", workplace.folder / "stepped")
 
 
+@pytest.mark.fault(
+    "35", injected="the newest state.pt 100 bytes short", outcome="said; the end is bit for bit the same"
+)
 def test_a_damaged_newest_checkpoint_is_said_and_the_end_is_the_same(workplace: Workplace) -> None:
     workplace.save_profile()
     workplace.train(epochs=3, out="straight")
@@ -269,6 +279,7 @@ def test_a_resume_without_a_length_keeps_the_runs_own(workplace: Workplace) -> N
     assert (plan.steps, plan.epochs) == (15, None)
 
 
+@pytest.mark.fault("51", injected="a dataset without a length", outcome="trained; a resume is warned about")
 def test_only_a_resumed_stream_of_samples_is_warned_about(workplace: Workplace) -> None:
     workplace.toy = "streaming"
     workplace.save_profile()
@@ -279,6 +290,7 @@ def test_only_a_resumed_stream_of_samples_is_warned_about(workplace: Workplace) 
     assert second.steps == 2 * STEPS_PER_EPOCH
 
 
+@pytest.mark.fault("29", injected="half a line at the end of metrics.jsonl", outcome="mended; each step stands once")
 def test_metrics_cut_short_by_a_kill_are_mended(workplace: Workplace) -> None:
     workplace.save_profile()
     workplace.train(epochs=2, out="run", stop=StopAfter(STEPS_PER_EPOCH + 1))
@@ -326,6 +338,7 @@ def test_a_folder_in_use_is_not_overwritten(workplace: Workplace) -> None:
         workplace.train(steps=3, out="run")
 
 
+@pytest.mark.fault("31", injected="a second training in one run folder", outcome="refused")
 def test_two_trainings_do_not_share_a_run(workplace: Workplace) -> None:
     workplace.save_profile()
     workplace.train(steps=3, out="run")
@@ -400,6 +413,9 @@ def test_one_epoch_is_the_default(workplace: Workplace) -> None:
 # What fails
 
 
+@pytest.mark.fault(
+    "15", injected="a loss of nan at step 9", outcome="the target's error, with the step and the checkpoint before it"
+)
 def test_a_loss_that_is_not_finite_is_the_targets_error(workplace: Workplace) -> None:
     workplace.toy = "diverging"
     workplace.save_profile()
@@ -441,6 +457,11 @@ def test_each_metric_has_its_key_and_is_known_again_after_a_stop(workplace: Work
     assert [line["error"] for line in pieced] == [line["error"] for line in evaluations]
 
 
+@pytest.mark.fault(
+    "25",
+    injected="ENOSPC in the second checkpoint",
+    outcome="the machine's error; the resumed run ends bit for bit alike",
+)
 def test_a_full_disk_is_the_machines_error_and_the_run_goes_on_later(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,6 +548,9 @@ BAD_PROFILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "words"), BAD_PROFILES.values(), ids=BAD_PROFILES.keys())
+@pytest.mark.fault(
+    "37", injected="instructions, paths, wrong types in a profile", outcome="exit 7; nothing is followed"
+)
 def test_a_bad_profile_is_refused_and_never_followed(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], object], words: str
 ) -> None:
@@ -543,6 +567,7 @@ def test_a_bad_profile_is_refused_and_never_followed(
     assert not (workplace.folder / "runs").exists()
 
 
+@pytest.mark.fault("37", injected="a target in a profile", outcome="never imported")
 def test_the_target_never_comes_from_the_profile(workplace: Workplace) -> None:
     other = workplace.folder / "evil.py"
     other.write_text(f"open({str(workplace.folder / MARKER)!r}, 'w')\n")
@@ -568,6 +593,9 @@ def _differences(workplace: Workplace, profile: Profile) -> list[str]:
     return found
 
 
+@pytest.mark.fault(
+    "38", injected="a profile of another machine, torch, source", outcome="warned about, with the difference"
+)
 def test_another_machine_torch_or_source_is_only_warned_about(workplace: Workplace) -> None:
     profile = workplace.save_profile()
     assert workplace.train(steps=1).warnings == ()
@@ -577,6 +605,7 @@ def test_another_machine_torch_or_source_is_only_warned_about(workplace: Workpla
     assert "has changed since the search" in source
 
 
+@pytest.mark.fault("52", injected="a profile of an earlier version", outcome="told as such")
 def test_a_profile_of_an_older_version_is_told_as_such(workplace: Workplace) -> None:
     """Its fingerprint is of one file: that it is another one now says nothing of the target."""
     profile = workplace.save_profile()

@@ -191,6 +191,11 @@ def test_a_script_with_its_own_settings_is_run_as_it_is_and_counted(bench: Bench
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "1",
+    injected="a script out of device memory before its first step",
+    outcome="a smaller micro batch by its own flags",
+)
 def test_out_of_memory_before_the_first_step_takes_a_smaller_micro_batch(bench: Bench) -> None:
     end = bench.train(*FLAGS, "--fault", "oom", micro_batch_size=64)
     assert (end.status, end.summary.steps) == (0, 24)
@@ -278,6 +283,7 @@ def test_a_loss_that_is_not_finite_is_told_once_with_its_step(bench: Bench, capf
 
 
 @pytest.mark.slow
+@pytest.mark.fault("45", injected="a compiler that fails in a script", outcome="trained without compiling")
 def test_a_failing_compiler_costs_speed_only(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, capfd: Any
 ) -> None:
@@ -295,6 +301,7 @@ def test_a_failing_compiler_costs_speed_only(
 
 
 @pytest.mark.slow
+@pytest.mark.fault("41", injected="SIGKILL to a rank of torchrun", outcome="named, with its step")
 def test_the_processes_of_torchrun_are_counted_together_and_a_killed_one_has_a_name(bench: Bench) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     if not torchrun.exists():
@@ -354,6 +361,7 @@ sys.exit(train_script(run, say=print).status)
 
 
 @pytest.mark.slow
+@pytest.mark.fault("20", injected="SIGKILL to the parent of a script's training", outcome="script and workers are gone")
 def test_no_worker_and_no_script_survives_the_parent(bench: Bench) -> None:
     words = ["faulty_script.py", "--workers", "2", "--steps", "1000000"]
     parent = subprocess.Popen([sys.executable, "-c", PARENT, *words], cwd=bench.folder, start_new_session=True)

@@ -64,6 +64,11 @@ def weights_differ(first: Path, second: Path) -> float:
     ("toy", "cause"),
     [("out_of_memory", "oom-device"), ("out_of_host_memory", "oom-host"), ("half_updated", "oom-host")],
 )
+@pytest.mark.fault(
+    "1",
+    injected="torch.OutOfMemoryError in mid backward; MemoryError in mid optimizer step",
+    outcome="smaller micro batches, same effective batch, from the last whole state",
+)
 def test_out_of_memory_splits_the_batch_from_the_last_consistent_state(faulty: Workplace, toy: str, cause: str) -> None:
     train(faulty, "quiet", out="straight")
     summary = train(faulty, toy)
@@ -87,6 +92,7 @@ def test_an_allocator_that_gives_memory_back_again_and_again_is_out_of_memory(
     assert summary.config == BASELINE.replace(micro_batch_size=4, gradient_accumulation_steps=2)
 
 
+@pytest.mark.fault("45", injected="a compiled model that raises", outcome="trained without compiling")
 def test_a_compilation_that_fails_is_left_out(faulty: Workplace) -> None:
     train(faulty, "quiet", out="straight")
     summary = train(faulty, "does_not_compile", BASELINE.replace(compile_mode="default"))
@@ -97,6 +103,9 @@ def test_a_compilation_that_fails_is_left_out(faulty: Workplace) -> None:
 
 
 @pytest.mark.parametrize(("toy", "resumed"), [("overflows_in_bf16", 12), ("poisons_its_weights", 6)])
+@pytest.mark.fault(
+    "15", injected="a loss and a weight that overflow in bf16", outcome="the baseline's arithmetic, from before it"
+)
 def test_what_is_not_finite_goes_back_to_the_baselines_arithmetic(faulty: Workplace, toy: str, resumed: int) -> None:
     summary = train(faulty, toy, BF16)
     (step_down,) = summary.step_downs
@@ -105,6 +114,9 @@ def test_what_is_not_finite_goes_back_to_the_baselines_arithmetic(faulty: Workpl
     assert all(torch.isfinite(value).all() for value in read_state(faulty.folder / "run")["model"].values())
 
 
+@pytest.mark.fault(
+    "16", injected="gradients a third too large under autocast", outcome="back to the baseline's settings"
+)
 def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps of a fraction of a millisecond leave next to no time for looks.
     monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=20, least_steps=1, most_cost=1.0))
@@ -142,6 +154,9 @@ def test_drift_that_comes_later_goes_back_to_before_it(faulty: Workplace, monkey
         pytest.param("hanging_workers", "dataloader-worker-hung", marks=pytest.mark.slow),
         ("dying_workers", "dataloader-worker-died"),
     ],
+)
+@pytest.mark.fault(
+    "8", injected="loader workers that hang, and that die", outcome="tried once more, then trained without workers"
 )
 def test_workers_that_fail_twice_are_given_up(faulty: Workplace, toy: str, cause: str) -> None:
     train(faulty, "quiet", out="straight", epochs=2)

@@ -63,6 +63,9 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "20", injected="SIGKILL in three epochs", outcome="the end is bit for bit that of a run never killed"
+)
 def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list[subprocess.Popen[str]]) -> None:
     run = straight.folder / "killed"
     resume: tuple[str, ...] = ("--epochs", str(EPOCHS))
@@ -89,6 +92,12 @@ def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list
         pytest.param(signal.SIGHUP, True, id="SIGHUP to the group", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.fault(
+    "22",
+    injected="SIGTERM, SIGINT, SIGUSR1, SIGHUP, to the process and to its group",
+    outcome="a checkpoint, 128 + N, the command that goes on",
+)
+@pytest.mark.fault("39", injected="the same, resumed", outcome="the end is bit for bit that of a run never stopped")
 def test_a_signal_saves_and_the_run_goes_on(
     straight: Workplace, started: list[subprocess.Popen[str]], number: signal.Signals, to_group: bool
 ) -> None:
@@ -137,6 +146,11 @@ def test_an_evaluation_does_not_overrun_the_time_nor_stand_in_the_way(workplace:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "44",
+    injected="a device that answers nothing any more",
+    outcome="a fresh process goes on from the last checkpoint; same end",
+)
 def test_a_device_that_is_lost_needs_a_fresh_process(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace.folder)
     workplace.toy = "loses_its_device"
@@ -179,6 +193,7 @@ def test_the_first_signal_asks_and_a_second_ctrl_c_interrupts() -> None:
     assert {number: signal.getsignal(number) for number in handlers} == handlers
 
 
+@pytest.mark.fault("50", injected="a signal handler of the user's own", outcome="called too; the stop is heard")
 def test_a_signal_that_the_users_code_has_taken_is_taken_back() -> None:
     heard: list[int] = []
 
@@ -230,6 +245,7 @@ def test_the_users_error_is_shown_with_the_users_frames_only(workplace: Workplac
     assert "autotune/engine" not in said
 
 
+@pytest.mark.fault("37", injected="a profile of schema 99", outcome="exit 7, one error")
 def test_a_bad_profile_is_one_error_and_no_traceback(workplace: Workplace) -> None:
     profile = workplace.save_profile()
     plain = json.loads(profile.to_json()) | {"schema_version": 99}

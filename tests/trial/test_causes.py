@@ -95,6 +95,9 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize(("error", "status", "cause"), EXCEPTIONS.values(), ids=EXCEPTIONS.keys())
+@pytest.mark.fault("10", injected="what torch raises when shared memory runs out", outcome="cause shm, with what to do")
+@pytest.mark.fault("44", injected="torch.AcceleratorError and its texts", outcome="device-error")
+@pytest.mark.fault("45", injected="BackendCompilerFailed, Unsupported", outcome="compile-error, unsupported")
 def test_an_exception_has_its_cause(error: BaseException, status: TrialStatus, cause: str) -> None:
     assert explain_exception(error)[:2] == (status, cause)
 

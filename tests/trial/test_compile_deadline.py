@@ -15,6 +15,9 @@ from autotune.trial.script import ScriptTrial
 
 
 @pytest.mark.parametrize(("mode", "gives_up"), [("default", True), ("off", False)])
+@pytest.mark.fault(
+    "45", injected="a compilation that does not end", outcome="compile-timeout long before the trial's own"
+)
 def test_a_compilation_has_a_deadline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Any, gives_up: bool
 ) -> None:

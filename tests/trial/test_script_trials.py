@@ -401,6 +401,10 @@ FAILURES: dict[str, tuple[str, dict[str, Any], TrialStatus, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.fault(
+    "17", injected="scripts that raise, refuse their flags or never train", outcome="their own words, before any step"
+)
+@pytest.mark.fault("15", injected="a script whose loss becomes nan", outcome="non-finite, with the step")
 def test_a_failure_is_a_result_with_a_cause(project: Project, name: str) -> None:
     text, wanted, status, cause, error = FAILURES[name]
     project.write(text)

@@ -95,6 +95,34 @@ def _over_fates(fates: dict[str, tuple[str, ...]]) -> pytest.MarkDecorator:
 
 
 @_over_fates(FATES)
+@pytest.mark.fault(
+    "1",
+    injected="the loss raises torch.OutOfMemoryError",
+    outcome="oom-device with the amount asked for; the next trial runs",
+)
+@pytest.mark.fault("2", injected="the loss raises MemoryError", outcome="oom-host; the next trial runs")
+@pytest.mark.fault(
+    "4",
+    injected="ctypes reads address 0; abort; SIGKILL to itself",
+    outcome="the signal is named; the stacks are in the log",
+)
+@pytest.mark.fault(
+    "5",
+    injected="os._exit(0) and os._exit(3) in the first step",
+    outcome="no-result, or the exit status with the last line printed",
+)
+@pytest.mark.fault(
+    "12",
+    injected="a double fork, and a shell with children, each in a session of its own",
+    outcome="the trial counts; every process is ended",
+)
+@pytest.mark.fault("14", injected="junk in place of result.json", outcome="protocol-error; the next trial runs")
+@pytest.mark.fault("17", injected="a file and a name that are not there", outcome="cause usage, with the name")
+@pytest.mark.fault(
+    "50",
+    injected="signals ignored, environment cleared, umask, hooks, closed streams, an exit handler that hangs",
+    outcome="the trial counts",
+)
 def test_a_fate_becomes_its_result(world: World, fate: str) -> None:
     status, cause, error, printed = FATES[fate]
     result, log = world.run(fate)
@@ -126,6 +154,11 @@ def test_a_quality_run_returns_each_metric_by_name(warm_world: World) -> None:
 
 
 @_over_fates(WORKER_FATES)
+@pytest.mark.fault(
+    "9",
+    injected="SIGKILL to a loader worker; a dataset that raises",
+    outcome="dataloader-worker-died, or the dataset's own error; nothing is left",
+)
 def test_a_fate_of_a_loader_worker_becomes_its_result(world: World, fate: str) -> None:
     status, cause, error = WORKER_FATES[fate]
     result, log = world.run(fate, num_workers=1)
@@ -141,6 +174,7 @@ def test_the_daemon_was_really_there(warm_world: World) -> None:
 
 
 @BOTH
+@pytest.mark.fault("15", injected="a loss of nan", outcome="non-finite, with the step")
 def test_a_loss_that_is_not_finite_diverges(world: World) -> None:
     result, _ = world.run("diverges", purpose="measure")
     assert (result.status, result.cause) == (TrialStatus.DIVERGED, "non-finite")
@@ -155,6 +189,17 @@ def time_limits(world: World, num_workers: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("fate", HANGING)
+@pytest.mark.fault(
+    "6",
+    injected="an endless loop of sleeps in the loss",
+    outcome="timeout within the kill ladder, stacks in the log, the next trial runs",
+)
+@pytest.mark.fault("7", injected="SIGTERM ignored, then the same", outcome="the same, by SIGKILL")
+@pytest.mark.fault(
+    "8",
+    injected="a loader worker that never answers, also in a session of its own",
+    outcome="timeout; no process is left",
+)
 def test_a_hang_is_killed_in_time_with_its_stacks_in_the_log(warm_world: World, fate: str) -> None:
     limit, slack = time_limits(warm_world, HANGING[fate])
     result, log = warm_world.run(fate, seconds=limit, num_workers=HANGING[fate])
@@ -199,6 +244,7 @@ def test_an_exception_while_a_trial_runs_leaves_no_process(world: World) -> None
     assert world.run("trains")[0].status == TrialStatus.COMPLETED
 
 
+@pytest.mark.fault("2", injected="900 MiB where less is allowed", outcome="oom-host with both figures")
 def test_too_much_memory_is_killed(warm_world: World) -> None:
     result, _ = warm_world.run("allocates", host_memory_limit_bytes=ALLOCATED_BYTES)
     assert (result.status, result.cause) == (OUT_OF_MEMORY, "oom-host")
@@ -210,6 +256,9 @@ def test_a_memory_limit_that_is_kept_does_nothing(warm_world: World) -> None:
     assert result.status == TrialStatus.COMPLETED
 
 
+@pytest.mark.fault(
+    "13", injected="200 MiB printed", outcome="the log keeps head and tail; the supervisor's memory stays"
+)
 def test_a_flood_is_capped_and_keeps_its_ends(warm_world: World) -> None:
     before = psutil.Process().memory_info().rss
     result, log = warm_world.run("floods")
@@ -222,6 +271,7 @@ def test_a_flood_is_capped_and_keeps_its_ends(warm_world: World) -> None:
     assert grown < FLOOD_BYTES / 2
 
 
+@pytest.mark.fault("25", injected="a folder in place of the log", outcome="the trial counts")
 def test_a_log_that_cannot_be_written_does_not_end_the_trial(warm_world: World) -> None:
     (warm_world.folder / f"{warm_world.trials:04d}" / "log.txt").mkdir(parents=True)
     spec = make_spec("floods", number=warm_world.trials)
@@ -282,6 +332,7 @@ def test_a_relative_folder_survives_a_change_of_the_working_folder(
         assert world.run("changes_process")[0].status == TrialStatus.COMPLETED
 
 
+@pytest.mark.fault("4", injected="SIGKILL to the fork server", outcome="trials go on from cold starts")
 def test_a_dead_server_is_replaced_by_cold_starts(tmp_path: Path) -> None:
     with open_world(tmp_path, warm=True) as world:
         assert world.run("trains")[0].status == TrialStatus.COMPLETED
@@ -291,6 +342,11 @@ def test_a_dead_server_is_replaced_by_cold_starts(tmp_path: Path) -> None:
         assert world.find_strays() == {}
 
 
+@pytest.mark.fault(
+    "4",
+    injected="SIGKILL to the fork server while a trial runs",
+    outcome="a named cause; nothing is left; the next trial runs",
+)
 def test_a_server_that_dies_under_a_trial_takes_it_along(tmp_path: Path) -> None:
     with open_world(tmp_path, warm=True) as world:
         (server,) = world.server_pids

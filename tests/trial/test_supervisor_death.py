@@ -35,6 +35,11 @@ with TrialRunner(Path(sys.argv[1]), warm=sys.argv[2] == "warm") as runner:
         pytest.param("warm", "hangs", 0, True, id="warm-while-starting"),
     ],
 )
+@pytest.mark.fault(
+    "20",
+    injected="SIGKILL to the supervisor: trials starting, training, in a session of their own",
+    outcome="trial, workers and fork server are gone",
+)
 def test_nothing_outlives_a_killed_supervisor(
     tmp_path: Path, start: str, toy: str, workers: int, is_early: bool
 ) -> None:

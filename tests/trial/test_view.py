@@ -243,6 +243,9 @@ def enter_and_wait(view: View, world: World) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("kind", ["copy", "overlay"])
+@pytest.mark.fault(
+    "20", injected="SIGKILL to a script's trial", outcome="no process, no mount and nothing of the script is left"
+)
 def test_a_killed_trial_leaves_nothing_behind(kind: str) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     with open_permitted_world(kind, ME) as world, keep_unchanged(world):

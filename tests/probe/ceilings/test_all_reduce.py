@@ -63,6 +63,7 @@ def is_gone(pid: int, *, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.fault("41", injected="a rank that never joins", outcome="ended, with its children")
 def test_a_rank_that_never_joins_is_ended_with_its_own_children(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_rank_that_never_joins_is_ended_with_its_own_children(
 
 
 @pytest.mark.parametrize("death", ["raise SystemExit(3)", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"])
+@pytest.mark.fault("41", injected="a rank that dies", outcome="the others end at once")
 def test_a_rank_that_dies_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch, death: str) -> None:
     plant(monkeypatch, "import time; time.sleep(600)", death)
     monkeypatch.setattr(all_reduce, "_START_SECONDS", 300.0)

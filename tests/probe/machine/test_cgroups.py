@@ -120,6 +120,7 @@ NO_LIMIT_V1 = "9223372036854771712"
         ),
     ],
 )
+@pytest.mark.fault("47", injected="files of CPU quotas", outcome="read in CPUs")
 def test_cpu_quota(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
     write(tmp_path, files)
     assert read_cpu_quota(tmp_path) == quota

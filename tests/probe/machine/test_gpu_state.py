@@ -128,6 +128,7 @@ def test_a_gpu_that_tells_nothing_is_asked_once(plant: Any) -> None:
 
 
 @pytest.mark.parametrize("fact", FACTS[:-1])
+@pytest.mark.fault("43", injected="a GPU lost while it is watched", outcome="no answer from then on")
 def test_a_lost_gpu_answers_none_from_then_on(plant: Any, fact: str) -> None:
     gpu = Gpu("NVIDIA H100", "GPU-1")
     nvml = plant(FakeNvml([gpu]))

@@ -217,6 +217,7 @@ IN_EVERY_FACT = (
 
 @pytest.mark.parametrize("place", IN_EVERY_FACT)
 @pytest.mark.parametrize("visible", [None, "0,1", "GPU-bb,GPU-cc"])
+@pytest.mark.fault("43", injected="a GPU that is lost", outcome="left out; the others stay")
 def test_a_lost_gpu_is_left_out_and_the_others_stay(
     plant: Any, monkeypatch: pytest.MonkeyPatch, place: str, visible: str | None
 ) -> None:
@@ -246,6 +247,9 @@ def test_a_lost_gpu_is_left_out_and_the_others_stay(
         (UNKNOWN, "Unknown Error"),
     ],
 )
+@pytest.mark.fault(
+    "43", injected="NVML without a driver, of another version", outcome="one sentence; the rest is probed"
+)
 def test_nvml_that_does_not_start_is_one_sentence(plant: Any, failure: int, words: str) -> None:
     plant(FakeNvml(two_unlike_gpus(), fail_on_call=1, failure=failure))
     names, missing = name_gpus()
@@ -257,6 +261,7 @@ def test_nvml_that_does_not_start_is_one_sentence(plant: Any, failure: int, word
 
 
 @pytest.mark.parametrize("failure", [LOST, UNKNOWN])
+@pytest.mark.fault("43", injected="NVML that fails at each call in turn", outcome="never raised, never silent")
 def test_nvml_that_dies_at_any_call_never_raises_and_is_never_silent(plant: Any, failure: int) -> None:
     healthy = plant(FakeNvml(two_unlike_gpus()))
     name_gpus()

@@ -40,6 +40,7 @@ def sixteen_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     [("max 100000", 8), ("250000 100000", 3), ("200000 100000", 2), ("10000 100000", 1), ("9900000 100000", 8)],
 )
 @pytest.mark.usefixtures("eight_cpus", "sixteen_gib")
+@pytest.mark.fault("47", injected="quotas and affinities", outcome="the smaller of both")
 def test_usable_cpus_are_the_smaller_of_affinity_and_quota_rounded_up(tmp_path: Path, maximum: str, cpus: int) -> None:
     write(
         tmp_path,

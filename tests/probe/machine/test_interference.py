@@ -380,6 +380,7 @@ def read_cpu_seconds(pid: int) -> float:
 
 
 @needs_stat
+@pytest.mark.fault("32", injected="a busy process beside the training", outcome="counted as other work")
 def test_a_busy_sibling_is_foreign_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     program = "print('ready', flush=True)\n" + SPIN.format(seconds=0.5) + "input()"
