@@ -7,10 +7,6 @@ BIN := .venv/bin
 BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
-# Tests of deadlines and signals have the machine to themselves; the others share it.
-PROCESS_TESTS := $(addprefix tests/train/,test_train_command.py test_parent.py test_script_training.py test_reverify.py) \
-    tests/cli/test_cli.py::test_the_three_commands_in_order_in_one_folder \
-    $(addprefix tests/trial/,test_spawn.py test_supervisor_death.py)
 
 .PHONY: demo test check slow clean
 
@@ -26,8 +22,7 @@ demo: .venv/.installed
 	    print(f'  {p.verdict}:', 'its speed-up is not known' if s is None else f'{s.low:.3f}x to {s.high:.3f}x, point {s.estimate:.3f}x ({s.confidence_level:.1%})')"
 
 test: .venv/.tested check
-	$(BIN)/pytest $(QUICK) -n 2 --dist worksteal $(addprefix --deselect=,$(PROCESS_TESTS))
-	$(BIN)/pytest $(QUICK) $(PROCESS_TESTS)
+	$(BIN)/pytest $(QUICK) -n 2 --dist worksteal
 
 check: .venv/.tested
 	$(BIN)/ruff check .
