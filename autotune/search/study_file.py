@@ -2,8 +2,8 @@
 
     study in memory ──trials that ended──▶ SQLite in memory ──the whole file, by rename──▶ study.db
 
-The file is replaced, never written into: nobody's lock is waited for, a reader goes on with what it has opened, and what
-somebody else has left in its place is neither opened nor followed.
+The file is replaced, never written into: nobody's lock is waited for, a reader goes on with what it has opened, and
+what somebody else has left in its place is neither opened nor followed.
 """
 
 from __future__ import annotations
