@@ -215,7 +215,8 @@ def _describe_damage(found: SearchFolder) -> str | None:
     damaged = found.find_damaged()
     if not damaged:
         return None
-    return f"the results of {count(len(damaged), 'trial')} cannot be read and are left out: {', '.join(damaged[:5])}"
+    what = count(len(damaged), "result cannot", "results cannot")
+    return f"{what} be read and {'is' if len(damaged) == 1 else 'are'} left out: of trial {', '.join(damaged[:5])}"
 
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
