@@ -202,7 +202,7 @@ def test_names_that_are_not_ours_come_last_and_harm_nothing(tmp_path):
 
 def test_a_trial_has_a_number_that_no_name_in_its_place_can_spoil(tmp_path):
     search = create_search_folder(tmp_path, "a:b")
-    for name in ("1²", "0007", "９９９９", "99999999999999999999", "8"):
+    for name in ("1²", "0007", "\uff19" * 4, "99999999999999999999", "8"):
         (search.trials / name).mkdir()
     assert search.next_number() == 8
 
