@@ -240,8 +240,9 @@ def _read_verified(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path / _STATE_FILE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a file it refuses to unpickle
         raise CheckpointError(f"{path.name} cannot be loaded: {type(error).__name__}") from None
-    step = state.get("step") if isinstance(state, dict) else None
-    if type(step) is not int or step != read_step(path):
+    named = read_step(path)
+    step = state.get("step", named) if isinstance(state, dict) else named
+    if type(step) is not int or step != named:
         raise CheckpointError(f"{path.name} is damaged: its state is of another step")
     return state
 

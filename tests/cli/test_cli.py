@@ -195,9 +195,10 @@ def test_a_probe_beside_a_search_says_that_its_figures_are_disturbed(tmp_path, m
 
     assert probe_and_read() == ""
     with lock_searches(tmp_path):
+        started = read_record(tmp_path / ".autotune/holder.json", Holder).started
         assert probe_and_read() == (
             f"warning: a search is at work in this folder (process {os.getpid()} on {socket.gethostname()}, since "
-            f"{read_record(tmp_path / '.autotune/holder.json', Holder).started}): each disturbs the figures of the other\n"
+            f"{started}): each disturbs the figures of the other\n"
         )
 
 

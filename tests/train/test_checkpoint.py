@@ -332,7 +332,7 @@ def _claim_a_step(path: Path) -> None:
 def _restate(value: object) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         state = torch.load(path / "state.pt", weights_only=True)
-        forge(path, lambda file: torch.save(state | {"step": value} if value is not None else [], file))
+        forge(path, lambda file: torch.save(state | {"step": value}, file))
 
     return change
 
@@ -346,7 +346,6 @@ LIES = {
     "state": _restate(10**30),
     "tensor": _restate(torch.zeros(2)),
     "boolean": _restate(True),
-    "list": _restate(None),
     "name": _rename,
 }
 
