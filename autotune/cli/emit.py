@@ -41,14 +41,14 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the page's path as JSON.")] = False,
 ) -> None:
-    """Write this folder's newest search as one HTML page that needs no network."""
+    """Write this folder's newest search that has an answer as one HTML page that needs no network."""
     from autotune.errors import MachineError, UsageError
     from autotune.records.codec import write_text
-    from autotune.search.folder import find_search_folder, require_file
+    from autotune.search.folder import list_searches, require_file
 
     with reported_errors(as_json=json_output):
-        found = find_search_folder(Path.cwd())
-        if found is None or not found.profile.exists():
+        found = next((search for search in list_searches(Path.cwd()) if search.profile.exists()), None)
+        if found is None:
             raise UsageError("no search with an answer was made in this folder", hint="run autotune search first")
         require_file(out)
         if out.exists() and not force:

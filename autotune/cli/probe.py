@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
-from autotune.cli.terminal import print_json, reported_errors, say
+from autotune.cli.terminal import print_json, reported_errors, say, warn
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ def probe(
         chosen, folder = read_target(target, command="probe", knobs=knob), Path.cwd()
         from autotune.cli.probe_page import print_machine, print_report
         from autotune.probe.run import run_machine_probe, run_probe
+        from autotune.search.folder import find_search_at_work
 
+        searcher = find_search_at_work(folder)
+        if searcher is not None:
+            warn(f"a search is at work in this folder ({searcher}): each disturbs the figures of the other")
         if not has_target(chosen, folder):
             suggest_trainings(folder, command="probe")
             machine = run_machine_probe()

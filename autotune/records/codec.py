@@ -114,22 +114,38 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+    """Write a text file atomically, in UTF-8: as `write_bytes`.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full; the old file is untouched.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+
+    Args:
+        path: of the file; a link there is replaced, not followed.
+        content: of the file.
+        durable: it outlives a power cut; one that can be made again need not wait for the disk.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with temporary.open("xb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

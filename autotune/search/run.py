@@ -19,12 +19,13 @@ from autotune.records.script import Script
 from autotune.records.search import LearningRateRule, PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
-from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
+from autotune.search.folder import SearchFolder, check_output, create_search_folder, list_searches, lock_searches
 from autotune.search.kept_probe import take_kept_probe
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
+from autotune.search.seal import drop_compiled, is_sealed, seal_search
 from autotune.search.session import Session
-from autotune.sentences import describe_limits
+from autotune.sentences import count, describe_limits
 from autotune.targets.fingerprint import fingerprint_target, is_older
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
@@ -124,7 +125,7 @@ def run_search(
     try:
         with lock_searches(work):
             place = _open_folder(work, resolved, chosen)
-            told = None if chosen.resume else take_kept_probe(work, place.read_state(), place)
+            told = _describe_damage(place) if chosen.resume else take_kept_probe(work, place.read_state(), place)
             reporter = reporter or SearchReporter()
             if told is not None:
                 reporter.told(told)
@@ -146,7 +147,7 @@ def _search(
                 profile.save(path)
 
     state = place.read_state()
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.path / "inductor")}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled)}
     with TrialRunner(
         place.trials,
         host_allocators=read_hardware().host_allocators,
@@ -189,12 +190,33 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
     if not options.resume:
         place = create_search_folder(work, target.spec)
         place.write_state(state)
+        seal_search(place)
         return place
-    found = find_search_folder(work, target.spec)
-    if found is None:
-        raise UsageError(f"--resume: no search of {target.spec!r} was made in {work}", hint="leave --resume out")
+    found = _find_to_resume(work, target.spec)
     _require_same_search(found, state)
+    if not is_sealed(found):
+        drop_compiled(found)
     return found
+
+
+def _find_to_resume(work: Path, spec: str) -> SearchFolder:
+    for search in list_searches(work):
+        try:
+            if search.read_state().target.spec == spec:
+                return search
+        except AutotuneError as error:
+            if search.is_named_after(spec):  # the one before it is not what was meant
+                hint = f"{error.hint}; or delete {search.path} to go on with the search before it"
+                raise UsageError(f"--resume: the newest search cannot be read: {error.message}", hint=hint) from None
+    raise UsageError(f"--resume: no search of {spec!r} was made in {work}", hint="leave --resume out")
+
+
+def _describe_damage(found: SearchFolder) -> str | None:
+    damaged = found.find_damaged()
+    if not damaged:
+        return None
+    what = count(len(damaged), "result cannot", "results cannot")
+    return f"{what} be read and {'is' if len(damaged) == 1 else 'are'} left out: of trial {', '.join(damaged[:5])}"
 
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:

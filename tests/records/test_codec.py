@@ -157,9 +157,9 @@ def test_no_more_than_the_cap_is_read(tmp_path: Path) -> None:
         read_record(path, TrainConfig, max_bytes=1000)
 
 
-class _FullDisk(io.TextIOWrapper):
-    def write(self, text: str) -> int:
-        super().write(text[: len(text) // 2])
+class _FullDisk(io.BufferedWriter):
+    def write(self, content: Any) -> int:
+        super().write(content[: len(content) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -174,7 +174,7 @@ def _break_at(step: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     if step == "open":
         monkeypatch.setattr(Path, "open", _fail(error))
     elif step == "write":
-        monkeypatch.setattr(Path, "open", lambda path, *_, **__: _FullDisk(io.FileIO(path, "x"), encoding="utf-8"))
+        monkeypatch.setattr(Path, "open", lambda path, *_, **__: _FullDisk(io.FileIO(path, "x")))
     elif step == "fsync":
         monkeypatch.setattr(os, "fsync", _fail(error))
     else:

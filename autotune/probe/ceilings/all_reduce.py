@@ -34,6 +34,8 @@ _POLL_SECONDS = 0.02
 _REAP_SECONDS = 5.0
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 2, 50
 _MEETING_FILE, _ANSWER_FILE = "meeting", "seconds"
+# Left to themselves, the ranks would listen where the machine's name leads to: for anybody on its network.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def measure_all_reduce(ranks: int, *, device_type: str, budget_seconds: float = 5.0) -> float | None:
@@ -79,7 +81,14 @@ def _build_command(rank: int, ranks: int, device_type: str, budget_seconds: floa
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        start_new_session=True,
+        env={**os.environ, **_LOOPBACK},
+    )
 
 
 def _await_all(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:
