@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
 from autotune.probe.machine.hardware import read_hardware

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from autotune.lifeline import die_with_parent
 from autotune.probe.ceilings.repetitions import synchronize
+from autotune.scratch import scratch_folder
 
 BYTES = 64 * 2**20
 """Of the tensor that is added up."""
