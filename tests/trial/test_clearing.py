@@ -1,0 +1,80 @@
+"""A script that clears its working folder, in whatever way, takes nothing of `.autotune` with it but its view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from view_world import ME, WORLDS, World, keep_unchanged, open_permitted_world
+
+from autotune.trial.fence import _call
+
+CLEARING = {
+    "all at once": "shutil.rmtree('.', ignore_errors=True)",
+    "one by one": (
+        "for name in os.listdir():\n"
+        "    shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.remove(name)\n"
+        "assert not os.listdir()"
+    ),
+    "by its name": "shutil.rmtree('.autotune', ignore_errors=True)",
+    "by its path": "shutil.rmtree(FOLDER + '/.autotune', ignore_errors=True)",
+    "through links": (
+        "for parent, folders, files in os.walk('.', topdown=False, followlinks=True):\n"
+        "    if '.autotune' in parent:\n"
+        "        shutil.rmtree(parent, ignore_errors=True)"
+    ),
+    "moved away": "attempt(os.rename, '.autotune', 'old')\nattempt(os.rename, FOLDER + '/.autotune', 'older')",
+    "overwritten": (
+        "for name in ('lock', 'older/best.json', 'now/study.db'):\n"
+        "    attempt(lambda: open('.autotune/' + name, 'w'))\n"
+        "    attempt(lambda: open(FOLDER + '/.autotune/' + name, 'w'))"
+    ),
+    "by a command": "subprocess.run(['rm', '-rf', '.autotune'])",
+    "by commands that follow links": "subprocess.run('rm -rf .autotune/* ; find -L . -delete', shell=True)",
+}
+BY_PATH = {
+    "by its path and a command": "subprocess.run(['rm', '-rf', FOLDER + '/.autotune'])",
+    "all of it by its path and a command": "subprocess.run(['rm', '-rf', FOLDER])",
+}
+HEAD = """
+import os, shutil, subprocess
+def attempt(function, *arguments):
+    try:
+        function(*arguments)
+    except OSError:
+        pass
+"""
+RESULT = "\nopen(OWN + '/result.json', 'w').write('done')\n"
+
+
+@pytest.fixture(params=WORLDS, ids=lambda world: f"{world[0]}-{world[1]}")
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with open_permitted_world(*request.param) as world:
+        yield world
+
+
+def clear(world: World, deeds: dict[str, str]) -> None:
+    """Run scripts that clear, each in a view; their results arrive, and all else is as it was."""
+    for name, deed in deeds.items():
+        with keep_unchanged(world, but=(world.own,)):
+            outcome = world.run(HEAD + deed + RESULT)
+        assert not any(".autotune" in path for path in (*outcome.written, *outcome.outside)), name
+        assert (world.own / "result.json").read_text() == "done", name
+        (world.own / "result.json").unlink()
+
+
+@pytest.mark.fault("F1", injected="a script clears its working folder", outcome="the search and all before it intact")
+def test_a_script_that_clears_its_folder_clears_its_view_alone(world: World) -> None:
+    has_kernel = world.kind == "overlay" or _call(444, None, 0, 1) >= 2
+    clear(world, CLEARING | (BY_PATH if has_kernel else {}))
+
+
+@pytest.mark.fault("F1", injected="the same, no overlay, no Landlock", outcome="the search and all before it intact")
+def test_a_copy_without_a_fence_refuses_python_code_all_the_same() -> None:
+    with open_permitted_world("copy", ME) as world:
+        world.environment["TMPDIR"] = str(world.base)  # a project in the temporary folder goes without a fence
+        clear(world, CLEARING)
+        program = f"{HEAD}attempt(os.rmdir, OWN)\nattempt(os.rename, OWN, OWN + '-2'){RESULT}"
+        with keep_unchanged(world, but=(world.own,)):
+            world.run(program)
+        assert (world.own / "result.json").read_text() == "done"
