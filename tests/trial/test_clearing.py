@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from trial_world import make_spec
 from view_world import ME, WORLDS, World, keep_unchanged, open_permitted_world
 
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.trial import view as view_module
 from autotune.trial.fence import _call
+from autotune.trial.scripts import ScriptStarter
+from autotune.trial.view import prepare_view
 
 CLEARING = {
     "all at once": "shutil.rmtree('.', ignore_errors=True)",
@@ -78,3 +85,30 @@ def test_a_copy_without_a_fence_refuses_python_code_all_the_same() -> None:
         with keep_unchanged(world, but=(world.own,), only=(world.parent,)):
             world.run(program)
         assert (world.own / "result.json").read_text() == "done"
+
+
+@pytest.mark.fault(
+    "F8", injected="a script removes our notes of its view", outcome="its trial counts, the search goes on"
+)
+@pytest.mark.parametrize("kind", ["overlay", "copy"])
+def test_a_view_that_is_damaged_ends_no_search(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, own, temporary = (tmp_path / name for name in ("work", "own", "temporary"))
+    for folder in (work, own, temporary):
+        folder.mkdir()
+    spec = make_spec("learns")
+    result = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=1.0, captures="/seen/captures.npz")
+    view = prepare_view(work, temporary, kind="overlay" if kind == "overlay" else "copy", kept=(own,))
+    for path in view.scratch.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if kind == "overlay":
+        (view.scratch / "layer-x").mkdir()
+        (view.scratch / "layer-x" / "root.json").write_text("no JSON")
+
+    def refuse(folder: Path) -> None:
+        raise OSError(folder)
+
+    monkeypatch.setattr(view_module, "remove_scratch", refuse)
+    starter = ScriptStarter()
+    starter._running = view, spec
+    finished = starter.finish(result)
+    assert finished == result.replace(captures=str(own / "captures.npz"))
