@@ -43,26 +43,33 @@ while True:
 """
 
 
-def run(folder: Path, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+BUDGETS = ("2m", "6m")
+"""The second where a busy machine makes the first too small."""
+
+
+def search(folder: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Search for the script's settings in views of one kind."""
     temporary = folder.parents[1] / "temporary"  # elsewhere than the project, as usual: a copy has its fence then
     temporary.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", COMMAND, kind, "search", *arguments, "--", sys.executable, "train.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    if done.returncode == 77:
-        pytest.skip("this system permits no overlay")
+    command = [sys.executable, "-P", "-c", COMMAND, kind, "search", "--max-drift", "5%", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    for budget in BUDGETS:
+        words = [*command, "--budget", budget, "--", sys.executable, "train.py"]
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+        )
+        if done.returncode == 77:
+            pytest.skip("this system permits no overlay")
+        if "too small" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+    assert not list(temporary.glob("autotune-*"))
     return done
 
 
-def read_numbers(search: Path) -> list[str]:
+def read_numbers(folder: Path) -> list[str]:
     """Return the numbers of the trials that have a result."""
-    return sorted(path.parent.name for path in search.glob("trials/*/result.json"))
+    return sorted(path.parent.name for path in folder.glob("trials/*/result.json"))
 
 
 @pytest.mark.slow
@@ -75,20 +82,18 @@ def test_a_script_that_clears_its_folder_is_searched_and_nothing_is_lost(tmp_pat
     state.chmod(0o700)
     (state / "older" / "best.json").write_text("planted")
     (work / "train.py").write_text(SCRIPT.format(state=str(state)))
-    done = run(work, kind, "--budget", "90s", "--max-drift", "5%")
-    assert done.returncode == 0, done.stderr
-    (search,) = (path.parent for path in state.glob("*/search.json"))
+    search(work, kind)
+    found = max(state.glob("*/search.json"), key=lambda path: path.stat().st_mtime).parent
     lock = (state / "lock").stat()
-    numbers = read_numbers(search)
+    numbers = read_numbers(found)
     assert len(numbers) >= 3
     assert Profile.load(work / "best.json").evidence.notes
     assert sorted(path.name for path in work.iterdir()) == [".autotune", "best.json", "train.py"]
-    again = run(work, kind, "--budget", "75s", "--max-drift", "5%", "--resume", "--json")
-    assert again.returncode == 0, again.stderr
+    again = search(work, kind, "--resume", "--json")
     assert json.loads(again.stdout)["target"] == json.loads((work / "best.json").read_text())["target"]
-    assert {*numbers} <= {*read_numbers(search)}
+    assert {*numbers} <= {*read_numbers(found)}
     assert (state / "lock").stat().st_ino == lock.st_ino
     assert (state / "older" / "best.json").read_text() == "planted"
-    with sqlite3.connect(search / "study.db") as study:
+    with sqlite3.connect(found / "study.db") as study:
         assert study.execute("pragma integrity_check").fetchone() == ("ok",)
     study.close()
