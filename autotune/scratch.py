@@ -30,12 +30,11 @@ _held: dict[Path, int] = {}
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a temporary folder, ours alone, and remove it in the end; what dead processes have left goes first.
+    """Yield a temporary folder, ours alone, and remove it in the end.
 
     Raises:
         OSError: no temporary folder can be made.
     """
-    sweep_scratch()
     folder = make_scratch()
     try:
         yield folder
@@ -85,7 +84,10 @@ def remove_scratch(folder: Path) -> None:
 
 
 def sweep_scratch() -> None:
-    """Remove what dead processes of this user have left in the temporary folder, as far as that is possible."""
+    """Remove what dead processes of this user have left in the temporary folder, as far as that is possible.
+
+    For commands, when they begin. Not for trials: in a view, folders of the user's are mounted below its scratch.
+    """
     parent = Path(tempfile.gettempdir())
     deadline = time.monotonic() + _SWEEP_SECONDS
     with suppress(OSError):

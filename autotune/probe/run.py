@@ -23,7 +23,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.scratch import scratch_folder
+from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.space import SearchSpace, build_space
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
@@ -56,6 +56,7 @@ def run_probe(
         TargetError: the training fails with its own settings.
     """
     began = time.monotonic()
+    sweep_scratch()
     resolved = resolve_target(target, folder=Path(folder or Path.cwd()).resolve())
     limits = TrialLimits(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
@@ -85,6 +86,7 @@ def run_machine_probe(*, should_stop: Callable[[], bool] = lambda: False) -> Mac
         MachineError: PyTorch is not installed, or does not run here.
     """
     began = time.monotonic()
+    sweep_scratch()
     hardware, software = read_hardware(), read_software()
     with scratch_folder() as scratch, TrialRunner(scratch, should_stop=should_stop, warm=False) as runner:
         ceilings, age = _measure_machine(runner, scratch, hardware, software)

@@ -14,7 +14,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.selftest import Outcome, RecordedLaunches, SelftestReport, Tally
-from autotune.scratch import scratch_folder
+from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, run_search
 from autotune.selftest.machines import MACHINES, Machine, Recorded, read_paces
@@ -77,6 +77,7 @@ def run_selftest(
         AutotuneError: not one search gave an answer; this is why the last one did not.
     """
     began = time.monotonic()
+    sweep_scratch()
     if options.runs:
         real = _run_real(options, heard, should_stop)
         outcomes, tallies = tuple(real.outcomes), count_outcomes(real.outcomes)
