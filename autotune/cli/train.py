@@ -21,6 +21,7 @@ from autotune.cli.terminal import (
     warn,
 )
 from autotune.errors import UsageError
+from autotune.scratch import sweep_scratch
 from autotune.train.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def train(
     """Train with a profile's settings, a preset's or your own: checkpointed, resumable, guarded."""
     with reported_errors(as_json=json_output):
         is_watched = tie_to_parent()
+        if not is_watched:
+            sweep_scratch()
         chosen = read_target(target, command="train")
         from autotune.train.options import TrainingOptions
         from autotune.train.target import resolve_training_target

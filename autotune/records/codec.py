@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.errors import AutotuneError, ProfileError
 from autotune.records.reading import MAX_BYTES, parse_json, read_bytes
+from autotune.scratch import claim, seize
 
 SCHEMA_VERSION = 1
 """Version of every file this release writes. 1: the first."""
+
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 class Record(BaseModel):
@@ -133,19 +139,53 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+    with _unfinished(path) as (temporary, file):
+        file.write(content)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if durable:
         sync_folder(path.parent)
+
+
+def remove_unfinished(folder: Path, name: str | None = None) -> None:
+    """Remove the temporary files of writers that died, as far as that is possible; those of living ones stay.
+
+    Args:
+        folder: holds them.
+        name: of the file that was to be written; None for any.
+    """
+    with suppress(OSError):
+        for entry in os.listdir(folder):
+            found = _UNFINISHED.fullmatch(entry)
+            if found is not None and name in (None, found[1]):
+                with suppress(OSError):
+                    _remove_unfinished(folder / entry)
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield a temporary file beside a path, locked so that it is seen to be in use; gone in the end, if not renamed."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        with temporary.open("xb") as file:
+            try:
+                if claim(file.fileno(), temporary):
+                    yield temporary, file
+                    return
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+
+def _remove_unfinished(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and seize(descriptor):
+            path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

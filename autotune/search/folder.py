@@ -26,6 +26,8 @@ from autotune.search.lock import find_holder, hold_lock
 from autotune.trial.files import RESULT_FILE, SPEC_FILE
 
 STATE_FOLDER = ".autotune"
+COMPILER_CACHE = "inductor"
+"""Name of TorchInductor's cache in a search's folder."""
 _PROBE_FILE = "probe.json"
 _FINALS_FILE = "finals.json"
 _LOCK_FILE = "lock"
@@ -61,7 +63,7 @@ class SearchFolder:
     @property
     def compiled(self) -> Path:
         """TorchInductor's cache: code that is loaded."""
-        return self.path / "inductor"
+        return self.path / COMPILER_CACHE
 
     @property
     def profile(self) -> Path:

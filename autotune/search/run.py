@@ -5,6 +5,7 @@ Record in: a target and options. Record out: a Profile, in best.json from the mo
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,13 +14,23 @@ from pathlib import Path
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.knobs import Allowed
 from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.records.codec import remove_unfinished
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
 from autotune.records.search import LearningRateRule, PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
+from autotune.scratch import sweep_scratch
 from autotune.search.budget import Budget, measure_seconds_for
-from autotune.search.folder import SearchFolder, check_output, create_search_folder, list_searches, lock_searches
+from autotune.search.folder import (
+    COMPILER_CACHE,
+    STATE_FOLDER,
+    SearchFolder,
+    check_output,
+    create_search_folder,
+    list_searches,
+    lock_searches,
+)
 from autotune.search.kept_probe import take_kept_probe
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
@@ -114,6 +125,7 @@ def run_search(
             f"--budget is {chosen.budget_seconds:g} s, too short to start and measure anything",
             hint=f"give at least {LEAST_BUDGET_SECONDS:.0f}s; minutes are better",
         )
+    sweep_scratch()
     work = Path(folder or Path.cwd()).resolve()
     resolved = resolve_target(target, folder=work).target
     if resolved.script is not None and chosen.learning_rate_rule != "none":
@@ -124,6 +136,7 @@ def run_search(
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with lock_searches(work):
+            _remove_unfinished(work / STATE_FOLDER, work / chosen.out)
             place = _open_folder(work, resolved, chosen)
             told = _describe_damage(place) if chosen.resume else take_kept_probe(work, place.read_state(), place)
             reporter = reporter or SearchReporter()
@@ -158,6 +171,14 @@ def _search(
     ) as runner:
         launcher = Launcher(state, budget, runner, reporter, should_stop, number=place.next_number())
         return Session(place, launcher, save).run()
+
+
+def _remove_unfinished(root: Path, out: Path) -> None:
+    """Remove what was being written when an earlier search died."""
+    remove_unfinished(out.parent, out.name)
+    for parent, folders, _ in os.walk(root):
+        folders[:] = [name for name in folders if name != COMPILER_CACHE]
+        remove_unfinished(Path(parent))
 
 
 def _holds_proof(path: Path, profile: Profile) -> bool:

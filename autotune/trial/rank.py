@@ -41,6 +41,7 @@ def start_script(folder: Path, *, started: float) -> NoReturn:
     spec = read_record(folder / SPEC_FILE, TrialSpec)
     view = _read_view(folder)
     enter_view(view)
+    folder, spec = view.locate_kept(folder), _relocate(spec, view)
     launch = find_script(spec)
     if launch.launcher_options is None:
         watch_writes(view, own=folder)
@@ -110,6 +111,14 @@ def inject_seed(seed: int) -> None:
     call_after_import("torch", seed_torch)
 
 
+def _relocate(spec: TrialSpec, view: View) -> TrialSpec:
+    """Return a spec whose files are where the view shows them."""
+    plan = spec.fidelity
+    if plan is None or plan.weights is None:
+        return spec
+    return spec.replace(fidelity=plan.replace(weights=str(view.locate_kept(Path(plan.weights)))))
+
+
 def _read_view(folder: Path) -> View:
     return View.from_arguments(json.loads((folder / VIEW_FILE).read_text()))
 
@@ -119,7 +128,8 @@ if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)
     prepare_process()
     sys.dont_write_bytecode = True
-    found = read_record(Path(sys.argv[1]) / SPEC_FILE, TrialSpec)
     own = Path(sys.argv[1])
-    watch_writes(_read_view(own), own=own)
+    around = _read_view(own)
+    found = _relocate(read_record(own / SPEC_FILE, TrialSpec), around)
+    watch_writes(around, own=own)
     run_rank(found, find_script(found), own, started=float(sys.argv[2]))

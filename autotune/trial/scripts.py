@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from autotune.errors import UsageError
 from autotune.records.trial import TrialResult, TrialSpec
@@ -20,6 +21,7 @@ from autotune.trial.scripted import script_values
 from autotune.trial.view import View, list_written, permits_overlay, prepare_view, remove_view
 from autotune.trial.writes import list_outside
 
+_COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _IMPORT_SECONDS = 120
 
 
@@ -29,7 +31,7 @@ class ScriptStarter:
     def __init__(self) -> None:
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
-        self._view: View | None = None
+        self._running: tuple[View, TrialSpec] | None = None
 
     def start(self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int) -> ColdProcess:
         """Start a trial.
@@ -49,8 +51,10 @@ class ScriptStarter:
         scratch = Path(tempfile.gettempdir())
         if work not in self._overlays:
             self._overlays[work] = permits_overlay(work, scratch)
-        self._view = prepare_view(work, scratch, kind="overlay" if self._overlays[work] else "copy", kept=(folder,))
-        (folder / VIEW_FILE).write_text(json.dumps(self._view.as_arguments()))
+        kind: Literal["overlay", "copy"] = "overlay" if self._overlays[work] else "copy"
+        view = prepare_view(work, scratch, kind=kind, kept=(folder, *_list_kept(spec, environment, kind)))
+        self._running = view, spec
+        (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
         return ColdProcess(
             folder,
             # Without a fixed hash seed, sets of strings have another order in each process.
@@ -62,17 +66,35 @@ class ScriptStarter:
 
     def finish(self, result: TrialResult) -> TrialResult:
         """Return the result with the files that the script wrote, and throw them away."""
-        if self._view is None:
+        if self._running is None:
             return result
-        written, elsewhere = list_written(self._view), list_outside(self._view)
+        view, spec = self._running
+        try:
+            written = list_written(view)
+        except (OSError, ValueError):
+            written = ()  # the script has damaged our notes; the trial counts all the same
+        elsewhere = list_outside(view)
         self.discard()
-        return result.replace(written=written, written_elsewhere=elsewhere)
+        # The trial may have known what is kept, its own folder first of all, by other names.
+        captures = result.captures and str(view.kept[0] / Path(result.captures).name)
+        return result.replace(spec=spec, captures=captures, written=written, written_elsewhere=elsewhere)
 
     def discard(self) -> None:
         """Throw away what the script wrote."""
-        if self._view is not None:
-            remove_view(self._view)
-            self._view = None
+        if self._running is not None:
+            remove_view(self._running[0])
+            self._running = None
+
+
+def _list_kept(spec: TrialSpec, environment: Mapping[str, str], kind: Literal["overlay", "copy"]) -> Iterator[Path]:
+    """Yield the folders beside its own that a trial writes to, or that it may find empty otherwise."""
+    cache = environment.get(_COMPILER_CACHE)
+    if cache is not None:
+        Path(cache).mkdir(parents=True, exist_ok=True)
+        yield Path(cache)
+    # A copy leaves these where they are; in an overlay the script may have removed them before they are read.
+    if kind == "overlay" and spec.fidelity is not None and spec.fidelity.weights is not None:
+        yield Path(spec.fidelity.weights).parent
 
 
 def find_script(spec: TrialSpec) -> Launch:

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from autotune.lifeline import die_with_parent
 from autotune.probe.ceilings.repetitions import synchronize
+from autotune.scratch import scratch_folder
 
 BYTES = 64 * 2**20
 """Of the tensor that is added up."""
@@ -58,8 +58,7 @@ def measure_all_reduce(ranks: int, *, device_type: str, budget_seconds: float = 
     deadline = time.monotonic() + _START_SECONDS + budget_seconds
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        with scratch_folder() as folder:
             try:
                 for rank in range(ranks):
                     command = _build_command(rank, ranks, device_type, budget_seconds, folder)
