@@ -22,7 +22,7 @@ from pathlib import Path
 
 from autotune.errors import UsageError
 from autotune.train.child import PARENT_VARIABLE
-from autotune.train.oom_kills import read_oom_kills
+from autotune.oom_kills import read_oom_kills
 from autotune.trial.causes import explain_exit
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -88,13 +88,9 @@ class Ended:
             return "oom-killed", "the kernel killed one of its processes for want of memory"
         if self.status >= 0:
             return "crash-exit", f"it ended with exit status {self.status}"
-        if self.status == -signal.SIGKILL and self.oom_kills == 0:
-            return "crash-signal", "it was killed by SIGKILL, and not by the kernel for want of memory"
-        if self.status == -signal.SIGKILL and self.oom_kills:
-            return "oom-killed", "it was killed by the kernel for want of memory"
         if self.status == -signal.SIGBUS and not has_workers:
             return "crash-signal", "it was killed by SIGBUS"
-        _, cause, sentence = explain_exit(self.status, log_tail="")
+        _, cause, sentence = explain_exit(self.status, log_tail="", oom_kills=self.oom_kills)
         return cause, f"it was {sentence.partition(';')[0]}"
 
 

@@ -23,7 +23,7 @@ from autotune.train import restarts
 from autotune.train.child import AGAIN_STATUS
 from autotune.train.files import PLAN_FILE
 from autotune.train.folder import read_plan
-from autotune.train.oom_kills import read_oom_kills
+from autotune.oom_kills import read_oom_kills
 from autotune.train.parent import Ended, Start, supervise
 from autotune.train.restarts import TrainingEnd, drop_settings, train_supervised
 
