@@ -61,9 +61,7 @@ def read_result(
     if verdict is None and ending.status == RECORD_FAILED_STATUS and RECORD_FAILED in ending.log_tail:
         reason = ending.log_tail.rpartition(RECORD_FAILED)[2].splitlines()[0]
         raise OSError(errno.ENOSPC, f"a trial's record could not be written: {reason}", str(folder))
-    end, cause, text = verdict or explain_exit(
-        ending.status, log_tail=ending.log_tail, oom_kills=ending.oom_kills
-    )
+    end, cause, text = verdict or explain_exit(ending.status, log_tail=ending.log_tail, oom_kills=ending.oom_kills)
     if end is TrialStatus.TIMED_OUT:
         text += describe_wait(ending.log_tail)
     if end is not TrialStatus.INTERRUPTED:
@@ -83,7 +81,9 @@ def why_again(result: TrialResult, asleep_seconds: float) -> str:
     name = f"trial {result.spec.number}"
     was_cut = result.status not in (TrialStatus.COMPLETED, TrialStatus.INTERRUPTED)
     if asleep_seconds and (was_cut or result.measurement is not None):
-        return f"{name} is no measurement: this process or the machine slept for {format_duration(asleep_seconds)} of it"
+        return (
+            f"{name} is no measurement: this process or the machine slept for {format_duration(asleep_seconds)} of it"
+        )
     return f"{name} ended with {result.cause}: {result.error}" if result.cause in REPEATED_CAUSES else ""
 
 

@@ -95,6 +95,14 @@ def is_dead(pid: int) -> bool:
     return not state or (state[0] in "ZX" and int(state[17]) <= 1)
 
 
+def reap(pid: int) -> None:
+    """Reap a child that has ended, if nobody else has."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
 def main(mark: int) -> None:
     """Wait for the supervisor's end, then kill what bears the mark until nothing does.
 
@@ -127,7 +135,7 @@ def _sweep_once(mark: int, spared: Collection[int]) -> bool:
         if not is_dead(pid):
             killed = _kill(pid, mark) or killed
         elif _read_state(pid)[1:2] == [str(os.getpid())]:
-            _reap(pid)
+            reap(pid)
     return killed
 
 
@@ -152,13 +160,6 @@ def _kill(pid: int, mark: int) -> bool:
     finally:
         if handle != -1:
             os.close(handle)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # somebody else has
 
 
 def _bears(pid: int, mark: int) -> bool:

@@ -33,6 +33,7 @@ def main(descriptor: int, *, supervisor: int) -> None:
     die_with_parent(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from autotune.trial import child
+    from autotune.trial.keeper import reap
     from autotune.trial.process import find_exit_status
 
     importlib.import_module("torch._dynamo")  # every optimizer imports it at its first use
@@ -47,7 +48,7 @@ def main(descriptor: int, *, supervisor: int) -> None:
             if not message:
                 return
             if pid:
-                os.waitpid(pid, 0)  # only now: the supervisor kills its group by this number, nobody else may have it
+                reap(pid)  # only now: the supervisor kills its group by this number, which nobody else may have
             request = json.loads(message)
             server = os.getpid()
             pid = os.fork()
