@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import UsageError
-from autotune.train.child import PARENT_VARIABLE
 from autotune.oom_kills import read_oom_kills
+from autotune.train.child import PARENT_VARIABLE
 from autotune.trial.causes import explain_exit
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

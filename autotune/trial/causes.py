@@ -43,13 +43,9 @@ def explain_exception(error: BaseException) -> Outcome:
         return TrialStatus.DIVERGED, "non-finite", text
     if "OutOfMemoryError" in kinds or _mentions(text, _DEVICE_OOM):
         return TrialStatus.OUT_OF_MEMORY, "oom-device", text
-    if isinstance(error, MemoryError) or _mentions(text, _HOST_OOM):
-        return TrialStatus.OUT_OF_MEMORY, "oom-host", _join(text, describe_memory_limit(text))
-    limit = describe_limit(text) or describe_failed_fork(error)
-    if limit is not None:
-        return TrialStatus.CRASHED, "limits", _join(text, limit)
-    if _mentions(text, _SHARED_MEMORY):
-        return TrialStatus.CRASHED, "shm", f"{text}; enlarge /dev/shm (docker run --shm-size=2g) or use fewer workers"
+    scarce = _explain_scarcity(error, text)
+    if scarce is not None:
+        return scarce
     for cause, needles in _CRASHES.items():
         if _mentions(text, needles):
             return TrialStatus.CRASHED, cause, text
@@ -60,6 +56,17 @@ def explain_exception(error: BaseException) -> Outcome:
     if "AcceleratorError" in kinds or "CUDA error" in text:
         return TrialStatus.CRASHED, "device-error", text
     return TrialStatus.CRASHED, "user-error", text
+
+
+def _explain_scarcity(error: BaseException, text: str) -> Outcome | None:
+    if isinstance(error, MemoryError) or _mentions(text, _HOST_OOM):
+        return TrialStatus.OUT_OF_MEMORY, "oom-host", _join(text, describe_memory_limit(text))
+    limit = describe_limit(text) or describe_failed_fork(error)
+    if limit is not None:
+        return TrialStatus.CRASHED, "limits", _join(text, limit)
+    if _mentions(text, _SHARED_MEMORY):
+        return TrialStatus.CRASHED, "shm", f"{text}; enlarge /dev/shm (docker run --shm-size=2g) or use fewer workers"
+    return None
 
 
 def describe_hopeless(spec: TrialSpec, hopeless: Hopeless, *, elapsed_seconds: float) -> TrialResult:

@@ -29,13 +29,12 @@ from autotune.records.codec import write_record
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.asleep import SleepWatch
 from autotune.trial.causes import Outcome
-from autotune.trial.endings import REPEATED_CAUSES, Ending, describe_disturbance, read_result
+from autotune.trial.endings import Ending, describe_disturbance, read_result, why_again
 from autotune.trial.files import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.keeper import Keeper
 from autotune.trial.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
 from autotune.trial.progress import ProgressReader
 from autotune.trial.scripts import ScriptStarter
-from autotune.units import format_duration
 
 KILL_SECONDS = 1.2
 """Longest time the kill ladder takes, from the stack dump to the last reaped process."""

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from train_world import wait_until
 
+from autotune.oom_kills import read_oom_kills
 from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
@@ -23,7 +24,6 @@ from autotune.train import restarts
 from autotune.train.child import AGAIN_STATUS
 from autotune.train.files import PLAN_FILE
 from autotune.train.folder import read_plan
-from autotune.oom_kills import read_oom_kills
 from autotune.train.parent import Ended, Start, supervise
 from autotune.train.restarts import TrainingEnd, drop_settings, train_supervised
 
