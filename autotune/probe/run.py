@@ -136,6 +136,7 @@ def probe_target(
     Raises:
         UsageError: the target cannot be found.
         TargetError: the training fails with its own settings, or does not get through a few steps in time.
+        MachineError: a limit of this machine's (`ulimit`) stops it.
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
@@ -227,8 +228,10 @@ def _list_some(paths: Iterable[str], most: int = 5) -> str:
     return ", ".join(found[:most]) + more
 
 
-def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:
+def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError | MachineError:
     """Return the error to raise when the user's own settings do not train."""
+    if result.cause == "limits":
+        return MachineError(result.error, hint="raise the limit in this shell, then start it again")
     if result.cause == "usage":
         return UsageError(result.error, hint=result.hint)
     if result.cause == "target":
