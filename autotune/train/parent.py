@@ -193,9 +193,7 @@ class _Hearing:
         return min((max(0.0, at + _HEARING_SECONDS - now) for _, at in self.due), default=None)
 
 
-def _run_attempt(
-    start: Start, attempt: int, inbox: _Inbox, keeper: Keeper, kill_after_seconds: float | None
-) -> Ended:
+def _run_attempt(start: Start, attempt: int, inbox: _Inbox, keeper: Keeper, kill_after_seconds: float | None) -> Ended:
     began, kills_before = time.monotonic(), read_oom_kills()
     read_end, write_end = _open_pipe()
     process = None
