@@ -1,0 +1,115 @@
+"""A search ends within its budget wherever its trials hang, and everything that they have started is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+from trial_world import MARK, find_borne, find_marked
+
+BUDGET_SECONDS = 20.0
+SLACK_SECONDS = 8.0
+"""The promise is 2 s, on a machine that does nothing else; the search's guard over itself comes later than this."""
+
+ENDS = (0, 2, 3, 4)
+"""An answer, too small a budget, nothing but the own settings, or a training that fails with these."""
+
+QUICK = ("backward", "daemon")
+WORKLOAD_PLACES = (
+    "import",
+    "model",
+    "dataset",
+    "first sample",
+    "first batch",
+    "worker",
+    "compile",
+    "backward",
+    "exit",
+    "atexit",
+    "daemon",
+)
+SCRIPT_PLACES = ("interpreter", "import", *WORKLOAD_PLACES[1:], "programs")
+HANGS_AT_ONCE = {*SCRIPT_PLACES} - {"exit", "atexit", "daemon", "programs"}
+"""The probe itself comes to no end there."""
+
+
+def places(names: tuple[str, ...], quick: tuple[str, ...]) -> pytest.MarkDecorator:
+    cases = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("place", cases)
+
+
+def search(folder: Path, place: str, *target: str) -> tuple[int, float, str, dict[int, str]]:
+    """Return how a search ended, after how long, what it said, and which processes it left."""
+    mark = uuid4().hex
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "HANG_AT": place,
+        "HANG_FOLDER": str(folder),
+        "HANG_TESTS": str(Path(__file__).parent),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-P", "-m", "autotune", "search", f"--budget={BUDGET_SECONDS:g}s", *target]
+    began = time.monotonic()
+    keepers: set[int] = set()
+    with (folder / "said").open("w+") as said:
+        with subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said) as process:
+            try:
+                while process.poll() is None and time.monotonic() - began < BUDGET_SECONDS + 60:
+                    keepers |= read_marks(process.pid)
+                    time.sleep(0.2)
+            finally:
+                process.kill()
+        seconds = time.monotonic() - began
+        assert keepers
+        left = {pid: line for one in keepers for pid, line in find_borne(one).items()} | find_marked(mark)
+        said.seek(0)
+        return process.returncode, seconds, said.read(), left
+
+
+def read_marks(pid: int) -> set[int]:
+    """Return the marks that a search's processes bear now."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+        return {child.rlimit(psutil.RLIMIT_RTTIME)[1] for child in below} - {psutil.RLIM_INFINITY}
+    except psutil.Error:
+        return set()
+
+
+def check(folder: Path, place: str, outcome: tuple[int, float, str, dict[int, str]]) -> None:
+    status, seconds, said, left = outcome
+    assert left == {}, said
+    assert status in ENDS, said
+    assert seconds < BUDGET_SECONDS + 2.0 + SLACK_SECONDS, said
+    assert "Traceback (most recent call last)" not in said
+    if place in HANGS_AT_ONCE:
+        assert (folder / "reached").exists(), said
+        assert status == 4, said
+
+
+@pytest.mark.fault("6", injected="a workload that hangs in each place", outcome="ends within its budget, none left")
+@pytest.mark.fault("F13", injected="a workload that hangs in each place", outcome="ends within its budget, none left")
+@places(WORKLOAD_PLACES, QUICK)
+def test_a_workload_may_hang_anywhere(tmp_path: Path, place: str) -> None:
+    baseline = {"compile": "compile_mode='default'", "worker": "num_workers=1"}.get(place, "")
+    (tmp_path / "train.py").write_text(
+        f"import os, sys\nsys.path.insert(0, os.environ['HANG_TESTS'])\n"
+        f"import autotune\nfrom hanging_workload import workload\n"
+        f"workload.baseline = autotune.TrainConfig(micro_batch_size=16, num_threads=1, {baseline})\n"
+    )
+    check(tmp_path, place, search(tmp_path, place, "train.py:workload"))
+
+
+@pytest.mark.fault("6", injected="a script that hangs in each place", outcome="ends within its budget, none left")
+@pytest.mark.fault("F13", injected="a script that hangs in each place", outcome="ends within its budget, none left")
+@places(SCRIPT_PLACES, ("interpreter",))
+def test_a_script_may_hang_anywhere(tmp_path: Path, place: str) -> None:
+    script = Path(__file__).with_name("hanging_script.py")
+    (tmp_path / "train.py").write_text(script.read_text())
+    check(tmp_path, place, search(tmp_path, place, "--", sys.executable, "train.py"))
