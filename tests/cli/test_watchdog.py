@@ -15,14 +15,14 @@ from autotune.cli.terminal import StopFlag
 from autotune.cli.watchdog import ended_in_time
 
 _HANG = """
-import os, sys
+import os
 import autotune.search.run as run
 from autotune.cli import watchdog
 from autotune.__main__ import main
 
 def hang(*_asked, **_named):
     print("hanging", flush=True)
-    open(sys.argv.pop())  # a pipe that nobody writes to: heeds no flag
+    open(os.environ["PIPE"])  # a pipe that nobody writes to: heeds no flag
 
 run.run_search = hang
 watchdog.ended_in_time.__kwdefaults__["grace_seconds"] = 0.5
@@ -32,11 +32,10 @@ main()
 
 def start(folder: Path, budget: str) -> subprocess.Popen[str]:
     os.mkfifo(folder / "pipe")
-    words = ["search", "autotune.targets.demo:workload", "--budget", budget, str(folder / "pipe")]
-    code = _HANG.replace("main()\n", "pipe = sys.argv.pop()\nsys.argv.append(pipe)\nmain()\n")
     return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", _HANG, "search", "autotune.targets.demo:workload", "--budget", budget],
         cwd=folder,
+        env={**os.environ, "PIPE": str(folder / "pipe")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -32,6 +32,10 @@ def at(place: str) -> None:
 
 
 at("import")
+if PLACE == "compile":
+    import torch._inductor.compile_fx
+
+    torch._inductor.compile_fx.compile_fx = lambda *_asked, **_named: hang()
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -89,8 +93,6 @@ class Hanging:
 
     def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        if torch.compiler.is_compiling():
-            at("compile")
         loss = nn.functional.mse_loss(model(x).squeeze(1), y)
         return _Backward.apply(loss) if PLACE == "backward" else loss
 
