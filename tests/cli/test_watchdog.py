@@ -15,7 +15,7 @@ from autotune.cli.terminal import StopFlag
 from autotune.cli.watchdog import ended_in_time
 
 _HANG = """
-import os
+import functools, os
 import autotune.search.run as run
 from autotune.cli import watchdog
 from autotune.__main__ import main
@@ -25,7 +25,7 @@ def hang(*_asked, **_named):
     open(os.environ["PIPE"])  # a pipe that nobody writes to: heeds no flag
 
 run.run_search = hang
-watchdog.ended_in_time.__kwdefaults__["grace_seconds"] = 0.5
+watchdog.ended_in_time = functools.partial(watchdog.ended_in_time, grace_seconds=0.5)
 main()
 """
 
@@ -53,7 +53,7 @@ def test_a_search_that_hangs_itself_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.fault("F13", injected="SIGTERM while the search itself waits for a pipe", outcome="ended, exit 143")
 def test_a_signal_ends_a_search_that_hangs_itself(tmp_path: Path) -> None:
-    with start(tmp_path, "10m") as process:
+    with start(tmp_path, "1m") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hanging\n"
         process.send_signal(signal.SIGTERM)
