@@ -44,9 +44,12 @@ def places(names: tuple[str, ...], quick: tuple[str, ...]) -> pytest.MarkDecorat
     return pytest.mark.parametrize("place", cases)
 
 
-def search(folder: Path, place: str, *target: str) -> tuple[int, float, str, dict[int, str]]:
-    """Return how a search ended, after how long, what it said, and which processes it left."""
+def search(folder: Path, place: str, program: str, *target: str) -> tuple[int, float, str, dict[int, str]]:
+    """Return how a search of a program ended, after how long, what it said, and which processes it left."""
     mark = uuid4().hex
+    work = folder / "user" / "work"  # traces are left where no view of it hides them
+    work.mkdir(parents=True)
+    (work / "train.py").write_text(program)
     environment = {
         **os.environ,
         MARK: mark,
@@ -59,7 +62,7 @@ def search(folder: Path, place: str, *target: str) -> tuple[int, float, str, dic
     began = time.monotonic()
     keepers: set[int] = set()
     with (folder / "said").open("w+") as said:
-        with subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said) as process:
+        with subprocess.Popen(command, cwd=work, env=environment, stdout=said, stderr=said) as process:
             try:
                 while process.poll() is None and time.monotonic() - began < BUDGET_SECONDS + 60:
                     keepers |= read_marks(process.pid)
@@ -98,18 +101,17 @@ def check(folder: Path, place: str, outcome: tuple[int, float, str, dict[int, st
 @places(WORKLOAD_PLACES, QUICK)
 def test_a_workload_may_hang_anywhere(tmp_path: Path, place: str) -> None:
     baseline = {"compile": "compile_mode='default'", "worker": "num_workers=1"}.get(place, "")
-    (tmp_path / "train.py").write_text(
-        f"import os, sys\nsys.path.insert(0, os.environ['HANG_TESTS'])\n"
-        f"import autotune\nfrom hanging_workload import workload\n"
+    program = (
+        "import os, sys\nsys.path.insert(0, os.environ['HANG_TESTS'])\n"
+        "import autotune\nfrom hanging_workload import workload\n"
         f"workload.baseline = autotune.TrainConfig(micro_batch_size=16, num_threads=1, {baseline})\n"
     )
-    check(tmp_path, place, search(tmp_path, place, "train.py:workload"))
+    check(tmp_path, place, search(tmp_path, place, program, "train.py:workload"))
 
 
 @pytest.mark.fault("6", injected="a script that hangs in each place", outcome="ends within its budget, none left")
 @pytest.mark.fault("F13", injected="a script that hangs in each place", outcome="ends within its budget, none left")
 @places(SCRIPT_PLACES, ("interpreter",))
 def test_a_script_may_hang_anywhere(tmp_path: Path, place: str) -> None:
-    script = Path(__file__).with_name("hanging_script.py")
-    (tmp_path / "train.py").write_text(script.read_text())
-    check(tmp_path, place, search(tmp_path, place, "--", sys.executable, "train.py"))
+    program = Path(__file__).with_name("hanging_script.py").read_text()
+    check(tmp_path, place, search(tmp_path, place, program, "--", sys.executable, "train.py"))

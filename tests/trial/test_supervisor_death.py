@@ -129,8 +129,8 @@ with TrialRunner(Path(sys.argv[1], ".autotune", "trials"), warm=False) as runner
 def test_programs_that_a_script_has_started_end_with_the_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = tmp_path / "work"  # the traces are left outside of it, where no view hides them
-    work.mkdir()
+    work = tmp_path / "user" / "work"  # the traces are left where no view of it hides them
+    work.mkdir(parents=True)
     (work / "train.py").write_text(_SCRIPT)
     monkeypatch.setenv("TOY_TESTS", str(Path(__file__).parent))
     words = (str(work), sys.executable)
