@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
@@ -52,13 +53,14 @@ def run_probe(
     Raises:
         UsageError: the target or the settings file cannot be used as given.
         TargetError: the training fails with its own settings.
+        MachineError: a limit of this machine's (`ulimit`) stops it, or the disk is full.
     """
     began = time.monotonic()
     resolved = resolve_target(target, folder=Path(folder or Path.cwd()).resolve())
     limits = TrialLimits(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
     )
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
+    with _disk_errors(), tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
         hardware, software = read_hardware(), read_software()
         known, age = _find_known(hardware, software)
         if known is None:  # in a process of its own, which no training has changed
@@ -77,11 +79,15 @@ def run_machine_probe() -> MachineReport:
     """Probe the machine alone: what it is, its measured limits, what is wrong with it.
 
     Raises:
-        MachineError: PyTorch is not installed, or does not run here.
+        MachineError: PyTorch is not installed, or does not run here, or the disk is full.
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
+    with (
+        _disk_errors(),
+        tempfile.TemporaryDirectory(prefix="autotune-") as scratch,
+        TrialRunner(Path(scratch), warm=False) as runner,
+    ):
         ceilings, age = _measure_machine(runner, scratch, hardware, software)
     return MachineReport(
         hardware=hardware,
@@ -114,6 +120,16 @@ def _measure_machine(
         return result.ceilings, age
     _keep_ceilings(result.ceilings, hardware, software)
     return result.ceilings, 0.0
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise what the disk refuses as an error of the machine."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}"
+        raise MachineError(text, hint="free some space or mend the permissions") from error
 
 
 def probe_target(

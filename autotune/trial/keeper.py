@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Self
 
 _CEILING = 2**62  # microseconds: more than 100,000 years
+_LIMIT = b"Max realtime timeout"
 _SWEEPS = 25
 _SWEEP_PAUSE_SECONDS = 0.01
 _LAST_SECONDS = 10.0
@@ -163,7 +164,8 @@ def _kill(pid: int, mark: int) -> bool:
 
 
 def _bears(pid: int, mark: int) -> bool:
-    return b" %d " % mark in _read(pid, "limits")
+    _, _, rest = _read(pid, "limits").partition(_LIMIT)
+    return b" %d " % mark in rest.partition(b"\n")[0]
 
 
 def _read_state(pid: int) -> list[str]:

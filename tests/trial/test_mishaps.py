@@ -144,6 +144,25 @@ except OSError as error:
     assert printed == "ENOSPC a trial's record could not be written: No space left on device", done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.fault("25", injected="`autotune probe` on a temporary folder of 12 KiB", outcome="one line, exit 5")
+def test_a_probe_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no mount of its own here")
+    command = f"mount -t tmpfs -o size=12k none {tmp_path} && exec {sys.executable} -P -m autotune probe"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command],
+        env={**os.environ, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == MachineError.exit_code, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.fault("26", injected="RLIMIT_FSIZE 0 in a trial", outcome="the record's failure, exit 5 in a search")
 def test_a_limit_on_the_size_of_files_is_not_the_settings_fault(world: World) -> None:
     with pytest.raises(OSError, match="File too large") as caught:
