@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,18 @@ def at(place: str) -> None:
 
 
 at("import")
-if PLACE == "compile":
-    import torch._inductor.compile_fx
 
-    torch._inductor.compile_fx.compile_fx = lambda *_asked, **_named: hang()
+
+class HangingCompiler(MetaPathFinder):
+    """Hangs when the compiler is about to be loaded, which is at the first compilation."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "torch._inductor.compile_fx":
+            hang()
+
+
+if PLACE == "compile":
+    sys.meta_path.insert(0, HangingCompiler())
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):

@@ -13,7 +13,10 @@ import psutil
 import pytest
 from trial_world import MARK, find_borne, find_marked
 
-BUDGET_SECONDS = 20.0
+BUDGET_SECONDS = {"compile": 60.0}
+"""By place; a compiler takes its time to load."""
+
+LEAST_BUDGET_SECONDS = 20.0
 SLACK_SECONDS = 8.0
 """The promise is 2 s, on a machine that does nothing else; the search's guard over itself comes later than this."""
 
@@ -58,13 +61,14 @@ def search(folder: Path, place: str, program: str, *target: str) -> tuple[int, f
         "HANG_TESTS": str(Path(__file__).parent),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-P", "-m", "autotune", "search", f"--budget={BUDGET_SECONDS:g}s", *target]
+    budget = BUDGET_SECONDS.get(place, LEAST_BUDGET_SECONDS)
+    command = [sys.executable, "-P", "-m", "autotune", "search", f"--budget={budget:g}s", *target]
     began = time.monotonic()
     keepers: set[int] = set()
     with (folder / "said").open("w+") as said:
         with subprocess.Popen(command, cwd=work, env=environment, stdout=said, stderr=said) as process:
             try:
-                while process.poll() is None and time.monotonic() - began < BUDGET_SECONDS + 60:
+                while process.poll() is None and time.monotonic() - began < budget + 60:
                     keepers |= read_marks(process.pid)
                     time.sleep(0.2)
             finally:
@@ -89,7 +93,7 @@ def check(folder: Path, place: str, outcome: tuple[int, float, str, dict[int, st
     status, seconds, said, left = outcome
     assert left == {}, said
     assert status in ENDS, said
-    assert seconds < BUDGET_SECONDS + 2.0 + SLACK_SECONDS, said
+    assert seconds < BUDGET_SECONDS.get(place, LEAST_BUDGET_SECONDS) + 2.0 + SLACK_SECONDS, said
     assert "Traceback (most recent call last)" not in said
     if place in HANGS_AT_ONCE:
         assert (folder / "reached").exists(), said
