@@ -56,6 +56,7 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
         at("first sample")
         if get_worker_info() is not None:
             at("worker")
+            at("candidate")
         x = torch.full((8,), float(index % 7))
         return x, x.sum()
 

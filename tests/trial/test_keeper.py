@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ def test_a_daemon_without_environment_is_gone_after_its_trial(tmp_path: Path, wa
     with open_world(tmp_path, warm=warm) as world:
         assert world.run("escapes")[0].status == TrialStatus.COMPLETED
         assert not is_alive(int((tmp_path / "escapee").read_text()))
+        # It had the log's pipe, for which a thread waits here.
+        assert not any(thread.name == "autotune-log" for thread in threading.enumerate())
         assert world.find_strays() == {}
 
 
