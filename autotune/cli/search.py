@@ -101,6 +101,7 @@ def search(
             quality_epochs=quality_epochs,
         )
         from autotune.cli.live import make_reporter
+        from autotune.cli.watchdog import ended_in_time
         from autotune.presets import find_preset
         from autotune.search.run import run_search
 
@@ -113,7 +114,8 @@ def search(
         announce_target(chosen, Path.cwd())
         with stop_on_signals() as stop, make_reporter(options) as reporter:
             try:
-                profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
+                with ended_in_time(options.budget_seconds, stop):
+                    profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
             except AutotuneError:
                 stop.exit_if_set()  # a stop before the baseline was measured leaves nothing to report
                 raise

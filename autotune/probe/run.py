@@ -6,7 +6,8 @@ Record in: a target. Record out: a ProbeReport. The target is built and run in a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
@@ -54,6 +55,7 @@ def run_probe(
     Raises:
         UsageError: the target or the settings file cannot be used as given.
         TargetError: the training fails with its own settings.
+        MachineError: a limit of this machine's (`ulimit`) stops it, or the disk is full.
     """
     began = time.monotonic()
     sweep_scratch()
@@ -61,7 +63,7 @@ def run_probe(
     limits = TrialLimits(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
     )
-    with scratch_folder() as scratch:
+    with _disk_errors(), scratch_folder() as scratch:
         hardware, software = read_hardware(), read_software()
         known, age = _find_known(hardware, software)
         if known is None:  # in a process of its own, which no training has changed
@@ -83,12 +85,16 @@ def run_machine_probe(*, should_stop: Callable[[], bool] = lambda: False) -> Mac
         should_stop: polled; True ends the probe with an error.
 
     Raises:
-        MachineError: PyTorch is not installed, or does not run here.
+        MachineError: PyTorch is not installed, or does not run here, or the disk is full.
     """
     began = time.monotonic()
     sweep_scratch()
     hardware, software = read_hardware(), read_software()
-    with scratch_folder() as scratch, TrialRunner(scratch, should_stop=should_stop, warm=False) as runner:
+    with (
+        _disk_errors(),
+        scratch_folder() as scratch,
+        TrialRunner(scratch, should_stop=should_stop, warm=False) as runner,
+    ):
         ceilings, age = _measure_machine(runner, scratch, hardware, software)
     return MachineReport(
         hardware=hardware,
@@ -123,6 +129,16 @@ def _measure_machine(
     return result.ceilings, 0.0
 
 
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise what the disk refuses as an error of the machine."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}"
+        raise MachineError(text, hint="free some space or mend the permissions") from error
+
+
 def probe_target(
     target: Target,
     run_trial: Callable[[TrialSpec], TrialResult],
@@ -143,6 +159,7 @@ def probe_target(
     Raises:
         UsageError: the target cannot be found.
         TargetError: the training fails with its own settings, or does not get through a few steps in time.
+        MachineError: a limit of this machine's (`ulimit`) stops it.
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
@@ -234,8 +251,10 @@ def _list_some(paths: Iterable[str], most: int = 5) -> str:
     return ", ".join(found[:most]) + more
 
 
-def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:
+def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError | MachineError:
     """Return the error to raise when the user's own settings do not train."""
+    if result.cause == "limits":
+        return MachineError(result.error, hint="raise the limit in this shell, then start it again")
     if result.cause == "usage":
         return UsageError(result.error, hint=result.hint)
     if result.cause == "target":

@@ -167,6 +167,7 @@ def _search(
         environment=environment,
         should_stop=should_stop,
         on_poll=reporter.polled,
+        say=reporter.told,
         warm=state.target.script is None,
     ) as runner:
         launcher = Launcher(state, budget, runner, reporter, should_stop, number=place.next_number())

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -21,14 +22,25 @@ from autotune.trial.scripted import script_values
 from autotune.trial.view import View, list_written, permits_overlay, prepare_view, remove_view
 from autotune.trial.writes import list_outside
 
+IMPORT_SECONDS = 120.0
+"""Longest that importing torch and this package may take."""
+
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-_IMPORT_SECONDS = 120
+_POLL_SECONDS = 0.05
 
 
 class ScriptStarter:
-    """Starts the trials of scripts, one at a time."""
+    """Starts the trials of scripts, one at a time.
 
-    def __init__(self) -> None:
+    Args:
+        take: told of each process that looks at an interpreter.
+        should_stop: polled while one does.
+    """
+
+    def __init__(
+        self, take: Callable[[int], None] = lambda _pid: None, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._take, self._should_stop = take, should_stop
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
         self._running: tuple[View, TrialSpec] | None = None
@@ -46,7 +58,10 @@ class ScriptStarter:
             UsageError: the command cannot be started, or its interpreter cannot import torch or this package.
         """
         launch = find_script(spec)
-        check_interpreter(launch.interpreter, self._checked)
+        seconds = min(IMPORT_SECONDS, spec.limits.time_limit_seconds)
+        check_interpreter(
+            launch.interpreter, self._checked, seconds=seconds, take=self._take, should_stop=self._should_stop
+        )
         work = Path(spec.target.folder)
         scratch = Path(tempfile.gettempdir())
         if work not in self._overlays:
@@ -109,30 +124,71 @@ def find_script(spec: TrialSpec) -> Launch:
     return find_launch(words, folder=Path(spec.target.folder))
 
 
-def check_interpreter(interpreter: str, checked: set[str]) -> None:
+def check_interpreter(
+    interpreter: str,
+    checked: set[str],
+    *,
+    seconds: float = IMPORT_SECONDS,
+    take: Callable[[int], None] = lambda _pid: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Make sure that an interpreter which is not ours has what a trial needs.
 
     Args:
         interpreter: its path.
         checked: those known to be good; it is added.
+        seconds: that the look may take.
+        take: told of each process that is started.
+        should_stop: polled; True ends the look.
 
     Raises:
-        UsageError: it cannot import torch or this package.
+        UsageError: it cannot import torch or this package, or the user stopped it.
     """
-    if interpreter in checked or interpreter == sys.executable:
+    if interpreter in checked or _is_ours(interpreter):
         return
+    until = time.monotonic() + seconds
     for name, package in (("torch", "torch"), ("autotune.trial.rank", "autotune-torch")):
-        command = [interpreter, "-P", "-c", f"import {name}"]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False, stdin=subprocess.DEVNULL
-            )
-            said = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
+        said = _try_import(interpreter, name, until, take, should_stop)
         if said:
             raise UsageError(
                 f"{interpreter} cannot import {name.partition('.')[0]}: {said[:200]}",
                 hint=f"install it there: {interpreter} -m pip install {package}",
             )
     checked.add(interpreter)
+
+
+def _is_ours(interpreter: str) -> bool:
+    """Return whether an interpreter is the one that runs this, under any name in its folder."""
+    theirs, ours = Path(interpreter), Path(sys.executable)
+    try:
+        return theirs.parent.samefile(ours.parent) and theirs.samefile(ours)
+    except OSError:
+        return False
+
+
+def _try_import(
+    interpreter: str, name: str, until: float, take: Callable[[int], None], should_stop: Callable[[], bool]
+) -> str:
+    """Return what an interpreter said that cannot import something; empty when it can."""
+    try:
+        process = subprocess.Popen(
+            [interpreter, "-P", "-c", f"import {name}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return str(error)
+    take(process.pid)
+    with process:
+        while True:
+            try:
+                _, printed = process.communicate(timeout=_POLL_SECONDS)
+                return "" if process.returncode == 0 else (printed.strip().splitlines() or ["it printed nothing"])[-1]
+            except subprocess.TimeoutExpired:
+                if should_stop() or time.monotonic() >= until:
+                    process.kill()
+                    return "stopped" if should_stop() else "it was not done in time"
