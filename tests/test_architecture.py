@@ -114,6 +114,7 @@ TORCH_FREE = (
     "autotune.train.oom_kills",
     "autotune.train.options",
     "autotune.train.parent",
+    "autotune.train.profile_check",
     "autotune.train.report",
     "autotune.train.restarts",
     "autotune.train.script",

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.knobs import Allowed
 from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.records.config import Allowed, LearningRateRule
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
-from autotune.records.search import LearningRateRule, PlannedRun, Preset, SearchState
+from autotune.records.search import PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
