@@ -104,17 +104,22 @@ def read_record(
     return parse_record(raw.decode("utf-8", "replace"), kind, name=str(path), max_bytes=max_bytes, error=error)
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write a record so that a reader sees the old file or the new one, never a part.
+def write_record(path: Path, record: Record, *, private: bool = False) -> None:
+    """Write a record so that a reader sees the old file or the new one, never a part; arguments as of `write_text`.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
-    write_text(path, record.to_json())
+    write_text(path, record.to_json(), private=private)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write a text file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+
+    Args:
+        path: of the file.
+        text: its content.
+        private: nobody else on the machine may read it.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
@@ -122,6 +127,8 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("x", encoding="utf-8") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

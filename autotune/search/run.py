@@ -129,14 +129,19 @@ def run_search(
             if told is not None:
                 reporter.told(told)
             budget = Budget(chosen.budget_seconds, started)
-            return _search(place, budget, work / chosen.out, reporter, should_stop)
+            return _search(place, resolved, budget, work / chosen.out, reporter, should_stop)
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
 
 
 def _search(
-    place: SearchFolder, budget: Budget, out: Path, reporter: SearchReporter, should_stop: Callable[[], bool]
+    place: SearchFolder,
+    target: Target,
+    budget: Budget,
+    out: Path,
+    reporter: SearchReporter,
+    should_stop: Callable[[], bool],
 ) -> Profile:
     def save(profile: Profile) -> None:
         # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
@@ -145,7 +150,7 @@ def _search(
             if is_answer or not _holds_proof(path, profile):
                 profile.save(path)
 
-    state = place.read_state()
+    state = place.read_state().replace(target=target)  # which has the words that no file holds
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.path / "inductor")}
     with TrialRunner(
         place.trials,
@@ -199,9 +204,10 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
+    written = before.model_dump(), now.model_dump()  # in which another secret in a command is no other command
     for name in _KEPT:
         old, new = getattr(before, name), getattr(now, name)
-        if old != new:
+        if written[0][name] != written[1][name]:
             raise UsageError(
                 f"--resume: {name} was {_show_option(old)} when the search began and is {_show_option(new)} now",
                 hint="give the same as then, or leave --resume out",

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
 from autotune.targets.launch import Launch, find_launch
 from autotune.targets.location import locate, split_spec
@@ -34,11 +35,11 @@ def fingerprint_script(launch: Launch, command: Sequence[str], *, folder: Path) 
 
     Args:
         launch: how the script is started.
-        command: words as typed, placeholders and all.
+        command: words as typed, placeholders and all; another secret in them makes no difference.
         folder: the working folder.
     """
     digest = hashlib.sha256()
-    for word in command:
+    for word in mask_words(command):
         digest.update(os.fsencode(word) + b"\0")
     script, root = _find_code(launch, folder=folder.absolute())
     for file in _list_files(script, root) if root else ():

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from autotune.errors import UsageError
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.script import OwnKnob, Script
+from autotune.records.secrets import mask_words
 from autotune.targets.metric import read_metrics
 from autotune.targets.own_knob import format_value, parse_value, read_knob
 
@@ -155,8 +156,8 @@ def render_command(script: Script, values: Mapping[str, KnobValue]) -> tuple[str
 
 
 def script_label(command: Sequence[str]) -> str:
-    """Return the command as one line, quoted as a shell would need it."""
-    return shlex.join(command)
+    """Return the command as one line, quoted as a shell would need it, `***` for each secret in it."""
+    return shlex.join(mask_words(command))
 
 
 def _check_words(command: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ class RunFolder:
 
     def write_plan(self, plan: RunPlan) -> None:
         """Save what the run is started with."""
-        write_record(self.path / PLAN_FILE, plan)
+        write_record(self.path / PLAN_FILE, plan, private=True)
         self.plan = plan
 
     def add_step_down(self, step_down: StepDown) -> None:
@@ -51,7 +51,7 @@ class RunFolder:
 
     def write_summary(self, summary: TrainingSummary) -> None:
         """Save how the run ended."""
-        write_record(self.path / SUMMARY_FILE, summary)
+        write_record(self.path / SUMMARY_FILE, summary, private=True)
 
 
 def read_plan(path: Path) -> RunPlan:

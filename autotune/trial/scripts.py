@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.records.secrets import hide_secrets
 from autotune.records.trial import TrialResult, TrialSpec
 from autotune.targets.launch import Launch, find_launch
 from autotune.targets.script import render_command
 from autotune.trial.files import VIEW_FILE
+from autotune.trial.hidden import pack_hidden
 from autotune.trial.process import ColdProcess
 from autotune.trial.scripted import script_values
 from autotune.trial.view import View, list_written, permits_overlay, prepare_view, remove_view
@@ -30,6 +32,7 @@ class ScriptStarter:
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
         self._view: View | None = None
+        self._command: tuple[str, ...] = ()
 
     def start(self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int) -> ColdProcess:
         """Start a trial.
@@ -44,6 +47,7 @@ class ScriptStarter:
             UsageError: the command cannot be started, or its interpreter cannot import torch or this package.
         """
         launch = find_script(spec)
+        self._command = () if spec.target.script is None else spec.target.script.command
         check_interpreter(launch.interpreter, self._checked)
         work = Path(spec.target.folder)
         scratch = Path(tempfile.gettempdir())
@@ -54,16 +58,21 @@ class ScriptStarter:
         return ColdProcess(
             folder,
             # Without a fixed hash seed, sets of strings have another order in each process.
-            {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), **environment},
+            {
+                "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+                **environment,
+                **pack_hidden(self._command),
+            },
             log,
             python=(launch.interpreter, *launch.interpreter_options),
             cwd=str(work),
         )
 
     def finish(self, result: TrialResult) -> TrialResult:
-        """Return the result with the files that the script wrote, and throw them away."""
+        """Return the result with the files that the script wrote, and throw them away; no secret stays in its error."""
         if self._view is None:
             return result
+        result = result.replace(error=hide_secrets(result.error, self._command))
         written, elsewhere = list_written(self._view), list_outside(self._view)
         self.discard()
         return result.replace(written=written, written_elsewhere=elsewhere)
