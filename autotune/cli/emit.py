@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, printable, reported_errors, say, warn
+from autotune.cli.terminal import print_json, print_plain, printable, reported_errors, say, warn
 
 
 def export(
@@ -31,7 +31,7 @@ def export(
         if json_output:
             print_json(exported.to_json())
             return
-        print_json(exported.text)
+        print_plain(exported.text)
         for name, reason in exported.unmapped.items():
             warn(f"{name} is not in it: {reason}")
 

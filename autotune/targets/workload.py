@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 
 from autotune.errors import ProfileError, TargetError
 from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.reading import MOST_COUNT
 from autotune.records.script import Numerics
 
 if TYPE_CHECKING:
@@ -298,4 +299,6 @@ def _read_numerics(found: Any, knobs: Mapping[str, Any], *, label: str) -> dict[
 
 
 def _is_knob_value(value: Any) -> bool:
-    return isinstance(value, str | int | bool) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, int):
+        return abs(value) <= MOST_COUNT
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))

@@ -17,6 +17,7 @@ from autotune.errors import UsageError
 from autotune.records.codec import read_record
 from autotune.records.comparison import LossPair, RunComparison, RunSide, RunState, SettingPair
 from autotune.records.config import changed_fields, get_knob
+from autotune.records.reading import MOST_COUNT
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train.files import METRICS_FILE, PLAN_FILE, SCRIPT_FILE, SUMMARY_FILE
 
@@ -253,6 +254,6 @@ def _figure(value: object) -> float | None:
 
 
 def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNT:
         raise TypeError(f"{value!r} is no count")
     return value
