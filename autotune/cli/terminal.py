@@ -21,6 +21,7 @@ from autotune.cli.steadfast import SteadfastConsole, TalkConsole, attempt, is_te
 from autotune.errors import AutotuneError, MachineError, TargetError, UsageError
 from autotune.train.child import report_signal
 
+_LONGEST_MESSAGE = 2000
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,6 +52,12 @@ def warn(text: str) -> None:
 def printable(text: str) -> str:
     """Return text without control characters other than line ends."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def shorten(text: str) -> str:
+    """Return a message on one line, cut where what a file or a user wrote makes it endless."""
+    line = " ".join(text.split("\n"))
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
 
 
 def printable_text(text: str, style: str = "") -> Text:
@@ -155,9 +162,9 @@ def _report(error: AutotuneError, *, as_json: bool) -> None:
             _drop_stdout()
     if isinstance(error, TargetError) and error.__cause__ is not None:
         say(user_traceback(error.__cause__))
-    say(f"error: {error.message}", style="red")
+    say(f"error: {shorten(error.message)}", style="red")
     if error.hint:
-        say(f"  {error.hint}")
+        say(f"  {shorten(error.hint)}")
 
 
 def _drop_stdout() -> None:
