@@ -145,6 +145,7 @@ def _explain(error: OSError) -> MachineError:
     """Return the error for something that could not be read or written and that nobody else has explained."""
     reason = error.strerror or str(error)
     try:
+        sys.stdout.write("\n")  # what could not be written before is forgotten: only another try tells
         sys.stdout.flush()
     except OSError:
         _drop_stdout()

@@ -64,7 +64,8 @@ class RunLog:
             return
         samples, rate, loss = _count(line["samples"]), _figure(line.get("samples_per_second")), _figure(line["loss"])
         if rate is not None and rate > 0:
-            self.seconds += max(0, samples - self.farthest) / rate
+            seconds = self.seconds + max(0, samples - self.farthest) / rate
+            self.seconds = seconds if math.isfinite(seconds) else self.seconds
         self.farthest = max(self.farthest, samples)
         while self.points and self.points[-1][0] >= samples:
             self.points.pop()
@@ -152,7 +153,7 @@ def _describe_log(folder: Path, plan: RunPlan, log: RunLog) -> RunSide:
         loss=log.points[-1][1] if log.points else None,
         metrics=log.metrics,
         best=None,
-        samples_per_second=log.samples / log.seconds if log.seconds > 0 else None,
+        samples_per_second=_divide(log.samples, log.seconds),
         promised_samples_per_second=plan.promised_samples_per_second,
         training_seconds=log.seconds or None,
         step_downs=plan.step_downs,
