@@ -7,6 +7,7 @@ terminal obeys, no file outside of the folder, no process, no connection, no cod
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -25,11 +26,6 @@ import page_records
 import typer
 from compared_runs import make_log, make_run_summary, plant_run
 
-import autotune.cli.search as search_command
-import autotune.cli.train as train_command
-import autotune.cli.train_script as script_command
-import autotune.probe.run as probe_stage
-import autotune.search.run as search_stage
 from autotune.cli import app, terminal
 from autotune.cli.comparison_page import print_comparison
 from autotune.cli.emit import render_search
@@ -67,6 +63,11 @@ from autotune.train.script_notes import find_failure, read_progress
 from autotune.train.target import resolve_training_target
 from autotune.units import parse_amount, parse_bytes, parse_duration
 
+search_command, train_command, script_command, probe_stage, search_stage = (
+    importlib.import_module(f"autotune.{name}")  # some share their names with what they hold
+    for name in ("cli.search", "cli.train", "cli.train_script", "probe.run", "search.run")
+)
+
 TESTS = Path(__file__).parents[1]
 RECORDS = sorted(Record.__subclasses__(), key=lambda kind: kind.__name__)
 
@@ -74,7 +75,16 @@ CASE_SECONDS = 20.0
 """Longest that one input may take: a hang is a fault, a busy machine is none."""
 
 _LONGEST_MESSAGE = 4000
-_PYTHON = "import torch\nclass W:\n    def build_model(self): ...\nworkload = W()\n"
+_PYTHON = """import torch
+
+class Toy:
+    def build_model(self): ...
+    def build_optimizer(self, model): ...
+    def train_dataset(self): ...
+    def compute_loss(self, model, batch): ...
+
+workload = Toy()
+"""
 
 
 class Trespass(BaseException):
@@ -204,8 +214,8 @@ def prepared(folder: Path) -> Iterator[None]:
             (search_stage, "run_search", emit_records.make_profile()),
         ):
             stack.enter_context(mock.patch.object(stage, name, return_value=answer))
-        for command, name in ((train_command, "train_workload"), (script_command, "train_script_target")):
-            stack.enter_context(mock.patch.object(command, name, _end))
+        stack.enter_context(mock.patch.multiple(train_command, train_workload=_end, train_in_process=_end))
+        stack.enter_context(mock.patch.object(script_command, "train_script_target", _end))
         stack.enter_context(mock.patch.object(sys, "argv", ["autotune"]))
         os.chdir(folder)
         (folder / "train.py").write_text(_PYTHON)
@@ -268,7 +278,8 @@ def use_profile(profile: Profile, folder: Path) -> None:
             assert factor > 1.0 or chosen.config.learning_rate_scale == chosen.baseline_config.learning_rate_scale
     with contextlib.suppress(AutotuneError):
         settings.choose_script_settings(_make_target(folder, profile.target.label), **_no_choice(profile))
-    take_candidate(profile, "best.json", print)
+    with contextlib.suppress(AutotuneError):
+        take_candidate(profile, "best.json", terminal.warn)
 
 
 def _no_choice(profile: Profile) -> dict[str, Any]:
@@ -350,7 +361,7 @@ def _read_probe(data: bytes, folder: Path) -> None:
         report = read_record(folder / "probe.json", ProbeReport)
         print_report(report)
         space = build_space(Facts(target=report.target, hardware=report.hardware))
-        space.complete(dict.fromkeys(space.free_knobs))
+        space.complete({name: space.choices[name][-1] for name in space.free_knobs})
     else:
         print_machine(read_record(folder / "probe.json", MachineReport))
 
@@ -528,7 +539,8 @@ def _commands() -> list[bytes]:
         [sys.executable, "-X", "dev", "train.py", "{{not}}", "${HOME}", '{"a": 1}'],
     )
     more = b"\x1e".join((b"lr=0.1,0.2:semantic", b"val_acc=([0-9.]+)", b"loss", b"maximize\0minimize"))
-    return [os.fsencode("\0".join(words)) + b"\x1e" + more for words in commands]
+    first, *others = (os.fsencode("\0".join(words)) for words in commands)
+    return [first + b"\x1e" + more, *others]
 
 
 def _read_words(data: bytes, _folder: Path) -> None:
