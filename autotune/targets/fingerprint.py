@@ -57,11 +57,11 @@ def _find_code(launch: Launch, *, folder: Path) -> tuple[Path | None, Path | Non
         return script, script.parent
     package, *parts = launch.name.split(".")
     root = folder / package
-    if root.is_dir():
+    if os.path.isdir(root):
         candidates = (root.joinpath(*parts, "__main__.py"), root.joinpath(*parts).with_suffix(".py"))
-        return next((file for file in candidates if file.is_file()), None), root
+        return next((file for file in candidates if os.path.isfile(file)), None), root
     single = folder / f"{package}.py"
-    return (single, folder) if single.is_file() else (None, None)
+    return (single, folder) if os.path.isfile(single) else (None, None)
 
 
 def _list_files(script: Path | None, root: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,7 @@ def pair_losses(first: list[tuple[int, float]], second: list[tuple[int, float]])
 
 
 def _read_run(folder: Path) -> tuple[RunSide, RunLog]:
-    file = next((folder / name for name in (PLAN_FILE, SCRIPT_FILE) if (folder / name).is_file()), None)
+    file = next((folder / name for name in (PLAN_FILE, SCRIPT_FILE) if os.path.isfile(folder / name)), None)
     if file is None:
         raise UsageError(f"{folder} holds no run", hint="give a run folder, such as one under runs/")
     plan = read_record(file, RunPlan)

@@ -62,7 +62,7 @@ def test_a_search_listens_nowhere_and_needs_no_network(tmp_path: Path, is_alone:
     if is_alone and not permits_namespaces():
         pytest.skip("no network namespaces here")
     (tmp_path / "toy.py").write_text(WORKLOAD)
-    command = [sys.executable, "-P", "-m", "autotune", "search", "--budget", "25s", "toy.py:workload"]
+    command = [sys.executable, "-P", "-m", "autotune", "search", "--budget", "60s", "toy.py:workload"]
     seen: list[str] = []
     looks = 0
     with subprocess.Popen(
