@@ -2,13 +2,14 @@
 #             where there is no NVIDIA GPU it installs the CPU build of torch
 # make test   what CI runs: ruff, mypy --strict, pytest
 # make check  ruff and mypy alone
+# make audit  asks whether a vulnerability is known of any version in constraints.txt; needs the network
 PYTHON ?= python3
 BIN := .venv/bin
 BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check slow audit clean
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -33,8 +34,15 @@ check: .venv/.tested
 slow: .venv/.tested
 	$(BIN)/pytest -q -m slow
 
+audit: .venv-audit/bin/pip-audit
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+.venv-audit/bin/pip-audit:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+
 clean:
-	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-audit demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'autotune needs Python 3.11 or newer')"

@@ -119,6 +119,7 @@ TORCH_FREE = (
     "autotune.train.folder",
     "autotune.train.options",
     "autotune.train.parent",
+    "autotune.train.profile_check",
     "autotune.train.report",
     "autotune.train.restarts",
     "autotune.train.script",

@@ -168,7 +168,7 @@ def allow_changes(options: SearchOptions, allow: Sequence[str], rule: str) -> Se
     Raises:
         UsageError: a change or a rule is not known, or a rule is given where the batch is held.
     """
-    from autotune.records.search import LearningRateRule
+    from autotune.records.config import LearningRateRule
 
     wrong = [name for name in allow if name != "batch"]
     if wrong:

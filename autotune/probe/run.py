@@ -5,6 +5,7 @@ Record in: a target. Record out: a ProbeReport. The target is built and run in a
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -110,36 +110,44 @@ def read_record(
     return parse_record(raw.decode("utf-8", "replace"), kind, name=str(path), max_bytes=max_bytes, error=error)
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write a record so that a reader sees the old file or the new one, never a part.
+def write_record(path: Path, record: Record, *, private: bool = False) -> None:
+    """Write a record so that a reader sees the old file or the new one, never a part; arguments as of `write_text`.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
-    write_text(path, record.to_json())
+    write_text(path, record.to_json(), private=private)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write a text file atomically, in UTF-8: as `write_bytes`.
 
+    Args:
+        path: of the file.
+        text: its content.
+        private: nobody else on the machine may read it.
+
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), private=private)
 
 
-def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_bytes(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
     """Write a file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
 
     Args:
         path: of the file; a link there is replaced, not followed.
         content: of the file.
         durable: it outlives a power cut; one that can be made again need not wait for the disk.
+        private: nobody else on the machine may read it.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
     with _unfinished(path) as (temporary, file):
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.write(content)
         file.flush()
         if durable:

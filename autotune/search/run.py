@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.knobs import Allowed
 from autotune.probe.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
+from autotune.records.config import Allowed, LearningRateRule
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
-from autotune.records.search import LearningRateRule, PlannedRun, Preset, SearchState
+from autotune.records.search import PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
 from autotune.scratch import sweep_scratch
 from autotune.search.budget import Budget, measure_seconds_for
@@ -143,14 +143,19 @@ def run_search(
             if told is not None:
                 reporter.told(told)
             budget = Budget(chosen.budget_seconds, started)
-            return _search(place, budget, work / chosen.out, reporter, should_stop)
+            return _search(place, resolved, budget, work / chosen.out, reporter, should_stop)
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
 
 
 def _search(
-    place: SearchFolder, budget: Budget, out: Path, reporter: SearchReporter, should_stop: Callable[[], bool]
+    place: SearchFolder,
+    target: Target,
+    budget: Budget,
+    out: Path,
+    reporter: SearchReporter,
+    should_stop: Callable[[], bool],
 ) -> Profile:
     def save(profile: Profile) -> None:
         # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
@@ -159,7 +164,7 @@ def _search(
             if is_answer or not _holds_proof(path, profile):
                 profile.save(path)
 
-    state = place.read_state()
+    state = place.read_state().replace(target=target)  # which has the words that no file holds
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled)}
     with TrialRunner(
         place.trials,
@@ -243,9 +248,10 @@ def _describe_damage(found: SearchFolder) -> str | None:
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
+    written = before.model_dump(), now.model_dump()  # in which another secret in a command is no other command
     for name in _KEPT:
         old, new = getattr(before, name), getattr(now, name)
-        if old != new:
+        if written[0][name] != written[1][name]:
             raise UsageError(
                 f"--resume: {name} was {_show_option(old)} when the search began and is {_show_option(new)} now",
                 hint="give the same as then, or leave --resume out",

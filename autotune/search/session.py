@@ -149,8 +149,8 @@ class Session:
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
         self._space = self._build_space(report)
-        samples, limit = launcher.planned_samples, launcher.state.max_drift.loss
-        self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
+        self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
+        self._findings.note_state(launcher.state)
         self._interrupted_before = self._folder.count_interrupted()
         launcher.reporter.probed(report)
         launcher.note_written(probed)

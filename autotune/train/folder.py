@@ -41,7 +41,7 @@ class RunFolder:
 
     def write_plan(self, plan: RunPlan) -> None:
         """Save what the run is started with."""
-        write_record(self.path / PLAN_FILE, plan)
+        write_record(self.path / PLAN_FILE, plan, private=True)
         self.plan = plan
 
     def add_step_down(self, step_down: StepDown) -> None:
@@ -50,7 +50,7 @@ class RunFolder:
 
     def write_summary(self, summary: TrainingSummary) -> None:
         """Save how the run ended."""
-        write_record(self.path / SUMMARY_FILE, summary)
+        write_record(self.path / SUMMARY_FILE, summary, private=True)
 
 
 def read_plan(path: Path) -> RunPlan:

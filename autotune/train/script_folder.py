@@ -111,7 +111,7 @@ def _make_profile(run: ScriptRun, config: TrainConfig, note: str) -> Profile:
 
 def _write(path: Path, record: RunPlan | TrainingSummary | Profile) -> bool:
     try:
-        write_record(path, record)
+        write_record(path, record, private=True)
     except OSError:
         return False
     return True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, UsageError
 from autotune.records.script import Script
+from autotune.records.secrets import is_masked
 from autotune.records.trial import Target
 from autotune.search.folder import SearchFolder, list_searches
 from autotune.search.seal import is_sealed
@@ -20,7 +21,8 @@ def resolve_training_target(target: str | Script | None, folder: Path) -> Resolv
 
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
-        UsageError: the settings file is not valid, or the search may be somebody else's.
+        UsageError: the settings file is not valid, the search may be somebody else's, or its command had a secret in it,
+            which no file holds.
     """
     named = resolve_target(target, folder=folder)
     found = None if named.origin != "demo" else _find_search(folder)
@@ -32,6 +34,11 @@ def resolve_training_target(target: str | Script | None, folder: Path) -> Resolv
             f"no target was given, and {search.path} may be somebody else's: nothing in your cache folder tells that "
             "autotune made it for you, here",
             hint=f"name the target: autotune train --profile best.json {_show_words(remembered)}",
+        )
+    if remembered.script is not None and is_masked(remembered.script.command):
+        raise UsageError(
+            f"the search in this folder has no secrets in its records: {remembered.spec}",
+            hint="name the command again, with your own words for ***: autotune train ... -- python train.py ...",
         )
     return resolve_target(None, folder=folder, remembered=remembered)
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import UsageError
+from autotune.records.secrets import hide_secrets
 from autotune.records.trial import TrialResult, TrialSpec
 from autotune.targets.launch import Launch, find_launch
 from autotune.targets.script import render_command
 from autotune.trial.files import VIEW_FILE
+from autotune.trial.hidden import pack_hidden
 from autotune.trial.process import ColdProcess
 from autotune.trial.scripted import script_values
 from autotune.trial.view import View, list_written, permits_overlay, prepare_view, remove_view
@@ -73,14 +75,18 @@ class ScriptStarter:
         return ColdProcess(
             folder,
             # Without a fixed hash seed, sets of strings have another order in each process.
-            {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), **environment},
+            {
+                "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+                **environment,
+                **pack_hidden(self._command),
+            },
             log,
             python=(launch.interpreter, *launch.interpreter_options),
             cwd=str(work),
         )
 
     def finish(self, result: TrialResult) -> TrialResult:
-        """Return the result with the files that the script wrote, and throw them away."""
+        """Return the result with the files that the script wrote, and throw them away; no secret stays in its error."""
         if self._running is None:
             return result
         view, spec = self._running
@@ -89,6 +95,8 @@ class ScriptStarter:
         except (OSError, ValueError):
             written = ()  # the script has damaged our notes; the trial counts all the same
         elsewhere = list_outside(view)
+        command = () if spec.target.script is None else spec.target.script.command
+        result = result.replace(error=hide_secrets(result.error, command))
         self.discard()
         # The trial may have known what is kept, its own folder first of all, by other names.
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
