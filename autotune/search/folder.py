@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
-from autotune.records.codec import read_record, write_record
+from autotune.records.codec import read_record, sync_folder, write_record
 from autotune.records.finals import FinalsRecord
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES
@@ -166,6 +166,7 @@ def create_search_folder(folder: Path, spec: str) -> SearchFolder:
         except FileExistsError:
             continue
         (path / "trials").mkdir()
+        sync_folder(root)  # else a power cut takes the folder away, with all that was synced in it
         return SearchFolder(path)
     raise FolderError(f"{root} holds too many searches of {spec}", hint="delete old ones")
 
@@ -241,7 +242,9 @@ def prepare_state_folder(folder: Path) -> Path:
         FolderError: it belongs to someone else or is writable by others.
     """
     root = folder / STATE_FOLDER
-    root.mkdir(mode=0o700, exist_ok=True)
+    if not root.exists():
+        root.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder)
     _check_root(root)
     ignore = root / ".gitignore"
     if not ignore.exists():

@@ -22,7 +22,7 @@ from autotune.engine.allocator import launch_environment
 from autotune.errors import AutotuneError
 from autotune.lifeline import adopt_orphans
 from autotune.measure.hopeless import Hopeless, find_overdue
-from autotune.records.codec import read_record, write_record
+from autotune.records.codec import make_folder, read_record, write_record
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.causes import Outcome, describe_hopeless, explain_exit
 from autotune.trial.files import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
@@ -93,7 +93,7 @@ class TrialRunner:
             OSError: the trial's folder cannot be written.
         """
         folder = self._folder / f"{spec.number:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for name in (RESULT_FILE, PARTIAL_FILE):
             (folder / name).unlink(missing_ok=True)
         write_record(folder / SPEC_FILE, spec)
