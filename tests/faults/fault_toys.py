@@ -88,7 +88,7 @@ class ChangesDefaults(Toy):
         torch.set_default_dtype(torch.float64)
         torch.use_deterministic_algorithms(True)
         torch.manual_seed(random.randrange(2**31))
-        np.random.seed(int(time.time()))  # noqa: NPY002
+        np.random.seed(int(time.time()))
         multiprocessing.set_start_method("spawn", force=True)
         os.environ["OMP_NUM_THREADS"] = "7"
         os.chdir("/")
