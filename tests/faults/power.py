@@ -95,7 +95,9 @@ class Recorder:
         sync = self._last_sync(file, last)
         kept = self.moments[sync].files.get(file, b"")
         live = next((m.files[file] for m in reversed(self.moments[sync : last + 1]) if file in m.files), b"")
-        return live[: len(live) // 2] if is_torn and live != kept else kept
+        # What was synced stays where it was added to; what was written over it may be there by halves.
+        safe = len(kept) if live.startswith(kept) else 0
+        return live[: (safe + len(live)) // 2] if is_torn and live != kept else kept
 
     def _last_sync(self, inode: int, last: int) -> int:
         return next((n for n in range(last, 0, -1) if self.moments[n].synced == inode), 0)
