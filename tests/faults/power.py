@@ -50,12 +50,14 @@ class Recorder:
 
     root: Path
     moments: list[Moment] = field(default_factory=list)
+    _root: int = 0
     _held: dict[int, int] = field(default_factory=dict)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Look at the tree around each call that a power cut may come before or after."""
         try:
+            self._root = self._hold(self.root)
             self._look()
             with pytest.MonkeyPatch.context() as patch:
                 for name in _CHANGES:
@@ -73,11 +75,11 @@ class Recorder:
         Args:
             only_end: the power is cut after the last moment, not at any.
         """
-        seen = set()
+        seen, root = set(), self._root
         for last in range(len(self.moments) - 1 if only_end else 0, len(self.moments)):
             for written in range(last + 1):
                 for is_torn in (False, True):
-                    tree = self._build(self.root.stat().st_ino, last, written, is_torn)
+                    tree = self._build(root, last, written, is_torn)
                     if repr(tree) not in seen:
                         seen.add(repr(tree))
                         yield tree

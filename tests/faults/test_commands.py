@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from bench import COMMAND, Bench, Done, finish, open_bench, wait_until
+from bench import COMMAND, Bench, Done, finish, hear_signals, open_bench, wait_until
 
 from autotune.errors import BusyError
 from autotune.records.profile import Profile
@@ -35,10 +36,10 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 @pytest.fixture
 def bench(probed: Bench) -> Iterator[Bench]:
     yield probed
-    assert probed.await_end_of_all() == {}
-    assert probed.list_scratch() == []
     probed.environment.clear()
     (probed.folder / "best.json").unlink(missing_ok=True)
+    assert probed.await_end_of_all() == {}
+    assert probed.list_scratch() == []
 
 
 class Terminal:
@@ -52,16 +53,20 @@ class Terminal:
     def __init__(self, bench: Bench, *words: str) -> None:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
+            hear_signals()
             os.chdir(bench.folder)
             os.execve(sys.executable, [*COMMAND, *words], {**bench.make_environment(), "TERM": "dumb"})
         self.printed = ""
 
-    def await_text(self, text: str, *, seconds: float = 120.0) -> None:
-        """Read until a text was printed."""
-        deadline = time.monotonic() + seconds
-        while text not in self.printed:
-            assert time.monotonic() < deadline, self.printed
-            self.printed += os.read(self._terminal, 4096).decode(errors="replace")
+    def await_(self, condition: Callable[[], bool]) -> None:
+        """Read what is printed until a condition comes true."""
+
+        def look() -> bool:
+            if select.select([self._terminal], [], [], 0.0)[0]:
+                self.printed += os.read(self._terminal, 4096).decode(errors="replace")
+            return condition()
+
+        assert wait_until(look), self.printed
 
     def press_ctrl_c(self) -> None:
         os.write(self._terminal, b"\x03")
@@ -90,6 +95,13 @@ def start_search(bench: Bench, *, until: str = "measure 2", budget: str = "300s"
     return process
 
 
+def has_answer(bench: Bench) -> Callable[[], bool]:
+    """Return a function that tells whether a new search has written its first answer."""
+    profile = bench.folder / "best.json"
+    before = profile.stat().st_mtime_ns if profile.exists() else None
+    return lambda: profile.exists() and profile.stat().st_mtime_ns != before
+
+
 def said(bench: Bench) -> str:
     return (bench.folder.parent / "said.txt").read_text()
 
@@ -105,7 +117,7 @@ def assert_answered(bench: Bench) -> Profile:
 )
 def test_one_ctrl_c_ends_a_search_with_what_it_has(bench: Bench) -> None:
     terminal = Terminal(bench, "search", "tiny.py:tiny", "--budget", "300s", "--force")
-    terminal.await_text("measure 2")
+    terminal.await_(has_answer(bench))
     began = time.monotonic()
     terminal.press_ctrl_c()
     assert terminal.finish() == 128 + signal.SIGINT, terminal.printed
@@ -119,7 +131,7 @@ def test_one_ctrl_c_ends_a_search_with_what_it_has(bench: Bench) -> None:
 )
 def test_two_ctrl_c_end_it_at_once(bench: Bench) -> None:
     terminal = Terminal(bench, "search", "tiny.py:tiny", "--budget", "300s", "--force")
-    terminal.await_text("measure 2")
+    terminal.await_(has_answer(bench))
     began = time.monotonic()
     terminal.press_ctrl_c()
     terminal.press_ctrl_c()
@@ -252,7 +264,8 @@ def test_other_work_is_named_and_left_alone(bench: Bench) -> None:
 )
 def test_one_usable_cpu_is_one_cpu(bench: Bench) -> None:
     one = min(os.sched_getaffinity(0))
-    done = bench.run("probe", "tiny.py:tiny", "--json", preexec_fn=lambda: os.sched_setaffinity(0, {one}))
+    code = f"import os, sys; os.sched_setaffinity(0, {{{one}}}); os.execv(sys.argv[1], sys.argv[1:])"
+    done = bench.run("probe", "tiny.py:tiny", "--json", command=[sys.executable, "-c", code, *COMMAND])
     assert done.status == 0, done.said
     report = json.loads(done.printed)
     assert report["hardware"]["usable_cpu_count"] == 1
