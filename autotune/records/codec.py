@@ -196,6 +196,18 @@ def _remove_unfinished(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing, so that no power cut takes them away with what is in them.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename inside a folder durable (a no-op where folders cannot be synced)."""
     try:

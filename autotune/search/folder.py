@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, FolderError, UsageError
-from autotune.records.codec import read_record, write_record, write_text
+from autotune.records.codec import read_record, sync_folder, write_record, write_text
 from autotune.records.finals import FinalsRecord
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES
@@ -186,6 +186,7 @@ def create_search_folder(folder: Path, spec: str) -> SearchFolder:
         except FileExistsError:  # another search took the name just now
             continue
         (path / "trials").mkdir()
+        sync_folder(root)  # else a power cut takes the folder away, with all that was synced in it
         return SearchFolder(path)
 
 
@@ -272,7 +273,9 @@ def prepare_state_folder(folder: Path) -> Path:
         FolderError: it belongs to someone else or is writable by others.
     """
     root = folder / STATE_FOLDER
-    root.mkdir(mode=0o700, exist_ok=True)
+    if not root.exists():
+        root.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder)
     _check_root(root)
     ignore = root / ".gitignore"
     if ignore.is_symlink() or not ignore.exists():

@@ -21,7 +21,7 @@ import torch
 
 from autotune.engine.loop import Training
 from autotune.errors import AutotuneError, CheckpointError
-from autotune.records.codec import read_record, sync_folder, write_record
+from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.run import CheckpointManifest
 from autotune.train.files import MANIFEST_FILE
 from autotune.train.state import Progress, capture_state, restore_state
@@ -76,7 +76,7 @@ class Checkpoints:
         Raises:
             OSError: the disk is full or cannot be written; the earlier checkpoints are untouched.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         final = self.folder / f"step-{progress.step:08d}"
         if _find_damage(final) is None:
             # Replacing it would take two renames, and a kill between them would leave neither.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import ProfileError, UsageError
-from autotune.records.codec import read_record, write_record
+from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
 from autotune.search.lock import hold_lock
 from autotune.targets.fingerprint import is_older
@@ -88,7 +88,7 @@ def make_run(work: Path, label: str, out: str | Path | None) -> Path:
     path = work / out
     if (path / PLAN_FILE).exists() or (path / CHECKPOINTS_FOLDER).exists():
         raise UsageError(f"{path} holds a run already", hint="pass --resume to go on with it, or choose another --out")
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     return path
 
 
@@ -143,12 +143,14 @@ def _find_numbered(runs: Path, name: str) -> dict[int, Path]:
 
 
 def _make_numbered(runs: Path, name: str) -> Path:
+    make_folder(runs)
     number = max(_find_numbered(runs, name), default=0) + 1
     while True:
         path = runs / f"{name}-{number:03d}"
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
         except FileExistsError:  # another training took the number just now
             number += 1
             continue
+        sync_folder(runs)
         return path

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from autotune.records.codec import write_text
+from autotune.records.codec import sync_folder, write_text
 from autotune.train.files import METRICS_FILE
 
 
@@ -31,19 +32,21 @@ class MetricsFile:
         """
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
+            sync_folder(self._path.parent)
         numbers = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
         }
         self._file.write(json.dumps(numbers, allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Hand what was added to the system.
+        """Bring what was added to the disk: a checkpoint that follows must not outlive the lines before it.
 
         Raises:
             OSError: the file cannot be written.
         """
         if self._file is not None:
             self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flush and close; a later line opens it again.

@@ -21,8 +21,8 @@ def resolve_training_target(target: str | Script | None, folder: Path) -> Resolv
 
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
-        UsageError: the settings file is not valid, the search may be somebody else's, or its command had a secret in it,
-            which no file holds.
+        UsageError: the settings file is not valid, the search may be somebody else's, or its command had a secret in
+            it, which no file holds.
     """
     named = resolve_target(target, folder=folder)
     found = None if named.origin != "demo" else _find_search(folder)

@@ -78,7 +78,7 @@ class ScriptStarter:
             {
                 "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
                 **environment,
-                **pack_hidden(self._command),
+                **pack_hidden(_find_command(spec)),
             },
             log,
             python=(launch.interpreter, *launch.interpreter_options),
@@ -95,8 +95,7 @@ class ScriptStarter:
         except (OSError, ValueError):
             written = ()  # the script has damaged our notes; the trial counts all the same
         elsewhere = list_outside(view)
-        command = () if spec.target.script is None else spec.target.script.command
-        result = result.replace(error=hide_secrets(result.error, command))
+        result = result.replace(error=hide_secrets(result.error, _find_command(spec)))
         self.discard()
         # The trial may have known what is kept, its own folder first of all, by other names.
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
@@ -118,6 +117,10 @@ def _list_kept(spec: TrialSpec, environment: Mapping[str, str], kind: Literal["o
     # A copy leaves these where they are; in an overlay the script may have removed them before they are read.
     if kind == "overlay" and spec.fidelity is not None and spec.fidelity.weights is not None:
         yield Path(spec.fidelity.weights).parent
+
+
+def _find_command(spec: TrialSpec) -> tuple[str, ...]:
+    return () if spec.target.script is None else spec.target.script.command
 
 
 def find_script(spec: TrialSpec) -> Launch:

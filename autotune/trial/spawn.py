@@ -25,7 +25,7 @@ from autotune.engine.allocator import launch_environment
 from autotune.lifeline import adopt_orphans
 from autotune.measure.hopeless import Hopeless, find_overdue
 from autotune.oom_kills import read_oom_kills
-from autotune.records.codec import write_record
+from autotune.records.codec import make_folder, write_record
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.asleep import SleepWatch
 from autotune.trial.causes import Outcome
@@ -101,7 +101,7 @@ class TrialRunner:
             OSError: the trial's folder cannot be written.
         """
         folder = self._folder / f"{spec.number:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_record(folder / SPEC_FILE, spec)
         seconds = spec.limits.time_limit_seconds
         result, asleep = self._attempt(spec, folder, seconds)
