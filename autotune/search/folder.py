@@ -286,9 +286,8 @@ def prepare_state_folder(folder: Path) -> Path:
 def _check_root(root: Path) -> None:
     facts = root.stat(follow_symlinks=False)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise FolderError(
-            f"{root} is a link, belongs to someone else or is writable by others", hint=f"chmod 700 {root}"
-        )
+        what = "is a link, belongs to someone else or is writable by others"
+        raise FolderError(f"{root} {what}", hint=f"chmod 700 {root}")
 
 
 def _slug(spec: str) -> str:
