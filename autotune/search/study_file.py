@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
-import optuna
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from autotune.records.codec import write_bytes
@@ -32,7 +34,6 @@ class StudyFile:
     def __init__(self, path: Path, told: Callable[[str], None]) -> None:
         self._path, self._told = path, told
         self._connection = sqlite3.connect(":memory:")
-        self._copy: optuna.Study | None = None
         self._copied = 0
         self._is_given_up = False
 
@@ -45,8 +46,9 @@ class StudyFile:
         if self._is_given_up:
             return
         try:
-            copy = self._copy = self._copy or self._create_copy()
-            copy.add_trials(trials[self._copied :])
+            storage, study = self._copy
+            for trial in trials[self._copied :]:
+                storage.create_new_trial(study, template_trial=trial)
             self._copied = len(trials)
             write_bytes(self._path, self._connection.serialize(), durable=False)
         except Exception as error:  # whatever SQLite, SQLAlchemy, Optuna or the disk raise: the search needs none of it
@@ -57,6 +59,7 @@ class StudyFile:
                 "builds it anew"
             )
 
-    def _create_copy(self) -> optuna.Study:
-        storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: self._connection})
-        return optuna.create_study(study_name=STUDY_NAME, storage=storage, direction="maximize")
+    @cached_property
+    def _copy(self) -> tuple[RDBStorage, int]:
+        storage = RDBStorage("sqlite://", engine_kwargs={"creator": lambda: self._connection})
+        return storage, storage.create_new_study([StudyDirection.MAXIMIZE], STUDY_NAME)
