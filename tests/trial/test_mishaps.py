@@ -145,11 +145,11 @@ except OSError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.fault("25", injected="`autotune probe` on a temporary folder of 12 KiB", outcome="one line, exit 5")
+@pytest.mark.fault("25", injected="`autotune probe` on a temporary folder of 8 KiB", outcome="one line, exit 5")
 def test_a_probe_on_a_full_disk_says_so(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no mount of its own here")
-    command = f"mount -t tmpfs -o size=12k none {tmp_path} && exec {sys.executable} -P -m autotune probe"
+    command = f"mount -t tmpfs -o size=8k none {tmp_path} && exec {sys.executable} -P -m autotune probe"
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", command],
         env={**os.environ, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
