@@ -143,9 +143,9 @@ class Evidence(Record):
 
     pairs: Annotated[int, Field(ge=0)] = 0
     """Fresh-process pairs of baseline and winner."""
-    baseline_samples_per_second: float | None = None
+    baseline_samples_per_second: NonNegative | None = None
     """Mean over the baseline's launches."""
-    samples_per_second: float | None = None
+    samples_per_second: NonNegative | None = None
     """Mean over the winner's launches in the finals."""
     launch_noise_fraction: float | None = None
     """Standard deviation of the log ratio of one pair; None with fewer than two pairs."""

@@ -46,12 +46,18 @@ _OF_ACCESS = re.compile(
 """Part of a name whose key opens something: `--api-key`."""
 _NO_SECRETS = frozenset(["", "true", "false", "yes", "no", "none", "null", "0", "1"])
 
+_MOST_PASSES = 8
 _LEAST_HIDDEN = 6  # letters: anything shorter stands in many a text by accident
 
 
 def mask_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command with `***` for each secret in them."""
-    return tuple(_hide(word, before, []) for word, before in _with_word_before(words))
+    masked = words
+    for _ in range(_MOST_PASSES):  # what is left of a word that was shortened may show another one
+        before, masked = masked, tuple(_hide(word, before, []) for word, before in _with_word_before(masked))
+        if masked == tuple(before):
+            break
+    return tuple(masked)
 
 
 def find_secrets(words: Sequence[str]) -> tuple[str, ...]:
@@ -59,7 +65,7 @@ def find_secrets(words: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for word, before in _with_word_before(words):
         _hide(word, before, found)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(one for one in found if one != MASK))
 
 
 def hide_secrets(text: str, words: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autotune.errors import UsageError
 
-# Asked of os.path here and in its neighbours, not of Path: what is named may be too long for any file: no error.
+# Asked of os.path here and in its neighbours, not of Path, for which a name that is too long for a file is an error.
 
 OWN_PACKAGE = Path(__file__).parents[1]
 """This package: whatever the working folder holds, its name means what runs now."""

@@ -85,6 +85,9 @@ def read_script(
         UsageError: a part does not parse, or two parts do not fit; says which, and what is allowed.
     """
     _check_words(command)
+    for text in (*knobs, *metric_regexes, *metric_keys):
+        if not is_text(text):
+            raise UsageError(f"the option's value {text!r} is not UTF-8, or has a NUL in it", hint="type it again")
     script = Script(
         command=tuple(command),
         knobs=_read_knobs(knobs),
