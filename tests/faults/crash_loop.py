@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,8 @@ from autotune.records.trial import TrialResult, TrialStatus
 BUDGET_SECONDS = {"search": 30.0, "script": 60.0}
 KILLS_PER_SEARCH = 12
 EPOCHS = 24
-TRAINING_SECONDS = 6.0
-"""Longest that a training is let live: imports, some epochs; all of it takes several of these."""
+TRAINING_SECONDS = 10.0
+"""Longest that a training is let live; half of that is imports, and all of it takes about as long."""
 
 _STAGES = ("probe", "search", "drift", "finals")
 _READ_PAUSE_SECONDS = 0.001
@@ -94,10 +94,17 @@ class Tally:
 
 
 class Killer:
-    """Starts a command, kills it at a random moment, and looks for what outlives it."""
+    """Starts a command, kills it at a random moment, and looks for what outlives it.
 
-    def __init__(self, bench: Bench, draw: random.Random, tally: Tally) -> None:
-        self._bench, self._draw, self._tally = bench, draw, tally
+    Args:
+        bench: to run it in.
+        draw: of the moments.
+        tally: to count in.
+        find_stage: names what a command is at by what it said.
+    """
+
+    def __init__(self, bench: Bench, draw: random.Random, tally: Tally, find_stage: Callable[[str], str]) -> None:
+        self._bench, self._draw, self.tally, self._find_stage = bench, draw, tally, find_stage
         self._log = bench.folder.parent / "said.txt"
 
     def run(self, words: Sequence[str], *, longest_seconds: float, spare_child: bool = True) -> int | None:
@@ -111,7 +118,7 @@ class Killer:
         Returns:
             Its exit status; None if it was killed.
         """
-        tally = self._tally
+        tally = self.tally
         tally.commands += 1
         with self._log.open("w") as said:
             process = self._bench.start(*words, stdout=said, stderr=said)
@@ -124,15 +131,15 @@ class Killer:
             return process.returncode
         family = list_family(process.pid)
         tally.kills += 1
-        tally.stages[self._find_stage()] += 1
+        tally.stages[self._find_stage(self.say())] += 1
         self._kill(process, family, spare_child=spare_child)
         self._await_end(family)
         tally.most_leftovers = max(tally.most_leftovers, len(self._bench.list_scratch()))
         return None if process.returncode < 0 else process.returncode
 
     def say(self) -> str:
-        """Return the end of what the last command said."""
-        return self._log.read_text(errors="replace")[-1500:]
+        """Return what the last command said."""
+        return self._log.read_text(errors="replace")
 
     def _kill(self, process: subprocess.Popen[str], family: list[psutil.Process], *, spare_child: bool) -> None:
         how = self._draw.choice(("first", "group") if spare_child else ("first", "group", "child"))
@@ -152,35 +159,37 @@ class Killer:
         if wait_until(lambda: not find_living(family) and not bench.find_processes(), seconds=GONE_SECONDS):
             return
         left = {*map(str, find_living(family)), *bench.find_processes().values()}
-        self._tally.faults.append(f"after kill {self._tally.kills} there is still {sorted(left)}")
+        self.tally.faults.append(f"after kill {self.tally.kills} there is still {sorted(left)}")
         for one in find_living(family):
             one.kill()
         for pid in bench.find_processes():
             os.kill(pid, signal.SIGKILL)
-
-    def _find_stage(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        words = [line.partition(":")[0] for line in lines]
-        return next((word for word in reversed(words) if word in _STAGES), "start")
 
 
 def loop_search(folder: Path, kind: str, kills: int, seed: int) -> Tally:
     """Kill searches so many times, and let each come to its end."""
     bench, tally, draw = open_bench(folder), Tally(kind), random.Random(seed)
     (bench.folder / "train.py").write_text(SCRIPT)
-    budget = BUDGET_SECONDS[kind]
     target = ("tiny.py:tiny",) if kind == "search" else ("--", sys.executable, "train.py")
-    killer = Killer(bench, draw, tally)
+    killer = Killer(bench, draw, tally, find_search_stage)
     with watched(bench.folder / "best.json", tally):
+        budget = BUDGET_SECONDS[kind]
         while tally.kills < kills or tally.finished == 0:
-            _search_once(bench, killer, budget, target, min(kills, tally.kills + KILLS_PER_SEARCH))
+            if not _search_once(bench, killer, budget, target, min(kills, tally.kills + KILLS_PER_SEARCH)):
+                budget *= 1.5
     tally.trials = len(list(bench.folder.glob(".autotune/*/trials/*/result.json")))
     return tally
 
 
-def _search_once(bench: Bench, killer: Killer, budget: float, target: Sequence[str], last_kill: int) -> None:
-    """Kill one search until there were so many kills, and then let it end."""
-    tally = killer._tally
+def find_search_stage(said: str) -> str:
+    """Return the stage that a search was at by what it said."""
+    words = [line.partition(":")[0] for line in said.splitlines()]
+    return next((word for word in reversed(words) if word in _STAGES), "start")
+
+
+def _search_once(bench: Bench, killer: Killer, budget: float, target: Sequence[str], last_kill: int) -> bool:
+    """Kill one search until there were so many kills, and then let it end; False if its budget was too small."""
+    tally = killer.tally
     before, known, resume = set(find_searches(bench)), dict[Path, str](), ()
     while True:
         longest = 1.1 * budget if tally.kills < last_kill else float("inf")
@@ -192,12 +201,15 @@ def _search_once(bench: Bench, killer: Killer, budget: float, target: Sequence[s
         if status is not None:
             break
         resume = ("--resume",) if found else ()
+    if status == 2 and "too small for this target" in killer.say():
+        return False  # a busy machine
     if status not in (0, 3):
-        tally.faults.append(f"a search ended with status {status}: {killer.say()}")
+        tally.faults.append(f"a search ended with status {status}: {killer.say()[-1500:]}")
     tally.finished += 1
-    for path in found:
-        check_study(path, tally)
+    if found:
+        check_study(max(found), tally)
     check_leftovers(bench, tally)
+    return True
 
 
 def find_searches(bench: Bench) -> list[Path]:
@@ -241,7 +253,8 @@ def check_study(search: Path, tally: Tally) -> None:
 
 def check_leftovers(bench: Bench, tally: Tally) -> None:
     """Make sure that a command that came to its end has swept what those before it left behind."""
-    left = [*bench.list_scratch(), *(path.name for path in bench.folder.rglob("*.tmp"))]
+    ours = [name for name in bench.list_scratch() if not name.startswith("torchinductor_")]
+    left = [*ours, *(path.name for path in bench.folder.rglob("*.tmp"))]
     if left:
         tally.faults.append(f"left behind: {sorted(left)}")
         for name in bench.list_scratch():
@@ -254,14 +267,14 @@ def loop_train(folder: Path, kills: int, seed: int) -> Tally:
 
     bench, tally, draw = open_bench(folder), Tally("train"), random.Random(seed)
     shutil.copy(Path(__file__).parents[1] / "train" / "noisy_workload.py", bench.folder)
-    killer = Killer(bench, draw, tally)
+    killer = Killer(bench, draw, tally, lambda _said: find_training_stage(run))
     common = ("train", "noisy_workload.py:slow", "--checkpoint-every", "0.2s")
     while tally.kills < kills or tally.finished == 0:
         number = tally.finished
+        run = bench.folder / f"killed-{number}"
         length = ("--epochs", str(EPOCHS), "--seed", str(number))
         if (status := killer.run((*common, *length, "--out", f"straight-{number}"), longest_seconds=float("inf"))) != 0:
-            raise RuntimeError(f"exit status {status}: {killer.say()}")
-        run = bench.folder / f"killed-{number}"
+            raise RuntimeError(f"exit status {status}: {killer.say()[-1500:]}")
         status = None
         while status != 0:
             is_begun = (run / "run.json").exists()
@@ -271,7 +284,7 @@ def loop_train(folder: Path, kills: int, seed: int) -> Tally:
             longest = TRAINING_SECONDS if tally.kills < kills else float("inf")
             status = killer.run(words, longest_seconds=longest, spare_child=False)
             if status not in (None, 0, 137):
-                raise RuntimeError(f"exit status {status}: {killer.say()}")
+                raise RuntimeError(f"exit status {status}: {killer.say()[-1500:]}")
         straight = bench.folder / f"straight-{number}"
         differences = find_differences(read_state(straight), read_state(run))
         tally.faults += [f"seed {number}: the end differs in {where}" for where in differences[:5]]
@@ -280,6 +293,13 @@ def loop_train(folder: Path, kills: int, seed: int) -> Tally:
         tally.finished += 1
         check_leftovers(bench, tally)
     return tally
+
+
+def find_training_stage(run: Path) -> str:
+    """Return what a training was at by what is on the disk."""
+    if not (run / "run.json").exists():
+        return "start"
+    return "training" if any(run.glob("checkpoints/step-*")) else "first epoch"
 
 
 def read_losses(run: Path) -> list[tuple[object, ...]]:
@@ -293,7 +313,7 @@ class watched:
     """Has a second process read a profile all the time, and tells what it saw."""
 
     def __init__(self, path: Path, tally: Tally) -> None:
-        self._path, self._tally = path, tally
+        self._path, self.tally = path, tally
 
     def __enter__(self) -> None:
         words = [sys.executable, __file__, "watch", str(self._path)]
@@ -304,10 +324,10 @@ class watched:
         self._process.terminate()
         printed, _ = self._process.communicate(timeout=60)
         seen = json.loads(printed)
-        self._tally.reads = seen["reads"]
-        self._tally.faults += seen["faults"]
+        self.tally.reads = seen["reads"]
+        self.tally.faults += seen["faults"]
         if self._process.returncode != 0:
-            self._tally.faults.append(f"the second process ended with status {self._process.returncode}")
+            self.tally.faults.append(f"the second process ended with status {self._process.returncode}")
 
 
 def watch(path: Path) -> None:
