@@ -188,7 +188,7 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
 @pytest.mark.fault("F18", injected="a probe beside a running search", outcome="one line says that both are disturbed")
 def test_a_probe_beside_a_search_says_that_its_figures_are_disturbed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("autotune.probe.run.run_machine_probe", lambda: pytest.fail("probed", pytrace=False))
+    monkeypatch.setattr("autotune.probe.run.run_machine_probe", lambda **_: pytest.fail("probed", pytrace=False))
 
     def probe_and_read() -> str:
         with pytest.raises(pytest.fail.Exception, match="probed"):
