@@ -72,7 +72,7 @@ class TrainConfig(Record):
     """Values of the workload's own knobs, by name."""
 
     def __eq__(self, other: object) -> bool:
-        # A search compares its configs millions of times, and pydantic takes seven times as long to say that two differ.
+        # A search compares configs millions of times, and pydantic takes seven times as long to say that two differ.
         return type(other) is type(self) and self.__dict__ == other.__dict__
 
     @property
