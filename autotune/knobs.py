@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.arithmetics import refuse_bf16, refuse_fp16
-from autotune.records.config import KnobValue
+from autotune.records.config import Allowed, KnobValue
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.script import Numerics
@@ -20,8 +20,8 @@ Cost = Literal["restart", "environment", "compile"]
 DriftTest = Literal["tape", "additivity", "gradients"]
 """The cheap tests of the drift gate: the data, parts of a batch against the whole, gradients at the same weights."""
 
-Allowed = Literal["batch"]
-"""Changes of what is learned that a user may allow: another effective batch, or another split where it matters."""
+LARGER_BATCHES = (2, 4)
+"""Effective batches that `--allow batch` tries, over the user's own."""
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
@@ -30,7 +30,6 @@ _SPARE = 1.2
 _WORKER_BYTES = 256 * 2**20
 """Of a worker that was not seen: an interpreter with torch and a part of a dataset."""
 _FREE_FOR_WORKERS = 0.5
-_LARGER_BATCHES = (2, 4)
 _MALLOC_PACKAGES: dict[KnobValue, str] = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
 """Of Debian and Ubuntu."""
 
@@ -89,7 +88,7 @@ def _micro_batch_sizes(facts: Facts) -> Choices:
     if target.data.iterable:
         return _only("an iterable dataset may end inside a batch, and the effective batch must be held", effective // 2)
     divisors = [size for size in range(effective, 0, -1) if effective % size == 0][:_MOST_MICRO_BATCH_SIZES]
-    larger = [factor * effective for factor in _LARGER_BATCHES]
+    larger = [factor * effective for factor in LARGER_BATCHES]
     if "batch" in facts.allowed:
         return (*divisors, *larger), {}
     reasons: dict[KnobValue, str] = dict.fromkeys(larger, "another effective batch is another training: --allow batch")

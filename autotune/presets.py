@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 from pathlib import Path
 
 from autotune.errors import ProfileError
@@ -24,7 +25,7 @@ def load_presets() -> tuple[Preset, ...]:
     Raises:
         ProfileError: a file is not a valid preset.
     """
-    folder = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+    folder = _PACKAGED if os.path.isdir(_PACKAGED) else _CHECKOUT
     return tuple(read_record(path, Preset) for path in sorted(folder.glob("*.json")))
 
 
@@ -46,7 +47,7 @@ def find_preset(name: str) -> Preset:
     presets = {preset.name: preset for preset in load_presets()}
     if name in presets:
         return presets[name]
-    if name.endswith(".json") or Path(name).is_file():
+    if name.endswith(".json") or os.path.isfile(name):
         return read_record(Path(name), Preset)
     near = difflib.get_close_matches(name.lower(), presets, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""

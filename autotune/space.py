@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from autotune.arithmetics import find_cautions
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, Facts
-from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_own, with_knob
+from autotune.records.config import (
+    KnobValue,
+    LearningRateRule,
+    TrainConfig,
+    changed_fields,
+    get_knob,
+    is_own,
+    with_knob,
+)
 from autotune.records.probe import Caution, RuledOut
 from autotune.records.script import Numerics
-from autotune.records.search import LearningRateRule
 
 SPLIT_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps"})
 

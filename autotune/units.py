@@ -12,6 +12,8 @@ _DURATION = re.compile(rf"(?:{_NUMBER}[dhms])+", re.ASCII)
 _DURATION_PART = re.compile(rf"({_NUMBER})([dhms])", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,9}):([0-5]?\d):([0-5]?\d)", re.ASCII)
 _BYTES = re.compile(rf"({_NUMBER})\s*([kmgt]?)(i?)b?", re.ASCII | re.IGNORECASE)
+_LONGEST_SECONDS = 100 * 365 * 86400.0  # clocks and timers count no further than some hundred years
+_MOST_BYTES = 2**63 - 1
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -33,6 +35,8 @@ def parse_duration(text: str, *, name: str = "duration") -> float:
         raise UsageError(f"{name} {text!r} is not a duration with a unit", hint=hint)
     if total <= 0:
         raise UsageError(f"{name} {text!r} is zero", hint="it must be longer than 0s")
+    if total > _LONGEST_SECONDS:
+        raise UsageError(f"{name} {text!r} is too long", hint="it must be less than a hundred years")
     return total
 
 
@@ -84,6 +88,8 @@ def parse_bytes(text: str, *, name: str = "size") -> int:
     total = int(float(match.group(1)) * base ** _POWERS[match.group(2).lower()])
     if total <= 0:
         raise UsageError(f"{name} {text!r} is zero", hint="it must be larger than 0")
+    if total > _MOST_BYTES:
+        raise UsageError(f"{name} {text!r} is too large", hint="it must be less than 8 EiB")
     return total
 
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -40,7 +41,7 @@ _SET_BY_LIBRARIES = frozenset(
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    children_before = {child.pid for child in psutil.Process().children()}
+    children_before = _child_pids()
     environment_before = dict(os.environ)
     yield
     changed = _restore_environment(environment_before)
@@ -76,8 +77,26 @@ def _kill_leaked_children(before: set[int]) -> list[str]:
 
 
 def _new_children(before: set[int]) -> list[psutil.Process]:
-    children = [child for child in psutil.Process().children() if child.pid not in before]
+    children = []
+    for pid in _child_pids() - before:
+        try:
+            children.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
     return [child for child in children if not any(name in _describe(child) for name in _ONE_PER_INTERPRETER)]
+
+
+def _child_pids() -> set[int]:
+    """Return this process's children, asked of the kernel: psutil looks at every process there is, twice a test."""
+    if not Path("/proc/self/task", str(os.getpid()), "children").exists():  # a kernel without them
+        return {child.pid for child in psutil.Process().children()}
+    pids: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids.update(map(int, file.read_text().split()))
+        except OSError:
+            continue  # the thread has ended
+    return pids
 
 
 def _describe(child: psutil.Process) -> str:

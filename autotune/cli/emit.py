@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, printable, reported_errors, say, warn
+from autotune.cli.terminal import print_json, print_plain, printable, reported_errors, say, warn
 
 
 def export(
@@ -18,12 +18,14 @@ def export(
 ) -> None:
     """Print a profile's settings for another tool; what it cannot express is named on stderr."""
     from autotune.emit.export import export_config
+    from autotune.probe.machine.hardware import read_hardware
     from autotune.records.profile import Profile
 
     with reported_errors(as_json=json_output):
         answer = Profile.load(profile)
-        # The path that was measured; on another machine, which does not have it, the library goes by its name.
-        here = {name: path for name, path in answer.hardware.host_allocators.items() if Path(path).is_file()}
+        # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
+        found = read_hardware().host_allocators
+        here = {name: path for name, path in answer.hardware.host_allocators.items() if found.get(name) == path}
         exported = export_config(answer.config, to, host_allocators=here)
         own = answer.hardware.preloaded_malloc
         if own is not None and answer.config.host_allocator != "default":
@@ -31,7 +33,7 @@ def export(
         if json_output:
             print_json(exported.to_json())
             return
-        print_json(exported.text)
+        print_plain(exported.text)
         for name, reason in exported.unmapped.items():
             warn(f"{name} is not in it: {reason}")
 
@@ -41,14 +43,14 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the page's path as JSON.")] = False,
 ) -> None:
-    """Write this folder's newest search as one HTML page that needs no network."""
+    """Write this folder's newest search that has an answer as one HTML page that needs no network."""
     from autotune.errors import MachineError, UsageError
     from autotune.records.codec import write_text
-    from autotune.search.folder import find_search_folder, require_file
+    from autotune.search.folder import list_searches, require_file
 
     with reported_errors(as_json=json_output):
-        found = find_search_folder(Path.cwd())
-        if found is None or not found.profile.exists():
+        found = next((search for search in list_searches(Path.cwd()) if search.profile.exists()), None)
+        if found is None:
             raise UsageError("no search with an answer was made in this folder", hint="run autotune search first")
         require_file(out)
         if out.exists() and not force:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
-from autotune.cli.terminal import print_json, reported_errors, say
+from autotune.cli.terminal import StopFlag, print_json, reported_errors, say, stop_on_signals, warn
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.records.probe import MachineReport, ProbeReport
+    from autotune.records.script import Script
     from autotune.records.trial import Target as TargetRecord
     from autotune.records.trial import TrialResult
 
@@ -30,27 +31,53 @@ def probe(
     """
     with reported_errors(as_json=json_output):
         chosen, folder = read_target(target, command="probe", knobs=knob), Path.cwd()
-        from autotune.cli.probe_page import print_machine, print_report
-        from autotune.probe.run import run_machine_probe, run_probe
+        _warn_of_search(folder)
+        with stop_on_signals() as stop:
+            try:
+                if has_target(chosen, folder):
+                    _probe_target(chosen, folder, stop, as_json=json_output)
+                else:
+                    _probe_machine(folder, stop, as_json=json_output)
+            except AutotuneError:
+                stop.exit_if_set()  # what a signal has cut short is no error
+                raise
+            stop.exit_if_set()
 
-        if not has_target(chosen, folder):
-            suggest_trainings(folder, command="probe")
-            machine = run_machine_probe()
-            if json_output:
-                print_json(machine.to_json())
-            else:
-                print_machine(machine)
-            _keep(machine, folder)
-            return
-        announce_target(chosen, folder, command="probe")
-        report = run_probe(chosen, keep=partial(_keep_for_search, folder))
-        if json_output:
-            print_json(report.to_json())
-        else:
-            print_report(report)
-        _keep(report, folder)
-        if not json_output:
-            say(f"next: autotune search --budget 20m{show_target(chosen)}")
+
+def _warn_of_search(folder: Path) -> None:
+    from autotune.search.folder import find_search_at_work
+
+    searcher = find_search_at_work(folder)
+    if searcher is not None:
+        warn(f"a search is at work in this folder ({searcher}): each disturbs the figures of the other")
+
+
+def _probe_machine(folder: Path, stop: StopFlag, *, as_json: bool) -> None:
+    from autotune.cli.probe_page import print_machine
+    from autotune.probe.run import run_machine_probe
+
+    suggest_trainings(folder, command="probe")
+    machine = run_machine_probe(should_stop=stop)
+    if as_json:
+        print_json(machine.to_json())
+    else:
+        print_machine(machine)
+    _keep(machine, folder)
+
+
+def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, as_json: bool) -> None:
+    from autotune.cli.probe_page import print_report
+    from autotune.probe.run import run_probe
+
+    announce_target(chosen, folder, command="probe")
+    report = run_probe(chosen, keep=partial(_keep_for_search, folder), should_stop=stop)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_report(report)
+    _keep(report, folder)
+    if not as_json:
+        say(f"next: autotune search --budget 20m{show_target(chosen)}")
 
 
 def _keep_for_search(folder: Path, target: TargetRecord, report: ProbeReport, trial: TrialResult) -> None:

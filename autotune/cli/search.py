@@ -101,6 +101,7 @@ def search(
             quality_epochs=quality_epochs,
         )
         from autotune.cli.live import make_reporter
+        from autotune.cli.watchdog import ended_in_time
         from autotune.presets import find_preset
         from autotune.search.run import run_search
 
@@ -113,7 +114,8 @@ def search(
         announce_target(chosen, Path.cwd())
         with stop_on_signals() as stop, make_reporter(options) as reporter:
             try:
-                profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
+                with ended_in_time(options.budget_seconds, stop):
+                    profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
             except AutotuneError:
                 stop.exit_if_set()  # a stop before the baseline was measured leaves nothing to report
                 raise
@@ -166,7 +168,7 @@ def allow_changes(options: SearchOptions, allow: Sequence[str], rule: str) -> Se
     Raises:
         UsageError: a change or a rule is not known, or a rule is given where the batch is held.
     """
-    from autotune.records.search import LearningRateRule
+    from autotune.records.config import LearningRateRule
 
     wrong = [name for name in allow if name != "batch"]
     if wrong:

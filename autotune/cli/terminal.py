@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.cli.steadfast import SteadfastConsole, TalkConsole, attempt, is_terminal
-from autotune.errors import AutotuneError, TargetError
+from autotune.errors import AutotuneError, MachineError, TargetError, UsageError
 from autotune.train.child import report_signal
 
+_LONGEST_MESSAGE = 2000
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,14 +54,27 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+def shorten(text: str) -> str:
+    """Return a message on one line, cut where what a file or a user wrote makes it endless."""
+    line = " ".join(text.split("\n"))
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+
+
 def printable_text(text: str, style: str = "") -> Text:
     """Return text to print as it is, without control characters: neither markup nor a terminal's commands."""
     return Text(printable(text), style=style)
 
 
 def print_json(text: str) -> None:
-    """Print JSON on stdout, past any styling."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    """Print JSON on stdout, past any styling; what a terminal would obey is escaped as JSON has it."""
+    # Such a character can only be inside of a string.
+    print_plain("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+
+
+def print_plain(text: str) -> None:
+    """Print a text on stdout, past any styling and without control characters."""
+    shown = printable(text)
+    sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
     sys.stdout.flush()
 
 
@@ -93,22 +107,65 @@ def user_traceback(error: BaseException) -> str:
 def reported_errors(*, as_json: bool) -> Iterator[None]:
     """Turn an AutotuneError into its message and exit code; AUTOTUNE_DEBUG=1 shows the traceback instead."""
     try:
-        yield
+        try:
+            _check_names()
+            yield
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _drop_stdout()  # the reader has gone (`| head`)
+            raise typer.Exit(0) from None
+        except OSError as error:
+            raise _explain(error) from error
     except AutotuneError as error:
         if os.environ.get("AUTOTUNE_DEBUG") == "1":
             raise
-        if as_json:
-            print_error_json(error.exit_code, type(error).__name__, error.message, error.hint)
-        else:
-            if isinstance(error, TargetError) and error.__cause__ is not None:
-                say(user_traceback(error.__cause__))
-            say(f"error: {error.message}", style="red")
-            if error.hint:
-                say(f"  {error.hint}")
+        _report(error, as_json=as_json)
         raise typer.Exit(error.exit_code) from None
-    except BrokenPipeError:
-        _drop_stdout()  # the reader has gone (`| head`)
-        raise typer.Exit(0) from None
+
+
+def _check_names() -> None:
+    """Make sure that what names the user's files can be written into records and messages.
+
+    Raises:
+        UsageError: an argument, or the name of the working or the temporary folder, is not UTF-8.
+        MachineError: the working folder is gone.
+    """
+    from autotune.records.reading import is_text
+
+    try:
+        places = os.getcwd(), os.environ.get("TMPDIR", "")
+    except OSError as error:
+        raise MachineError(f"the working folder: {error.strerror}", hint="change to one that is there") from None
+    for name in (*places, *sys.argv[1:]):
+        if not is_text(name):
+            raise UsageError(f"the name {name!r} is not UTF-8, or has a NUL in it", hint="rename what it stands for")
+
+
+def _explain(error: OSError) -> MachineError:
+    """Return the error for something that could not be read or written and that nobody else has explained."""
+    reason = error.strerror or str(error)
+    try:
+        sys.stdout.write("\n")  # what could not be written before is forgotten: only another try tells
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+        return MachineError(f"standard output cannot be written: {reason}", hint="what is in files is complete")
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return MachineError(f"{place}{reason}", hint="check the space there is, and permissions")
+
+
+def _report(error: AutotuneError, *, as_json: bool) -> None:
+    if as_json:
+        try:
+            print_error_json(error.exit_code, type(error).__name__, error.message, error.hint)
+            return
+        except OSError:
+            _drop_stdout()
+    if isinstance(error, TargetError) and error.__cause__ is not None:
+        say(user_traceback(error.__cause__))
+    say(f"error: {shorten(error.message)}", style="red")
+    if error.hint:
+        say(f"  {shorten(error.hint)}")
 
 
 def _drop_stdout() -> None:

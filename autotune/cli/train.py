@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from autotune.cli.target import Target, announce_resolved, read_target
+from autotune.cli.target import Knobs, Target, announce_resolved, read_target
 from autotune.cli.terminal import (
     forgiven_output,
     print_error_json,
@@ -21,6 +21,7 @@ from autotune.cli.terminal import (
     warn,
 )
 from autotune.errors import UsageError
+from autotune.scratch import sweep_scratch
 from autotune.train.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
@@ -69,12 +70,15 @@ def train(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Restarts of a script that goes on from its own checkpoints.")
     ] = 0,
+    knob: Knobs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train with a profile's settings, a preset's or your own: checkpointed, resumable, guarded."""
     with reported_errors(as_json=json_output):
         is_watched = tie_to_parent()
-        chosen = read_target(target, command="train")
+        if not is_watched:
+            sweep_scratch()
+        chosen = read_target(target, command="train", knobs=knob)
         from autotune.train.options import TrainingOptions
         from autotune.train.target import resolve_training_target
         from autotune.units import parse_duration

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
@@ -24,6 +25,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.space import SearchSpace, build_space
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
@@ -41,6 +43,7 @@ def run_probe(
     *,
     folder: str | Path | None = None,
     keep: Callable[[Target, ProbeReport, TrialResult], None] = lambda _target, _report, _trial: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> ProbeReport:
     """Probe a target with its own settings.
 
@@ -48,40 +51,51 @@ def run_probe(
         target: `file.py:attr`, `package.module:attr` or a script; None takes [tool.autotune]'s, else the built-in demo.
         folder: working folder; None for the current one.
         keep: given the target, the report and the trial's result, which a search can go on from.
+        should_stop: polled; True ends the probe with an error.
 
     Raises:
         UsageError: the target or the settings file cannot be used as given.
         TargetError: the training fails with its own settings.
+        MachineError: a limit of this machine's (`ulimit`) stops it, or the disk is full.
     """
     began = time.monotonic()
+    sweep_scratch()
     resolved = resolve_target(target, folder=Path(folder or Path.cwd()).resolve())
     limits = TrialLimits(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
     )
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
+    with _disk_errors(), scratch_folder() as scratch:
         hardware, software = read_hardware(), read_software()
         known, age = _find_known(hardware, software)
         if known is None:  # in a process of its own, which no training has changed
-            with TrialRunner(Path(scratch), warm=False) as runner:
+            with TrialRunner(scratch, should_stop=should_stop, warm=False) as runner:
                 ceilings, age = _measure_machine(runner, scratch, hardware, software)
             known = _leave_out_ranks(ceilings)
         # Started as a search starts its trials, whose start-up it stands for.
-        with TrialRunner(Path(scratch), warm=resolved.target.script is None) as runner:
+        with TrialRunner(scratch, should_stop=should_stop, warm=resolved.target.script is None) as runner:
             report, trial = probe_target(resolved.target, runner, limits=limits, known=(known, age))
     report = report.replace(elapsed_seconds=time.monotonic() - began)
     keep(resolved.target, report, trial)
     return report
 
 
-def run_machine_probe() -> MachineReport:
+def run_machine_probe(*, should_stop: Callable[[], bool] = lambda: False) -> MachineReport:
     """Probe the machine alone: what it is, its measured limits, what is wrong with it.
 
+    Args:
+        should_stop: polled; True ends the probe with an error.
+
     Raises:
-        MachineError: PyTorch is not installed, or does not run here.
+        MachineError: PyTorch is not installed, or does not run here, or the disk is full.
     """
     began = time.monotonic()
+    sweep_scratch()
     hardware, software = read_hardware(), read_software()
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch, TrialRunner(Path(scratch), warm=False) as runner:
+    with (
+        _disk_errors(),
+        scratch_folder() as scratch,
+        TrialRunner(scratch, should_stop=should_stop, warm=False) as runner,
+    ):
         ceilings, age = _measure_machine(runner, scratch, hardware, software)
     return MachineReport(
         hardware=hardware,
@@ -94,7 +108,7 @@ def run_machine_probe() -> MachineReport:
 
 
 def _measure_machine(
-    runner: TrialRunner, scratch: str, hardware: HardwareInfo, software: SoftwareInfo
+    runner: TrialRunner, scratch: Path, hardware: HardwareInfo, software: SoftwareInfo
 ) -> tuple[Ceilings, float]:
     """Return the machine's limits and their age; measured in a process of their own, they are kept for later probes.
 
@@ -103,7 +117,7 @@ def _measure_machine(
     """
     known, age = _find_known(hardware, software)
     limits = TrialLimits(time_limit_seconds=PROBE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS)
-    target = Target(spec="", folder=scratch)
+    target = Target(spec="", folder=str(scratch))
     result = runner(TrialSpec(number=1, purpose="machine", target=target, config=None, ceilings=known, limits=limits))
     if result.ceilings is None:
         raise MachineError(
@@ -114,6 +128,16 @@ def _measure_machine(
         return result.ceilings, age
     _keep_ceilings(result.ceilings, hardware, software)
     return result.ceilings, 0.0
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise what the disk refuses as an error of the machine."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}"
+        raise MachineError(text, hint="free some space or mend the permissions") from error
 
 
 def probe_target(
@@ -136,6 +160,7 @@ def probe_target(
     Raises:
         UsageError: the target cannot be found.
         TargetError: the training fails with its own settings, or does not get through a few steps in time.
+        MachineError: a limit of this machine's (`ulimit`) stops it.
     """
     began = time.monotonic()
     hardware, software = read_hardware(), read_software()
@@ -227,8 +252,10 @@ def _list_some(paths: Iterable[str], most: int = 5) -> str:
     return ", ".join(found[:most]) + more
 
 
-def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError:
+def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError | MachineError:
     """Return the error to raise when the user's own settings do not train."""
+    if result.cause == "limits":
+        return MachineError(result.error, hint="raise the limit in this shell, then start it again")
     if result.cause == "usage":
         return UsageError(result.error, hint=result.hint)
     if result.cause == "target":

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.errors import AutotuneError, ProfileError
 from autotune.records.reading import MAX_BYTES, parse_json, read_bytes
+from autotune.scratch import claim, seize
 
 SCHEMA_VERSION = 1
 """Version of every file this release writes. 1: the first."""
+
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 class Record(BaseModel):
@@ -104,32 +110,90 @@ def read_record(
     return parse_record(raw.decode("utf-8", "replace"), kind, name=str(path), max_bytes=max_bytes, error=error)
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write a record so that a reader sees the old file or the new one, never a part.
+def write_record(path: Path, record: Record, *, private: bool = False) -> None:
+    """Write a record so that a reader sees the old file or the new one, never a part; arguments as of `write_text`.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
-    write_text(path, record.to_json())
+    write_text(path, record.to_json(), private=private)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a text file atomically, in UTF-8: as `write_bytes`.
+
+    Args:
+        path: of the file.
+        text: its content.
+        private: nobody else on the machine may read it.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+    write_bytes(path, text.encode(), private=private)
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
+    """Write a file atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+
+    Args:
+        path: of the file; a link there is replaced, not followed.
+        content: of the file.
+        durable: it outlives a power cut; one that can be made again need not wait for the disk.
+        private: nobody else on the machine may read it.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full; the old file is untouched.
+    """
+    with _unfinished(path) as (temporary, file):
+        if private:
+            os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+        file.flush()
+        if durable:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
+
+
+def remove_unfinished(folder: Path, name: str | None = None) -> None:
+    """Remove the temporary files of writers that died, as far as that is possible; those of living ones stay.
+
+    Args:
+        folder: holds them.
+        name: of the file that was to be written; None for any.
+    """
+    with suppress(OSError):
+        for entry in os.listdir(folder):
+            found = _UNFINISHED.fullmatch(entry)
+            if found is not None and name in (None, found[1]):
+                with suppress(OSError):
+                    _remove_unfinished(folder / entry)
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield a temporary file beside a path, locked so that it is seen to be in use; gone in the end, if not renamed."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        with temporary.open("xb") as file:
+            try:
+                if claim(file.fileno(), temporary):
+                    yield temporary, file
+                    return
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+
+def _remove_unfinished(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and seize(descriptor):
+            path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(path: Path) -> None:

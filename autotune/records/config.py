@@ -18,6 +18,12 @@ HostAllocator = Literal["default", "glibc-tuned", "jemalloc", "tcmalloc"]
 DeviceAllocator = Literal["default", "expandable-segments"]
 KnobValue = str | int | float | bool
 
+Allowed = Literal["batch"]
+"""Changes of what is learned that a user may allow: another effective batch, or another split where it matters."""
+
+LearningRateRule = Literal["none", "sqrt", "linear"]
+"""What a larger effective batch does to the learning rate."""
+
 PositiveCount = Annotated[int, Field(ge=1, le=2**24)]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
-from autotune.records.config import TrainConfig
+from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory
 from autotune.records.quality import LossBand, Margin, QualityCheck
@@ -143,9 +143,9 @@ class Evidence(Record):
 
     pairs: Annotated[int, Field(ge=0)] = 0
     """Fresh-process pairs of baseline and winner."""
-    baseline_samples_per_second: float | None = None
+    baseline_samples_per_second: NonNegative | None = None
     """Mean over the baseline's launches."""
-    samples_per_second: float | None = None
+    samples_per_second: NonNegative | None = None
     """Mean over the winner's launches in the finals."""
     launch_noise_fraction: float | None = None
     """Standard deviation of the log ratio of one pair; None with fewer than two pairs."""
@@ -188,6 +188,10 @@ class Profile(Record):
     """The settings to train with."""
     baseline_config: TrainConfig
     """The user's own settings."""
+    allowed: tuple[Allowed, ...] = ()
+    """Changes of what is learned that the user allowed the search: without them the effective batch is the user's."""
+    learning_rate_rule: LearningRateRule = "none"
+    """What another effective batch did to the learning rate."""
     speedup: Interval | None = None
     """Ratio of the measured candidate to the baseline, from paired fresh processes; claimed by its low end. None where
     it is not known: no candidate came to the finals, or too few pairs were finished."""

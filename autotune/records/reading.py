@@ -19,7 +19,8 @@ MAX_DEPTH = 32
 MAX_BYTES = 64 * 1024 * 1024
 """Longest file that is read where nothing smaller is said."""
 
-_MOST_DIGITS = 40  # of a whole number: more is no count of anything, and overflows as soon as it is computed with
+MOST_COUNT = 2**63 - 1
+"""Largest whole number in a file: a larger one counts nothing, and overflows as soon as it is computed with."""
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
@@ -52,12 +53,20 @@ def describe_kind(mode: int) -> str:
     return next((kind for is_one, kind in kinds if is_one(mode)), "a device")
 
 
+def is_text(name: str) -> bool:
+    """Return whether a name can be a file's and be written into one: the system's own need not be UTF-8."""
+    try:
+        return b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def parse_json(text: str) -> Any:
     """Return what a JSON text says.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or has a key twice in one object, NaN, infinity or a number
-            of absurd length.
+            of more than 64 bits.
     """
     try:
         plain = json.loads(
@@ -84,9 +93,10 @@ def _refuse_constant(text: str) -> None:
 
 
 def _read_integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"the number {text[:20]}... has {len(text)} digits")
-    return int(text)
+    number = int(text) if len(text) <= len(str(-MOST_COUNT)) else None
+    if number is None or abs(number) > MOST_COUNT:
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return number
 
 
 def _is_too_deep(value: Any) -> bool:

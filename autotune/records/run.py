@@ -185,9 +185,9 @@ class TrainingSummary(Record):
     """What `evaluate` returned at the end, None where not finite; empty without it."""
     best: Best | None = None
     """The best evaluation; None without a metric."""
-    samples_per_second: float | None
+    samples_per_second: NonNegative | None
     """In all sessions, set-up, evaluation and checkpoints not counted; None when no step was taken."""
-    promised_samples_per_second: float | None
+    promised_samples_per_second: NonNegative | None
     """What the search measured for these settings; None when it did not."""
     data_wait_fraction: Fraction | None = None
     """Share of the stepping time spent waiting for the loader."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_serializer
 
 from autotune.records.codec import Record
 from autotune.records.config import KnobValue
+from autotune.records.secrets import mask_words
 
 Numerics = Literal["exact", "rounding", "semantic"]
 
@@ -40,7 +41,8 @@ class Script(Record):
     """A command line with placeholders."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
-    """The words as typed; `{name}` and `{name:value}` stand for a knob, the value being the user's own."""
+    """The words as typed; `{name}` and `{name:value}` stand for a knob, the value being the user's own. In a file, and
+    in what is read from one, `***` stands for each secret."""
     knobs: tuple[OwnKnob, ...] = ()
     """The script's own knobs."""
     metrics: tuple[PrintedMetric, ...] = ()
@@ -49,3 +51,7 @@ class Script(Record):
     """Optimizer steps of a quality run; None to let the budget decide."""
     quality_epochs: Annotated[int, Field(ge=1)] | None = None
     """Passes over the training data of a quality run; None to count steps."""
+
+    @field_serializer("command")
+    def _mask_secrets(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        return mask_words(command)

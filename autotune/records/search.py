@@ -7,16 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
-from autotune.records.config import KnobValue, TrainConfig, is_own, with_knob
+from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_own, with_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target, TrialResult
 
 Printable = Annotated[str, Field(max_length=400, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Text of somebody else's file, without what a terminal would obey."""
-
-LearningRateRule = Literal["none", "sqrt", "linear"]
-"""What a larger effective batch does to the learning rate."""
 
 
 class PlannedRun(Record):
@@ -75,7 +72,7 @@ class SearchState(Record):
     """Length of the final training, whose time is then what is made short; None to look at throughput alone."""
     only: tuple[str, ...] = ()
     """The knobs to vary, every other one stays as it is; empty for all."""
-    allowed: tuple[Literal["batch"], ...] = ()
+    allowed: tuple[Allowed, ...] = ()
     """Changes of what is learned that the user allows."""
     learning_rate_rule: LearningRateRule = "none"
     """For effective batches other than the user's own."""

@@ -10,18 +10,12 @@ from statistics import fmean, stdev
 
 from autotune.measure.confidence import hodges_lehmann
 from autotune.measure.loss_band import calibrate_band
-from autotune.records.config import TrainConfig
+from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.measurement import PeakMemory
 from autotune.records.probe import ProbeReport
-from autotune.records.profile import (
-    Confirmation,
-    Evidence,
-    OneOffCosts,
-    Profile,
-    ProfileTarget,
-    StopReason,
-)
+from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget, StopReason
 from autotune.records.quality import Margin, QualityCheck
+from autotune.records.search import SearchState
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.confirm import FinalsPlan
 from autotune.search.endings import (
@@ -64,6 +58,8 @@ class Findings:
         gate_seconds: of these, in trials of the drift gate.
         planned_samples: of the final training; None when its length is not known.
         loss_limit: how much worse the training loss may get; None for the default.
+        allowed: changes of what is learned that the user allows.
+        learning_rate_rule: for effective batches other than the user's own.
         interrupted: launches that were cut, by the end of the time left or by the user; they are not among `judged`.
         knobs: there are to try.
         left_out: candidates that were not started, as they cannot run here.
@@ -83,10 +79,17 @@ class Findings:
     gate_seconds: float = 0.0
     planned_samples: float | None = None
     loss_limit: Margin | None = None
+    allowed: tuple[Allowed, ...] = ()
+    learning_rate_rule: LearningRateRule = "none"
     interrupted: int = 0
     knobs: tuple[str, ...] = ()
     left_out: int = 0
     launch_seconds: float | None = None
+
+    def note_state(self, state: SearchState) -> None:
+        """Take over what the answer has to say of what the search was asked to do."""
+        self.loss_limit, self.allowed = state.max_drift.loss, state.allowed
+        self.learning_rate_rule = state.learning_rate_rule
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
         """Return the drift checks of a config; empty when it was not checked."""
@@ -121,6 +124,8 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         verdict=verdict,
         config=config,
         baseline_config=baseline,
+        allowed=findings.allowed,
+        learning_rate_rule=findings.learning_rate_rule,
         speedup=shown.ratio if shown else None,
         quality=checks,
         candidate_config=candidate,

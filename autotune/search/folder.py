@@ -1,11 +1,10 @@
 """The folder of one search: readable without our code, one writer at a time, `trials/` the truth.
 
-.autotune/{lock, <target>-<date>/{search,probe,finals,best}.json, study.db, trials/0007/{spec,result}.json}
+.autotune/{lock, <target>-<date>/{{search,probe,finals,best}.json, seal, study.db, trials/0007/{spec,result}.json}}
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -15,23 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from autotune.errors import AutotuneError, BusyError, FolderError, UsageError
-from autotune.records.codec import read_record, sync_folder, write_record
+from autotune.errors import AutotuneError, FolderError, UsageError
+from autotune.records.codec import read_record, sync_folder, write_record, write_text
 from autotune.records.finals import FinalsRecord
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES
 from autotune.records.reading import describe_kind, parse_json, read_bytes
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.lock import find_holder, hold_lock
 from autotune.trial.files import RESULT_FILE, SPEC_FILE
 
 STATE_FOLDER = ".autotune"
-_STATE_FILE = "search.json"
+COMPILER_CACHE = "inductor"
+"""Name of TorchInductor's cache in a search's folder."""
 _PROBE_FILE = "probe.json"
-_MOST_HOLDER_BYTES = 4096
 _FINALS_FILE = "finals.json"
+_LOCK_FILE = "lock"
+_TRIAL_NUMBER = re.compile(r"[0-9]{4,9}")
+_NAME = re.compile(r"(?P<slug>.+)-(?P<stamp>[0-9]{8}-[0-9]{6})(?:-(?P<count>[0-9]+))?")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class SearchFolder:
 
     path: Path
 
+    def is_named_after(self, spec: str) -> bool:
+        """Return whether its name is that of a search of a target, as far as a name can tell."""
+        match = _NAME.fullmatch(self.path.name)
+        return match is not None and match["slug"] == _slug(spec)
+
     @property
     def trials(self) -> Path:
         """Folder of the numbered trials."""
@@ -51,13 +57,23 @@ class SearchFolder:
 
     @property
     def database(self) -> Path:
-        """Optuna's SQLite file."""
+        """Copy of the Optuna study, a SQLite file."""
         return self.path / "study.db"
+
+    @property
+    def compiled(self) -> Path:
+        """TorchInductor's cache: code that is loaded."""
+        return self.path / COMPILER_CACHE
 
     @property
     def profile(self) -> Path:
         """This search's own copy of its answer."""
         return self.path / "best.json"
+
+    @property
+    def state_file(self) -> Path:
+        """What it was asked to do."""
+        return self.path / "search.json"
 
     def read_state(self) -> SearchState:
         """Return what the search was asked to do.
@@ -65,11 +81,11 @@ class SearchFolder:
         Raises:
             AutotuneError: the file is missing or damaged.
         """
-        return read_record(self.path / _STATE_FILE, SearchState)
+        return read_record(self.state_file, SearchState)
 
     def write_state(self, state: SearchState) -> None:
         """Save what the search was asked to do."""
-        write_record(self.path / _STATE_FILE, state)
+        write_record(self.state_file, state)
 
     def read_probe(self) -> ProbeReport | None:
         """Return the probe's report; None when the search did not get that far, or the file is damaged."""
@@ -114,17 +130,22 @@ class SearchFolder:
 
     def read_all_trials(self) -> list[TrialResult]:
         """Return every trial that has ended in order, the interrupted ones among them; damaged ones are left out."""
-        results = []
+        return [result for _, result in self._read_each() if result is not None]
+
+    def find_damaged(self) -> list[str]:
+        """Return the numbers of the trials whose results cannot be read; they stay as they are."""
+        return [name for name, result in self._read_each() if result is None]
+
+    def _read_each(self) -> Iterator[tuple[str, TrialResult | None]]:
         for file in sorted(self.trials.glob(f"*/{RESULT_FILE}")):
             try:
-                results.append(read_record(file, TrialResult))
+                yield file.parent.name, read_record(file, TrialResult)
             except AutotuneError:
-                continue
-        return results
+                yield file.parent.name, None
 
     def next_number(self) -> int:
         """Return a trial number that was never used."""
-        numbers = [int(folder.name) for folder in self.trials.glob("[0-9]*") if folder.name.isdigit()]
+        numbers = [int(folder.name) for folder in self.trials.glob("[0-9]*") if _TRIAL_NUMBER.fullmatch(folder.name)]
         return max(numbers, default=-1) + 1
 
 
@@ -135,40 +156,53 @@ def lock_searches(folder: Path) -> Iterator[None]:
     Raises:
         BusyError: another search is at work in the folder.
         FolderError: `.autotune` belongs to someone else or is writable by others.
+        MachineError: the folder's file system has no locks.
     """
-    root = prepare_state_folder(folder)
-    lock, holder = FileLock(root / "lock"), root / "holder.json"
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        who = _describe_holder(holder)
-        raise BusyError(f"another search is at work in {folder}{who}", hint="wait for it, or stop it") from None
-    try:
-        holder.write_text(json.dumps({"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}))
+    with hold_lock(prepare_state_folder(folder) / _LOCK_FILE, f"another search is at work in {folder}"):
         yield
-    finally:
-        lock.release()
+
+
+def find_search_at_work(folder: Path) -> str | None:
+    """Return in words who searches in a working folder now; None when nobody does. Nothing is written."""
+    return find_holder(folder / STATE_FOLDER / _LOCK_FILE)
 
 
 def create_search_folder(folder: Path, spec: str) -> SearchFolder:
     """Return a new folder for a search of a target, inside the working folder's `.autotune`.
 
+    Its name tells when it was made, and never an earlier time than the names before it, whatever the clock does.
+
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
     root = prepare_state_folder(folder)
-    slug = _slug(spec)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        path = root / f"{slug}-{stamp}{suffix}"
+    while True:
+        newest, count = max((_read_stamp(path.name) for path in root.iterdir()), default=("", 0))
+        now = time.strftime("%Y%m%d-%H%M%S")
+        stamp = now if now > newest else f"{newest}-{count + 1}"
+        path = root / f"{_slug(spec)}-{stamp}"
         try:
             path.mkdir(mode=0o700)
-        except FileExistsError:
+        except FileExistsError:  # another search took the name just now
             continue
         (path / "trials").mkdir()
         sync_folder(root)  # else a power cut takes the folder away, with all that was synced in it
         return SearchFolder(path)
-    raise FolderError(f"{root} holds too many searches of {spec}", hint="delete old ones")
+
+
+def list_searches(folder: Path) -> list[SearchFolder]:
+    """Return the searches in a working folder, the newest first, damaged ones among them; a link is none.
+
+    Raises:
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    root = folder / STATE_FOLDER
+    if not root.exists():
+        return []
+    _check_root(root)
+    found = [SearchFolder(file.parent) for file in root.glob("*/search.json")]
+    own = [one for one in found if not any(path.is_symlink() for path in (one.path, one.state_file, one.trials))]
+    return sorted(own, key=lambda one: (_read_stamp(one.path.name), one.path.name), reverse=True)
 
 
 def find_search_folder(folder: Path, spec: str | None = None) -> SearchFolder | None:
@@ -177,17 +211,14 @@ def find_search_folder(folder: Path, spec: str | None = None) -> SearchFolder | 
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    if (folder / STATE_FOLDER).exists():
-        _check_root(folder / STATE_FOLDER)
-    found: list[tuple[float, Path]] = []
-    for state_file in (folder / STATE_FOLDER).glob(f"*/{_STATE_FILE}"):
+    for search in list_searches(folder):
         try:
-            state = read_record(state_file, SearchState)
+            state = search.read_state()
         except AutotuneError:
             continue
         if spec is None or state.target.spec == spec:
-            found.append((state_file.stat().st_mtime, state_file.parent))
-    return SearchFolder(max(found)[1]) if found else None
+            return search
+    return None
 
 
 def write_report(folder: Path, report: ProbeReport | MachineReport) -> Path:
@@ -247,26 +278,23 @@ def prepare_state_folder(folder: Path) -> Path:
         sync_folder(folder)
     _check_root(root)
     ignore = root / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")
+    if ignore.is_symlink() or not ignore.exists():
+        write_text(ignore, "*\n")  # in the place of a link, not through it
     return root
 
 
 def _check_root(root: Path) -> None:
     facts = root.stat(follow_symlinks=False)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise FolderError(
-            f"{root} is a link, belongs to someone else or is writable by others", hint=f"chmod 700 {root}"
-        )
+        what = "is a link, belongs to someone else or is writable by others"
+        raise FolderError(f"{root} {what}", hint=f"chmod 700 {root}")
 
 
 def _slug(spec: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", spec).strip("-")[:60] or "target"
 
 
-def _describe_holder(file: Path) -> str:
-    try:
-        holder = parse_json(read_bytes(file, max_bytes=_MOST_HOLDER_BYTES).decode())
-        return f" (process {int(holder['pid'])}, since {holder['started']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+def _read_stamp(name: str) -> tuple[str, int]:
+    """Return when a search was made, as its folder's name tells, and its number in that second; empty for others."""
+    match = _NAME.fullmatch(name)
+    return ("", 0) if match is None else (match["stamp"], int(match["count"] or 1))

@@ -94,7 +94,7 @@ def find_refusal(kept: KeptProbe, state: SearchState, age: float) -> str | None:
         state: what the search was asked to do.
         age: of the probe, in seconds; negative where the clock was set back.
     """
-    if kept.target != state.target:
+    if kept.target.model_dump() != state.target.model_dump():  # as they are written, without secrets
         return f"it was of {kept.target.spec}" if kept.target.spec != state.target.spec else "its options were others"
     if kept.trial.spec.seeds != (state.seed,):
         return "its seed was another"

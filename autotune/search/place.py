@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class Place(KeepsFinals, Protocol):
 
     @property
     def database(self) -> Path:
-        """Of the study."""
+        """Of the study's copy."""
         ...
 
     def read_probe(self) -> ProbeReport | None:
@@ -40,10 +40,16 @@ class Place(KeepsFinals, Protocol):
 
 
 class OpenStudy(Protocol):
-    """Makes what proposes configs, from a database, the space and what is known already."""
+    """Makes what proposes configs, from the path of its copy, the space, what is known already and who is told."""
 
     def __call__(
-        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
+        self,
+        path: Path,
+        space: SearchSpace,
+        *,
+        seed: int,
+        known: Sequence[tuple[Judged, float | None]],
+        told: Callable[[str], None],
     ) -> Proposals:
         """Return it."""
         ...

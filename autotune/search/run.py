@@ -5,26 +5,38 @@ Record in: a target and options. Record out: a Profile, in best.json from the mo
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.knobs import Allowed
 from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.records.codec import remove_unfinished
+from autotune.records.config import Allowed, LearningRateRule
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
-from autotune.records.search import LearningRateRule, PlannedRun, Preset, SearchState
+from autotune.records.search import PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
+from autotune.scratch import sweep_scratch
 from autotune.search.budget import Budget, measure_seconds_for
-from autotune.search.folder import SearchFolder, check_output, create_search_folder, find_search_folder, lock_searches
+from autotune.search.folder import (
+    COMPILER_CACHE,
+    STATE_FOLDER,
+    SearchFolder,
+    check_output,
+    create_search_folder,
+    list_searches,
+    lock_searches,
+)
 from autotune.search.kept_probe import take_kept_probe
 from autotune.search.launcher import Launcher
 from autotune.search.progress import SearchReporter
+from autotune.search.seal import drop_compiled, is_sealed, seal_search
 from autotune.search.session import Session
-from autotune.sentences import describe_limits
+from autotune.sentences import count, describe_limits
 from autotune.targets.fingerprint import fingerprint_target, is_older
 from autotune.targets.resolve import resolve_target
 from autotune.trial.spawn import TrialRunner
@@ -113,6 +125,7 @@ def run_search(
             f"--budget is {chosen.budget_seconds:g} s, too short to start and measure anything",
             hint=f"give at least {LEAST_BUDGET_SECONDS:.0f}s; minutes are better",
         )
+    sweep_scratch()
     work = Path(folder or Path.cwd()).resolve()
     resolved = resolve_target(target, folder=work).target
     if resolved.script is not None and chosen.learning_rate_rule != "none":
@@ -123,20 +136,26 @@ def run_search(
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with lock_searches(work):
+            _remove_unfinished(work / STATE_FOLDER, work / chosen.out)
             place = _open_folder(work, resolved, chosen)
-            told = None if chosen.resume else take_kept_probe(work, place.read_state(), place)
+            told = _describe_damage(place) if chosen.resume else take_kept_probe(work, place.read_state(), place)
             reporter = reporter or SearchReporter()
             if told is not None:
                 reporter.told(told)
             budget = Budget(chosen.budget_seconds, started)
-            return _search(place, budget, work / chosen.out, reporter, should_stop)
+            return _search(place, resolved, budget, work / chosen.out, reporter, should_stop)
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
 
 
 def _search(
-    place: SearchFolder, budget: Budget, out: Path, reporter: SearchReporter, should_stop: Callable[[], bool]
+    place: SearchFolder,
+    target: Target,
+    budget: Budget,
+    out: Path,
+    reporter: SearchReporter,
+    should_stop: Callable[[], bool],
 ) -> Profile:
     def save(profile: Profile) -> None:
         # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
@@ -145,18 +164,27 @@ def _search(
             if is_answer or not _holds_proof(path, profile):
                 profile.save(path)
 
-    state = place.read_state()
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.path / "inductor")}
+    state = place.read_state().replace(target=target)  # which has the words that no file holds
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled)}
     with TrialRunner(
         place.trials,
         host_allocators=read_hardware().host_allocators,
         environment=environment,
         should_stop=should_stop,
         on_poll=reporter.polled,
+        say=reporter.told,
         warm=state.target.script is None,
     ) as runner:
         launcher = Launcher(state, budget, runner, reporter, should_stop, number=place.next_number())
         return Session(place, launcher, save).run()
+
+
+def _remove_unfinished(root: Path, out: Path) -> None:
+    """Remove what was being written when an earlier search died."""
+    remove_unfinished(out.parent, out.name)
+    for parent, folders, _ in os.walk(root):
+        folders[:] = [name for name in folders if name != COMPILER_CACHE]
+        remove_unfinished(Path(parent))
 
 
 def _holds_proof(path: Path, profile: Profile) -> bool:
@@ -189,19 +217,41 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
     if not options.resume:
         place = create_search_folder(work, target.spec)
         place.write_state(state)
+        seal_search(place)
         return place
-    found = find_search_folder(work, target.spec)
-    if found is None:
-        raise UsageError(f"--resume: no search of {target.spec!r} was made in {work}", hint="leave --resume out")
+    found = _find_to_resume(work, target.spec)
     _require_same_search(found, state)
+    if not is_sealed(found):
+        drop_compiled(found)
     return found
+
+
+def _find_to_resume(work: Path, spec: str) -> SearchFolder:
+    for search in list_searches(work):
+        try:
+            if search.read_state().target.spec == spec:
+                return search
+        except AutotuneError as error:
+            if search.is_named_after(spec):  # the one before it is not what was meant
+                hint = f"{error.hint}; or delete {search.path} to go on with the search before it"
+                raise UsageError(f"--resume: the newest search cannot be read: {error.message}", hint=hint) from None
+    raise UsageError(f"--resume: no search of {spec!r} was made in {work}", hint="leave --resume out")
+
+
+def _describe_damage(found: SearchFolder) -> str | None:
+    damaged = found.find_damaged()
+    if not damaged:
+        return None
+    what = count(len(damaged), "result cannot", "results cannot")
+    return f"{what} be read and {'is' if len(damaged) == 1 else 'are'} left out: of trial {', '.join(damaged[:5])}"
 
 
 def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     before = found.read_state()
+    written = before.model_dump(), now.model_dump()  # in which another secret in a command is no other command
     for name in _KEPT:
         old, new = getattr(before, name), getattr(now, name)
-        if old != new:
+        if written[0][name] != written[1][name]:
             raise UsageError(
                 f"--resume: {name} was {_show_option(old)} when the search began and is {_show_option(new)} now",
                 hint="give the same as then, or leave --resume out",

@@ -149,8 +149,8 @@ class Session:
         launcher.report = report
         launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
         self._space = self._build_space(report)
-        samples, limit = launcher.planned_samples, launcher.state.max_drift.loss
-        self._findings = Findings(report, judged=launcher.judged, planned_samples=samples, loss_limit=limit)
+        self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
+        self._findings.note_state(launcher.state)
         self._interrupted_before = self._folder.count_interrupted()
         launcher.reporter.probed(report)
         launcher.note_written(probed)
@@ -189,7 +189,8 @@ class Session:
         self._recall_finals()
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
-        study = self._open_study(self._folder.database, self._space, seed=launcher.state.seed, known=known)
+        told, seed = launcher.reporter.told, launcher.state.seed
+        study = self._open_study(self._folder.database, self._space, seed=seed, known=known, told=told)
         presets = launcher.state.presets
         self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
         situation = Situation(

@@ -1,13 +1,12 @@
-"""The Optuna study: proposes configs and keeps a stock SQLite copy of what was found.
+"""The Optuna study: proposes configs, and has a SQLite copy of what was found kept for stock Optuna tools.
 
-The trials' own files are the truth; the database is rebuilt from them when it is missing, torn or out of step.
+It is in memory and made from the trials' own files, which are the truth; the copy is read by nobody here.
 """
 
 from __future__ import annotations
 
 import random
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from optuna.trial import TrialState
 
 from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.search.objective import KEYS, Judged
+from autotune.search.study_file import STUDY_NAME, StudyFile
 from autotune.space import SearchSpace
 
-_STUDY_NAME = "autotune"
 _MOST_REPEATS = 12
 _RANDOM_DRAWS = 500
 _STARTUP_TRIALS = 8
-_LOCK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -45,23 +43,31 @@ class Study:
     """One study over a static space.
 
     Args:
-        path: of the SQLite database; rebuilt when it does not hold exactly `known`.
+        path: of its copy, a SQLite file.
         space: what may be varied.
         seed: of the sampler; each proposal draws from a stream of its own, so that a resumed search goes on alike.
         known: trials finished earlier, each with its log speed-up.
+        told: hears, in one sentence, that the copy cannot be kept.
     """
 
     def __init__(
-        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]] = ()
+        self,
+        path: Path,
+        space: SearchSpace,
+        *,
+        seed: int,
+        known: Sequence[tuple[Judged, float | None]] = (),
+        told: Callable[[str], None] = lambda _sentence: None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
         self._seed = seed
         self._parameters = {name: _Parameter(name, values) for name, values in space.choices.items()}
-        self._study, is_complete = _open_study(path, expected=len(known))
-        if not is_complete:
-            for judged, value in known:
-                self.close(self.open(judged.config), judged, value)
+        self._study = optuna.create_study(study_name=STUDY_NAME, direction="maximize")
+        self._file = StudyFile(path, told)
+        for judged, value in known:
+            self._tell(self.open(judged.config), judged, value)
+        self._copy()
 
     def open(self, config: TrainConfig) -> Proposal:
         """Enqueue a config of ours and return it as the next proposal."""
@@ -95,6 +101,16 @@ class Study:
             judged: the trial.
             value: log speed-up over the baseline at that time; None without a timing.
         """
+        self._tell(proposal, judged, value)
+        self._copy()
+
+    def abandon(self, proposal: Proposal) -> None:
+        """Take back a proposal that was not finished."""
+        assert proposal.trial is not None
+        self._study.tell(proposal.trial, state=TrialState.FAIL)
+        self._copy()
+
+    def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement
         assert trial is not None
         for name in KEYS:
@@ -107,10 +123,8 @@ class Study:
         else:
             self._study.tell(trial, value)
 
-    def abandon(self, proposal: Proposal) -> None:
-        """Take back a proposal that was not finished."""
-        assert proposal.trial is not None
-        self._study.tell(proposal.trial, state=TrialState.FAIL)
+    def _copy(self) -> None:
+        self._file.update(self._study.get_trials(deepcopy=False))
 
     def _draw_untried(self, tried: Sequence[TrainConfig]) -> TrainConfig | None:
         rng = random.Random(self._seed * 7919 + len(tried))
@@ -140,30 +154,3 @@ class _Parameter:
 
     def decode(self, value: Any) -> Any:
         return self.values[value] if self.ordered else value
-
-
-def _open_study(path: Path, *, expected: int) -> tuple[optuna.Study, bool]:
-    """Return the study in a database and True, or an empty one and False when it does not hold what it should."""
-    try:
-        study = _create_study(path)
-        trials = study.get_trials(deepcopy=False)
-        finished = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-        if len(finished) == expected and not any(
-            trial.state in (TrialState.RUNNING, TrialState.WAITING) for trial in trials
-        ):
-            return study, True
-    except Exception:  # whatever SQLite, SQLAlchemy or Optuna make of a damaged file, the answer is to rebuild it
-        pass
-    path.unlink(missing_ok=True)
-    return _create_study(path), False
-
-
-def _create_study(path: Path) -> optuna.Study:
-    def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=_LOCK_SECONDS)
-        # The database can be rebuilt, so it need not wait for the disk at each of Optuna's many commits.
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
-
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"creator": connect})
-    return optuna.create_study(study_name=_STUDY_NAME, storage=storage, direction="maximize", load_if_exists=True)

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,7 +156,13 @@ class _Simulation:
         return 0
 
     def open_study(
-        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[tuple[Judged, float | None]]
+        self,
+        path: Path,
+        space: SearchSpace,
+        *,
+        seed: int,
+        known: Sequence[tuple[Judged, float | None]],
+        told: Callable[[str], None],
     ) -> _Simulation:
         name = f"user_knobs.{KNOB}"
         self._fresh = [space.complete({name: value}) for value in space.choices[name][1:]]

@@ -6,7 +6,6 @@ real    whole searches in processes, on this machine, now          replay  the s
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.selftest import Outcome, RecordedLaunches, SelftestReport, Tally
+from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, run_search
 from autotune.selftest.machines import MACHINES, Machine, Recorded, read_paces
@@ -77,6 +77,7 @@ def run_selftest(
         AutotuneError: not one search gave an answer; this is why the last one did not.
     """
     began = time.monotonic()
+    sweep_scratch()
     if options.runs:
         real = _run_real(options, heard, should_stop)
         outcomes, tallies = tuple(real.outcomes), count_outcomes(real.outcomes)
@@ -142,9 +143,9 @@ def _search_once(
         only=(f"user_knobs.{KNOB}",),
         measure_seconds=RUN_MEASURE_SECONDS,
     )
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+    with scratch_folder() as folder:
         profile = run_search(spec, search, folder=folder, should_stop=should_stop)
-        found = find_search_folder(Path(folder), spec)
+        found = find_search_folder(folder, spec)
         if found is not None and truth == 1.0:
             paces += [tuple(blocks) for blocks in read_paces(found.read_trials())]
     return read_outcome(profile, truth=truth, noise="real")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -133,7 +134,7 @@ def _check_object(spec: str, attribute: str, names: SourceNames) -> None:
 def _explain_no_name(spec: str, folder: Path, command: str) -> UsageError:
     """Return the error for a word that is neither a workload's name nor a program."""
     file, tool = folder / spec, f"autotune {command}"
-    if file.is_file() and spec.endswith(".py"):
+    if os.path.isfile(file) and spec.endswith(".py"):
         named = find_workloads(file)
         if named:
             listed = ", ".join(f"{tool} {spec}:{name}" for name in named[:_MOST_SHOWN])
@@ -148,9 +149,9 @@ def _explain_no_name(spec: str, folder: Path, command: str) -> UsageError:
         )
     if spec.endswith(".py"):
         return _explain_missing_file(spec, folder)
-    if file.is_dir():
+    if os.path.isdir(file):
         return UsageError(f"{spec!r} is a folder", hint=f"name the script in it: {tool} -- python {spec}/train.py")
-    if (folder / f"{spec}.py").is_file():
+    if os.path.isfile(folder / f"{spec}.py"):
         return UsageError(
             f"there is no target {spec!r}", hint=f"did you mean {tool} -- python {spec}.py, or {spec}.py:workload?"
         )
@@ -162,7 +163,7 @@ def _explain_no_name(spec: str, folder: Path, command: str) -> UsageError:
 
 def _explain_missing_file(location: str, folder: Path) -> UsageError:
     place = (folder / location).parent
-    there = sorted(path.name for path in place.glob("*.py")) if place.is_dir() else []
+    there = sorted(path.name for path in place.glob("*.py")) if os.path.isdir(place) else []
     near = _find_near(Path(location).name, there, least=0.75)
     hint = f"did you mean {Path(location).with_name(near)}?" if near else f"it is looked up in {place}"
     return UsageError(f"there is no file {location!r}", hint=hint)

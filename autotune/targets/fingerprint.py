@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
 from autotune.targets.launch import Launch, find_launch
 from autotune.targets.location import locate, split_spec
@@ -34,11 +35,11 @@ def fingerprint_script(launch: Launch, command: Sequence[str], *, folder: Path) 
 
     Args:
         launch: how the script is started.
-        command: words as typed, placeholders and all.
+        command: words as typed, placeholders and all; another secret in them makes no difference.
         folder: the working folder.
     """
     digest = hashlib.sha256()
-    for word in command:
+    for word in mask_words(command):
         digest.update(os.fsencode(word) + b"\0")
     script, root = _find_code(launch, folder=folder.absolute())
     for file in _list_files(script, root) if root else ():
@@ -56,11 +57,11 @@ def _find_code(launch: Launch, *, folder: Path) -> tuple[Path | None, Path | Non
         return script, script.parent
     package, *parts = launch.name.split(".")
     root = folder / package
-    if root.is_dir():
+    if os.path.isdir(root):
         candidates = (root.joinpath(*parts, "__main__.py"), root.joinpath(*parts).with_suffix(".py"))
-        return next((file for file in candidates if file.is_file()), None), root
+        return next((file for file in candidates if os.path.isfile(file)), None), root
     single = folder / f"{package}.py"
-    return (single, folder) if single.is_file() else (None, None)
+    return (single, folder) if os.path.isfile(single) else (None, None)
 
 
 def _list_files(script: Path | None, root: Path) -> list[Path]:

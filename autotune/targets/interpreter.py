@@ -31,7 +31,7 @@ def find_interpreter(command: Sequence[str], *, folder: Path, path: str) -> tupl
     program, *arguments = command
     if _is_python(program):
         return _find_program(program, folder=folder, path=path), tuple(arguments)
-    is_script = program.endswith(".py") and (folder / program).is_file()
+    is_script = program.endswith(".py") and os.path.isfile(folder / program)
     if is_script or ("/" in program and _is_python_file(folder / program)):
         file, name = folder / program, program
     else:
@@ -76,7 +76,7 @@ def _is_python(word: str) -> bool:
 
 
 def _is_python_file(file: Path) -> bool:
-    if not file.is_file():
+    if not os.path.isfile(file):
         return False
     words = read_first_line(file)
     return bool(words) and _is_python(words[0])
@@ -92,9 +92,9 @@ def _split_quoted(text: str) -> tuple[str, ...]:
 def _find_program(program: str, *, folder: Path, path: str) -> str:
     if "/" in program:
         file = folder / program
-        if file.is_dir():
+        if os.path.isdir(file):
             raise UsageError(f"{program!r} is a folder", hint="write python train.py ...")
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise UsageError(f"there is no program {program!r}", hint=f"it is looked up in {folder}")
         if not os.access(file, os.X_OK):
             raise UsageError(f"{program!r} is not executable", hint=f"chmod +x {shlex.quote(program)}")
@@ -103,14 +103,14 @@ def _find_program(program: str, *, folder: Path, path: str) -> str:
     found = shutil.which(program, path=os.pathsep.join(folders))
     if found is not None:
         return found
-    blocked = next((place for place in folders if Path(place, program).is_file()), None)
+    blocked = next((place for place in folders if os.path.isfile(Path(place, program))), None)
     if blocked is not None:
         raise UsageError(f"{program!r} in {blocked} is not executable", hint=_ENVIRONMENT_HINT)
     if " " in program and program.isprintable():
         raise UsageError(f"{program!r} is one word", hint=f"write it without the quotes: {program}")
     if program.endswith(".py"):
         raise UsageError(f"there is no script {program!r}", hint=f"it is looked up in {folder} and on PATH")
-    if (folder / program).is_file():
+    if os.path.isfile(folder / program):
         raise UsageError(f"there is no program {program!r} on PATH", hint=f"write python {program} or ./{program}")
     raise UsageError(f"there is no program {program!r} on PATH", hint=_ENVIRONMENT_HINT)
 

@@ -142,9 +142,9 @@ def _check_name(kind: Literal["file", "module"], name: str, *, folder: Path) -> 
         if name.endswith(".py") or not _MODULE.fullmatch(name):
             raise UsageError(
                 f"-m {name!r} is not the name of a module",
-                hint=f"write {shlex.quote(name)} without -m" if file.is_file() else "write -m package.train",
+                hint=f"write {shlex.quote(name)} without -m" if os.path.isfile(file) else "write -m package.train",
             )
-    elif file.is_dir():
+    elif os.path.isdir(file):
         raise UsageError(f"script {name!r} is a folder", hint="name the file in it, or write -m package")
-    elif not file.is_file():
+    elif not os.path.isfile(file):
         raise UsageError(f"there is no script {name!r}", hint=f"it is looked up in {folder}")

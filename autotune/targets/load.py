@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -73,7 +74,7 @@ def _import_module(location: str, *, folder: Path) -> ModuleType:
 
 
 def _import_file(path: Path, *, folder: Path, shown: str) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"there is no file {shown!r}", hint=f"it is looked up in {path.parent}")
     name, is_standard = _choose_name(path), path.stem in sys.stdlib_module_names
     for place in (folder, path.parent):

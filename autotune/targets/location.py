@@ -6,10 +6,13 @@ Both sides look it up here: the parent, which never runs the user's code, and th
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.errors import UsageError
+
+# Asked of os.path here and in its neighbours, not of Path, for which a name that is too long for a file is an error.
 
 OWN_PACKAGE = Path(__file__).parents[1]
 """This package: whatever the working folder holds, its name means what runs now."""
@@ -54,7 +57,7 @@ def locate(location: str, *, folder: Path) -> Location | None:
     """
     if location.endswith(".py"):
         file = folder / location
-        return Location(file, file, file.parent, is_installed=False) if file.is_file() else None
+        return Location(file, file, file.parent, is_installed=False) if os.path.isfile(file) else None
     name, *parts = location.split(".")
     top = OWN_PACKAGE if name == OWN_PACKAGE.name else find_module(folder, name) or find_installed(name)
     if top is None:
@@ -62,12 +65,12 @@ def locate(location: str, *, folder: Path) -> Location | None:
     is_installed = top == OWN_PACKAGE or bool({"site-packages", "dist-packages"} & set(top.parts))
     place = top
     for part in parts:
-        found = find_module(place, part) if place.is_dir() else None
+        found = find_module(place, part) if os.path.isdir(place) else None
         if found is None:
             return Location(None, top, top.parent, is_installed)
         place = found
-    file = place / "__init__.py" if place.is_dir() else place
-    return Location(file if file.is_file() else None, top, top.parent, is_installed)
+    file = place / "__init__.py" if os.path.isdir(place) else place
+    return Location(file if os.path.isfile(file) else None, top, top.parent, is_installed)
 
 
 def find_module(root: Path, name: str) -> Path | None:
@@ -78,9 +81,9 @@ def find_module(root: Path, name: str) -> Path | None:
     if not name.isidentifier():
         return None
     package, file = root / name, root / f"{name}.py"
-    if (package / "__init__.py").is_file():
+    if os.path.isfile(package / "__init__.py"):
         return package
-    return file if file.is_file() else package if package.is_dir() else None
+    return file if os.path.isfile(file) else package if os.path.isdir(package) else None
 
 
 def find_installed(name: str) -> Path | None:

@@ -63,6 +63,12 @@ def format_value(value: KnobValue) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def write_knob(knob: OwnKnob) -> str:
+    """Return a knob as `read_knob` reads it."""
+    values = (re.sub(r"([\\,:])", r"\\\1", format_value(value)) for value in knob.values)
+    return f"{knob.name}={','.join(values)}:{knob.numerics}"
+
+
 def _split(text: str, separator: str) -> list[str]:
     parts = [""]
     for token in _TOKEN.findall(text):

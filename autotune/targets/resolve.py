@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.records.reading import read_bytes
+from autotune.records.reading import is_text, read_bytes
 from autotune.records.script import Script
 from autotune.records.trial import Target
 from autotune.targets.check import check_target
@@ -68,6 +68,9 @@ def resolve_target(argument: str | Script | None, *, folder: Path, remembered: T
         UsageError: the settings file is not valid, or what is named is not there.
         TargetError: what is named is no workload, as its source shows.
     """
+    for name in (str(folder), argument):
+        if isinstance(name, str) and not is_text(name):
+            raise UsageError(f"the name {name!r} is not UTF-8, or has a NUL in it", hint="rename what it stands for")
     resolved = _choose_target(argument, folder=folder, remembered=remembered)
     if resolved.origin != "demo":
         check_target(resolved.target)
@@ -155,6 +158,8 @@ def _check_settings(table: Any, *, name: str) -> ProjectSettings:
         texts = value if key in _LISTS and isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in texts):
             raise UsageError(f"{name}: {key} = {value!r} is not text", hint=_hint_of(key, value))
+        if not all(map(is_text, texts)):
+            raise UsageError(f"{name}: {key} = {value!r} has a NUL in it", hint=_hint_of(key, value))
         settings[key] = tuple(texts) if key in _LISTS else value
     if isinstance(table.get("command"), str):
         settings["command"] = _split_command(table["command"], name=name)

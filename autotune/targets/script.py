@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
 from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.reading import is_text
 from autotune.records.script import OwnKnob, Script
+from autotune.records.secrets import mask_words
 from autotune.targets.metric import read_metrics
 from autotune.targets.own_knob import format_value, parse_value, read_knob
 
@@ -83,6 +85,9 @@ def read_script(
         UsageError: a part does not parse, or two parts do not fit; says which, and what is allowed.
     """
     _check_words(command)
+    for text in (*knobs, *metric_regexes, *metric_keys):
+        if not is_text(text):
+            raise UsageError(f"the option's value {text!r} is not UTF-8, or has a NUL in it", hint="type it again")
     script = Script(
         command=tuple(command),
         knobs=_read_knobs(knobs),
@@ -155,8 +160,8 @@ def render_command(script: Script, values: Mapping[str, KnobValue]) -> tuple[str
 
 
 def script_label(command: Sequence[str]) -> str:
-    """Return the command as one line, quoted as a shell would need it."""
-    return shlex.join(command)
+    """Return the command as one line, quoted as a shell would need it, `***` for each secret in it."""
+    return shlex.join(mask_words(command))
 
 
 def _check_words(command: Sequence[str]) -> None:
@@ -164,8 +169,9 @@ def _check_words(command: Sequence[str]) -> None:
         given = "after -- there is no command" if not command else f"the command's first word {command[0]!r} is empty"
         raise UsageError(given, hint="write autotune search -- python train.py ...")
     for word in command:
-        if not word.isascii() and word != word.encode(errors="ignore").decode():
-            raise UsageError(f"the command's word {word!r} is not UTF-8", hint="rename what it stands for")
+        if not is_text(word):
+            wrong = "has a NUL in it" if "\0" in word else "is not UTF-8"
+            raise UsageError(f"the command's word {word!r} {wrong}", hint="rename what it stands for")
 
 
 def _check_count(option: str, count: int | None) -> int | None:

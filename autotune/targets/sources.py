@@ -85,7 +85,7 @@ def list_python_files(root: Path) -> list[Path] | None:
 
 
 def _list_files(place: Path) -> list[Path] | None:
-    return list_python_files(place) if place.is_dir() else [place]
+    return list_python_files(place) if os.path.isdir(place) else [place]
 
 
 def _read_text(file: Path) -> bytes:
@@ -132,7 +132,7 @@ def _find_all(names: list[str], roots: list[Path]) -> Iterator[tuple[Path, Path]
 
 
 def _is_code(place: Path | None) -> bool:
-    return place is not None and (place.is_file() or (place / "__init__.py").is_file())
+    return place is not None and (os.path.isfile(place) or os.path.isfile(place / "__init__.py"))
 
 
 def _size(file: Path) -> int:

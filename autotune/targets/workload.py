@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from autotune.errors import TargetError
+from autotune.errors import ProfileError, TargetError
 from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.reading import MOST_COUNT
 from autotune.records.script import Numerics
 
 if TYPE_CHECKING:
@@ -177,9 +178,33 @@ class LoadedWorkload:
             raise TargetError(f"{self.label}: evaluate returned {kind} for {name!r}", hint=hint) from None
 
     def set_knobs(self, config: TrainConfig) -> None:
-        """Set the workload's own knobs to a config's values."""
-        for name, value in config.user_knobs.items():
+        """Set the workload's own knobs to a config's values.
+
+        Raises:
+            ProfileError: the config sets what is no knob of the workload, or a value that is none of the knob's.
+        """
+        for name, value in self.find_choices(config).items():
             setattr(self.workload, name, value)
+
+    def find_choices(self, config: TrainConfig) -> dict[str, KnobValue]:
+        """Return the declared values of own knobs that a config asks for: it may have been written by anybody.
+
+        Raises:
+            ProfileError: as of `set_knobs`.
+        """
+        return {name: self._find_choice(name, value) for name, value in config.user_knobs.items()}
+
+    def _find_choice(self, name: str, value: KnobValue) -> KnobValue:
+        declared = self.knobs.get(name, ())
+        if value in declared:
+            return declared[declared.index(value)]
+        if declared:
+            listed = ", ".join(str(choice) for choice in declared)
+            message, hint = f"{str(value)[:80]!r} is no value of the knob {name}", f"its values are {listed}"
+        else:
+            message = f"{name[:80]!r} is no knob of {self.label}"
+            hint = f"its own knobs are {', '.join(self.knobs)}" if self.knobs else "it has no knobs of its own"
+        raise ProfileError(f"the settings do not fit: {message}", hint=f"{hint}; search again for this target")
 
 
 def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkload:
@@ -274,4 +299,6 @@ def _read_numerics(found: Any, knobs: Mapping[str, Any], *, label: str) -> dict[
 
 
 def _is_knob_value(value: Any) -> bool:
-    return isinstance(value, str | int | bool) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, int):
+        return abs(value) <= MOST_COUNT
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))

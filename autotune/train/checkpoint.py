@@ -94,8 +94,7 @@ class Checkpoints:
                 torch=torch.__version__,
             )
             write_record(scratch / MANIFEST_FILE, manifest)
-            if final.exists():
-                shutil.rmtree(final)
+            _remove(final)
             scratch.rename(final)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -117,7 +116,7 @@ class Checkpoints:
         try:
             for file in path.iterdir():
                 _link_or_copy(file, scratch / file.name)
-            shutil.rmtree(final, ignore_errors=True)
+            _remove(final)
             scratch.rename(final)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -125,7 +124,7 @@ class Checkpoints:
         sync_folder(self.folder)
         # The one before stays too: the newest checkpoint may be one that still names it.
         for other in sorted(self.folder.glob("best-[0-9]*"), key=read_step, reverse=True)[_BESTS:]:
-            shutil.rmtree(other, ignore_errors=True)
+            _remove(other, ignore_errors=True)
         return final
 
     def load(self, training: Training) -> Restored:
@@ -183,7 +182,7 @@ class Checkpoints:
             kept += _choose_rungs(complete)
         for path in (*found, *self.folder.glob(".tmp-*")):
             if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path, ignore_errors=True)
 
 
 def newest_first(folder: Path) -> Iterator[Path]:
@@ -241,6 +240,10 @@ def _read_verified(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path / _STATE_FILE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a file it refuses to unpickle
         raise CheckpointError(f"{path.name} cannot be loaded: {type(error).__name__}") from None
+    named = read_step(path)
+    step = state.get("step", named) if isinstance(state, dict) else named
+    if type(step) is not int or step != named:
+        raise CheckpointError(f"{path.name} is damaged: its state is of another step")
     return state
 
 
@@ -249,6 +252,8 @@ def _find_damage(path: Path) -> str | None:
         manifest = read_record(path / MANIFEST_FILE, CheckpointManifest)
     except AutotuneError as error:
         return f"is not complete: {error.message}"
+    if manifest.step != read_step(path):
+        return "is damaged: its manifest is of another step"
     file = path / _STATE_FILE
     if not file.is_file() or file.stat().st_size != manifest.bytes or _checksum(file) != manifest.sha256:
         return "is damaged: its state file does not match its manifest"
@@ -258,8 +263,20 @@ def _find_damage(path: Path) -> str | None:
 def _set_aside(path: Path, word: str) -> None:
     # Under its name it would count as one of the checkpoints to keep, in the place of a good one.
     aside = path.with_name(f"{word}-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside, ignore_errors=True)
     path.rename(aside)
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a folder, or what stands in its place: of a link, the link alone."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=ignore_errors)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        if not ignore_errors:
+            raise
 
 
 def _link_or_copy(file: Path, to: Path) -> None:

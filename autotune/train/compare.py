@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.errors import UsageError
 from autotune.records.codec import read_record
 from autotune.records.comparison import LossPair, RunComparison, RunSide, RunState, SettingPair
 from autotune.records.config import changed_fields, get_knob
+from autotune.records.reading import MOST_COUNT
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train.files import METRICS_FILE, PLAN_FILE, SCRIPT_FILE, SUMMARY_FILE
 
@@ -63,7 +65,8 @@ class RunLog:
             return
         samples, rate, loss = _count(line["samples"]), _figure(line.get("samples_per_second")), _figure(line["loss"])
         if rate is not None and rate > 0:
-            self.seconds += max(0, samples - self.farthest) / rate
+            seconds = self.seconds + max(0, samples - self.farthest) / rate
+            self.seconds = seconds if math.isfinite(seconds) else self.seconds
         self.farthest = max(self.farthest, samples)
         while self.points and self.points[-1][0] >= samples:
             self.points.pop()
@@ -127,7 +130,7 @@ def pair_losses(first: list[tuple[int, float]], second: list[tuple[int, float]])
 
 
 def _read_run(folder: Path) -> tuple[RunSide, RunLog]:
-    file = next((folder / name for name in (PLAN_FILE, SCRIPT_FILE) if (folder / name).is_file()), None)
+    file = next((folder / name for name in (PLAN_FILE, SCRIPT_FILE) if os.path.isfile(folder / name)), None)
     if file is None:
         raise UsageError(f"{folder} holds no run", hint="give a run folder, such as one under runs/")
     plan = read_record(file, RunPlan)
@@ -151,7 +154,7 @@ def _describe_log(folder: Path, plan: RunPlan, log: RunLog) -> RunSide:
         loss=log.points[-1][1] if log.points else None,
         metrics=log.metrics,
         best=None,
-        samples_per_second=log.samples / log.seconds if log.seconds > 0 else None,
+        samples_per_second=_divide(log.samples, log.seconds),
         promised_samples_per_second=plan.promised_samples_per_second,
         training_seconds=log.seconds or None,
         step_downs=plan.step_downs,
@@ -253,6 +256,6 @@ def _figure(value: object) -> float | None:
 
 
 def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNT:
         raise TypeError(f"{value!r} is no count")
     return value

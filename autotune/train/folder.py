@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from autotune.errors import BusyError, ProfileError, UsageError
+from autotune.errors import ProfileError, UsageError
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
+from autotune.search.lock import hold_lock
 from autotune.targets.fingerprint import is_older
 from autotune.train.files import CHECKPOINTS_FOLDER, PLAN_FILE, SUMMARY_FILE
 
@@ -42,7 +41,7 @@ class RunFolder:
 
     def write_plan(self, plan: RunPlan) -> None:
         """Save what the run is started with."""
-        write_record(self.path / PLAN_FILE, plan)
+        write_record(self.path / PLAN_FILE, plan, private=True)
         self.plan = plan
 
     def add_step_down(self, step_down: StepDown) -> None:
@@ -51,7 +50,7 @@ class RunFolder:
 
     def write_summary(self, summary: TrainingSummary) -> None:
         """Save how the run ended."""
-        write_record(self.path / SUMMARY_FILE, summary)
+        write_record(self.path / SUMMARY_FILE, summary, private=True)
 
 
 def read_plan(path: Path) -> RunPlan:
@@ -99,16 +98,10 @@ def locked_run(path: Path) -> Iterator[None]:
 
     Raises:
         BusyError: another training is at work in it.
+        MachineError: its file system has no locks.
     """
-    lock = FileLock(path / _LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BusyError(f"another training is at work in {path}", hint="wait for it, or stop it") from None
-    try:
+    with hold_lock(path / _LOCK_FILE, f"another training is at work in {path}"):
         yield
-    finally:
-        lock.release()
 
 
 def require_same_plan(before: RunPlan, now: RunPlan, path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.presets import is_preset
+from autotune.records.reading import is_text
 from autotune.records.run import Reverification, StepDown
 from autotune.train.folder import RunFolder
 from autotune.train.report import Report
@@ -63,6 +64,11 @@ class TrainingOptions:
             raise UsageError("both --profile and --preset are given", hint="choose one")
         if self.use_candidate and self.profile is None:
             raise UsageError("--use-candidate is given without a profile", hint="add --profile best.json")
+        for name in (str(self.out), str(self.preset)):
+            if not is_text(name):
+                raise UsageError(
+                    f"the name {name!r} is not UTF-8, or has a NUL in it", hint="rename what it stands for"
+                )
         if self.checkpoints_kept < 2:
             raise UsageError(
                 f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"

@@ -4,7 +4,8 @@
            ── signals ─▶                 each once: what the training has heard itself is not sent again
            ◀─ exit ────                  its status, or 128 + N after signal N; then maybe another attempt
 
-The kernel ends the training when the parent dies, and the parent waits for nothing else than the training's end.
+The kernel ends the training when the parent dies, and a keeper what else the training has started; the parent waits for
+nothing else than the training's end. What is left when it ends in order is the user's own.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.oom_kills import read_oom_kills
 from autotune.train.child import PARENT_VARIABLE
-from autotune.train.oom_kills import read_oom_kills
 from autotune.trial.causes import explain_exit
+from autotune.trial.keeper import Keeper
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What somebody may send to the parent and mean the training."""
@@ -88,13 +90,9 @@ class Ended:
             return "oom-killed", "the kernel killed one of its processes for want of memory"
         if self.status >= 0:
             return "crash-exit", f"it ended with exit status {self.status}"
-        if self.status == -signal.SIGKILL and self.oom_kills == 0:
-            return "crash-signal", "it was killed by SIGKILL, and not by the kernel for want of memory"
-        if self.status == -signal.SIGKILL and self.oom_kills:
-            return "oom-killed", "it was killed by the kernel for want of memory"
         if self.status == -signal.SIGBUS and not has_workers:
             return "crash-signal", "it was killed by SIGBUS"
-        _, cause, sentence = explain_exit(self.status, log_tail="")
+        _, cause, sentence = explain_exit(self.status, log_tail="", oom_kills=self.oom_kills)
         return cause, f"it was {sentence.partition(';')[0]}"
 
 
@@ -120,10 +118,10 @@ def supervise(
     Raises:
         UsageError: a process cannot be started.
     """
-    with _inbox(stopping) as inbox:
+    with _inbox(stopping) as inbox, Keeper() as keeper:
         attempt = 0
         while True:
-            ended = _run_attempt(start(attempt), attempt, inbox, kill_after_seconds)
+            ended = _run_attempt(start(attempt), attempt, inbox, keeper, kill_after_seconds)
             if ended.was_told or not next_attempt(ended):
                 return ended
             inbox.drain(time.monotonic())
@@ -195,12 +193,13 @@ class _Hearing:
         return min((max(0.0, at + _HEARING_SECONDS - now) for _, at in self.due), default=None)
 
 
-def _run_attempt(start: Start, attempt: int, inbox: _Inbox, kill_after_seconds: float | None) -> Ended:
+def _run_attempt(start: Start, attempt: int, inbox: _Inbox, keeper: Keeper, kill_after_seconds: float | None) -> Ended:
     began, kills_before = time.monotonic(), read_oom_kills()
     read_end, write_end = _open_pipe()
     process = None
     try:
         process = _start_process(start, write_end)
+        keeper.take(process.pid)
         status = _await_end(process, inbox, _Hearing(read_end), kill_after_seconds)
     finally:
         for end in (read_end, write_end):  # ours for writing too: without it the other would be readable for ever

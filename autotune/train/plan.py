@@ -97,7 +97,7 @@ def resume_plan(asked: Asked, before: RunPlan, path: Path) -> RunPlan:
     """Return the plan of a run that goes on: as it was started, but for its length.
 
     Raises:
-        ProfileError: target, data, settings or seed are others.
+        ProfileError: target, data, settings or seed are others, or the run's settings do not fit the target.
     """
     options = asked.options
     profile = load_profile(options, asked.work, asked.note)
@@ -108,6 +108,8 @@ def resume_plan(asked: Asked, before: RunPlan, path: Path) -> RunPlan:
         wanted = _choose(asked, None).config
     seed = before.seed if options.seed is None else options.seed
     require_same_plan(before, before.replace(target=asked.profile_target, asked_config=wanted, seed=seed), path)
+    for config in (before.config, before.baseline_config, *(one.config for one in before.step_downs)):
+        asked.loaded.find_choices(config)
     if before.machine not in ("", _name_machine()):
         asked.note("the run was started on another machine or with another torch: it goes on, but not bit for bit")
     if options.steps is None and options.epochs is None:

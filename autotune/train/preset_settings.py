@@ -8,7 +8,6 @@ bit for bit as they are, anything that on this target would not.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.probe import ProbeReport
 from autotune.records.search import Preset
 from autotune.records.trial import Target, TrialLimits
+from autotune.scratch import scratch_folder
 from autotune.search.folder import STATE_FOLDER, find_search_folder, write_report
 from autotune.space import SearchSpace, build_space, classify_changes, put_back
 from autotune.trial.spawn import TrialRunner
@@ -89,8 +89,8 @@ def find_facts(
         time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, warmup_cap_seconds=_WARMUP_SECONDS
     )
     with (
-        tempfile.TemporaryDirectory(prefix="autotune-") as scratch,
-        TrialRunner(Path(scratch), should_stop=should_stop, warm=False) as runner,
+        scratch_folder() as scratch,
+        TrialRunner(scratch, should_stop=should_stop, warm=False) as runner,
     ):
         try:
             report, _ = probe_target(target, runner, limits=limits)

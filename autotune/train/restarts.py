@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, ProfileError
 from autotune.records.run import RunPlan, StepDown, StepDownAction
+from autotune.scratch import scratch_folder
 from autotune.train.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE, read_run_note
 from autotune.train.files import CHECKPOINTS_FOLDER, MANIFEST_FILE, METRICS_FILE
 from autotune.train.folder import RunFolder, read_plan
@@ -73,8 +73,8 @@ def train_supervised(
         UsageError: the process cannot be started.
         OSError: no temporary file can be made.
     """
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
-        restarts = _Restarts(tuple(command), tuple(arguments), Path(scratch) / "run-folder", say)
+    with scratch_folder() as scratch:
+        restarts = _Restarts(tuple(command), tuple(arguments), scratch / "run-folder", say)
         ended = supervise(
             restarts.start,
             next_attempt=restarts.go_on,

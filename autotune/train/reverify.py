@@ -9,12 +9,10 @@ was measured elsewhere is a reason to try them, not to trust them. One failed la
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
 from autotune.probe.machine.hardware import read_hardware
@@ -23,6 +21,7 @@ from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
 from autotune.records.run import Reverification
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.scratch import scratch_folder
 from autotune.search.finalist import FinalsOutcome
 from autotune.search.finals import run_finals
 from autotune.sentences import count
@@ -202,9 +201,9 @@ def _processes(settings: Settings, target: Target, frame: Frame) -> Iterator[Tri
         os.environ[PRELOAD] = others
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="autotune-") as scratch,
+            scratch_folder() as scratch,
             TrialRunner(
-                Path(scratch),
+                scratch,
                 host_allocators=allocators,
                 should_stop=frame.should_stop,
                 warm=target.script is None,

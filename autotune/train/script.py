@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from autotune.records.trial import Target
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.launch import Launch, find_launch
 from autotune.targets.script import own_values, placeholder_names, render_command
-from autotune.train.differences import printable
 from autotune.train.parent import Start
 from autotune.train.script_steps_down import Levers
 from autotune.trial.scripted import script_values
@@ -173,7 +171,7 @@ def prepare_script_run(settings: Settings, target: Target) -> ScriptRun:
         target: the script.
 
     Raises:
-        ProfileError: they were measured on another script, or set what the command has no placeholder for.
+        ProfileError: they set what the command has no placeholder for.
         UsageError: the command cannot be started.
         MachineError: the settings need a library this machine does not have.
     """
@@ -193,7 +191,6 @@ def prepare_script_run(settings: Settings, target: Target) -> ScriptRun:
         training_loaders=settings.training_loaders,
     )
     launch = run.find_launch(config)
-    _require_same_script(run, launch)
     _require_placeholders(run)
     _make_environment(config)
     check_interpreter(launch.interpreter, set())
@@ -205,21 +202,6 @@ def _fill_in_own(script: Script, config: TrainConfig) -> TrainConfig:
     own = own_values(script)
     fields = {name: value for name, value in own.items() if name in TrainConfig.model_fields}
     return config.replace(**fields, user_knobs={name: value for name, value in own.items() if name not in fields})
-
-
-def _require_same_script(run: ScriptRun, launch: Launch) -> None:
-    if run.profile is None or run.profile.target.fingerprint == run.fingerprint:
-        return
-    label = run.profile.target.label
-    try:
-        measured = shlex.split(label)
-    except ValueError:
-        measured = []
-    if label != run.target.spec and launch.name not in measured:
-        raise ProfileError(
-            f"the profile was measured on {printable(label)}, and this is {run.target.spec}",
-            hint="name the script it belongs to, or search again for this one",
-        )
 
 
 def _require_placeholders(run: ScriptRun) -> None:

@@ -6,7 +6,6 @@ after its first step: whoever starts it again can start it with that.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
+from autotune.scratch import scratch_folder
 from autotune.train.files import SCRIPT_FILE, SUMMARY_FILE
 from autotune.train.folder import make_run
 from autotune.train.script import ScriptRun
@@ -80,12 +80,12 @@ def opened_folder(run: ScriptRun, say: Callable[[str], None]) -> Iterator[Script
         epochs=None,
     )
     name = run.find_launch(run.config).name
-    with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
+    with scratch_folder() as scratch:
         try:
             folder = ScriptFolder(make_run(Path(run.target.folder), Path(name).stem, None), plan, is_kept=True)
         except OSError as error:
             say(f"no record of this training is kept: {error.filename or 'runs'}: {error.strerror or error}")
-            folder = ScriptFolder(Path(scratch), plan, is_kept=False)
+            folder = ScriptFolder(scratch, plan, is_kept=False)
         folder.write_plan(plan)
         try:
             yield folder
@@ -111,7 +111,7 @@ def _make_profile(run: ScriptRun, config: TrainConfig, note: str) -> Profile:
 
 def _write(path: Path, record: RunPlan | TrainingSummary | Profile) -> bool:
     try:
-        write_record(path, record)
+        write_record(path, record, private=True)
     except OSError:
         return False
     return True

@@ -97,6 +97,19 @@ def _read_file(path: Path) -> ScriptProgress | None:
         with path.open("rb") as file:
             plain: dict[str, Any] = json.loads(file.read(_MAX_BYTES))
         failure = plain.pop("failure", None)
-        return ScriptProgress(**plain, failure=None if failure is None else Failure(**failure))
-    except (OSError, ValueError, TypeError):
+        progress = ScriptProgress(**plain, failure=None if failure is None else Failure(**failure))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
+    return progress if _is_whole(progress) else None
+
+
+def _is_whole(progress: ScriptProgress) -> bool:
+    """Return whether everything has its type: the script's process can write what it likes."""
+    found = dataclasses.asdict(progress)
+    failure = found.pop("failure") or {"at": 0.0}
+    texts = [found.pop("eager_detail"), *(failure[name] for name in ("cause", "detail") if len(failure) > 1)]
+    maybe = ("loss", "non_finite_step", "eager_step")
+    numbers = [value for name, value in found.items() if value is not None or name not in maybe]
+    return all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, int | float) and not isinstance(number, bool) for number in (*numbers, failure["at"])
+    )

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.records.run import StepDown, TrainingSummary
+from autotune.records.secrets import hide_secrets, mask_words
 from autotune.sentences import count
+from autotune.targets.own_knob import write_knob
 from autotune.train.parent import Ended, Start, supervise
 from autotune.train.script import ScriptRun
 from autotune.train.script_folder import ScriptFolder, opened_folder
@@ -95,6 +97,7 @@ class _ScriptParent:
         has_workers = not self.run.knows_settings or self.folder.plan.current_config.num_workers > 0
         told = ended.explain(has_workers=has_workers)
         cause, detail = told if failure is None else (failure.cause, failure.detail)
+        detail = hide_secrets(detail, self.run.script.command)
         fault = Fault(cause, detail, max((one.steps for one in notes), default=0))
         choice = choose_script_step_down(fault, self.folder.plan, self.run.levers)
         if cause in _OWN_CAUSES and not (cause == "user-error" and self.restarts_left and fault.step):
@@ -127,7 +130,8 @@ class _ScriptParent:
         eager = next((one for one in notes if one.eager_step is not None), None)
         plan = self.folder.plan
         if is_new and eager is not None and eager.eager_step is not None:
-            fault = Fault("compile-error", eager.eager_detail, eager.eager_step)
+            detail = hide_secrets(eager.eager_detail, self.run.script.command)
+            fault = Fault("compile-error", detail, eager.eager_step)
             config = plan.current_config.replace(compile_mode="off")
             self._record(fault, Choice("eager", config), "the model ran eagerly from there on")
         return notes
@@ -173,7 +177,5 @@ def _show_command(run: ScriptRun, profile: Path) -> str:
     folder = Path(run.target.folder).resolve()
     shown = profile.resolve()
     shown = shown.relative_to(folder) if shown.is_relative_to(folder) else shown
-    words = ["autotune", "train", "--profile", str(shown)]
-    if not run.script.knobs:  # knobs of its own are known to the search in this folder, and to no option of `train`
-        words += ["--", *run.script.command]
-    return shlex.join(words)
+    knobs = [word for knob in run.script.knobs for word in ("--knob", write_knob(knob))]
+    return shlex.join(["autotune", "train", "--profile", str(shown), *knobs, "--", *mask_words(run.script.command)])

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.engine.allocator import launch_environment
-from autotune.errors import MachineError, ProfileError, UsageError
+from autotune.errors import MachineError, UsageError
 from autotune.presets import find_preset
 from autotune.probe.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
@@ -27,12 +27,16 @@ from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.differences import find_differences, is_measured_here, printable
 from autotune.train.preset_settings import fit_preset
+from autotune.train.profile_check import (
+    check_batch,
+    check_own_settings,
+    check_script_settings,
+    require_same_script,
+    require_same_workload,
+)
 
 FindFacts = Callable[[], TargetFacts]
 """Returns what a probe knows of the target on this machine; called for a preset only."""
-
-_FOUND_BY_PROBE = ("num_threads", "optimizer_implementation", "allow_tf32", "cudnn_benchmark")
-"""What a probe writes into a baseline where the user left it to PyTorch: another machine's is none of ours."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def choose_settings(
 
     Raises:
         UsageError: both a profile and a preset are given.
-        ProfileError: the profile was measured on another target, or there is no such preset.
+        ProfileError: the profile was measured on another target or does not fit it, or there is no such preset.
     """
     _refuse_both(profile, preset)
     from autotune.engine.kernels import keep_switches  # torch is of no other use to the parent of a script
@@ -100,21 +104,22 @@ def choose_settings(
         return _apply_preset(preset, lambda: find_facts().replace(baseline=own), note)
     if profile is None:
         return Settings(own, own, "baseline", None, None, ())
-    if loaded.fingerprint != profile.target.fingerprint and loaded.label != profile.target.label:
-        raise ProfileError(
-            f"the profile was measured on {printable(profile.target.label)}, and this is {loaded.label}",
-            hint="name the target it belongs to, or search again for this one",
-        )
+    require_same_workload(profile, loaded)
+    is_same = loaded.fingerprint == profile.target.fingerprint
+    if is_same:
+        loaded.find_choices(profile.config)
+    batch = check_batch(profile)
     differences = find_differences(profile, target_fingerprint=loaded.fingerprint, data_fingerprint=data_fingerprint)
     baseline, config = profile.baseline_config, profile.config
-    if loaded.fingerprint != profile.target.fingerprint:
+    if is_same and is_measured_here(profile):
+        check_own_settings(profile, own)
+    else:
         baseline = own
-    elif not is_measured_here(profile):
-        baseline = baseline.replace(**{name: getattr(own, name) for name in _FOUND_BY_PROBE})
-    if baseline != profile.baseline_config:
         config, more = _move_changes(profile, baseline, loaded)
         differences += more
     settings = Settings(config, baseline, "profile", profile, None, differences)
+    if batch is not None and config.effective_batch_size != baseline.effective_batch_size:
+        note(batch)
     return _announce(settings, profile, loaded.fingerprint, note)
 
 
@@ -137,14 +142,20 @@ def choose_script_settings(
 
     Raises:
         UsageError: both a profile and a preset are given, or the command cannot be started.
-        ProfileError: there is no such preset.
+        ProfileError: the profile was measured on another script or does not fit it, or there is no such preset.
     """
     _refuse_both(profile, preset)
     if preset is not None:
         return _apply_preset(preset, find_facts, note)
     if profile is None:
         return Settings(TrainConfig(), TrainConfig(), "baseline", None, None, ())
+    assert target.script is not None
     fingerprint = fingerprint_target(target)
+    require_same_script(profile, target, fingerprint)
+    check_script_settings(profile, target.script, is_same=fingerprint == profile.target.fingerprint)
+    batch = check_batch(profile)
+    if batch is not None:
+        note(batch)
     has_other_words = fingerprint != profile.target.fingerprint and target.spec != profile.target.label
     known = None if has_other_words else fingerprint
     differences = find_differences(profile, target_fingerprint=known, data_fingerprint=None)

@@ -6,6 +6,7 @@ import signal
 
 from autotune.measure.hopeless import Hopeless
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.trial.limits import describe_failed_fork, describe_limit, describe_memory_limit
 
 Outcome = tuple[TrialStatus, str, str]
 """Status, short cause, one sentence."""
@@ -26,6 +27,10 @@ _CRASHES = {
     "dataloader-worker-hung": ("DataLoader timed out after",),
     "inference-tensor": ("Inference tensors cannot be saved", "Inplace update to inference tensor"),
 }
+_LOADER_WAITS = ("in _try_get_data", "in _get_data")
+"""Where PyTorch's loader waits for its workers, as a dump of stacks shows it."""
+
+_LAST_LINES = 5
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
 
 
@@ -38,10 +43,9 @@ def explain_exception(error: BaseException) -> Outcome:
         return TrialStatus.DIVERGED, "non-finite", text
     if "OutOfMemoryError" in kinds or _mentions(text, _DEVICE_OOM):
         return TrialStatus.OUT_OF_MEMORY, "oom-device", text
-    if isinstance(error, MemoryError) or _mentions(text, _HOST_OOM):
-        return TrialStatus.OUT_OF_MEMORY, "oom-host", text
-    if _mentions(text, _SHARED_MEMORY):
-        return TrialStatus.CRASHED, "shm", f"{text}; enlarge /dev/shm (docker run --shm-size=2g) or use fewer workers"
+    scarce = _explain_scarcity(error, text)
+    if scarce is not None:
+        return scarce
     for cause, needles in _CRASHES.items():
         if _mentions(text, needles):
             return TrialStatus.CRASHED, cause, text
@@ -52,6 +56,17 @@ def explain_exception(error: BaseException) -> Outcome:
     if "AcceleratorError" in kinds or "CUDA error" in text:
         return TrialStatus.CRASHED, "device-error", text
     return TrialStatus.CRASHED, "user-error", text
+
+
+def _explain_scarcity(error: BaseException, text: str) -> Outcome | None:
+    if isinstance(error, MemoryError) or _mentions(text, _HOST_OOM):
+        return TrialStatus.OUT_OF_MEMORY, "oom-host", _join(text, describe_memory_limit(text))
+    limit = describe_limit(text) or describe_failed_fork(error)
+    if limit is not None:
+        return TrialStatus.CRASHED, "limits", _join(text, limit)
+    if _mentions(text, _SHARED_MEMORY):
+        return TrialStatus.CRASHED, "shm", f"{text}; enlarge /dev/shm (docker run --shm-size=2g) or use fewer workers"
+    return None
 
 
 def describe_hopeless(spec: TrialSpec, hopeless: Hopeless, *, elapsed_seconds: float) -> TrialResult:
@@ -67,17 +82,30 @@ def describe_hopeless(spec: TrialSpec, hopeless: Hopeless, *, elapsed_seconds: f
     )
 
 
-def explain_exit(exit_status: int, *, log_tail: str) -> Outcome:
+def explain_exit(exit_status: int | None, *, log_tail: str, oom_kills: int | None = None) -> Outcome:
     """Return how a trial ended that left no result and was not killed by us.
 
     Args:
-        exit_status: as `subprocess` gives it: the exit code, or minus the signal's number.
+        exit_status: as `subprocess` gives it: the exit code, or minus the signal's number; None where nobody can tell,
+            because the fork server died first.
         log_tail: the end of what it printed.
+        oom_kills: kills for want of memory that the kernel counted meanwhile; None when that cannot be read.
     """
-    last = log_tail.strip().splitlines()[-1][:200] if log_tail.strip() else "it printed nothing"
-    if exit_status == -signal.SIGKILL:
+    lines = log_tail.strip().splitlines()[-_LAST_LINES:] or ["it printed nothing"]
+    last = lines[-1][:200]
+    if oom_kills and (exit_status is None or exit_status > 0 or exit_status == -signal.SIGKILL):
+        return TrialStatus.OUT_OF_MEMORY, "oom-killed", "killed by the kernel for want of memory"
+    if exit_status is None:
+        return TrialStatus.CRASHED, "server-died", "the fork server that had started it died, and took it along"
+    limit = describe_limit("\n".join(lines)) if exit_status != 0 else None
+    if limit is not None:
+        return TrialStatus.CRASHED, "limits", _join(last, limit)
+    if exit_status == -signal.SIGKILL and oom_kills is None:
         sentence = "killed by SIGKILL, most likely by the kernel for want of memory"
         return TrialStatus.OUT_OF_MEMORY, "oom-killed", sentence
+    if exit_status == -signal.SIGKILL:
+        sentence = "killed by SIGKILL, and not by the kernel for want of memory"
+        return TrialStatus.CRASHED, "crash-signal", f"{sentence}; last line: {last}"
     if exit_status == -signal.SIGBUS:
         return TrialStatus.CRASHED, "shm", "killed by SIGBUS, most likely because /dev/shm is full"
     if exit_status < 0:
@@ -87,12 +115,35 @@ def explain_exit(exit_status: int, *, log_tail: str) -> Outcome:
     return TrialStatus.CRASHED, "crash-exit", f"exit status {exit_status}; last line: {last}"
 
 
+def describe_wait(log_tail: str) -> str:
+    """Return what to add about a trial that was not done in time; empty where nothing is known.
+
+    Args:
+        log_tail: the end of what it printed, its stacks among it.
+    """
+    if not _mentions(log_tail, _LOADER_WAITS):
+        return ""
+    return (
+        ": it waited for a loader worker; one that is forked while another thread holds a lock waits for ever, which "
+        'multiprocessing_context="forkserver" prevents'
+    )
+
+
+def encodable(text: str) -> str:
+    """Return text that can be written: what stands for the bytes of a name that is not UTF-8 is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _join(text: str, limit: str | None) -> str:
+    return text if limit is None else f"{text[:200]}; {limit}"
+
+
 def _mentions(text: str, needles: tuple[str, ...]) -> bool:
     return any(needle in text for needle in needles)
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error)
+    text = encodable(str(error))
     if "Original Traceback" in text:
         # A loader worker's error: PyTorch puts its traceback into the message, the reason at its end.
         return f"{text.strip().splitlines()[-1].strip()} (in a loader worker)"[:400]

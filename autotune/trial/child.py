@@ -24,10 +24,10 @@ from autotune.records.config import TrainConfig
 from autotune.records.trial import GROWTH_STEPS, LossCurve, TrialResult, TrialSpec, TrialStatus
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
-from autotune.trial.causes import describe_hopeless, explain_exception
+from autotune.trial.causes import describe_hopeless, encodable, explain_exception
 from autotune.trial.fidelity import capture_workload, record_workload_tape
 from autotune.trial.files import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
-from autotune.trial.prepare import exit_at_once, prepare_process
+from autotune.trial.prepare import exit_at_once, own_record, prepare_process
 from autotune.trial.progress import ProgressWriter, open_progress
 
 
@@ -41,7 +41,8 @@ def main(folder: Path, *, started: float) -> None:
     prepare_process()
     spec = read_record(folder / SPEC_FILE, TrialSpec)
     result = run_spec(spec, folder, started=started)
-    write_record(folder / RESULT_FILE, result)
+    with own_record():
+        write_record(folder / RESULT_FILE, result)
 
 
 def run_and_exit(folder: Path, *, started: float) -> NoReturn:
@@ -77,8 +78,8 @@ def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
     except AutotuneError as error:
         traceback.print_exc()
         cause = {UsageError: "usage", TargetError: "target"}.get(type(error), "target")
-        failed = _failed(spec, TrialStatus.CRASHED, cause, error.message, started=started)
-        return failed.replace(hint=error.hint)
+        failed = _failed(spec, TrialStatus.CRASHED, cause, encodable(error.message), started=started)
+        return failed.replace(hint=encodable(error.hint))
     except BaseException as error:  # also SystemExit, and what derives from BaseException alone
         traceback.print_exc()
         return _failed(spec, *explain_exception(error), started=started)
@@ -96,7 +97,8 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
         from autotune.probe.facts import probe_workload
 
         def keep(partial: TrialResult) -> None:
-            write_record(folder / PARTIAL_FILE, partial)
+            with own_record():
+                write_record(folder / PARTIAL_FILE, partial)
 
         return probe_workload(spec, loaded, device, started=started, keep=keep)
     assert spec.config is not None

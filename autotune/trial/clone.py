@@ -31,13 +31,14 @@ State = list[int]
 """Type, size, modification time in ns and number of the inode; of a folder the type alone, else nothing if closed."""
 
 
-def clone_folder(folder: Path, scratch: Path, *, kept: Sequence[Path]) -> None:
+def clone_folder(folder: Path, scratch: Path, *, kept: Sequence[Path], hidden: Path) -> None:
     """Make the copy and note what is in it.
 
     Args:
         folder: the working folder, resolved.
         scratch: holds the copy.
         kept: folders that stay the real ones: linked.
+        hidden: what the copy does without: by a link, others than Python could be led there to remove it.
 
     Raises:
         OSError: the copy cannot be written.
@@ -47,7 +48,7 @@ def clone_folder(folder: Path, scratch: Path, *, kept: Sequence[Path]) -> None:
     inside.mkdir(parents=True)
     for level in folder.parents:
         _link_siblings(level, locate_clone(level, scratch))
-    _Copier(folder, scratch, linked=(*kept, scratch)).run()
+    _Copier(folder, scratch, linked=(*kept, scratch), hidden=hidden).run()
     states = {path: _read_state(os.path.join(tree, path)) for path in _walk(str(tree))}
     originals = {path: state for path in states if (state := _read_original(path, tree, folder))}
     # With nothing but ASCII in the file, names that are no text survive.
@@ -85,9 +86,10 @@ def list_changed(folder: Path, scratch: Path) -> Iterator[str]:
 
 
 class _Copier:
-    def __init__(self, folder: Path, scratch: Path, *, linked: Sequence[Path]) -> None:
+    def __init__(self, folder: Path, scratch: Path, *, linked: Sequence[Path], hidden: Path) -> None:
         self._folder = folder
         self._scratch = scratch
+        self._hidden = hidden
         self._linked = {str(path) for path in linked}
         self._room_bytes = _ROOM_BYTES
         self._room_entries = _ROOM_ENTRIES
@@ -110,6 +112,8 @@ class _Copier:
 
     def _take(self, entry: os.DirEntry[str], folders: deque[Path]) -> None:
         source = Path(entry.path)
+        if source == self._hidden:
+            return
         target = self._locate(source)
         if entry.is_symlink():
             os.symlink(self._aim_link(source), target)

@@ -85,5 +85,5 @@ def read_metric(line: str, metric: PrintedMetric) -> float | None:
         record = json.loads(line) if line.lstrip().startswith("{") else None
         value = record.get(metric.key) if isinstance(record, dict) else None
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):
         return None

@@ -1,6 +1,7 @@
 """A mount namespace of the process's own in which folders are overlaid: it sees and changes them, nobody else does.
 
-    unshare ── private mounts ── overlay: parent or folder, and what the folder links to ── bind back what stays real
+    unshare ── private mounts ── bind elsewhere what is kept out of it
+            ── overlay: parent or folder, and what the folder links to ── bind back what stays real
 
 What is written lands in `scratch/layer-*/upper`; `layer-*/root.json` names the folder that the layer lies over.
 """
@@ -15,7 +16,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _CLONE_NEWNS = 0x00020000
@@ -30,7 +31,9 @@ _NEVER_OVERLAID = ("/", "/tmp", "/var/tmp", "/dev/shm")
 _ROOT_FILE = "root.json"
 
 
-def enter_overlay(folder: Path, scratch: Path, *, kept: Sequence[Path]) -> None:
+def enter_overlay(
+    folder: Path, scratch: Path, *, kept: Sequence[Path], moved: Mapping[Path, Path], hidden: Path
+) -> None:
     """Move this process into a mount namespace where the working folder and, if possible, its parent are overlaid.
 
     Folders elsewhere that the working folder links to (`runs -> /scratch/me/runs`) are overlaid too where that works.
@@ -40,24 +43,30 @@ def enter_overlay(folder: Path, scratch: Path, *, kept: Sequence[Path]) -> None:
     Args:
         folder: the working folder, resolved.
         scratch: holds the layers; on a file system that overlayfs can write to.
-        kept: resolved folders that stay the real ones.
+        kept: resolved folders that stay the real ones in their place.
+        moved: resolved folders, and for each a new one outside of the overlays where it is found too. In its place the
+            overlay has nothing but a copy of it: whoever clears the working folder cannot get at it.
+        hidden: file systems mounted below it are not seen any more.
 
     Raises:
         OSError: the system does not permit it; the process may be left in a namespace of its own.
     """
     is_lent = _unshare()
     _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+    for path, place in moved.items():
+        place.mkdir()
+        _mount(str(path), str(place), flags=_MS_BIND | _MS_REC)
     kept = [path for path in kept if os.path.exists(path)]
     # The mount that a descriptor refers to must be one of this namespace, hence not before.
     real = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in kept}
     links = [(name, target) for name, target in _find_links(folder) if not _is_below_any(target, kept)]
-    root = _overlay_first(folder, scratch, kept)
-    roots = [root]
+    spared = [*kept, hidden]
+    roots = [_overlay_first(folder, scratch, spared)]
     for name, target in links:
         if any(_is_below(target, other) or _is_below(other, target) for other in roots):
             continue
         try:
-            _overlay(target, scratch, name=name, kept=kept)
+            _overlay(target, scratch, name=name, spared=spared)
             roots.append(target)
         except OSError:
             continue  # not protected then: what is written there is reported as written outside
@@ -122,22 +131,22 @@ def _unshare() -> bool:
     return True
 
 
-def _overlay_first(folder: Path, scratch: Path, kept: Sequence[Path]) -> Path:
+def _overlay_first(folder: Path, scratch: Path, spared: Sequence[Path]) -> Path:
     """Overlay the parent, so that `../x` is caught, or else the folder alone."""
     if folder.parent != folder:
         try:
-            _overlay(folder.parent, scratch, name="", kept=kept)
+            _overlay(folder.parent, scratch, name="", spared=spared)
             return folder.parent
         except OSError:
             pass
-    _overlay(folder, scratch, name="", kept=kept)
+    _overlay(folder, scratch, name="", spared=spared)
     return folder
 
 
-def _overlay(root: Path, scratch: Path, *, name: str, kept: Sequence[Path]) -> None:
+def _overlay(root: Path, scratch: Path, *, name: str, spared: Sequence[Path]) -> None:
     if str(root) in (*_NEVER_OVERLAID, os.path.realpath(tempfile.gettempdir())) or _is_below(scratch, root):
         raise OSError(errno.EBUSY, "not a folder to overlay", str(root))
-    if any(not _is_below_any(point, kept) for point in _find_mounts(root)):
+    if any(not _is_below_any(point, spared) for point in _find_mounts(root)):
         raise OSError(errno.EBUSY, "other file systems are mounted in it, which an overlay would hide", str(root))
     layer = Path(tempfile.mkdtemp(prefix="layer-", dir=scratch))
     layers = {"lowerdir": root, "upperdir": layer / "upper", "workdir": layer / "work"}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from autotune.trial.files import RECORD_FAILED, RECORD_FAILED_STATUS
+
 _OOM_SCORE = "700"
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def prepare_process() -> None:
@@ -34,3 +40,20 @@ def exit_at_once(status: int) -> NoReturn:
         except (AttributeError, OSError, ValueError):
             continue  # the user's code closed or replaced it
     os._exit(status)
+
+
+@contextmanager
+def own_record() -> Iterator[None]:
+    """Write a file of this trial's own inside; a disk that takes none ends the process, and the supervisor says why.
+
+    Raises:
+        OSError: it could not be written for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        with suppress(OSError):
+            os.write(2, f"\n{RECORD_FAILED}{error.strerror}\n".encode())  # whatever user code made of sys.stderr
+        exit_at_once(RECORD_FAILED_STATUS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,23 +14,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-MARKER = "AUTOTUNE_SEARCH"
-"""Environment variable that every process of a search carries, so that a sweep touches no other."""
-
 _SERVER_START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
+_SHORTEST_PAUSE_SECONDS = 0.0005
+_RELEASE_SECONDS = 0.3
 _LOG_HEAD_BYTES = 512 * 1024
 _LOG_TAIL_BYTES = 512 * 1024
+_LAST_BYTES = 16 * 1024  # room for the stacks of a trial that was killed
 _MESSAGE_BYTES = 65536
 
 
+class ServerDiedError(ConnectionError):
+    """The fork server has died, and nobody can tell how its trial has ended."""
+
+
 class TrialProcess(Protocol):
-    """A running trial, the leader of its own process group."""
+    """A running trial, the leader of its own process group.
+
+    Its number stays its own until `release`: nobody else is hit by a signal that comes too late.
+    """
 
     pid: int
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit status (minus the signal's number for a death by signal), or None while it runs."""
+        ...
+
+    def release(self) -> None:
+        """Let its number go."""
         ...
 
 
@@ -70,10 +80,22 @@ class ColdProcess:
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit status, or None while it runs."""
+        deadline = time.monotonic() + seconds
+        pause = _SHORTEST_PAUSE_SECONDS
+        while (status := find_exit_status(self.pid, block=False)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _POLL_SECONDS)
+        return status
+
+    def release(self) -> None:
+        """Reap it, if it has ended or is about to."""
         try:
-            return self._process.wait(seconds)
+            self._process.wait(_RELEASE_SECONDS)
         except subprocess.TimeoutExpired:
-            return None
+            return  # it will bear the mark until a later sweep
 
 
 class WarmProcess:
@@ -91,14 +113,21 @@ class WarmProcess:
         self.pid = int(answer["pid"])
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit status, or None while it runs; a dead server counts as a killed trial."""
+        """Return the exit status, or None while it runs.
+
+        Raises:
+            ServerDiedError: the server has died, and the kernel has ended the trial with it.
+        """
         self._channel.settimeout(max(seconds, 0.001))
         try:
             return int(_receive(self._channel)["status"])
         except TimeoutError:
             return None
-        except OSError:
-            return -signal.SIGKILL
+        except OSError as error:
+            raise ServerDiedError(str(error)) from None
+
+    def release(self) -> None:
+        """Do nothing: the server reaps it before it starts the next one."""
 
 
 class ForkServer:
@@ -156,6 +185,22 @@ class ForkServer:
                     raise
 
 
+def find_exit_status(pid: int, *, block: bool) -> int | None:
+    """Return how a child ended (minus the signal's number for a death by signal), and leave it to be reaped.
+
+    Args:
+        pid: of the child.
+        block: wait for its end; else None is returned while it runs.
+    """
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG))
+    except ChildProcessError:
+        return 0  # whoever started us has SIGCHLD ignored, so the kernel keeps no status
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
 class CappedLog:
     """Copies what a trial prints into a file, keeping the head and the tail of a flood.
 
@@ -179,7 +224,7 @@ class CappedLog:
     def finish(self, seconds: float = 1.0) -> str:
         """Wait for the end of the output and return its last part."""
         self._thread.join(seconds)
-        return bytes(self._tail[-4096:]).decode("utf-8", "replace")
+        return bytes(self._tail[-_LAST_BYTES:]).decode("utf-8", "replace")
 
     def _copy(self) -> None:
         with os.fdopen(self._source, "rb", buffering=0) as source:

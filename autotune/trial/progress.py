@@ -38,14 +38,14 @@ class ProgressReader:
         """Make the page in a trial's own folder.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be made, or the disk is full.
         """
         self._path = folder / PROGRESS_FILE
         self._path.unlink(missing_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.began = time.monotonic()
         self._latest = Beat(Phase.STARTING, self.began)
-        os.ftruncate(self._descriptor, _PAGE_BYTES)
+        os.posix_fallocate(self._descriptor, 0, _PAGE_BYTES)  # a hole in a full disk would be a SIGBUS for the trial
 
     def read(self) -> Beat:
         """Return the last beat that was written in full."""

@@ -18,6 +18,7 @@ from autotune.records.codec import read_record
 from autotune.records.trial import TrialSpec
 from autotune.targets.launch import Launch
 from autotune.trial.files import SPEC_FILE, VIEW_FILE
+from autotune.trial.hidden import forget_hidden, unpack_hidden
 from autotune.trial.prepare import exit_at_once, prepare_process
 from autotune.trial.progress import open_progress
 from autotune.trial.scripted import LineWatch, call_after_import, forget_imports, run_script
@@ -38,9 +39,10 @@ def start_script(folder: Path, *, started: float) -> NoReturn:
     """
     prepare_process()
     sys.dont_write_bytecode = True
-    spec = read_record(folder / SPEC_FILE, TrialSpec)
+    spec = unpack_hidden(read_record(folder / SPEC_FILE, TrialSpec))
     view = _read_view(folder)
     enter_view(view)
+    folder, spec = view.locate_kept(folder), _relocate(spec, view)
     launch = find_script(spec)
     if launch.launcher_options is None:
         watch_writes(view, own=folder)
@@ -61,6 +63,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
         folder: the trial's own.
         started: `time.monotonic()` when the trial was started.
     """
+    forget_hidden()
     hung: list[ScriptTrial] = []
     heard = [""]
     progress = open_progress(folder)  # before any of the script runs
@@ -110,6 +113,14 @@ def inject_seed(seed: int) -> None:
     call_after_import("torch", seed_torch)
 
 
+def _relocate(spec: TrialSpec, view: View) -> TrialSpec:
+    """Return a spec whose files are where the view shows them."""
+    plan = spec.fidelity
+    if plan is None or plan.weights is None:
+        return spec
+    return spec.replace(fidelity=plan.replace(weights=str(view.locate_kept(Path(plan.weights)))))
+
+
 def _read_view(folder: Path) -> View:
     return View.from_arguments(json.loads((folder / VIEW_FILE).read_text()))
 
@@ -119,7 +130,8 @@ if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)
     prepare_process()
     sys.dont_write_bytecode = True
-    found = read_record(Path(sys.argv[1]) / SPEC_FILE, TrialSpec)
     own = Path(sys.argv[1])
-    watch_writes(_read_view(own), own=own)
+    around = _read_view(own)
+    found = _relocate(unpack_hidden(read_record(own / SPEC_FILE, TrialSpec)), around)
+    watch_writes(around, own=own)
     run_rank(found, find_script(found), own, started=float(sys.argv[2]))

@@ -26,11 +26,11 @@ from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import placeholder_names
-from autotune.trial.causes import Outcome, describe_hopeless, explain_exception
+from autotune.trial.causes import Outcome, describe_hopeless, encodable, explain_exception
 from autotune.trial.fidelity_run import FidelityRun, TapeRun
 from autotune.trial.files import PARTIAL_FILE, RESULT_FILE
 from autotune.trial.learning_run import LearningRun
-from autotune.trial.prepare import exit_at_once
+from autotune.trial.prepare import exit_at_once, own_record
 from autotune.trial.progress import ProgressWriter
 from autotune.trial.timing_run import TimingRun
 
@@ -127,7 +127,7 @@ class ScriptTrial:
 
     def fail(self, outcome: Outcome) -> NoReturn:
         """Write a failure and end the process."""
-        status, cause, error = outcome
+        status, cause, error = outcome[0], outcome[1], encodable(outcome[2])
         if not self._leads:
             exit_at_once(1)  # the launcher then ends the leading process as well
         self.finish(
@@ -137,12 +137,14 @@ class ScriptTrial:
     def keep(self, partial: TrialResult) -> None:
         """Write what is known so far, for the case that the process does not live to tell the rest."""
         if self._leads:
-            write_record(self._folder / PARTIAL_FILE, partial)
+            with own_record():
+                write_record(self._folder / PARTIAL_FILE, partial)
 
     def finish(self, result: TrialResult) -> NoReturn:
         """Write the result and end the process."""
         if self._leads:
-            write_record(self._folder / RESULT_FILE, result)
+            with own_record():
+                write_record(self._folder / RESULT_FILE, result)
         exit_at_once(0)
 
     @property

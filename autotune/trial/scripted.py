@@ -26,6 +26,7 @@ from autotune.targets.script import own_values, placeholder_names
 
 _NO_SCRIPT_FOLDER = ("-P", "-I")
 _LINE_END = re.compile(r"[\r\n]")
+_LONGEST_LINE = 2**20  # of one that has not ended, as of progress without an end; half of what may be kept of it
 
 
 def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
@@ -137,23 +138,30 @@ class _CallingLoader(importlib.abc.Loader):
 
 
 class LineWatch:
-    """A text stream that also hands every line to a function."""
+    """A text stream that also hands every line to a function, of a very long one the end."""
 
     def __init__(self, stream: Any, on_line: Callable[[str], None]) -> None:
         self._stream, self._on_line = stream, on_line
         self._parts: list[str] = []
+        self._length = 0  # of the parts
 
     def write(self, text: str) -> int:
         """Write to the stream; a carriage return ends a line too, as progress bars have it."""
         written: int = self._stream.write(text)
         first, *others = _LINE_END.split(text)
         self._parts.append(first)  # joined when the line ends: a dot at a time would copy it each time
+        self._length += len(first)
         if others:
             *whole, rest = "".join(self._parts), *others
-            self._parts = [rest]
+            self._keep(rest)
             for line in whole:
                 self._on_line(line)
+        elif self._length > 2 * _LONGEST_LINE:
+            self._keep("".join(self._parts)[-_LONGEST_LINE:])
         return written
+
+    def _keep(self, rest: str) -> None:
+        self._parts, self._length = [rest], len(rest)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts, one after another."""

@@ -7,29 +7,45 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from autotune.errors import UsageError
+from autotune.records.secrets import hide_secrets
 from autotune.records.trial import TrialResult, TrialSpec
 from autotune.targets.launch import Launch, find_launch
 from autotune.targets.script import render_command
 from autotune.trial.files import VIEW_FILE
+from autotune.trial.hidden import pack_hidden
 from autotune.trial.process import ColdProcess
 from autotune.trial.scripted import script_values
 from autotune.trial.view import View, list_written, permits_overlay, prepare_view, remove_view
 from autotune.trial.writes import list_outside
 
-_IMPORT_SECONDS = 120
+IMPORT_SECONDS = 120.0
+"""Longest that importing torch and this package may take."""
+
+_COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_POLL_SECONDS = 0.05
 
 
 class ScriptStarter:
-    """Starts the trials of scripts, one at a time."""
+    """Starts the trials of scripts, one at a time.
 
-    def __init__(self) -> None:
+    Args:
+        take: told of each process that looks at an interpreter.
+        should_stop: polled while one does.
+    """
+
+    def __init__(
+        self, take: Callable[[int], None] = lambda _pid: None, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._take, self._should_stop = take, should_stop
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
-        self._view: View | None = None
+        self._running: tuple[View, TrialSpec] | None = None
 
     def start(self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int) -> ColdProcess:
         """Start a trial.
@@ -44,35 +60,67 @@ class ScriptStarter:
             UsageError: the command cannot be started, or its interpreter cannot import torch or this package.
         """
         launch = find_script(spec)
-        check_interpreter(launch.interpreter, self._checked)
+        seconds = min(IMPORT_SECONDS, spec.limits.time_limit_seconds)
+        check_interpreter(
+            launch.interpreter, self._checked, seconds=seconds, take=self._take, should_stop=self._should_stop
+        )
         work = Path(spec.target.folder)
         scratch = Path(tempfile.gettempdir())
         if work not in self._overlays:
             self._overlays[work] = permits_overlay(work, scratch)
-        self._view = prepare_view(work, scratch, kind="overlay" if self._overlays[work] else "copy", kept=(folder,))
-        (folder / VIEW_FILE).write_text(json.dumps(self._view.as_arguments()))
+        kind: Literal["overlay", "copy"] = "overlay" if self._overlays[work] else "copy"
+        view = prepare_view(work, scratch, kind=kind, kept=(folder, *_list_kept(spec, environment, kind)))
+        self._running = view, spec
+        (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
         return ColdProcess(
             folder,
             # Without a fixed hash seed, sets of strings have another order in each process.
-            {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), **environment},
+            {
+                "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+                **environment,
+                **pack_hidden(_find_command(spec)),
+            },
             log,
             python=(launch.interpreter, *launch.interpreter_options),
             cwd=str(work),
         )
 
     def finish(self, result: TrialResult) -> TrialResult:
-        """Return the result with the files that the script wrote, and throw them away."""
-        if self._view is None:
+        """Return the result with the files that the script wrote, and throw them away; no secret stays in its error."""
+        if self._running is None:
             return result
-        written, elsewhere = list_written(self._view), list_outside(self._view)
+        view, spec = self._running
+        try:
+            written = list_written(view)
+        except (OSError, ValueError):
+            written = ()  # the script has damaged our notes; the trial counts all the same
+        elsewhere = list_outside(view)
+        result = result.replace(error=hide_secrets(result.error, _find_command(spec)))
         self.discard()
-        return result.replace(written=written, written_elsewhere=elsewhere)
+        # The trial may have known what is kept, its own folder first of all, by other names.
+        captures = result.captures and str(view.kept[0] / Path(result.captures).name)
+        return result.replace(spec=spec, captures=captures, written=written, written_elsewhere=elsewhere)
 
     def discard(self) -> None:
         """Throw away what the script wrote."""
-        if self._view is not None:
-            remove_view(self._view)
-            self._view = None
+        if self._running is not None:
+            remove_view(self._running[0])
+            self._running = None
+
+
+def _list_kept(spec: TrialSpec, environment: Mapping[str, str], kind: Literal["overlay", "copy"]) -> Iterator[Path]:
+    """Yield the folders beside its own that a trial writes to, or that it may find empty otherwise."""
+    cache = environment.get(_COMPILER_CACHE)
+    if cache is not None:
+        Path(cache).mkdir(parents=True, exist_ok=True)
+        yield Path(cache)
+    # A copy leaves these where they are; in an overlay the script may have removed them before they are read.
+    if kind == "overlay" and spec.fidelity is not None and spec.fidelity.weights is not None:
+        yield Path(spec.fidelity.weights).parent
+
+
+def _find_command(spec: TrialSpec) -> tuple[str, ...]:
+    return () if spec.target.script is None else spec.target.script.command
 
 
 def find_script(spec: TrialSpec) -> Launch:
@@ -87,30 +135,71 @@ def find_script(spec: TrialSpec) -> Launch:
     return find_launch(words, folder=Path(spec.target.folder))
 
 
-def check_interpreter(interpreter: str, checked: set[str]) -> None:
+def check_interpreter(
+    interpreter: str,
+    checked: set[str],
+    *,
+    seconds: float = IMPORT_SECONDS,
+    take: Callable[[int], None] = lambda _pid: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Make sure that an interpreter which is not ours has what a trial needs.
 
     Args:
         interpreter: its path.
         checked: those known to be good; it is added.
+        seconds: that the look may take.
+        take: told of each process that is started.
+        should_stop: polled; True ends the look.
 
     Raises:
-        UsageError: it cannot import torch or this package.
+        UsageError: it cannot import torch or this package, or the user stopped it.
     """
-    if interpreter in checked or interpreter == sys.executable:
+    if interpreter in checked or _is_ours(interpreter):
         return
+    until = time.monotonic() + seconds
     for name, package in (("torch", "torch"), ("autotune.trial.rank", "autotune-torch")):
-        command = [interpreter, "-P", "-c", f"import {name}"]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False, stdin=subprocess.DEVNULL
-            )
-            said = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
+        said = _try_import(interpreter, name, until, take, should_stop)
         if said:
             raise UsageError(
                 f"{interpreter} cannot import {name.partition('.')[0]}: {said[:200]}",
                 hint=f"install it there: {interpreter} -m pip install {package}",
             )
     checked.add(interpreter)
+
+
+def _is_ours(interpreter: str) -> bool:
+    """Return whether an interpreter is the one that runs this, under any name in its folder."""
+    theirs, ours = Path(interpreter), Path(sys.executable)
+    try:
+        return theirs.parent.samefile(ours.parent) and theirs.samefile(ours)
+    except OSError:
+        return False
+
+
+def _try_import(
+    interpreter: str, name: str, until: float, take: Callable[[int], None], should_stop: Callable[[], bool]
+) -> str:
+    """Return what an interpreter said that cannot import something; empty when it can."""
+    try:
+        process = subprocess.Popen(
+            [interpreter, "-P", "-c", f"import {name}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return str(error)
+    take(process.pid)
+    with process:
+        while True:
+            try:
+                _, printed = process.communicate(timeout=_POLL_SECONDS)
+                return "" if process.returncode == 0 else (printed.strip().splitlines() or ["it printed nothing"])[-1]
+            except subprocess.TimeoutExpired:
+                if should_stop() or time.monotonic() >= until:
+                    process.kill()
+                    return "stopped" if should_stop() else "it was not done in time"

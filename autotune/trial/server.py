@@ -33,6 +33,8 @@ def main(descriptor: int, *, supervisor: int) -> None:
     die_with_parent(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from autotune.trial import child
+    from autotune.trial.keeper import reap
+    from autotune.trial.process import find_exit_status
 
     importlib.import_module("torch._dynamo")  # every optimizer imports it at its first use
 
@@ -40,10 +42,13 @@ def main(descriptor: int, *, supervisor: int) -> None:
     gc.freeze()
     with socket.socket(fileno=descriptor) as channel:
         _send(channel, {"ready": os.getpid()})
+        pid = 0
         while True:
             message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
             if not message:
                 return
+            if pid:
+                reap(pid)  # only now: the supervisor kills its group by this number, which nobody else may have
             request = json.loads(message)
             server = os.getpid()
             pid = os.fork()
@@ -54,8 +59,7 @@ def main(descriptor: int, *, supervisor: int) -> None:
                 child.run_and_exit(Path(request["folder"]), started=float(request["started"]))
             os.close(descriptors[0])
             _send(channel, {"pid": pid})
-            _, status = os.waitpid(pid, 0)
-            _send(channel, {"status": os.waitstatus_to_exitcode(status)})
+            _send(channel, {"status": find_exit_status(pid, block=True) or 0})
 
 
 def _take_output(log: int) -> None:

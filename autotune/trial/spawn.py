@@ -3,7 +3,10 @@
     start ── poll: exit? stop asked? deadline? hopeless? memory? ── kill ladder if need be ── sweep ── result
 
 The kill ladder: a stack dump into the log (SIGUSR2), SIGTERM, SIGKILL to the whole process group. The sweep then
-ends every descendant that left the group, found by the marker in its environment.
+ends everything else that the trial has started, found by the mark it bears.
+
+A trial that a signal of nobody's ended, or that this process or the machine slept through, is run once more if its time
+allows it.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ from typing import Self
 import psutil
 
 from autotune.engine.allocator import launch_environment
-from autotune.errors import AutotuneError
 from autotune.lifeline import adopt_orphans
 from autotune.measure.hopeless import Hopeless, find_overdue
-from autotune.records.codec import make_folder, read_record, write_record
+from autotune.oom_kills import read_oom_kills
+from autotune.records.codec import make_folder, write_record
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.trial.causes import Outcome, describe_hopeless, explain_exit
+from autotune.trial.asleep import SleepWatch
+from autotune.trial.causes import Outcome
+from autotune.trial.endings import Ending, describe_disturbance, read_result, why_again
 from autotune.trial.files import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
-from autotune.trial.process import MARKER, CappedLog, ColdProcess, ForkServer, TrialProcess
+from autotune.trial.keeper import Keeper
+from autotune.trial.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
 from autotune.trial.progress import ProgressReader
 from autotune.trial.scripts import ScriptStarter
 
@@ -37,8 +43,8 @@ _POLL_SECONDS = 0.05
 _MEMORY_POLL_SECONDS = 0.5
 _DUMP_SECONDS = 0.15
 _TERM_SECONDS = 0.5
-_SWEEPS = 25
-_SWEEP_PAUSE_SECONDS = 0.01
+_SERVERS = 3
+"""Fork servers that are started one after another before every trial is started cold."""
 
 
 class TrialRunner:
@@ -50,6 +56,7 @@ class TrialRunner:
         environment: added to the environment of every trial.
         should_stop: polled; True ends the running trial as interrupted.
         on_poll: called while a trial runs, for a live display.
+        say: told what the user should know at once, one sentence.
         warm: use the fork server where the environment allows it.
     """
 
@@ -61,17 +68,19 @@ class TrialRunner:
         environment: Mapping[str, str] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         on_poll: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _sentence: None,
         warm: bool = True,
     ) -> None:
         self._folder = trials_folder.resolve()  # the trial may change its working folder
         self._host_allocators = dict(host_allocators or {})
         self._should_stop = should_stop
         self._on_poll = on_poll
-        self._marker = f"{os.getpid()}-{time.monotonic_ns()}"
-        self._environment = {**(environment or {}), MARKER: self._marker}
-        self._children_before = {child.pid for child in psutil.Process().children()}
-        self._server = ForkServer(self._environment) if warm else None
-        self._scripts = ScriptStarter()
+        self._say = say
+        self._environment = dict(environment or {})
+        self._keeper = Keeper()
+        self._servers_left = _SERVERS if warm else 0
+        self._server = self._open_server()
+        self._scripts = ScriptStarter(self._keeper.take, should_stop)
         self._adopted_before = False
 
     def __enter__(self) -> Self:
@@ -79,10 +88,9 @@ class TrialRunner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self._sweep()
+        self._close_server()
+        self._keeper.sweep()
+        self._keeper.close()
         self._scripts.discard()
         adopt_orphans(self._adopted_before)
 
@@ -94,48 +102,97 @@ class TrialRunner:
         """
         folder = self._folder / f"{spec.number:04d}"
         make_folder(folder)
-        for name in (RESULT_FILE, PARTIAL_FILE):
-            (folder / name).unlink(missing_ok=True)
         write_record(folder / SPEC_FILE, spec)
-        with ProgressReader(folder) as progress:
-            result = self._run(spec, folder, progress)
+        seconds = spec.limits.time_limit_seconds
+        result, asleep = self._attempt(spec, folder, seconds)
+        why, left = why_again(result, asleep), seconds - result.elapsed_seconds
+        if why and left >= result.elapsed_seconds and not self._should_stop():
+            self._say(f"{why}; it is run once more")
+            again, asleep_again = self._attempt(spec, folder, left)
+            if again.status is not TrialStatus.TIMED_OUT:  # of that it had less than it deserves
+                result, asleep = again, asleep_again
+                why = why_again(result, asleep)
+        result = describe_disturbance(result, why) if asleep and why else result
         write_record(folder / RESULT_FILE, result)
         return result
 
-    def _run(self, spec: TrialSpec, folder: Path, progress: ProgressReader) -> TrialResult:
+    def _attempt(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
+        """Return the result of one run of at most some seconds, and how much of it this process slept through."""
+        for name in (RESULT_FILE, PARTIAL_FILE):
+            (folder / name).unlink(missing_ok=True)
+        with ProgressReader(folder) as progress:
+            ending, verdict = self._run(spec, folder, progress, seconds)
+            result = self._scripts.finish(read_result(folder, spec, ending, verdict))
+            return result.replace(elapsed_seconds=time.monotonic() - progress.began), ending.asleep_seconds
+
+    def _run(
+        self, spec: TrialSpec, folder: Path, progress: ProgressReader, seconds: float
+    ) -> tuple[Ending, Outcome | Hopeless | None]:
         log = CappedLog(folder / LOG_FILE)
+        kills_before = read_oom_kills()
         try:
             process = self._start(spec, folder, log.descriptor)
         finally:
             log.release()
+        watch, until = SleepWatch(), progress.began + seconds
+        status, verdict = None, None
         try:
-            status, verdict = self._supervise(process, spec, folder, progress)
+            status, verdict = self._supervise(process, spec, folder, progress, until=until, watch=watch)
+        except ServerDiedError:
+            self._close_server()
         finally:
-            self._end_group(process.pid)
-            self._sweep()
-        tail = log.finish()
-        result = self._scripts.finish(self._read_result(folder, spec, status, verdict, tail))
-        return result.replace(elapsed_seconds=time.monotonic() - progress.began)
+            _end_group(process.pid)
+            process.release()
+            self._keeper.sweep(() if self._server is None else (self._server.pid,))
+        kills = read_oom_kills()
+        counted = None if kills is None or kills_before is None else max(0, kills - kills_before)
+        return Ending(status, log.finish(), counted, watch.seconds), verdict
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         environment = launch_environment(spec.config, self._host_allocators) if spec.config else {}
+        if spec.target.script is None and not environment:
+            self._server = self._server or self._open_server()
+            if self._server is not None:
+                try:
+                    return self._server.start(folder, log, should_stop=self._should_stop)
+                except OSError:
+                    self._close_server()
+        environment |= self._environment
         if spec.target.script is not None:
-            return self._scripts.start(spec, folder, {**environment, **self._environment}, log)
-        if self._server is not None and not environment:
-            try:
-                return self._server.start(folder, log, should_stop=self._should_stop)
-            except OSError:
-                self._server.close()
-                self._server = None
-        return ColdProcess(folder, {**environment, **self._environment}, log)
+            process = self._scripts.start(spec, folder, environment, log)
+        else:
+            process = ColdProcess(folder, environment, log)
+        self._keeper.take(process.pid)
+        return process
+
+    def _open_server(self) -> ForkServer | None:
+        if not self._servers_left:
+            return None
+        self._servers_left -= 1
+        server = ForkServer(self._environment)
+        self._keeper.take(server.pid)
+        return server
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _supervise(
-        self, process: TrialProcess, spec: TrialSpec, folder: Path, progress: ProgressReader
+        self,
+        process: TrialProcess,
+        spec: TrialSpec,
+        folder: Path,
+        progress: ProgressReader,
+        *,
+        until: float,
+        watch: SleepWatch,
     ) -> tuple[int, Outcome | Hopeless | None]:
-        limits, began = spec.limits, progress.began
-        next_memory_poll = began + _MEMORY_POLL_SECONDS
+        limits = spec.limits
+        next_memory_poll = progress.began + _MEMORY_POLL_SECONDS
         while True:
             status = process.wait(_POLL_SECONDS)
+            watch.look()
             if status is None and spec.target.script is not None and (folder / RESULT_FILE).exists():
                 status = 0  # the leading process is done; the others of its launcher would wait for it
             if status is not None:
@@ -144,8 +201,8 @@ class TrialRunner:
             now = time.monotonic()
             if self._should_stop():
                 return self._kill(process), (TrialStatus.INTERRUPTED, "interrupted", "stopped by the user")
-            if now - began >= limits.time_limit_seconds:
-                text = f"not done after {limits.time_limit_seconds:.0f} s; its stacks are in the log"
+            if now >= until:
+                text = f"not done after {until - progress.began:.0f} s; its stacks are in the log"
                 if limits.ends_with_stage:
                     return self._kill(process), (TrialStatus.INTERRUPTED, "budget", text)
                 return self._kill(process), (TrialStatus.TIMED_OUT, "timeout", text)
@@ -166,69 +223,17 @@ class TrialRunner:
             _signal_process(process.pid, signal.SIGTERM)
             status = process.wait(_TERM_SECONDS)
         if status is None:
-            self._end_group(process.pid)
+            _end_group(process.pid)
             status = process.wait(KILL_SECONDS - _DUMP_SECONDS - _TERM_SECONDS)
         return -signal.SIGKILL if status is None else status
 
-    def _end_group(self, pid: int) -> None:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
-    def _sweep(self) -> None:
-        """Kill the descendants that carry our marker, and reap the dead that were handed to us."""
-        for _ in range(_SWEEPS):
-            if not self._sweep_once():
-                return
-            time.sleep(_SWEEP_PAUSE_SECONDS)
-
-    def _sweep_once(self) -> bool:
-        spared = self._children_before | ({self._server.pid} if self._server is not None else set())
-        remains = False
-        for child in psutil.Process().children(recursive=True):
-            if child.pid in spared:
-                continue
-            try:
-                # A trial is the leader of a session, so what is in ours was started by somebody else in this process.
-                is_foreign = os.getsid(child.pid) == os.getsid(0)
-                if child.status() == psutil.STATUS_ZOMBIE:
-                    if not is_foreign:
-                        child.wait(0)
-                    continue
-                environment = child.environ()
-                if environment.get(MARKER) == self._marker:
-                    child.kill()
-                    remains = True
-                remains = remains or (not environment and not is_foreign)
-            except (psutil.Error, OSError):
-                # A process on its way out shows no environment any more, and is soon to be reaped.
-                remains = remains or psutil.pid_exists(child.pid)
-        return remains
-
-    def _read_result(
-        self, folder: Path, spec: TrialSpec, status: int, verdict: Outcome | Hopeless | None, tail: str
-    ) -> TrialResult:
-        if isinstance(verdict, Hopeless):
-            return describe_hopeless(spec, verdict, elapsed_seconds=0.0)
-        if verdict is None and (folder / RESULT_FILE).exists():
-            try:
-                return read_record(folder / RESULT_FILE, TrialResult)
-            except AutotuneError as error:
-                verdict = (TrialStatus.CRASHED, "protocol-error", error.message)
-        end, cause, text = verdict or explain_exit(status, log_tail=tail)
-        if end is not TrialStatus.INTERRUPTED and (folder / PARTIAL_FILE).exists():
-            return _complete(folder / PARTIAL_FILE, text)
-        return TrialResult(spec=spec, status=end, cause=cause, error=text, elapsed_seconds=0.0)
-
-
-def _complete(partial: Path, error: str) -> TrialResult:
-    """Return what a probe knew before its process ended, with a warning."""
-    result = read_record(partial, TrialResult)
-    if result.facts is None:
-        return result
-    warning = f"the probe was cut short while it looked at the memory: {error}"
-    return result.replace(facts=result.facts.replace(warnings=(*result.facts.warnings, warning)))
+def _end_group(pid: int) -> None:
+    """Kill what is left of a trial's process group; its leader is not reaped yet, so the number is still its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def _signal_process(pid: int, number: int) -> None:

@@ -4,6 +4,9 @@
 
 Overlay: the folder's own path shows the view, in a mount namespace of the trial's (overlay.py).
 Copy:    the trial works in a copy elsewhere, and the kernel (fence.py) and a hook (writes.py) guard the original.
+
+Of our own `.autotune` a trial can change no more than what is kept for it: a script may clear its working folder.
+A view is no sandbox: code that means to get out of it does, by `/proc` for one.
 """
 
 from __future__ import annotations
@@ -13,16 +16,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from autotune.errors import UsageError
+from autotune.scratch import make_scratch, remove_scratch
 from autotune.trial.clone import clone_folder, list_changed, locate_clone
 from autotune.trial.fence import fence_folder
 from autotune.trial.overlay import enter_overlay, find_roots, list_upper
 
+_STATE_FOLDER = ".autotune"
 _TRY_SECONDS = 5.0
 _MOST_WRITTEN = 1_000
 _CACHES_OF_HOME = (".cache", ".triton", ".nv", ".keras")
@@ -49,7 +55,7 @@ class View:
         folder: the user's working folder, resolved.
         scratch: ours; all that is written into the view lies below it.
         kind: `overlay` or `copy`.
-        kept: real folders that the view shows and a trial may write to; the first is the folder's `.autotune`.
+        kept: real folders that a trial may write to; it finds them by `locate_kept`.
     """
 
     folder: Path
@@ -72,6 +78,19 @@ class View:
         if self.kind == "copy" and path.is_relative_to(self.folder):
             return locate_clone(path, self.scratch)
         return path
+
+    def locate_kept(self, path: Path) -> Path:
+        """Return where a trial finds what is kept: an overlay has it out of the way of who clears the folder."""
+        for folder, place in self.list_moved().items():
+            if path.is_relative_to(folder):
+                return place / path.relative_to(folder)
+        return path
+
+    def list_moved(self) -> dict[Path, Path]:
+        """Return the kept folders that are found elsewhere, and where."""
+        if self.kind == "copy":
+            return {}
+        return {folder: self.scratch / f"kept-{number}" for number, folder in enumerate(self.kept)}
 
 
 def permits_overlay(folder: Path, scratch: Path) -> bool:
@@ -117,7 +136,7 @@ def prepare_view(
         folder: the user's working folder.
         scratch_parent: gets a new folder, ours alone.
         kind: `overlay` only where `permits_overlay`.
-        kept: real folders, beside `.autotune` in the working folder, that a trial may write to.
+        kept: real folders that a trial may write to, the trial's own for one.
 
     Raises:
         OSError: the scratch folder or the copy cannot be written.
@@ -126,11 +145,11 @@ def prepare_view(
     folder = folder.resolve()
     if folder == folder.parent:
         raise UsageError(f"the working folder is {folder}", hint="start autotune in the folder of the training script")
-    scratch = Path(tempfile.mkdtemp(prefix="autotune-view-", dir=scratch_parent)).resolve()
-    view = View(folder, scratch, kind, (folder / ".autotune", *map(Path.resolve, kept)))
+    scratch = make_scratch("view", scratch_parent)
+    view = View(folder, scratch, kind, tuple(map(Path.resolve, kept)))
     if kind == "copy":
         try:
-            clone_folder(folder, scratch, kept=view.kept)
+            clone_folder(folder, scratch, kept=view.kept, hidden=folder / _STATE_FOLDER)
         except BaseException:
             remove_view(view)
             raise
@@ -147,8 +166,12 @@ def enter_view(view: View) -> Path:
         OSError: the system does not permit it.
     """
     if view.kind == "overlay":
-        kept = [*map(os.path.realpath, view.kept), *find_caches(view, settings=False)]
-        enter_overlay(view.folder, view.scratch, kept=[*map(Path, kept)])
+        caches = [*map(Path, find_caches(view, settings=False))]
+        hidden = view.folder / _STATE_FOLDER
+        enter_overlay(view.folder, view.scratch, kept=caches, moved=view.list_moved(), hidden=hidden)
+        for name in _CACHE_VARIABLES:
+            if (path := os.environ.get(name)) and (place := view.locate_kept(Path(path))) != Path(path):
+                os.environ[name] = str(place)
     else:
         # A guest must not touch the originals: neither the byte code of modules nor what `git status` remembers.
         os.environ.update(PYTHONDONTWRITEBYTECODE="1", GIT_OPTIONAL_LOCKS="0")
@@ -168,40 +191,21 @@ def list_written(view: View) -> tuple[str, ...]:
 
     Returns:
         Paths relative to the working folder (`../x` for its parent's), sorted, at most 1,000.
+
+    Raises:
+        OSError: our notes of what was there are damaged: they lie where the script can write.
+        ValueError: the same.
     """
-    caches = find_caches(view)
+    caches = (*find_caches(view), str(view.folder / _STATE_FOLDER))
     paths = (path for path in _find_written(view) if not is_beside_the_point(path, caches))
     relative = (os.path.relpath(path, view.folder) for path in paths)
     return tuple(sorted(path.encode("utf-8", "replace").decode() for path in islice(relative, _MOST_WRITTEN)))
 
 
 def remove_view(view: View) -> None:
-    """Remove the scratch folder whatever its permissions and depth; links are not followed.
-
-    Each folder is moved to the top before it is emptied: below scratch, a path can be too long to name.
-
-    Raises:
-        OSError: something in it cannot be removed.
-    """
-    waiting = [view.scratch]
-    number = 0
-    while waiting:
-        folder = waiting.pop()
-        for entry in _open_folder(folder):
-            number += 1
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    doomed = view.scratch / f"doomed-{number}"
-                    os.chmod(entry.path, 0o700)  # a folder that is moved is written to
-                    os.rename(entry.path, doomed)
-                    waiting.append(doomed)
-                else:
-                    os.unlink(entry.path)
-            except FileNotFoundError:
-                continue
-        if folder != view.scratch:
-            _remove_folder(folder)
-    _remove_folder(view.scratch)
+    """Remove all that is left of a view; what cannot be removed is left to the sweep of a later command."""
+    with suppress(OSError):
+        remove_scratch(view.scratch)
 
 
 def find_caches(view: View, *, settings: bool = True) -> tuple[str, ...]:
@@ -240,19 +244,3 @@ def _find_written(view: View) -> Iterator[str]:
         for path in list_upper(str(upper), str(root)):
             # Told by the link that leads there, as the script names it.
             yield os.path.join(view.folder, name, os.path.relpath(path, root)) if name else path
-
-
-def _open_folder(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        os.chmod(folder, 0o700)
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except FileNotFoundError:
-        return []
-
-
-def _remove_folder(folder: Path) -> None:
-    try:
-        os.rmdir(folder)
-    except FileNotFoundError:
-        pass

@@ -71,7 +71,9 @@ class WriteWatch:
     def __init__(self, view: View, *, own: Path) -> None:
         self._view = view
         self._record = str(view.scratch / "outside")
-        self._inside = tuple(map(os.path.realpath, (view.scratch, own, *view.kept)))
+        # Of a kept folder only what is in it: without the folder itself the trial would have nowhere to write to.
+        kept = [os.path.join(os.path.realpath(folder), "") for folder in (own, *view.kept)]
+        self._inside = (os.path.realpath(view.scratch), *kept)
         self._roots = tuple(str(root) for root, _, _ in find_roots(view.scratch)) if view.kind == "overlay" else ()
         self._tree = str(find_tree(view.scratch))
         parent = str(view.folder.parent)

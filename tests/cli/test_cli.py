@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autotune.cli.probe import probe
 from autotune.records import Profile
+from autotune.records.codec import read_record
+from autotune.search.folder import lock_searches
+from autotune.search.lock import Holder
 
 COMMAND = [sys.executable, "-P", "-m", "autotune"]
 
@@ -178,6 +183,25 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     assert reported.returncode == 0
     assert "toy.py:workload" in (tmp_path / "report.html").read_text()
     assert run("report", folder=tmp_path).returncode == 2  # nothing is overwritten without --force
+
+
+@pytest.mark.fault("F18", injected="a probe beside a running search", outcome="one line says that both are disturbed")
+def test_a_probe_beside_a_search_says_that_its_figures_are_disturbed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autotune.probe.run.run_machine_probe", lambda **_: pytest.fail("probed", pytrace=False))
+
+    def probe_and_read() -> str:
+        with pytest.raises(pytest.fail.Exception, match="probed"):
+            probe()
+        return capsys.readouterr().err
+
+    assert probe_and_read() == ""
+    with lock_searches(tmp_path):
+        started = read_record(tmp_path / ".autotune/holder.json", Holder).started
+        assert probe_and_read() == (
+            f"warning: a search is at work in this folder (process {os.getpid()} on {socket.gethostname()}, since "
+            f"{started}): each disturbs the figures of the other\n"
+        )
 
 
 @pytest.mark.slow

@@ -13,8 +13,18 @@ import pytest
 
 import autotune
 from autotune.errors import FolderError, ProfileError
-from autotune.records import SCHEMA_VERSION, Interval, Profile, TrainConfig, parse_record, read_record, write_record
-from autotune.records.codec import sync_folder, write_text
+from autotune.records import (
+    SCHEMA_VERSION,
+    Interval,
+    Profile,
+    TrainConfig,
+    codec,
+    parse_record,
+    read_record,
+    write_record,
+)
+from autotune.records.codec import remove_unfinished, sync_folder, write_text
+from autotune.scratch import claim
 
 GOOD = '{"micro_batch_size": 8}'
 
@@ -157,9 +167,9 @@ def test_no_more_than_the_cap_is_read(tmp_path: Path) -> None:
         read_record(path, TrainConfig, max_bytes=1000)
 
 
-class _FullDisk(io.TextIOWrapper):
-    def write(self, text: str) -> int:
-        super().write(text[: len(text) // 2])
+class _FullDisk(io.BufferedWriter):
+    def write(self, content: Any) -> int:
+        super().write(content[: len(content) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -174,7 +184,7 @@ def _break_at(step: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     if step == "open":
         monkeypatch.setattr(Path, "open", _fail(error))
     elif step == "write":
-        monkeypatch.setattr(Path, "open", lambda path, *_, **__: _FullDisk(io.FileIO(path, "x"), encoding="utf-8"))
+        monkeypatch.setattr(Path, "open", lambda path, *_, **__: _FullDisk(io.FileIO(path, "x")))
     elif step == "fsync":
         monkeypatch.setattr(os, "fsync", _fail(error))
     else:
@@ -275,6 +285,74 @@ def test_a_kill_at_any_system_call_leaves_the_old_file_or_the_new_one(
     assert _write_under_strace(path, f"{call}:signal=KILL:when=1") != 0
     text = path.read_text(encoding="utf-8")
     assert text in ({found} if found else {"old", "new" * 10_000})
+
+
+_HALTED = """
+import os, sys
+from pathlib import Path
+from autotune.records.codec import write_text
+def halt(*_):
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), 9)
+    print("writing", flush=True)
+    sys.stdin.read()
+Path.replace = halt
+write_text(Path(sys.argv[1]), "new")
+"""
+
+
+@pytest.mark.fault("F8", injected="kill -9 before the rename of a file", outcome="the next search removes what is left")
+def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    path, other = tmp_path / "best.json", tmp_path / "other.json"
+    for file in (path, other):
+        killed = subprocess.run([sys.executable, "-c", _HALTED, str(file), "dies"], timeout=60, check=False)
+        assert killed.returncode == -9
+    assert len(list(tmp_path.iterdir())) == 2
+    command = [sys.executable, "-c", _HALTED, str(path), "waits"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"writing\n"
+            remove_unfinished(tmp_path, "best.json")
+            assert len(list(tmp_path.glob(".best.json.*.tmp"))) == 1
+            assert len(list(tmp_path.glob(".other.json.*.tmp"))) == 1
+        finally:
+            writer.kill()
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_else_is_taken_for_an_unfinished_file(tmp_path: Path) -> None:
+    for name in (
+        "best.json",
+        ".best.json.12345678",
+        ".best.json.1234567.tmp",
+        "best.json.12345678.tmp",
+        ".12345678.tmp",
+    ):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".a.12345678.tmp").symlink_to(tmp_path / "best.json")
+    (tmp_path / ".b.12345678.tmp").mkdir()
+    os.mkfifo(tmp_path / ".c.12345678.tmp")
+    before = {*tmp_path.iterdir()}
+    remove_unfinished(tmp_path)
+    remove_unfinished(tmp_path / "nowhere")
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_a_writer_whose_file_is_swept_at_once_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = []
+
+    def sweep_first(descriptor: int, path: Path) -> bool:
+        if not swept:
+            swept.append(path)
+            remove_unfinished(tmp_path)
+        return claim(descriptor, path)
+
+    monkeypatch.setattr(codec, "claim", sweep_first)
+    write_text(tmp_path / "best.json", "new")
+    assert swept
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("best.json", "new")]
 
 
 def test_replace_validates_and_names_the_field() -> None:

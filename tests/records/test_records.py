@@ -36,6 +36,7 @@ from autotune.records import (
 )
 from autotune.records.profile import MAX_PROFILE_BYTES
 from autotune.records.quality import Margin, QualityCheck
+from autotune.records.reading import MOST_COUNT
 from autotune.records.search import Preset
 
 
@@ -99,7 +100,7 @@ def plain_values(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
         is_printable = any(getattr(part, "pattern", None) for part in constraints)
         return PRINTABLE if is_printable else st.text(max_size=20)
     if kind is int:
-        return st.integers(**bounds(constraints, step=1))
+        return st.integers(**{"min_value": -MOST_COUNT, "max_value": MOST_COUNT, **bounds(constraints, step=1)})
     assert kind is float, f"teach this test how to draw a {kind}"
     limits = bounds(constraints, step=0)
     return st.floats(

@@ -355,7 +355,9 @@ class Placebos:
 class RandomStudy:
     """Proposes at random, without Optuna and its database: for whole searches that are not about these."""
 
-    def __init__(self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Any]) -> None:
+    def __init__(
+        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Any], told: Callable[[str], None]
+    ) -> None:
         self._space, self._random = space, random.Random(f"{seed} {len(known)}")
 
     def open(self, config: TrainConfig) -> Proposal:

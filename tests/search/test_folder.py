@@ -4,13 +4,26 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from simulated import Machine, run_simulated
 
-from autotune.errors import BusyError, FolderError, UsageError
-from autotune.search.folder import check_output, create_search_folder, find_search_folder, lock_searches
+from autotune.errors import BusyError, FolderError, MachineError, UsageError
+from autotune.records.codec import write_record
+from autotune.records.quality import DriftLimits
+from autotune.records.search import SearchState
+from autotune.records.trial import Target
+from autotune.search.folder import (
+    check_output,
+    create_search_folder,
+    find_search_folder,
+    list_searches,
+    lock_searches,
+    write_report,
+)
+from autotune.search.run import SearchOptions, _describe_damage, run_search
 
 
 def test_the_state_folder_is_private_and_hides_from_git(tmp_path):
@@ -35,7 +48,7 @@ def test_a_folder_others_can_write_is_refused(tmp_path, mode):
         create_search_folder(tmp_path, "a:b")
 
 
-@pytest.mark.fault("33", injected="a link in place of .autotune", outcome="refused, with the path")
+@pytest.mark.fault("33", injected=".autotune is a link", outcome="exit 8 with the path")
 def test_a_link_in_its_place_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / ".autotune").symlink_to(tmp_path / "elsewhere")
@@ -43,24 +56,40 @@ def test_a_link_in_its_place_is_refused(tmp_path):
         create_search_folder(tmp_path, "a:b")
 
 
-@pytest.mark.fault(
-    "31", injected="a second search in the folder", outcome="refused at once, with the process that holds it"
-)
-def test_a_second_search_is_told_who_holds_the_folder(tmp_path):
-    code = f"""
-from pathlib import Path
-from autotune.search.folder import lock_searches
-from autotune.errors import BusyError
-try:
-    lock_searches(Path({str(tmp_path)!r})).__enter__()
-except BusyError as error:
-    print(error.message)
+@pytest.mark.fault("33", injected=".autotune of somebody else", outcome="exit 8 with the path")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / ".autotune").mkdir(mode=0o700)
+    os.chown(tmp_path / ".autotune", 65534, 65534)
+    for take in (find_search_folder, lambda folder: create_search_folder(folder, "a:b")):
+        with pytest.raises(FolderError, match="belongs to someone else") as caught:
+            take(tmp_path)
+        assert str(tmp_path / ".autotune") in caught.value.message
+        assert caught.value.exit_code == 8
+
+
+READ_ONLY = """
+import sys
+sys.argv[1:] = ["search", "demo", "--budget", "60s"]
+from autotune.__main__ import main
+main()
 """
-    with lock_searches(tmp_path):
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"process {os.getpid()}" in answer.stdout
-    with lock_searches(tmp_path):
-        pass
+
+
+@pytest.mark.fault("33", injected="the folder mounted read-only", outcome="exit 5 with the path, nothing elsewhere")
+def test_a_folder_that_cannot_be_written_is_the_machines_fault(tmp_path):
+    (tmp_path / "program.py").write_text(READ_ONLY)
+    mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path} && cd {tmp_path} && exec "
+    words = ["unshare", "-m", "sh", "-c", f"{mount} {sys.executable} program.py"]
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if ended.stderr.startswith(("unshare:", "mount:")):
+        pytest.skip("mounting is not permitted")
+    assert ended.returncode == 5, ended.stderr
+    assert f"{tmp_path}/.autotune: Read-only file system" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.fault("31", injected="SIGKILL to the holder of the lock", outcome="free at once")
@@ -86,6 +115,143 @@ def test_the_newest_search_of_a_target_is_found(tmp_path):
     assert found is not None
     assert found.path == latest.path
     assert find_search_folder(tmp_path, "other.py:workload") is None
+
+
+def plant_search(folder: Path, name: str, target: str = "toy.py:workload") -> Path:
+    """Leave a search in a folder, under a name."""
+    asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
+    path = folder / ".autotune" / name
+    (path / "trials").mkdir(parents=True)
+    (folder / ".autotune").chmod(0o700)
+    write_record(path / "search.json", SearchState(target=Target(spec=target, folder=str(folder)), **asked))
+    return path
+
+
+@pytest.mark.fault("F5", injected="holder.json and .gitignore are links", outcome="replaced, what they name untouched")
+@pytest.mark.parametrize("name", ["holder.json", ".gitignore", "probe.json"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_nothing_is_written_through_a_link(tmp_path, name, exists):
+    root, victim = tmp_path / ".autotune", tmp_path / "victim"
+    root.mkdir(mode=0o700)
+    if exists:
+        victim.write_text("theirs")
+    (root / name).symlink_to(victim)
+    with lock_searches(tmp_path):
+        assert (root / "holder.json").read_text().startswith("{")
+        write_report(tmp_path, run_simulated(Machine(stop_after=3), tmp_path).launcher.known_report)
+    assert (victim.read_text() if victim.exists() else None) == ("theirs" if exists else None)
+    assert not (root / name).is_symlink()
+
+
+@pytest.mark.fault("F5", injected="the lock is a link", outcome="exit 5, what it names untouched")
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / ".autotune").mkdir(mode=0o700)
+    (tmp_path / ".autotune/lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(MachineError, match="lock: Too many levels of symbolic links"):
+        run_search("autotune.targets.demo:workload", SearchOptions(), folder=tmp_path)
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.fault("F5", injected="a search, its search.json or its trials are links", outcome="not taken as a search")
+@pytest.mark.parametrize("link", ["", "search.json", "trials"])
+def test_a_search_that_is_a_link_is_not_taken(tmp_path, link):
+    older = plant_search(tmp_path, "toy-py-workload-20261122-100000")
+    newer = plant_search(tmp_path, "toy-py-workload-20261122-110000")
+    found = find_search_folder(tmp_path)
+    assert found is not None
+    assert found.path == newer
+    (newer / link).rename(tmp_path / "elsewhere")
+    (newer / link).symlink_to(tmp_path / "elsewhere")
+    found = find_search_folder(tmp_path)
+    assert found is not None
+    assert found.path == older
+
+
+@pytest.mark.fault("24", injected="the clock jumps by years between searches", outcome="the newest stays the newest")
+@pytest.mark.fault("F18", injected="clock jump, search.json touched", outcome="the newest stays the newest")
+def test_the_newest_search_is_the_one_made_last_whatever_the_clock_does(tmp_path, monkeypatch):
+    stamps = ["20261122-100000", "20991231-235959", "20261122-100000", "19700101-000000", "20991231-235959"]
+    made = []
+    for number, stamp in enumerate(stamps):
+        monkeypatch.setattr(time, "strftime", lambda _format, stamp=stamp: stamp)
+        spec = ("toy.py:workload", "a.py:w")[number % 2]
+        search = create_search_folder(tmp_path, spec)
+        plant_search(tmp_path, search.path.name + "-new", spec)
+        (tmp_path / ".autotune" / f"{search.path.name}-new" / "search.json").rename(search.path / "search.json")
+        os.utime(search.path / "search.json", (1e9 - number, 1e9 - number))
+        made.append(search.path)
+        assert [one.path for one in list_searches(tmp_path)] == made[::-1]
+    assert [path.name for path in made] == [
+        "toy-py-workload-20261122-100000",
+        "a-py-w-20991231-235959",
+        "toy-py-workload-20991231-235959-2",
+        "a-py-w-20991231-235959-3",
+        "toy-py-workload-20991231-235959-4",
+    ]
+    found = find_search_folder(tmp_path, "a.py:w")
+    assert found is not None
+    assert found.path == made[3]
+
+
+def test_names_that_are_not_ours_come_last_and_harm_nothing(tmp_path):
+    plant_search(tmp_path, "renamed")
+    plant_search(tmp_path, "x-99999999-999999-999999999999")
+    made = [create_search_folder(tmp_path, "x") for _ in range(2)]
+    assert [one.path.name for one in made] == [f"x-99999999-999999-100000000000{n}" for n in (0, 1)]
+    assert list_searches(tmp_path)[-1].path.name == "renamed"
+
+
+def test_a_trial_has_a_number_that_no_name_in_its_place_can_spoil(tmp_path):
+    search = create_search_folder(tmp_path, "a:b")
+    for name in ("1²", "0007", "\uff19" * 4, "99999999999999999999", "8"):
+        (search.trials / name).mkdir()
+    assert search.next_number() == 8
+
+
+@pytest.mark.fault("F18", injected="the newest search.json is damaged", outcome="--resume refuses and names the folder")
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        ("{", "is not valid JSON", "delete {path} to go on with the search before it"),
+        (
+            '{"schema_version": 2}',
+            "was written by a newer version (schema 2, this one reads 1)",
+            "upgrade autotune; or",
+        ),
+    ],
+)
+def test_a_damaged_search_is_not_passed_over_when_it_is_to_be_resumed(tmp_path, content, message, hint):
+    plant_search(tmp_path, "toy-py-workload-20261122-100000")
+    newer = plant_search(tmp_path, "toy-py-workload-20261122-110000")
+    (newer / "search.json").write_text(content)
+    (tmp_path / "toy.py").write_text("from elsewhere import *\n")
+    with pytest.raises(UsageError) as caught:
+        run_search("toy.py:workload", SearchOptions(resume=True, seed=3), folder=tmp_path)
+    assert caught.value.message.startswith(f"--resume: the newest search cannot be read: {newer}/search.json")
+    assert message in caught.value.message
+    assert hint.format(path=newer) in caught.value.hint
+
+
+def test_a_damaged_search_of_another_target_is_no_obstacle(tmp_path):
+    plant_search(tmp_path, "toy-py-workload-20261122-100000")
+    for name in ("toy-py-workload-2-20261122-110000", "other-py-w-20261122-110000"):
+        (plant_search(tmp_path, name) / "search.json").write_text("{")
+    (tmp_path / "toy.py").write_text("from elsewhere import *\n")
+    with pytest.raises(UsageError, match="--resume: seed was 0 when the search began"):
+        run_search("toy.py:workload", SearchOptions(resume=True, seed=3), folder=tmp_path)
+
+
+@pytest.mark.fault("29", injected="a trial's result cut short", outcome="left out, named, kept as it is")
+def test_results_that_are_damaged_are_named_and_left_as_they_are(tmp_path):
+    search = run_simulated(Machine(stop_after=6), tmp_path).folder
+    whole = search.read_trials()
+    assert _describe_damage(search) is None
+    torn = search.trials / "0003" / "result.json"
+    torn.write_text(torn.read_text()[:200])
+    assert _describe_damage(search) == "1 result cannot be read and is left out: of trial 0003"
+    assert [one.spec.number for one in search.read_trials()] == [n.spec.number for n in whole if n.spec.number != 3]
+    assert len(torn.read_text()) == 200
+    assert search.next_number() > 3
 
 
 @pytest.mark.parametrize("content", ["", "no json", json.dumps({"target": {"label": "other.py:workload"}}), "[]"])

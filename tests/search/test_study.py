@@ -1,5 +1,12 @@
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -10,6 +17,7 @@ from autotune.probe.machine.hardware import read_hardware
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.objective import KEYS, Judged, Limits, score_trial
 from autotune.search.study import Study
+from autotune.search.study_file import StudyFile
 from autotune.space import SearchSpace, build_space
 
 
@@ -125,11 +133,125 @@ def test_a_rebuilt_database_has_failures_and_repeats_too(space, tmp_path):
     assert [trial.user_attrs["number"] for trial in trials] == [1, 2, 3]
 
 
-def test_a_database_that_fits_is_kept(space, tmp_path):
-    path = tmp_path / "study.db"
-    known = [(judge(BASELINE), 0.0)]
-    study = Study(path, space, seed=0)
-    study.close(study.open(BASELINE), *known[0])
-    begun = load(path)[0].datetime_start
-    Study(path, space, seed=0, known=known)
-    assert load(path)[0].datetime_start == begun
+def propose(study: Study, count: int) -> list[TrainConfig]:
+    """Return what a study proposes, each told as faster than the one before."""
+    tried: list[TrainConfig] = []
+    for number in range(count):
+        proposal = study.propose(tried)
+        assert proposal is not None
+        tried.append(proposal.config)
+        study.close(proposal, judge(proposal.config, number=number), 0.01 * number)
+    return tried
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Have another process hold a database exclusively."""
+    program = (
+        "import sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1])\n"
+        "connection.execute('BEGIN EXCLUSIVE')\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-S", "-c", program, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            sqlite3.connect(path, timeout=0.0).execute("SELECT * FROM trials")
+        yield
+        holder.communicate()
+
+
+@contextmanager
+def put_in_its_place(path: Path, put: Callable[[Path], object]) -> Iterator[None]:
+    path.unlink()
+    put(path)
+    yield
+
+
+DISTURBANCES = {
+    "locked": locked,
+    "deleted": lambda path: put_in_its_place(path, lambda _path: None),
+    "garbage": lambda path: put_in_its_place(path, lambda path: path.write_bytes(b"\x00garbage" * 1000)),
+    "link": lambda path: put_in_its_place(path, lambda path: path.symlink_to(path.with_name("victim"))),
+}
+
+
+@pytest.mark.fault("30", injected="study.db locked, deleted, overwritten, a link", outcome="replaced, search goes on")
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_whatever_becomes_of_the_database_the_search_goes_on_and_replaces_it(space, tmp_path, name):
+    path, told = tmp_path / "study.db", []
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    study = Study(path, space, seed=3, told=told.append)
+    first = propose(study, 4)
+    with DISTURBANCES[name](path):
+        more = study.propose(first)
+        assert more is not None
+        study.close(more, judge(more.config), 0.5)
+    assert told == []
+    assert len([trial for trial in load(path) if trial.state is TrialState.COMPLETE]) == 5
+    assert not path.is_symlink()
+    assert victim.read_text() == "theirs"
+    # What is proposed depends on what was found, and on no file.
+    assert [*first, more.config] == propose(Study(tmp_path / "other.db", space, seed=3), 5)
+
+
+FULL = """
+import sys
+from pathlib import Path
+import optuna
+from autotune.search.study_file import StudyFile
+study, told = optuna.create_study(), []
+file = StudyFile(Path("study.db"), told.append)
+for value in range(3):
+    study.add_trial(optuna.trial.create_trial(value=value))
+    file.update(study.get_trials())
+print(len(told), told[0])
+print(sorted(path.name for path in Path().iterdir()))
+"""
+
+
+@pytest.mark.fault("F2", injected="study.db on a full tmpfs", outcome="told once, search goes on, no part left")
+def test_a_full_disk_costs_the_database_and_nothing_else(tmp_path):
+    mount = f"mount -t tmpfs -o size=64k full {tmp_path} && cd {tmp_path} && exec {sys.executable} -c '{FULL}'"
+    try:
+        done = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, check=False)
+    except OSError:
+        pytest.skip("there is no unshare")
+    if done.stderr.startswith(("unshare:", "mount:")):
+        pytest.skip("mounting is not permitted")
+    assert done.stdout == (
+        "1 study.db could not be written (No space left on device): the search goes on without it, and a resumed one "
+        "builds it anew\n[]\n"
+    )
+
+
+@pytest.mark.fault("F2", injected="study.db cannot be replaced", outcome="told once, proposals as without it")
+def test_a_database_that_cannot_be_written_is_told_once_and_changes_no_proposal(space, tmp_path):
+    path, told = tmp_path / "study.db", []
+    study = Study(path, space, seed=3, told=told.append)
+    path.unlink()
+    path.mkdir()
+    tried = propose(study, 6)
+    assert [sentence.partition(":")[0] for sentence in told] == [f"{path} could not be written (Is a directory)"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["study.db"]
+    assert propose(Study(tmp_path / "other.db", space, seed=3), 6) == tried
+
+
+def test_a_study_file_has_what_the_study_has(space, tmp_path):
+    path, told = tmp_path / "study.db", []
+    study = optuna.create_study(direction="maximize")
+    file = StudyFile(path, told.append)
+    for number in range(3):
+        trial = study.ask({"x": optuna.distributions.IntDistribution(0, 9)})
+        trial.set_constraint("memory", 0.25 * number)
+        study.tell(trial, number / 3)
+        file.update(study.get_trials())
+    assert told == []
+    kept = [(one.number, one.params, one.value, one.constraints, one.datetime_start) for one in load(path)]
+    assert kept == [
+        (one.number, one.params, one.value, one.constraints, one.datetime_start) for one in study.get_trials()
+    ]

@@ -314,6 +314,61 @@ def test_weights_that_are_not_finite_are_found(tmp_path: Path) -> None:
     assert find_non_finite(training) == "3.weight"
 
 
+@pytest.mark.fault("F18", injected="a checkpoint's folder is a link", outcome="the link goes in its turn, alone")
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_is_rotated_and_replaced_like_a_folder(tmp_path: Path, dangling: bool) -> None:
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    save(folder, 10).rename(elsewhere)
+    (folder / "step-00000010").symlink_to(tmp_path / "nowhere" if dangling else elsewhere)
+    (folder / "step-00000005").write_text("no folder")
+    (folder / ".tmp-link").symlink_to(elsewhere)
+    (folder / "step-00000030").symlink_to(tmp_path / "nowhere")
+    for step in (20, 30):
+        save(folder, step)
+    assert names(folder) == ["step-00000020", "step-00000030"]
+    assert load(folder) == (30, [])
+    assert (elsewhere / "state.pt").exists()
+
+
+def _claim_a_step(path: Path) -> None:
+    manifest = read_record(path / "manifest.json", CheckpointManifest)
+    write_record(path / "manifest.json", manifest.replace(step=10**30))
+
+
+def _restate(value: object) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        state = torch.load(path / "state.pt", weights_only=True)
+        forge(path, lambda file: torch.save(state | {"step": value}, file))
+
+    return change
+
+
+def _rename(path: Path) -> None:
+    path.rename(path.with_name("step-99999999"))
+
+
+LIES = {
+    "manifest": _claim_a_step,
+    "state": _restate(10**30),
+    "tensor": _restate(torch.zeros(2)),
+    "boolean": _restate(True),
+    "name": _rename,
+}
+
+
+@pytest.mark.fault(
+    "F18", injected="name, manifest and state of other steps", outcome="the checkpoint before it is used"
+)
+@pytest.mark.parametrize("lie", LIES)
+def test_a_checkpoint_of_another_step_than_it_says_is_not_used(tmp_path: Path, lie: str) -> None:
+    save(tmp_path, 10)
+    LIES[lie](save(tmp_path, 20))
+    step, problems = load(tmp_path)
+    assert step == 10
+    assert len(problems) == 1
+    assert "of another step" in problems[0]
+
+
 # Faults while saving
 
 

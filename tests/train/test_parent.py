@@ -16,6 +16,7 @@ import psutil
 import pytest
 from train_world import wait_until
 
+from autotune.oom_kills import read_oom_kills
 from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
@@ -23,7 +24,6 @@ from autotune.train import restarts
 from autotune.train.child import AGAIN_STATUS
 from autotune.train.files import PLAN_FILE
 from autotune.train.folder import read_plan
-from autotune.train.oom_kills import read_oom_kills
 from autotune.train.parent import Ended, Start, supervise
 from autotune.train.restarts import TrainingEnd, drop_settings, train_supervised
 
@@ -218,6 +218,33 @@ def test_the_training_does_not_survive_its_parent() -> None:
     driver.kill()
     finish(driver)
     assert wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, seconds=10)
+
+
+PROGRAM = """
+import subprocess
+program = subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True, stdout=subprocess.DEVNULL)
+"""
+
+
+@pytest.mark.fault("F7", injected="kill -9 of the parent of `train`", outcome="programs of the training end with it")
+def test_programs_that_the_training_has_started_end_with_the_parent() -> None:
+    driver = start_driver(TIED + PROGRAM + "print('ready', program.pid, flush=True)\ntime.sleep(1000)")
+    program = psutil.Process(await_ready(driver))
+    driver.kill()
+    finish(driver)
+    assert wait_until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE, seconds=10)
+
+
+def test_programs_that_the_training_leaves_at_its_end_are_the_users_own() -> None:
+    driver = start_driver(TIED + PROGRAM + "print('ready', program.pid, flush=True)\nos._exit(0)")
+    program = psutil.Process(await_ready(driver))
+    status, _ = finish(driver)
+    try:
+        assert status == 0
+        assert program.is_running()
+        assert program.status() != psutil.STATUS_ZOMBIE
+    finally:
+        program.kill()
 
 
 def test_what_the_training_starts_is_tied_to_nobody() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,16 @@ def test_a_number_of_threads_that_was_chosen_is_taken() -> None:
     assert choose(measured)[0].config.num_threads == 2
 
 
+GROWN: dict[str, Any] = {
+    "config": FAST.replace(
+        micro_batch_size=32, learning_rate_scale=math.sqrt(2), num_threads=4, optimizer_implementation="foreach"
+    ),
+    "allowed": ("batch",),
+    "learning_rate_rule": "sqrt",
+}
+"""A profile of a search that was allowed to try other effective batches."""
+
+
 def changed_target(config: TrainConfig = FAST, **changes: Any) -> tuple[Settings, list[str]]:
     measured = profile(config=config.replace(num_threads=4, optimizer_implementation="foreach"))
     return choose(measured, load("f" * 12, **changes))
@@ -260,10 +272,11 @@ def test_the_effective_batch_stays_the_users_own() -> None:
 
 
 def test_the_knobs_of_the_batch_are_taken_together() -> None:
-    grown = FAST.replace(micro_batch_size=32, learning_rate_scale=1.4)
-    settings, _ = changed_target(grown, baseline=OWN.replace(micro_batch_size=8, gradient_accumulation_steps=2))
+    own = OWN.replace(micro_batch_size=8, gradient_accumulation_steps=2)
+    settings, told = choose(profile(**GROWN), load("f" * 12, baseline=own))
     assert settings.config.effective_batch_size == 32
-    assert settings.config.learning_rate_scale == 1.4
+    assert settings.config.learning_rate_scale == GROWN["config"].learning_rate_scale
+    assert any("the effective batch is 32 samples instead of your own 16" in sentence for sentence in told)
 
 
 @pytest.mark.parametrize("knobs", [{}, {"width": (8, 12)}])
@@ -271,6 +284,85 @@ def test_an_own_knob_that_the_target_has_no_more_is_left_out(knobs: dict[str, An
     settings, told = changed_target(knobs=knobs)
     assert settings.config.user_knobs == settings.baseline_config.user_knobs
     assert "your own knob width stays as it is" in told[-1]
+
+
+# What a profile may ask for, also where label and fingerprint are the target's own
+
+
+def asked_for(**changes: Any) -> dict[str, Any]:
+    return {"config": profile().config.replace(**changes)}
+
+
+EVIL: dict[str, tuple[dict[str, Any], str]] = {
+    "learning rate": (asked_for(learning_rate_scale=1e6), "multiplies learning rates by 1e.06"),
+    "batch": (asked_for(micro_batch_size=4096), "an effective batch of 4,096 samples instead of 16"),
+    "batch by accumulation": (asked_for(gradient_accumulation_steps=256), "an effective batch of 4,096"),
+    "batch that no search tries": (
+        {**asked_for(micro_batch_size=4096), "allowed": ("batch",)},
+        "an effective batch of 4,096 samples instead of 16",
+    ),
+    "batch without its learning rate": (
+        {**GROWN, "config": GROWN["config"].replace(learning_rate_scale=1.0)},
+        "learning rate rule 'sqrt' that is 1.41421",
+    ),
+    "method as a knob": (asked_for(user_knobs={"width": 16, "train_dataset": "x"}), "'train_dataset' is no knob of"),
+    "attribute as a knob": (asked_for(user_knobs={"width": 16, "secret_path": "/etc"}), "'secret_path' is no knob"),
+    "value of a knob": (asked_for(user_knobs={"width": 10**15}), "'1000000000000000' is no value of the knob width"),
+    "own settings": (
+        {"config": FAST.replace(micro_batch_size=64), "baseline_config": OWN.replace(micro_batch_size=64)},
+        "takes micro_batch_size=64 for your own setting, and it is 16",
+    ),
+    "own knob": (
+        {"baseline_config": profile().baseline_config.replace(user_knobs={"width": 16})},
+        "takes user_knobs.width=16 for your own setting, and it is 8",
+    ),
+    "knob in the own settings": (
+        {"baseline_config": profile().baseline_config.replace(user_knobs={"width": 8, "shuffle": False})},
+        "takes user_knobs.shuffle=False for your own setting",
+    ),
+}
+
+
+@pytest.mark.fault("F11", injected="evil values under the right label and fingerprint", outcome="refused, exit 7")
+@pytest.mark.parametrize("name", EVIL)
+def test_a_profile_that_no_search_of_this_target_wrote_is_refused(name: str) -> None:
+    changes, part = EVIL[name]
+    with pytest.raises(ProfileError, match=part) as caught:
+        choose(profile(**changes))
+    assert caught.value.message.isprintable()
+    assert caught.value.hint
+
+
+@pytest.mark.fault("F11", injected="evil values, and another machine or source", outcome="own settings or refused")
+@pytest.mark.parametrize("elsewhere", ["gpu", "source"])
+@pytest.mark.parametrize("name", EVIL)
+def test_a_profile_from_elsewhere_cannot_ask_for_more_either(name: str, elsewhere: str) -> None:
+    changes, _ = EVIL[name]
+    try:
+        settings, _ = choose(profile(**(ELSEWHERE[elsewhere][0] | changes)))
+    except ProfileError:
+        return
+    assert settings.baseline_config == OWN
+    assert settings.config.effective_batch_size == OWN.effective_batch_size
+    assert settings.config.learning_rate_scale == 1.0
+    assert settings.config.user_knobs in ({"width": 8}, {"width": 16})
+
+
+def test_a_larger_batch_that_the_user_allowed_is_taken_and_told() -> None:
+    settings, told = choose(profile(**GROWN))
+    assert settings.config == GROWN["config"]
+    sentence = "the effective batch is 32 samples instead of your own 16, and learning rates are multiplied by 1.41"
+    assert told[0].startswith(sentence)
+
+
+def test_nothing_is_set_on_a_workload_that_is_no_knob_of_it() -> None:
+    loaded = load()
+    for own in ({"train_dataset": 1}, {"width": 9}, {"width": "8"}):
+        with pytest.raises(ProfileError, match="the settings do not fit"):
+            loaded.set_knobs(OWN.replace(user_knobs=own))
+    assert callable(loaded.workload.train_dataset)
+    loaded.set_knobs(OWN.replace(user_knobs={"width": 16}))
+    assert loaded.workload.width == 16  # type: ignore[attr-defined]
 
 
 def test_a_profile_and_a_preset_are_too_much() -> None:
@@ -505,6 +597,40 @@ def test_a_script_alone_runs_as_it_is_and_with_a_preset_on_what_it_does(script: 
     assert "num_workers=2 (it holds a generator)" in told[1]
     with pytest.raises(UsageError, match="both"):
         choose_for(script, profile(), preset="balanced")
+
+
+SCRIPT_EVIL: dict[str, tuple[dict[str, Any], str]] = {
+    "learning rate": (asked_for(learning_rate_scale=2.0), "scales the learning rate"),
+    "batch": (asked_for(micro_batch_size=4096), "an effective batch of 4,096"),
+    "value of a knob": (asked_for(user_knobs={"width": "--config=/etc/evil"}), "'width' to '--config=/etc/evil'"),
+    "knob": (asked_for(user_knobs={"width": 8, "depth": 3}), "'depth' to '3', which is no value of a knob"),
+    "own knob": (
+        {"baseline_config": profile().baseline_config.replace(user_knobs={"width": 16})},
+        "takes width=16 for your own setting, and it is 8",
+    ),
+}
+
+
+@pytest.mark.fault("F11", injected="evil values in a profile of a script", outcome="refused, exit 7")
+@pytest.mark.parametrize("name", SCRIPT_EVIL)
+def test_a_scripts_profile_that_no_search_of_it_wrote_is_refused(script: Target, name: str) -> None:
+    changes, part = SCRIPT_EVIL[name]
+    with pytest.raises(ProfileError, match=part):
+        choose_for(script, of_script(script).replace(**changes))
+
+
+def test_the_value_in_a_scripts_command_is_its_own_setting(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    words = ("python", "train.py", "--bs", "{micro_batch_size:32}", "--accum", "{gradient_accumulation_steps:1}")
+    target = Target(spec=shlex.join(words), folder=str(tmp_path), script=Script(command=words))
+    with pytest.raises(ProfileError, match="takes micro_batch_size=16 for your own setting, and it is 32"):
+        choose_for(target, of_script(target))
+
+
+def test_a_profile_of_another_script_is_refused(script: Target) -> None:
+    other = of_script(script, label="python other.py --width {width}", fingerprint="f" * 12)
+    with pytest.raises(ProfileError, match=r"was measured on python other\.py .*, and this is python train\.py"):
+        choose_for(script, other)
 
 
 # The environment

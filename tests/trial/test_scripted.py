@@ -17,7 +17,9 @@ import pytest
 
 import autotune
 from autotune.records import TrainConfig
+from autotune.records.script import PrintedMetric
 from autotune.targets.script import read_script
+from autotune.trial.learning_run import read_metric
 from autotune.trial.scripted import LineWatch, call_after_import, forget_imports, script_values
 
 RUN = """
@@ -306,6 +308,7 @@ def test_lines_written_together_are_heard() -> None:
     assert lines == ["a", "b"]
 
 
+@pytest.mark.fault("F9", injected="40,000 dots, one a write", outcome="each costs the same as in a short line")
 def test_a_line_written_a_sign_at_a_time_costs_each_sign_the_same() -> None:
     def cpu_seconds(line_length: int) -> float:
         watched, _, lines = watch()
@@ -318,6 +321,28 @@ def test_a_line_written_a_sign_at_a_time_costs_each_sign_the_same() -> None:
         return time.process_time() - began
 
     assert cpu_seconds(40_000) < 10 * min(cpu_seconds(100) for _ in range(3))
+
+
+@pytest.mark.fault("F9", injected="60 MB without a line end", outcome="a bounded part is kept, the metric found")
+def test_of_output_without_line_ends_a_bounded_part_is_kept() -> None:
+    lines: list[str] = []
+    with open(os.devnull, "w") as nowhere:
+        watched = LineWatch(nowhere, lines.append)
+        chunk, most = "." * 65536, 0
+        for _ in range(960):
+            watched.write(chunk)
+            most = max(most, sum(map(len, watched._parts)))
+        watched.write(" val_acc=0.5\n")
+    assert most < 2**22
+    (line,) = lines
+    assert read_metric(line, PrintedMetric(name="acc", direction="maximize", pattern="val_acc=([0-9.]+)")) == 0.5
+
+
+@pytest.mark.fault("F14", injected="a metric of 401 digits in a printed line", outcome="no figure")
+def test_a_number_that_is_no_float_is_no_figure() -> None:
+    metric = PrintedMetric(name="acc", direction="maximize", key="acc")
+    assert read_metric(f'{{"acc": {10**400}}}', metric) is None
+    assert read_metric('{"acc": ' + "[" * 100_000, metric) is None
 
 
 def test_everything_else_is_the_streams() -> None:

@@ -159,20 +159,29 @@ def test_processes_of_the_trial_see_its_view(world: World) -> None:
 
 
 def test_results_in_the_search_folder_stay(world: World) -> None:
-    keep = world.folder / ".autotune"
     results = world.elsewhere / "results"
     results.mkdir()
     program = (
-        f"open({str(world.own / 'result.json')!r}, 'w').write('result')\n"
-        "open('.autotune/trial/log.txt', 'w').write('log')\n"
-        f"open({str(results / 'r')!r}, 'w').write('r')\n"
+        "open(OWN + '/result.json', 'w').write('result')\n"
+        "from pathlib import Path\n"
+        f"open(view.locate_kept(Path({str(results)!r})) / 'r', 'w').write('r')\n"
     )
-    with keep_unchanged(world, but=(keep, results)):
+    with keep_unchanged(world, but=(world.own, results)):
         outcome = world.run(program, kept=(results,))
     assert outcome.written == outcome.outside == ()
     assert (world.own / "result.json").read_text() == "result"
-    assert (world.own / "log.txt").read_text() == "log"
     assert (results / "r").read_text() == "r"
+
+
+def test_a_cache_in_the_search_folder_stays_and_is_found(world: World) -> None:
+    cache = world.state / "now" / "inductor"
+    cache.mkdir()
+    world.environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    program = "import os\nopen(os.environ['TORCHINDUCTOR_CACHE_DIR'] + '/kernel', 'w').write('k')\n"
+    with keep_unchanged(world, but=(cache,)):
+        outcome = world.run(program, kept=(cache,))
+    assert outcome.written == outcome.outside == ()
+    assert (cache / "kernel").read_text() == "k"
 
 
 def test_read_only_folders_stay_what_they_are(world: World) -> None:
@@ -382,8 +391,9 @@ def test_a_copy_links_what_is_large_and_copies_the_rest(copied: World) -> None:
         "import os\n"
         "for name in ('a.txt', 'model.pt', 'checkpoint.pth.tar', '.git', '.git/HEAD', 'sub', 'sub/deep/e.txt'):\n"
         "    assert not os.path.islink(name), name\n"
-        "for name in ('big.bin', 'venv', '.git/objects', '.autotune', '../data', '../top.txt'):\n"
+        "for name in ('big.bin', 'venv', '.git/objects', '../data', '../top.txt'):\n"
         "    assert os.path.islink(name) and os.path.exists(name), name\n"
+        "assert not os.path.lexists('.autotune')\n"
         "assert os.readlink('link.txt') == 'a.txt'\n"
         "assert os.path.realpath('absolute') == str(inside / 'sub')\n"
         "open('model.pt', 'wb').write(b'x')\n"
@@ -447,7 +457,10 @@ def test_a_view_survives_a_command_line(tmp_path: Path) -> None:
     view = View(Path("/a b:c,\\\n"), tmp_path, "copy", (Path("/a/.autotune"), Path("/x")))
     assert View.from_arguments(view.as_arguments()) == view
     assert View.from_arguments(["overlay", "/a", "/b"]) == View(Path("/a"), Path("/b"), "overlay")
-    assert view.locate(Path("/x/y")) == Path("/x/y")
+    assert view.locate(Path("/x/y")) == view.locate_kept(Path("/x/y")) == Path("/x/y")
+    assert view.locate_kept(Path("/elsewhere")) == Path("/elsewhere")
+    overlay = View(view.folder, tmp_path, "overlay", view.kept)
+    assert overlay.locate_kept(Path("/x/y")) == tmp_path / "kept-1" / "y"
     assert view.locate(view.folder / "train.py").is_relative_to(tmp_path)
 
 
@@ -460,7 +473,7 @@ def test_scratch_is_ours_alone(tmp_path: Path) -> None:
     view = prepare_view(tmp_path / ".." / tmp_path.name, tmp_path, kind="overlay")
     assert stat.S_IMODE(view.scratch.stat().st_mode) == 0o700
     assert view.folder == tmp_path.resolve()
-    assert view.kept == (tmp_path.resolve() / ".autotune",)
+    assert view.kept == ()
     remove_view(view)
     remove_view(view)
     assert list(tmp_path.iterdir()) == []

@@ -95,9 +95,9 @@ def test_nobody_is_told_of_caches_temporary_files_and_devices(world: World) -> N
         "tempfile.NamedTemporaryFile(prefix='autotune-test-')\nopen('/dev/null', 'w')\n"
         "shared = f'/dev/shm/{os.getpid()}'\nopen(shared, 'w')\nos.remove(shared)\n"
         "open('/proc/self/comm', 'w').write('x')\n"
-        "open(str(view.kept[0] / 'trial' / 'result.json'), 'w')\nopen('here', 'w')\nopen('../there', 'w')\n"
+        "open(OWN + '/result.json', 'w')\nopen('here', 'w')\nopen('../there', 'w')\n"
     )
-    with keep_unchanged(world, but=(home, world.elsewhere, world.folder / ".autotune")):
+    with keep_unchanged(world, but=(home, world.elsewhere, world.own)):
         outcome = world.run(ELSEWHERE + program)
     assert outcome.outside == ()
     assert outcome.written == ("../there", "here")
@@ -259,6 +259,10 @@ FENCED = [
     'ln "$WAS/a.txt" .',
     'mkdir "$WAS/new"',
     'cp a.txt "$WAS/a.txt"',
+    'rm -r "$WAS/.autotune/older"',
+    'echo x > "$WAS/.autotune/lock"',
+    'mv "$OWN" "$OWN-2"',
+    'rmdir "$OWN"',
 ]
 OPEN = [
     "echo x > new",
@@ -266,7 +270,7 @@ OPEN = [
     "rm b.txt",
     "echo x > $FAR/new",
     "mkdir $FAR/p && mv p/q $FAR/p",
-    "echo x > .autotune/trial/r",
+    'echo x > "$OWN/r" && mv "$OWN/r" "$OWN/s" && rm "$OWN/s"',
     "echo > $TMPDIR/t && rm $TMPDIR/t",
     "echo x > /dev/null",
 ]
@@ -281,12 +285,12 @@ def skip_without_landlock() -> None:
 def test_the_kernel_keeps_other_programs_from_the_original(user: int) -> None:
     skip_without_landlock()
     with open_permitted_world("copy", user) as world:
-        world.environment.update(FAR=str(world.elsewhere), WAS=str(world.folder))
+        world.environment.update(FAR=str(world.elsewhere), WAS=str(world.folder), OWN=str(world.own))
         program = (
             f"for line in {[*FENCED, *OPEN]!r}:\n"
             "    print(subprocess.run(line, shell=True, capture_output=True).returncode == 0)\n"
         )
-        with keep_unchanged(world, but=(world.elsewhere, world.folder / ".autotune")):
+        with keep_unchanged(world, but=(world.elsewhere, world.own)):
             outcome = world.run(ELSEWHERE + program)
         assert outcome.printed.split() == ["False"] * len(FENCED) + ["True"] * len(OPEN)
 

@@ -34,6 +34,18 @@ def hang_for_good() -> None:
         time.sleep(1000.0)
 
 
+def escape(name: str) -> None:
+    """Start a program without any environment, in a session of its own and as nobody's child; leave its number."""
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            os.execve("/bin/sleep", ["sleep", "1000"], {})
+        Path(os.environ["TOY_FOLDER"], name).write_text(str(pid))
+        os._exit(0)
+    os.wait()
+
+
 class Points(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return 64
@@ -200,6 +212,66 @@ class StartsShell(Toy):
         subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
 
 
+class Escapes(Toy):
+    def meet_fate(self) -> None:
+        escape("escapee")
+
+
+class EscapesAndHangs(Toy):
+    def meet_fate(self) -> None:
+        escape("escapee")
+        hang_for_good()
+
+
+class SegfaultsOnce(Toy):
+    def meet_fate(self) -> None:
+        if not Path(os.environ["TOY_FOLDER"], "segfaulted").exists():
+            leave_trace("segfaulted")
+            ctypes.string_at(0)
+
+
+class FillsDisk(Toy):
+    """Leaves no room where its trial is recorded."""
+
+    def meet_fate(self) -> None:
+        with Path(os.environ["TOY_FOLDER"], "filler").open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                return
+
+
+class LimitsFiles(Toy):
+    """May have 64 files open, and opens more."""
+
+    def meet_fate(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(100)]
+        assert not files
+
+
+class LimitsFileSize(Toy):
+    """May write no file at all."""
+
+    def meet_fate(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+class RaisesOddName(Toy):
+    def meet_fate(self) -> None:
+        Path(b"/no/such/caf\xe9.jpg".decode("utf-8", "surrogateescape")).read_bytes()
+
+
+class TearsPartial(Toy):
+    """Leaves half of what a probe knew, and dies."""
+
+    def meet_fate(self) -> None:
+        newest = max(Path(os.environ["TOY_FOLDER"]).glob("[0-9]*"))
+        (newest / "partial.json").write_text('{"spec": {"numb')
+        os._exit(3)
+
+
 class ChangesProcess(Toy):
     """Does to its process what libraries do, and worse."""
 
@@ -245,6 +317,39 @@ class _Escaping(Points):
     def meet_fate(self) -> None:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hang_for_good()
+
+
+_LOCK = threading.Lock()
+
+
+class _Locked(Points):
+    """Cannot be used in a process that was forked while a thread held its lock."""
+
+    def meet_fate(self) -> None:
+        leave_trace("reached")
+        with _LOCK:
+            raise AssertionError("the lock of another process was free")
+
+
+class HoldsLockAtFork(Toy):
+    def train_dataset(self) -> Dataset[Any]:
+        held = threading.Event()
+
+        def hold() -> None:
+            with _LOCK:
+                held.set()
+                time.sleep(1000.0)
+
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        return _Locked()
+
+
+class _EscapingProgram(Points):
+    def meet_fate(self) -> None:
+        subprocess.Popen(["sleep", "1000"])
+        escape("worker-escapee")
         hang_for_good()
 
 
@@ -311,6 +416,16 @@ prints_environment = PrintsEnvironment()
 allocates = Allocates()
 starts_daemon = StartsDaemon()
 starts_shell = StartsShell()
+escapes = Escapes()
+escapes_and_hangs = EscapesAndHangs()
+segfaults_once = SegfaultsOnce()
+fills_disk = FillsDisk()
+limits_files = LimitsFiles()
+limits_file_size = LimitsFileSize()
+raises_odd_name = RaisesOddName()
+tears_partial = TearsPartial()
+holds_lock_at_fork = HoldsLockAtFork()
+worker_starts_programs = WithDataset(_EscapingProgram())
 changes_process = ChangesProcess()
 closes_output = ClosesOutput()
 leaves_thread = LeavesThread()

@@ -56,6 +56,38 @@ def find_marked(mark: str) -> dict[int, str]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process is there and not just waiting to be reaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def find_borne(mark: int) -> dict[int, str]:
+    """Return the living processes that bear a keeper's mark, whatever their environment, by pid."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if mark in process.rlimit(psutil.RLIMIT_RTTIME) and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+def find_descendants() -> dict[int, str]:
+    """Return the living descendants of this process, those among them that it has adopted, by pid."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
 def wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> bool:
     """Return whether a condition came true in time."""
     deadline = time.monotonic() + seconds
@@ -74,7 +106,7 @@ class World:
         folder: holds the trials' folders and the toys' traces.
         runner: the runner under test.
         mark: every process of it carries this.
-        server_pids: the fork server, if there is one.
+        foreign_pids: children of this process that were there before the last trial.
         should_stop: asked by the runner; replace it to stop a trial.
         on_poll: called by the runner while a trial runs.
     """
@@ -82,14 +114,20 @@ class World:
     folder: Path
     mark: str
     runner: TrialRunner = field(init=False)
-    server_pids: set[int] = field(default_factory=set)
+    foreign_pids: set[int] = field(default_factory=set)
     trials: int = 0
     should_stop: Callable[[], bool] = lambda: False
     on_poll: Callable[[], object] = lambda: None
 
+    @property
+    def server_pids(self) -> set[int]:
+        """The fork server, if there is one."""
+        return set() if self.runner._server is None else {self.runner._server.pid}
+
     def run(self, toy: str, **options: Any) -> tuple[TrialResult, str]:
         """Run a toy and return its result and its log."""
         (self.folder / "reached").unlink(missing_ok=True)
+        self.foreign_pids = {child.pid for child in psutil.Process().children()}
         number, self.trials = self.trials, self.trials + 1
         result = self.runner(make_spec(toy, number=number, **options))
         return result, self.log(number)
@@ -103,8 +141,9 @@ class World:
         return (self.folder / "reached").exists()
 
     def find_strays(self) -> dict[int, str]:
-        """Return processes that should not be there between two trials."""
-        return {pid: line for pid, line in find_marked(self.mark).items() if pid not in self.server_pids}
+        """Return processes that should not be there between two trials: by environment, by mark and by descent."""
+        found = {**find_marked(self.mark), **find_borne(self.runner._keeper.mark), **find_descendants()}
+        return {pid: line for pid, line in found.items() if pid not in self.server_pids | self.foreign_pids}
 
 
 @contextmanager
@@ -118,7 +157,6 @@ def open_world(folder: Path, *, warm: bool) -> Iterator[World]:
         on_poll=lambda: world.on_poll(),
         warm=warm,
     )
-    world.server_pids = set(find_marked(world.mark))
     with world.runner:
         yield world
-    assert find_marked(world.mark) == {}
+    assert {**find_marked(world.mark), **find_borne(world.runner._keeper.mark)} == {}

@@ -37,8 +37,10 @@ program, own, *words = sys.argv[1:]
 view = View.from_arguments(words)
 before = os.getcwd()
 inside = enter_view(view)
-watch = watch_writes(view, own=Path(own))
-exec(program, {"FOLDER": str(view.folder), "inside": inside, "watch": watch, "view": view, "before": before})
+own = view.locate_kept(Path(own))
+watch = watch_writes(view, own=own)
+seen = {"FOLDER": str(view.folder), "OWN": str(own), "inside": inside, "watch": watch, "view": view, "before": before}
+exec(program, seen)
 """
 
 _PARENT = """
@@ -49,7 +51,7 @@ from autotune.trial.writes import list_outside
 child, programs, folder, scratch, own, kind, *kept = sys.argv[1:]
 outcomes = {}
 for name, program in json.loads(programs).items():
-    view = prepare_view(Path(folder), Path(scratch), kind=kind, kept=[Path(path) for path in kept])
+    view = prepare_view(Path(folder), Path(scratch), kind=kind, kept=[Path(path) for path in (own, *kept)])
     try:
         command = [sys.executable, "-P", "-c", child, program, own, *view.as_arguments()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -83,6 +85,8 @@ class World:
         kind: of the views.
         user: runs everything.
         environment: of the processes.
+        state: the folder's `.autotune`, with a search from before in it.
+        own: the trial's own folder below it.
     """
 
     base: Path
@@ -95,7 +99,8 @@ class World:
         self.folder = self.parent / "pro:je,ct \\x"
         self.elsewhere = self.base / "elsewhere"
         self.temporary = self.base / "temp"
-        self.own = self.folder / ".autotune" / "trial"
+        self.state = self.folder / ".autotune"
+        self.own = self.state / "now" / "trials" / "0003"
         self.environment = {
             **{name: text for name, text in os.environ.items() if not name.endswith(("_HOME", "_DIR"))},
             "HOME": str(self.base / "home"),
@@ -209,6 +214,8 @@ def open_world(kind: str, user: int) -> Iterator[World]:
             folder.mkdir(parents=True, exist_ok=True)
         for name in ("a.txt", "b.txt", "c.txt", "sub/d.txt", f"sub/{ODD}", "sub/deep/e.txt", "../data/x.txt"):
             world.give(name, f"this is {name}\n")
+        for name in ("lock", "older/best.json", "older/trials/0000/result.json", "now/study.db"):
+            world.give(f".autotune/{name}", "kept")
         world.give("big.bin", BIG)
         world.give("../top.txt", "beside\n")
         (world.folder / "link.txt").symlink_to("a.txt")

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from autotune.lifeline import die_with_parent
 from autotune.probe.ceilings.repetitions import synchronize
+from autotune.scratch import scratch_folder
 
 BYTES = 64 * 2**20
 """Of the tensor that is added up."""
@@ -34,6 +34,8 @@ _POLL_SECONDS = 0.02
 _REAP_SECONDS = 5.0
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 2, 50
 _MEETING_FILE, _ANSWER_FILE = "meeting", "seconds"
+# Left to themselves, the ranks would listen where the machine's name leads to: for anybody on its network.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def measure_all_reduce(ranks: int, *, device_type: str, budget_seconds: float = 5.0) -> float | None:
@@ -56,8 +58,7 @@ def measure_all_reduce(ranks: int, *, device_type: str, budget_seconds: float = 
     deadline = time.monotonic() + _START_SECONDS + budget_seconds
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        with scratch_folder() as folder:
             try:
                 for rank in range(ranks):
                     command = _build_command(rank, ranks, device_type, budget_seconds, folder)
@@ -79,7 +80,14 @@ def _build_command(rank: int, ranks: int, device_type: str, budget_seconds: floa
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        start_new_session=True,
+        env={**os.environ, **_LOOPBACK},
+    )
 
 
 def _await_all(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:

@@ -17,6 +17,7 @@ from autotune.errors import AutotuneError
 from autotune.records.ceilings import Ceilings
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
 from autotune.records.hardware import INSTRUCTION_LIMITS, HardwareInfo, SoftwareInfo
+from autotune.user_cache import find_user_cache
 
 OLDEST_SECONDS = 30 * 24 * 3600.0
 """Limits older than this are measured anew."""
@@ -135,13 +136,5 @@ def _build_key(hardware: HardwareInfo, software: SoftwareInfo, *, device: str, t
 
 
 def _find_path(key: str) -> Path | None:
-    """Return where the limits are kept; None when the user has no home.
-
-    Source: XDG Base Directory Specification 0.8; a relative path in the variable is to be ignored.
-    """
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        folder = named if named.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return folder / "autotune" / f"ceilings-{key}.json"
+    folder = find_user_cache()
+    return None if folder is None else folder / f"ceilings-{key}.json"

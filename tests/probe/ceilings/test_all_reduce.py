@@ -46,6 +46,15 @@ def test_two_ranks_add_up_here() -> None:
     assert rate > BYTES / (time.monotonic() - began)
 
 
+@pytest.mark.fault(
+    "F19", injected="the user's gloo and NCCL told another interface", outcome="ranks listen on loopback"
+)
+def test_ranks_listen_on_the_loopback_interface_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "no-such-interface")
+    assert measure_all_reduce(2, device_type="cpu", budget_seconds=0.1) is not None
+
+
 @pytest.mark.parametrize(("ranks", "factor"), [(2, 1.0), (4, 1.5)])
 def test_the_bus_bandwidth_is_that_of_nccl_tests(monkeypatch: pytest.MonkeyPatch, ranks: int, factor: float) -> None:
     folders = plant(monkeypatch, ANSWERS, *["pass"] * (ranks - 1))
