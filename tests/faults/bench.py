@@ -89,8 +89,8 @@ class Bench:
         return self.find_processes()
 
     def list_scratch(self) -> list[str]:
-        """Return what lies in the temporary folder."""
-        return sorted(path.name for path in self.scratch.iterdir())
+        """Return what lies in the temporary folder, but for the cache that torch keeps there for later processes."""
+        return sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith("torchinductor_"))
 
 
 def open_bench(folder: Path, **environment: str) -> Bench:

@@ -84,7 +84,7 @@ class Tally:
 
     kind: str
     kills: int = 0
-    stages: Counter[str] = field(default_factory=Counter)
+    stages: dict[str, int] = field(default_factory=dict)
     commands: int = 0
     finished: int = 0
     trials: int = 0
@@ -131,7 +131,8 @@ class Killer:
             return process.returncode
         family = list_family(process.pid)
         tally.kills += 1
-        tally.stages[self._find_stage(self.say())] += 1
+        stage = self._find_stage(self.say())
+        tally.stages[stage] = tally.stages.get(stage, 0) + 1
         self._kill(process, family, spare_child=spare_child)
         self._await_end(family)
         tally.most_leftovers = max(tally.most_leftovers, len(self._bench.list_scratch()))
@@ -253,8 +254,7 @@ def check_study(search: Path, tally: Tally) -> None:
 
 def check_leftovers(bench: Bench, tally: Tally) -> None:
     """Make sure that a command that came to its end has swept what those before it left behind."""
-    ours = [name for name in bench.list_scratch() if not name.startswith("torchinductor_")]
-    left = [*ours, *(path.name for path in bench.folder.rglob("*.tmp"))]
+    left = [*bench.list_scratch(), *(path.name for path in bench.folder.rglob("*.tmp"))]
     if left:
         tally.faults.append(f"left behind: {sorted(left)}")
         for name in bench.list_scratch():
@@ -365,7 +365,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tally = run_loop(options.kind, options.kills, options.seed, Path(folder))
-    stages = ", ".join(f"{count} in {stage}" for stage, count in tally.stages.most_common())
+    stages = ", ".join(f"{count} in {stage}" for stage, count in tally.stages.items())
     print(f"{tally.kills} kills ({stages}) of {tally.commands} commands in {time.monotonic() - began:.0f} s")
     print(f"{tally.finished} came to their end, {tally.trials} trials kept, {tally.reads} reads of best.json")
     print("\n".join(tally.faults) or "nothing lost, nothing torn, nothing left behind")
