@@ -90,6 +90,7 @@ class ScriptStarter:
         if self._running is None:
             return result
         view, spec = self._running
+        spec = TrialSpec.model_validate(spec.model_dump())  # as a file would have it: without secrets
         try:
             written = list_written(view)
         except (OSError, ValueError):

@@ -91,8 +91,8 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, root: Path) -> Non
 class Unrun(TrialRunner):
     """Writes the records of trials and starts none."""
 
-    def _run(self, spec: TrialSpec, folder: Path, progress: object) -> TrialResult:
-        return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=1.0)
+    def _attempt(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
+        return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=1.0), 0.0
 
 
 @pytest.mark.fault(
@@ -102,9 +102,9 @@ def test_a_finished_trial_is_not_lost(tmp_path: Path, root: Path) -> None:
     def search() -> None:
         place = create_search_folder(root, "toy.py:workload")
         place.write_state(STATE)
-        runner = Unrun(place.trials, warm=False)
-        for number in range(3):
-            runner(make_spec("trains", number=number))
+        with Unrun(place.trials, warm=False) as runner:
+            for number in range(3):
+                runner(make_spec("trains", number=number))
 
     recorder = record(root, search)
     counts = []

@@ -20,6 +20,7 @@ from autotune.records.search import SearchState
 from autotune.records.secrets import MASK
 from autotune.records.trial import Target, TrialLimits, TrialSpec, TrialStatus
 from autotune.search.folder import create_search_folder, find_search_folder
+from autotune.search.seal import seal_search
 from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.script import read_script, script_label
 from autotune.train.target import resolve_training_target
@@ -165,7 +166,9 @@ def test_a_remembered_command_without_its_secrets_is_asked_for(folder: Path) -> 
     asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 1.0}
     for words in ((), tuple(WORDS)):
         target = make_target(folder, *words)
-        create_search_folder(folder, target.spec).write_state(SearchState(target=target, **asked))
+        search = create_search_folder(folder, target.spec)
+        search.write_state(SearchState(target=target, **asked))
+        assert seal_search(search)
         if not words:
             assert resolve_training_target(None, folder).origin == "search"
             for state in folder.glob(".autotune/*/search.json"):

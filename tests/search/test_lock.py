@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotune.errors import BusyError, MachineError
+from autotune.search import lock
 from autotune.search.folder import find_search_at_work, lock_searches
 from autotune.search.lock import _read_ticks, hold_lock
 from autotune.train.folder import locked_run
@@ -81,7 +83,7 @@ def test_a_lock_that_is_deleted_while_it_is_taken_is_taken_anew(
         calls.append(how)
         plain(descriptor, how)
 
-    monkeypatch.setattr(fcntl, "flock", delete_before_the_first)
+    monkeypatch.setattr(lock, "fcntl", SimpleNamespace(**{**vars(fcntl), "flock": delete_before_the_first}))
     with hold_lock(path, "busy"):
         assert len(calls) == 2
         with pytest.raises(BusyError), hold_lock(path, "busy"):

@@ -72,6 +72,9 @@ ODD_WORDS = (
     "{0!r}",
 )
 
+TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+"""What the words of a command are made of."""
+
 
 def refusal(command: Sequence[str] = ("python", "train.py"), **settings: Any) -> UsageError:
     with pytest.raises(UsageError) as caught:
@@ -163,7 +166,9 @@ def test_a_knob_is_read(text: str, values: tuple[KnobValue, ...] | None, numeric
     assert knob.numerics == numerics
 
 
-@given(st.lists(st.text(min_size=1).filter(lambda text: text == text.strip()), min_size=2, max_size=4, unique=True))
+@given(
+    st.lists(st.text(TEXT, min_size=1).filter(lambda text: text == text.strip()), min_size=2, max_size=4, unique=True)
+)
 def test_every_text_can_be_written_as_a_value(texts: list[str]) -> None:
     words = [f"word {text}" for text in texts]  # a word before it: not a number, not a boolean
     escaped = [re.sub(r"([\\,:])", r"\\\1", word) for word in words]
@@ -385,7 +390,7 @@ def test_a_word_without_placeholder_stays_as_it_is(word: str) -> None:
     assert render_command(script, {"a": 1, "x": 2, "name": 3}) == ("python", word, "--x", word)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda word: not re.search(r"{\w", word))))
+@given(st.lists(st.text(TEXT).filter(lambda word: not re.search(r"{\w", word))))
 def test_words_without_placeholders_are_never_changed(words: list[str]) -> None:
     script = read_script(["python", *words, *ODD_WORDS])
     assert render_command(script, own_values(script)) == ("python", *words, *ODD_WORDS)

@@ -446,7 +446,7 @@ SWALLOWED = {
 @pytest.mark.parametrize("how", SWALLOWED)
 def test_a_setting_that_breaks_each_step_is_found_even_if_the_script_swallows_it(project: Project, how: str) -> None:
     project.write(LOOP + PICKY + SWALLOWED[how])
-    result = project.run(config=BASELINE.replace(precision="bf16"), seconds=8.0)
+    result = project.run(config=BASELINE.replace(precision="bf16"), seconds=30.0)
     assert (result.status, result.cause) == (CRASHED, "user-error"), result.error
     assert "full precision only" in result.error
 
