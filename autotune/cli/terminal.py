@@ -148,7 +148,6 @@ def _explain(error: OSError) -> MachineError:
         sys.stdout.write("\n")  # what could not be written before is forgotten: only another try tells
         sys.stdout.flush()
     except OSError:
-        _drop_stdout()
         return MachineError(f"standard output cannot be written: {reason}", hint="what is in files is complete")
     place = f"{error.filename}: " if error.filename is not None else ""
     return MachineError(f"{place}{reason}", hint="check the space there is, and permissions")

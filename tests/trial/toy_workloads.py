@@ -376,7 +376,7 @@ class WithDataset(Toy):
 class Slow(Toy):
     """Steps of planted seconds; `turns` puts something else where the trial's progress is told."""
 
-    knobs = {"first": (0.02, 4.0, 1000.0), "later": (0.02, 0.5, 2.0), "turns": (False, True)}
+    knobs = {"first": (0.02, 4.0, 1000.0), "later": (0.02, 0.5, 2.0, 1000.0), "turns": (False, True)}
     first = later = 0.02
     turns = False
     _steps = 0
