@@ -8,7 +8,13 @@ from pydantic import Field
 
 from autotune.records.ceilings import Ceilings
 from autotune.records.codec import Record
-from autotune.records.config import ActivationCheckpointing, KnobValue, Precision, TrainConfig
+from autotune.records.config import (
+    ActivationCheckpointing,
+    KnobValue,
+    OptimizerImplementation,
+    Precision,
+    TrainConfig,
+)
 from autotune.records.measurement import Fraction, NonNegative
 from autotune.records.script import Numerics
 
@@ -180,8 +186,8 @@ class OptimizerFacts(Record):
 
     name: str
     """Class name."""
-    implementations: tuple[str, ...]
-    """Implementations it can be switched to: any of `for-loop`, `foreach`, `fused`."""
+    implementations: tuple[OptimizerImplementation, ...]
+    """Implementations it can be switched to."""
     reason: str = ""
     """Why there are none, in one sentence."""
 

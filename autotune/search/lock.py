@@ -76,9 +76,10 @@ def hold_lock(path: Path, busy: str) -> Iterator[None]:
         write_record(holder_file, _describe_this_process())
         yield
     finally:
-        _remove(holder_file)
-        _held.discard(descriptor)
-        os.close(descriptor)
+        if descriptor in _held:  # a forked child has closed it
+            _remove(holder_file)
+            _held.discard(descriptor)
+            os.close(descriptor)
 
 
 def find_holder(path: Path) -> str | None:

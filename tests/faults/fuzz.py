@@ -116,6 +116,8 @@ def _fuzz_one(name: str, cases: int, notes: Path) -> None:
             if generator.random() < 0.2:
                 mutated: bytes = atheris.Mutate(data, max_size)
                 return mutated
+            if generator.random() < 0.6:  # what was found is damaged more and more: most of it is refused at once
+                data = generator.choice(seeds)
             return mutate(data, generator, is_json=target.is_json, tag=tagged)[:max_size]
 
         counts.last = cases

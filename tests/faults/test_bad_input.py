@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from compared_runs import plant_run
+from emit_records import make_probe
 from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.cli.terminal import shorten
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, ProfileError, UsageError
 from autotune.probe.machine.hardware import read_hardware, read_software
-from autotune.records import Evidence, Interval, Profile, ProfileTarget, TrainConfig
+from autotune.records import Evidence, Interval, ProbeReport, Profile, ProfileTarget, TrainConfig, parse_record
 from autotune.search.folder import check_output, create_search_folder
 from autotune.targets.resolve import read_project_settings, resolve_target
 from autotune.targets.script import read_script
@@ -321,6 +322,14 @@ def test_no_folder_is_made_of_a_label(folder: Path, label: str) -> None:
     place = create_search_folder(inner, label)
     assert place.path.parent == inner / ".autotune"
     assert sorted(path.name for path in folder.iterdir()) == ["in"]
+
+
+@pytest.mark.fault("F14", injected="a probe that offers a value no setting can have", outcome="refused, exit 7")
+def test_a_probe_cannot_offer_what_no_setting_can_be() -> None:
+    text = make_probe().to_json()
+    assert parse_record(text, ProbeReport, name="probe.json") == make_probe()
+    with pytest.raises(ProfileError, match=r"target\.optimizer\.implementations"):
+        parse_record(text.replace('"for-loop",', '"evil",'), ProbeReport, name="probe.json")
 
 
 @pytest.mark.fault("F14", injected="durations and sizes beyond every clock and disk", outcome="exit 2")

@@ -100,7 +100,8 @@ def plain_values(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
         is_printable = any(getattr(part, "pattern", None) for part in constraints)
         return PRINTABLE if is_printable else st.text(max_size=20)
     if kind is int:
-        return st.integers(**{"min_value": -MOST_COUNT, "max_value": MOST_COUNT, **bounds(constraints, step=1)})
+        most = {"min_value": -MOST_COUNT, "max_value": MOST_COUNT}  # what a file may hold
+        return st.integers(**(most | bounds(constraints, step=1)))
     assert kind is float, f"teach this test how to draw a {kind}"
     limits = bounds(constraints, step=0)
     return st.floats(

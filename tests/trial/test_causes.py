@@ -75,6 +75,14 @@ EXCEPTIONS = {
         CRASHED,
         "dataloader-worker-died",
     ),
+    "open files": (OSError(24, "Too many open files"), CRASHED, "limits"),
+    "open files, by shared memory": (
+        RuntimeError("unable to open shared memory object </torch_1> in read-write mode: Too many open files (24)"),
+        CRASHED,
+        "limits",
+    ),
+    "threads": (RuntimeError("can't start new thread"), CRASHED, "limits"),
+    "an empty pipe of the user's own": (BlockingIOError(11, "Resource temporarily unavailable"), CRASHED, "user-error"),
     "the dataset's own error": (_in_worker(ValueError, "bad image"), CRASHED, "user-error"),
     "compiler": (Unsupported("call_function"), UNSUPPORTED, "compile-error"),
     "compiler's backend": (
@@ -137,6 +145,33 @@ def test_an_exit_status_has_its_cause(exit_status: int, status: TrialStatus, cau
     found = explain_exit(exit_status, log_tail="first\nthe end\n\n")
     assert found[:2] == (status, cause)
     assert words in found[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "oom_kills", "found"),
+    [
+        (-signal.SIGKILL, 0, (CRASHED, "crash-signal")),
+        (-signal.SIGKILL, 2, (OUT_OF_MEMORY, "oom-killed")),
+        (-signal.SIGSEGV, 2, (CRASHED, "crash-signal")),
+        (1, 1, (OUT_OF_MEMORY, "oom-killed")),
+        (1, 0, (CRASHED, "crash-exit")),
+        (None, None, (CRASHED, "server-died")),
+        (None, 1, (OUT_OF_MEMORY, "oom-killed")),
+    ],
+)
+def test_the_kernels_counter_tells_a_kill_for_want_of_memory(
+    status: int | None, oom_kills: int | None, found: tuple[TrialStatus, str]
+) -> None:
+    assert explain_exit(status, log_tail="the end", oom_kills=oom_kills)[:2] == found
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["libgomp: Thread creation failed: Resource temporarily unavailable", "OSError: [Errno 24] Too many open files"],
+)
+def test_a_limit_is_read_from_what_was_printed_last(printed: str) -> None:
+    assert explain_exit(1, log_tail=f"first\n{printed}\n")[1] == "limits"
+    assert explain_exit(1, log_tail=printed + "\nlater" * 10)[1] == "crash-exit"
 
 
 def test_a_silent_end_says_so_and_a_long_last_line_is_cut() -> None:

@@ -203,6 +203,25 @@ with open_world(Path(sys.argv[1]), warm=True) as world:
     assert "ulimit -v unlimited" in done.stdout
 
 
+@pytest.mark.fault("46", injected="RLIMIT_NPROC 0, not as root", outcome="cause `limits` with the ulimit line")
+@pytest.mark.parametrize("start", ["threading.Thread(target=print)", "multiprocessing.get_context('fork').Process()"])
+def test_too_few_processes_name_the_limit(start: str) -> None:
+    code = f"""
+import multiprocessing, multiprocessing.popen_fork, os, resource, threading
+from autotune.trial.causes import explain_exception
+if os.getuid() == 0:
+    os.setuid(65534)  # root has as many processes as it likes
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+try:
+    {start}.start()
+except Exception as error:
+    print(*explain_exception(error))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("crashed limits "), done.stdout + done.stderr
+    assert "(0 allowed): raise it with ulimit -u" in done.stdout
+
+
 @pytest.mark.fault(
     "F12", injected="exception text with a name that is not UTF-8", outcome="a record with it spelled out"
 )

@@ -106,7 +106,7 @@ class World:
         folder: holds the trials' folders and the toys' traces.
         runner: the runner under test.
         mark: every process of it carries this.
-        foreign_pids: children of this process that were there before the last trial.
+        foreign_pids: children of this process that were there before.
         should_stop: asked by the runner; replace it to stop a trial.
         on_poll: called by the runner while a trial runs.
     """
@@ -127,7 +127,6 @@ class World:
     def run(self, toy: str, **options: Any) -> tuple[TrialResult, str]:
         """Run a toy and return its result and its log."""
         (self.folder / "reached").unlink(missing_ok=True)
-        self.foreign_pids = {child.pid for child in psutil.Process().children()}
         number, self.trials = self.trials, self.trials + 1
         result = self.runner(make_spec(toy, number=number, **options))
         return result, self.log(number)
@@ -143,13 +142,17 @@ class World:
     def find_strays(self) -> dict[int, str]:
         """Return processes that should not be there between two trials: by environment, by mark and by descent."""
         found = {**find_marked(self.mark), **find_borne(self.runner._keeper.mark), **find_descendants()}
-        return {pid: line for pid, line in found.items() if pid not in self.server_pids | self.foreign_pids}
+        own = {world.runner._keeper._process.pid for world in _OPEN}.union(*(world.server_pids for world in _OPEN))
+        return {pid: line for pid, line in found.items() if pid not in own | self.foreign_pids}
+
+
+_OPEN: list[World] = []
 
 
 @contextmanager
 def open_world(folder: Path, *, warm: bool) -> Iterator[World]:
     """Yield a world; all its processes are gone at the end."""
-    world = World(folder=folder, mark=uuid4().hex)
+    world = World(folder=folder, mark=uuid4().hex, foreign_pids={*find_descendants()})
     world.runner = TrialRunner(
         folder,
         environment={MARK: world.mark, "TOY_FOLDER": str(folder), "OMP_NUM_THREADS": "1"},
@@ -157,6 +160,10 @@ def open_world(folder: Path, *, warm: bool) -> Iterator[World]:
         on_poll=lambda: world.on_poll(),
         warm=warm,
     )
-    with world.runner:
-        yield world
+    _OPEN.append(world)
+    try:
+        with world.runner:
+            yield world
+    finally:
+        _OPEN.remove(world)
     assert {**find_marked(world.mark), **find_borne(world.runner._keeper.mark)} == {}
