@@ -21,7 +21,7 @@ from autotune.search.answer import Findings, samples_ratio
 from autotune.search.blame import find_guilty, promises
 from autotune.search.comparisons import accept_lost, are_lost_in_noise
 from autotune.search.drift import CHEAP_TESTS, is_passed
-from autotune.search.exactness import find_equal_losses
+from autotune.search.exactness import EqualLosses
 from autotune.search.fidelity_plans import PLANS, plan_for_some
 from autotune.search.gate import Gate
 from autotune.search.launcher import Launcher, Look, list_changes
@@ -86,6 +86,7 @@ class DriftStage:
         self._deadline = -math.inf
         self._seen: set[str] = set()
         limits = launcher.state.max_drift
+        self._equal_losses = EqualLosses(launcher.baseline, margin=limits.loss)
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
 
@@ -221,9 +222,7 @@ class DriftStage:
         return frozenset(("tape", "gradients") if self._is_script else ("gradients",)), (equal,)
 
     def _find_equal_losses(self, config: TrainConfig) -> QualityCheck | None:
-        launcher = self._launcher
-        launches = [one.result for one in launcher.judged]
-        return find_equal_losses(config, launcher.baseline, launches, margin=launcher.state.max_drift.loss)
+        return self._equal_losses.find(config, self._launcher.judged)
 
     def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
         """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""

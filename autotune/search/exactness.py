@@ -14,6 +14,7 @@ from autotune.measure.quality import check_losses
 from autotune.records.config import TrainConfig
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
+from autotune.search.objective import Judged
 
 LEAST_EQUAL_STEPS = 4
 """Fewer equal losses are no evidence: the first is computed before anything is learned."""
@@ -48,6 +49,36 @@ def find_equal_losses(
         return None
     reason = f"all {steps} losses of its launches in the search equal the baseline's bit for bit"
     return check.replace(reason=reason)
+
+
+class EqualLosses:
+    """Answers as `find_equal_losses` for the launches of a search, each question once until there is another launch.
+
+    Args:
+        baseline: the user's own settings.
+        margin: as of `find_equal_losses`.
+    """
+
+    def __init__(self, baseline: TrainConfig, *, margin: Margin) -> None:
+        self._baseline, self._margin = baseline, margin
+        self._launches = 0
+        self._found: dict[str, QualityCheck | None] = {}
+
+    def find(self, config: TrainConfig, judged: Sequence[Judged]) -> QualityCheck | None:
+        """Return the check of a config.
+
+        Args:
+            config: the settings.
+            judged: every launch of the search so far.
+        """
+        if self._launches != len(judged):
+            self._launches, self._found = len(judged), {}
+        key = config.model_dump_json()
+        if key not in self._found:
+            keys = (key, self._baseline.model_dump_json())
+            launches = [one.result for one in judged if one.key in keys]
+            self._found[key] = find_equal_losses(config, self._baseline, launches, margin=self._margin)
+        return self._found[key]
 
 
 def _list_curves(config: TrainConfig, launches: Sequence[TrialResult]) -> Sequence[LossCurve]:

@@ -68,16 +68,16 @@ class Tried(Sequence[TrainConfig]):
     """
 
     def __init__(self, launcher: Launcher, seconds: float = math.inf) -> None:
-        self._configs = list({one.key: one.config for one in launcher.judged}.values())
+        self._configs = {one.key: one.config for one in launcher.judged}
         self._launcher, self._seconds = launcher, seconds
         self._suspects = launcher.suspects()
         self.too_dear = False
 
     def __contains__(self, config: object) -> bool:
-        if config in self._configs:
-            return True
         if not isinstance(config, TrainConfig):
             return False
+        if config.model_dump_json() in self._configs:
+            return True
         launcher = self._launcher
         if launcher.is_refused(config) or self._suspects.is_blocked(config) or launcher.is_hopeless(config):
             return True
@@ -90,7 +90,7 @@ class Tried(Sequence[TrainConfig]):
         return len(self._configs)
 
     def __getitem__(self, place: Any) -> Any:
-        return self._configs[place]
+        return [*self._configs.values()][place]
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ class Launcher:
     interrupted: list[TrialResult] = field(default_factory=list)
     startup_seconds: float = 1.0
     _ranked: tuple[tuple[int, int], Ranking] | None = None
+    _priced: tuple[tuple[ProbeReport, int, int, float], Prices] | None = None
 
     @property
     def known_report(self) -> ProbeReport:
@@ -194,13 +195,17 @@ class Launcher:
 
     @property
     def _prices(self) -> Prices:
-        return Prices(
-            self.known_report,
-            [one.result for one in self.judged],
-            self.interrupted,
-            startup_seconds=self.startup_seconds,
-            measure_seconds=self.state.measure_seconds,
-        )
+        known = (self.known_report, len(self.judged), len(self.interrupted), self.startup_seconds)
+        if self._priced is None or self._priced[0] != known:
+            prices = Prices(
+                self.known_report,
+                tuple(self.judged),
+                tuple(self.interrupted),
+                startup_seconds=self.startup_seconds,
+                measure_seconds=self.state.measure_seconds,
+            )
+            self._priced = (known, prices)
+        return self._priced[1]
 
     def predict_seconds(self, config: TrainConfig) -> float:
         """Return how long a timing launch of a config will take, from the ones seen so far, in seconds."""

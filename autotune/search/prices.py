@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.compilation import predict_again, predict_compilation
+from autotune.search.objective import Judged
 from autotune.space import needs_compilation
 
 LEAST_MEASURED_STEPS = 3
@@ -27,14 +29,14 @@ class Prices:
 
     Attributes:
         report: of the probe.
-        seen: launches so far, in order.
+        seen: the search's launches so far, in order.
         interrupted: launches that the end of their time or the user cut; they are not among `seen`.
         startup_seconds: of a process until its first step.
         measure_seconds: that one launch measures.
     """
 
     report: ProbeReport
-    seen: Sequence[TrialResult]
+    seen: Sequence[Judged]
     interrupted: Sequence[TrialResult]
     startup_seconds: float
     measure_seconds: float
@@ -46,18 +48,14 @@ class Prices:
 
     def usual_seconds(self, config: TrainConfig) -> float:
         """Return the same by the launches that came to their end."""
-        results = [one for one in self.seen if one.status is TrialStatus.COMPLETED]
-        own = [one for one in results if one.spec.config == config]
+        own = self._completed.get(config.model_dump_json())
         if own:
             return predict_again(own) if needs_compilation(config) else max(one.elapsed_seconds for one in own)
-        baseline = self.report.target.baseline
-        plain = [one.elapsed_seconds for one in results if not needs_compilation(one.spec.config or baseline)]
-        usual = statistics.median(plain) if plain else self._guess_seconds()
-        return usual + self.compile_seconds(config)
+        return self._plain_seconds + self.compile_seconds(config)
 
     def compile_seconds(self, config: TrainConfig) -> float:
         """Return how long a first compilation will take; 0 where nothing is compiled."""
-        return predict_compilation(config, self.report.target, self.seen)
+        return predict_compilation(config, self.report.target, [one.result for one in self.seen])
 
     def overdue(self) -> list[TrialResult]:
         """Return launches that were cut only after twice what the baseline's take: they count as timed out."""
@@ -67,6 +65,22 @@ class Prices:
             for one in self.interrupted
             if one.spec.config is not None and one.elapsed_seconds > usual + self.compile_seconds(one.spec.config)
         ]
+
+    @cached_property
+    def _completed(self) -> dict[str, list[TrialResult]]:
+        """The launches that came to their end, by their settings."""
+        found: dict[str, list[TrialResult]] = {}
+        for one in self.seen:
+            if one.result.status is TrialStatus.COMPLETED:
+                found.setdefault(one.key, []).append(one.result)
+        return found
+
+    @cached_property
+    def _plain_seconds(self) -> float:
+        """What a launch takes that compiles nothing."""
+        completed = [one for one in self.seen if one.result.status is TrialStatus.COMPLETED]
+        plain = [one.result.elapsed_seconds for one in completed if not needs_compilation(one.config)]
+        return statistics.median(plain) if plain else self._guess_seconds()
 
     def _guess_seconds(self) -> float:
         measurement = self.report.measurement

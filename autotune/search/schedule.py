@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
@@ -51,6 +52,10 @@ class Schedule:
     ranking: Ranking
     session_start: int = 0
 
+    @cached_property
+    def _baseline_key(self) -> str:
+        return self.baseline.model_dump_json()
+
     def find_due(self, *, exhausted: bool = False) -> TrainConfig | None:
         """Return the config to launch again; None when something new may be tried.
 
@@ -62,7 +67,7 @@ class Schedule:
         challenger = self.ranking.challenger
         if challenger is not None:
             return challenger.config
-        best = [one for one in self.ranking.entries if one.config != self.baseline]
+        best = [one for one in self.ranking.entries if one.key != self._baseline_key]
         bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
         shaky = [one for one in best if one.sound_launches == 0 and one.hope > bar]
         if shaky:
@@ -111,7 +116,7 @@ class Schedule:
         """Return the launches since the last of the baseline; None when there was none."""
         since: list[Judged] = []
         for one in reversed(self.judged[self.session_start :]):
-            if one.config == self.baseline:
+            if one.key == self._baseline_key:
                 return since
             since.append(one)
         return None
@@ -121,7 +126,7 @@ class Schedule:
         return then is not None and now is not None and abs(math.log(now / then)) > _CANARY_CHANGE
 
     def _canary_at_anchor(self) -> float | None:
-        anchors = (one for one in reversed(self.judged) if one.config == self.baseline)
+        anchors = (one for one in reversed(self.judged) if one.key == self._baseline_key)
         return next((seconds for one in anchors if (seconds := self._read_canary(one)) is not None), None)
 
     @staticmethod
