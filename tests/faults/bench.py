@@ -89,8 +89,12 @@ class Bench:
         return self.find_processes()
 
     def list_scratch(self) -> list[str]:
-        """Return what lies in the temporary folder, but for the cache that torch keeps there for later processes."""
-        return sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith("torchinductor_"))
+        """Return what lies in the temporary folder, but for what torch and multiprocessing keep there themselves.
+
+        That is a cache for later processes, and the folder of a loader worker's socket: a worker that is killed leaves it.
+        """
+        theirs = ("torchinductor_", "pymp-")
+        return sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith(theirs))
 
 
 def open_bench(folder: Path, **environment: str) -> Bench:
