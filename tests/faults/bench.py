@@ -91,7 +91,7 @@ class Bench:
     def list_scratch(self) -> list[str]:
         """Return what lies in the temporary folder, but for what torch and multiprocessing keep there themselves.
 
-        That is a cache for later processes, and the folder of a loader worker's socket: a worker that is killed leaves it.
+        That is a cache for later processes, and the folder of a loader worker's socket, left where it is killed.
         """
         theirs = ("torchinductor_", "pymp-")
         return sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith(theirs))
