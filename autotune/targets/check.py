@@ -102,7 +102,8 @@ def _lacks_module(found: Location, location: str) -> bool:
         initial = read_bytes(found.top / "__init__.py", max_bytes=_LONGEST_SOURCE)
     except OSError:
         initial = b""
-    return b"__path__" not in initial and not any(place.parent.glob(f"{place.name}.*"))
+    is_there = os.path.isdir(place.parent) and any(place.parent.glob(f"{place.name}.*"))
+    return b"__path__" not in initial and not is_there
 
 
 def _read_source(file: Path) -> SourceNames | None:

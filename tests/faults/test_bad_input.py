@@ -324,6 +324,27 @@ def test_no_folder_is_made_of_a_label(folder: Path, label: str) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["in"]
 
 
+@pytest.mark.fault("F14", injected="names of more letters than a file's may have", outcome="exit 2 or 7, one line")
+def test_names_that_are_too_long_for_a_file_are_not_there(folder: Path) -> None:
+    (folder / "package").mkdir()
+    long = "a" * 5000
+    for words in (
+        ["train", f"{long}.py:x"],
+        ["train", f"package.{long}.b:x"],
+        ["train", f"{long}:x"],
+        ["train", long],
+        ["probe", "--", "python", f"{long}.py"],
+        ["probe", "--", "python", "-m", long],
+        ["probe", "--", long],
+        ["compare", long, long],
+        ["train", "demo", "--preset", long],
+        ["export", "--profile", long, "--to", "torch"],
+    ):
+        code, said = invoke(*words)
+        assert code in (2, 7), (words[:3], code, said[:300])
+        assert said.count("error: ") == 1
+
+
 @pytest.mark.fault("F14", injected="a probe that offers a value no setting can have", outcome="refused, exit 7")
 def test_a_probe_cannot_offer_what_no_setting_can_be() -> None:
     text = make_probe().to_json()
