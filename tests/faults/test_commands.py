@@ -20,6 +20,8 @@ from bench import COMMAND, Bench, Done, finish, hear_signals, open_bench, wait_u
 from autotune.errors import BusyError
 from autotune.records.profile import Profile
 
+pytestmark = pytest.mark.slow
+
 STOP_SECONDS = 20.0
 """The promise is a second or two; a busy machine may take longer."""
 

@@ -16,6 +16,8 @@ from autotune.errors import MachineError
 from autotune.records.profile import Profile
 from autotune.search.folder import find_search_folder
 
+pytestmark = pytest.mark.slow
+
 FULL = MachineError.exit_code
 STEPS_PER_EPOCH = -(-SAMPLES // 8)
 WORKLOADS = Path(__file__).parents[1] / "train"

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from trial_world import MARK, find_borne, find_marked
 
+pytestmark = pytest.mark.slow
+
 BUDGET_SECONDS = {"compile": 60.0, "candidate": 90.0}
 """By place; a compiler takes its time to load, and candidates come after the own settings."""
 

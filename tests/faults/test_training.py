@@ -18,6 +18,8 @@ from autotune.errors import CheckpointError
 from autotune.records.codec import read_record, write_record
 from autotune.records.run import CheckpointManifest
 
+pytestmark = pytest.mark.slow
+
 WORKLOADS = Path(__file__).parents[1] / "train"
 
 SLOW_TO_SAVE = '''

@@ -17,6 +17,8 @@ from trial_world import World, open_world
 from autotune.records.trial import TrialStatus
 from autotune.trial.spawn import KILL_SECONDS
 
+pytestmark = pytest.mark.slow
+
 SLACK_SECONDS = 8.0
 """A busy machine may take this much longer than the promise."""
 
