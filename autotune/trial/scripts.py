@@ -90,13 +90,13 @@ class ScriptStarter:
         if self._running is None:
             return result
         view, spec = self._running
-        spec = TrialSpec.model_validate(spec.model_dump())  # as a file would have it: without secrets
         try:
             written = list_written(view)
         except (OSError, ValueError):
             written = ()  # the script has damaged our notes; the trial counts all the same
         elsewhere = list_outside(view)
         result = result.replace(error=hide_secrets(result.error, _find_command(spec)))
+        spec = TrialSpec.model_validate(spec.model_dump())  # as a file would have it: without secrets
         self.discard()
         # The trial may have known what is kept, its own folder first of all, by other names.
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
