@@ -71,10 +71,6 @@ class TrainConfig(Record):
     user_knobs: dict[str, KnobValue] = Field(default_factory=dict)
     """Values of the workload's own knobs, by name."""
 
-    def __eq__(self, other: object) -> bool:
-        # A search compares configs millions of times, and pydantic takes seven times as long to say that two differ.
-        return type(other) is type(self) and self.__dict__ == other.__dict__
-
     @property
     def effective_batch_size(self) -> int:
         """Samples per optimizer step on one device: micro batch size x accumulation steps."""

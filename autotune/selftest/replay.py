@@ -12,9 +12,14 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from autotune.errors import MachineError
+from autotune.lifeline import die_with_parent
 from autotune.measure.hopeless import EarlySteps
 from autotune.measure.throughput import Ending, TimedBlocks
 from autotune.records.config import KnobValue, TrainConfig
@@ -80,13 +85,21 @@ def replay(case: Case, seeds: Sequence[int]) -> list[Outcome]:
     workers = min(len(os.sched_getaffinity(0)), len(seeds))
     if workers < 2:
         return [replay_one(case, seed) for seed in seeds]
-    # Forked, so that a machine made of a closure needs no pickling; nothing here starts a thread or a device.
-    parts = [(case, seeds[first::workers]) for first in range(workers)]
-    with multiprocessing.get_context("fork").Pool(workers, initializer=_leave_signals_to_the_parent) as pool:
-        return [outcome for part in pool.starmap(_replay_some, parts) for outcome in part]
+    parts = [seeds[first::workers] for first in range(workers)]
+    # Forked, which imports nothing twice; nothing here has started a thread or a device.
+    context = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(workers, context, _prepare_worker, (os.getpid(),)) as pool:
+            return [outcome for part in pool.map(partial(_replay_some, case), parts) for outcome in part]
+    except BrokenProcessPool:
+        raise MachineError(
+            f"a process that replayed searches on the {case.name} machine was killed from outside, "
+            "perhaps for its memory: run the self-test again with nothing else on the machine"
+        ) from None
 
 
-def _leave_signals_to_the_parent() -> None:
+def _prepare_worker(parent: int) -> None:
+    die_with_parent(parent)
     # Handlers are inherited: one that only sets a flag would keep a worker alive when the pool ends it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

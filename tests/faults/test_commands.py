@@ -172,15 +172,14 @@ def test_a_search_under_nohup_goes_on(bench: Bench) -> None:
     assert process.wait(60) == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
 @pytest.mark.fault(
     "23",
-    injected="SIGSTOP to all of a search for 8 s of its 30 s, then SIGCONT",
+    injected="SIGSTOP to all of a search for 8 s of its 60 s, then SIGCONT",
     outcome="it ends inside its budget with an answer",
 )
 def test_a_search_that_was_stopped_keeps_its_budget(bench: Bench) -> None:
     began = time.monotonic()
-    process = start_search(bench, budget="30s")
+    process = start_search(bench, budget="60s")
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for one in family:
         one.suspend()
@@ -188,7 +187,7 @@ def test_a_search_that_was_stopped_keeps_its_budget(bench: Bench) -> None:
     for one in reversed(family):
         one.resume()
     assert process.wait(120) in (0, 3), said(bench)
-    assert time.monotonic() - began < 30.0 + STOP_SECONDS
+    assert time.monotonic() - began < 60.0 + STOP_SECONDS
     assert_answered(bench)
 
 
@@ -204,7 +203,6 @@ time.time_ns = lambda: int(1e9 * _jump())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.fault(
     "24",
     injected="time.time a day ahead after 2 s, a day behind after 4 s, in every process",
@@ -213,11 +211,11 @@ time.time_ns = lambda: int(1e9 * _jump())
 def test_a_clock_that_jumps_changes_no_deadline(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_JUMPING)
     bench.environment["PYTHONPATH"] = str(tmp_path)
-    words = ("search", "tiny.py:tiny", "--budget", "30s", "--force")
+    words = ("search", "tiny.py:tiny", "--budget", "60s", "--force")
     for more in ((), ("--resume",)):
         done = bench.run(*words, *more)
         assert done.status in (0, 3), done.said
-        assert done.seconds < 30.0 + STOP_SECONDS
+        assert done.seconds < 60.0 + STOP_SECONDS
         assert_answered(bench)
 
 
@@ -329,7 +327,6 @@ def run_search_of(bench: Bench, toy: str, *, budget: str = "40s") -> Done:
     return bench.run("search", f"tiny.py:{toy}", "--budget", budget, "--out", f"{toy}.json")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("toy", ["few", "streaming"])
 @pytest.mark.fault(
     "51", injected="a dataset of 3 samples, a stream without a length", outcome="searched, with an answer, or one line"
@@ -350,7 +347,6 @@ def test_an_empty_dataset_is_the_targets_fault(bench: Bench) -> None:
     assert not (bench.folder / "empty.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.fault(
     "18",
     injected="a dataset that raises in every loader worker",
@@ -365,7 +361,6 @@ def test_what_breaks_some_settings_only_costs_those(bench: Bench) -> None:
     assert len(failed) <= 2, failed
 
 
-@pytest.mark.slow
 @pytest.mark.fault(
     "19",
     injected="a training that works while it is probed and fails in each process after it",

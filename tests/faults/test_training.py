@@ -93,7 +93,6 @@ def end_of(run: Path) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     return read_state(run), [tuple(line.get(key) for key in keys) for line in read_metrics(run)]
 
 
-@pytest.mark.slow
 @pytest.mark.fault(
     "40",
     injected="SIGKILL while the checkpoint that SIGTERM asked for is written",
@@ -135,7 +134,7 @@ def forge(checkpoint: Path, marker: Path) -> None:
     write_record(checkpoint / "manifest.json", manifest.replace(bytes=state.stat().st_size, sha256=checksum))
 
 
-@pytest.mark.parametrize("kind", ["malicious", pytest.param("torn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["malicious", "torn"])
 @pytest.mark.fault(
     "36",
     injected="a pickle that runs a command in place of every state.pt, with the right checksum",
@@ -160,7 +159,6 @@ def test_with_nothing_but_bad_checkpoints_a_resume_is_refused(bench: Bench, kind
     assert not marker.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.fault(
     "50",
     injected="signals ignored, environment cleared, folder and hooks changed in each step of a training",

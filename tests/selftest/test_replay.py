@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Iterator
+
 import pytest
 
+from autotune.errors import MachineError
 from autotune.records.selftest import Outcome, Tally
 from autotune.selftest.machines import MACHINES, Noise
 from autotune.selftest.replay import BUDGET_SECONDS, Case, replay, replay_one
@@ -76,3 +83,15 @@ def test_without_noise_the_estimate_is_the_truth() -> None:
 def test_a_search_keeps_its_budget_on_the_simulated_clock() -> None:
     for seed in range(20):
         assert replay_one(Case("loaded", MACHINES["loaded"]), seed).elapsed_seconds <= BUDGET_SECONDS
+
+
+def _killed(rng: random.Random) -> Iterator[float]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return iter(())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU replays in the process itself")
+def test_a_killed_worker_is_said_in_one_line_and_waited_for_by_nobody() -> None:
+    with pytest.raises(MachineError, match="searches on the dying machine was killed"):
+        replay(Case("dying", _killed), range(4))
+    assert multiprocessing.active_children() == []
