@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autotune.version import VERSION
+
 if TYPE_CHECKING:
     from autotune.errors import AutotuneError
     from autotune.probe.run import run_machine_probe, run_probe
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.train.options import TrainingCallbacks, TrainingOptions
     from autotune.train.run import run_training
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AutotuneError",

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from autotune.cli.words import describe_changes
 from autotune.errors import AutotuneError
-from autotune.probe.machine.hardware import read_hardware
+from autotune.machine.hardware import read_hardware
 from autotune.records import Profile, TrialStatus, parse_record, read_record
 from autotune.records.codec import Record, write_record
 from autotune.records.measurement import Interval

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, NothingFeasibleError
+from autotune.machine.hardware import read_hardware
 from autotune.presets import find_preset
-from autotune.probe.machine.hardware import read_hardware
 from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
 from autotune.records.codec import Record, write_record
 from autotune.records.config import is_own

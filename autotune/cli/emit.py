@@ -18,7 +18,7 @@ def export(
 ) -> None:
     """Print a profile's settings for another tool; what it cannot express is named on stderr."""
     from autotune.emit.export import export_config
-    from autotune.probe.machine.hardware import read_hardware
+    from autotune.machine.hardware import read_hardware
     from autotune.records.profile import Profile
 
     with reported_errors(as_json=json_output):

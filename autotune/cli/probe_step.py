@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autotune.cli.page import LinePage, Part
 from autotune.cli.probe_words import format_bandwidth, format_factor, format_of, format_share, format_size, format_time
-from autotune.probe.judging.figures import StepFigures, derive_figures
+from autotune.probe.analysis.figures import StepFigures, derive_figures
 from autotune.records.facts import MemoryFacts, MemoryMode, StepWork, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.probe import ProbeReport

@@ -201,7 +201,7 @@ def announce_resolved(resolved: ResolvedTarget, folder: Path, *, command: str) -
 
 def suggest_trainings(folder: Path, *, command: str) -> None:
     """Name each script of a folder that imports torch, with the command for it."""
-    from autotune.targets.neighbours import find_trainings
+    from autotune.targets.source.neighbours import find_trainings
 
     for training in find_trainings(folder):
         say(f"  {training.file} imports torch: for it write autotune {command} {training.words}")

@@ -30,7 +30,7 @@ def train_script_target(
         UsageError: an option is given that only the script's own command can set.
     """
     from autotune.cli.training_summary import print_summary
-    from autotune.targets.fingerprint import fingerprint_target
+    from autotune.targets.source.fingerprint import fingerprint_target
     from autotune.train.candidate import load_profile
     from autotune.train.preset_settings import find_facts
     from autotune.train.reverify import Frame, reverify_in_processes

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.targets.by_path import is_users
+from autotune.targets.source.by_path import is_users
 
 PutBack = Callable[[], None]
 

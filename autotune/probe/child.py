@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from autotune.engine.threads import intra_op_threads
+from autotune.machine.disk import measure_disk_read
+from autotune.machine.hardware import read_hardware
+from autotune.machine.limits.all_reduce import measure_all_reduce
+from autotune.machine.limits.device import measure_ceilings, spot_check_ceilings
 from autotune.measure.memory import resident_bytes
-from autotune.probe.allowance import Allowance
-from autotune.probe.ceilings.all_reduce import measure_all_reduce
-from autotune.probe.ceilings.limits import measure_ceilings, spot_check_ceilings
-from autotune.probe.judging.figures import name_arithmetic
-from autotune.probe.machine.disk import measure_disk_read
-from autotune.probe.machine.hardware import read_hardware
+from autotune.probe.analysis.figures import name_arithmetic
 from autotune.probe.memory_lines import lower_mode
+from autotune.probe.time_shares import Allowance
 from autotune.probe.work import WorkProfile, describe_work
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import Precision, TrainConfig

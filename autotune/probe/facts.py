@@ -22,19 +22,11 @@ from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.operations import watched_operations
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
+from autotune.machine.interference import watch_interference
 from autotune.measure.clock import clock_for
 from autotune.measure.throughput import time_training
 from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
 from autotune.probe.additivity import WINDOWS, measure_additivity
-from autotune.probe.allowance import (
-    LOADER_SECONDS,
-    MEMORY_GRACE,
-    MEMORY_SECONDS,
-    SLOW_STEP_SECONDS,
-    Allowance,
-    OutOfTimeError,
-    time_limit,
-)
 from autotune.probe.child import (
     add_disk,
     anchor_memory,
@@ -49,11 +41,19 @@ from autotune.probe.child import (
     used_bytes,
 )
 from autotune.probe.loader import drain_loader
-from autotune.probe.machine.interference import watch_interference
 from autotune.probe.memory import look_at_memory
 from autotune.probe.profiler import count_profiled_steps, profile_steps
 from autotune.probe.samples import Samples, look_at_data
 from autotune.probe.step import ResidentSteps, keep_resident, measure_elasticity, time_phases, time_resident_steps
+from autotune.probe.time_shares import (
+    LOADER_SECONDS,
+    MEMORY_GRACE,
+    MEMORY_SECONDS,
+    SLOW_STEP_SECONDS,
+    Allowance,
+    OutOfTimeError,
+    time_limit,
+)
 from autotune.probe.work import WorkProfile
 from autotune.records.config import TrainConfig
 from autotune.records.facts import Additivity, DataFacts, ModelFacts, TargetFacts

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from autotune.measure.memory import worker_bytes
-from autotune.probe.allowance import OutOfTimeError, time_limit
+from autotune.probe.time_shares import OutOfTimeError, time_limit
 from autotune.records.facts import DataFacts
 
 _ROUNDS_FOR_A_TAIL = 20

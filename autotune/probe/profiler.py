@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.probe.allowance import SLOW_STEP_SECONDS
+from autotune.probe.time_shares import SLOW_STEP_SECONDS
 from autotune.probe.work import OperationTime, WorkProfile
 
 _SHORTEST_SECONDS = 3e-6

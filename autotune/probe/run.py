@@ -13,11 +13,11 @@ from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
 from autotune.knobs import Facts
-from autotune.probe.ceilings.cache import find_cached_ceilings, save_ceilings
-from autotune.probe.judging.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
-from autotune.probe.judging.troubles import find_troubles
-from autotune.probe.judging.verdict import judge
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
+from autotune.machine.limits.cache import find_cached_ceilings, save_ceilings
+from autotune.probe.analysis.issues import find_troubles
+from autotune.probe.analysis.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
+from autotune.probe.analysis.verdict import judge
 from autotune.records.ceilings import Ceilings
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
@@ -27,8 +27,8 @@ from autotune.records.script import Script
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.space import SearchSpace, build_space
-from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import resolve_target
+from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.trial.spawn import TrialRunner
 
 PROBE_SECONDS = 300.0

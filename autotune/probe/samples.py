@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset, default_collate
 
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
+from autotune.machine.disk import opened_files
 from autotune.probe.cpu_share import CpuShare
-from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory_shapes import list_tensors
 from autotune.records.config import TrainConfig
 from autotune.records.facts import DataFacts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.machine.disk import opened_files
 from autotune.measure.clock import clock_for
-from autotune.probe.allowance import LOADER_SECONDS, MEMORY_GRACE, MEMORY_SECONDS, Allowance, OutOfTimeError, time_limit
 from autotune.probe.child import (
     add_disk,
     anchor_memory,
@@ -22,11 +22,18 @@ from autotune.probe.child import (
     supports_bf16,
 )
 from autotune.probe.loader import drain_loader
-from autotune.probe.machine.disk import opened_files
 from autotune.probe.memory import look_at_script_memory
 from autotune.probe.profiler import StepProfiler, count_profiled_steps
 from autotune.probe.script_data import look_at_data
 from autotune.probe.script_model import find_fixed, look_at_models, look_at_optimizers, read_baseline
+from autotune.probe.time_shares import (
+    LOADER_SECONDS,
+    MEMORY_GRACE,
+    MEMORY_SECONDS,
+    Allowance,
+    OutOfTimeError,
+    time_limit,
+)
 from autotune.probe.work import WorkProfile
 from autotune.records.facts import StepPhases, TargetFacts
 from autotune.records.measurement import Measurement

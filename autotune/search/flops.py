@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.probe.judging.figures import name_arithmetic
+from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.profile import Evidence

@@ -15,22 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, FolderError, UsageError
+from autotune.lock import find_holder, hold_lock
 from autotune.records.codec import read_record, sync_folder, write_record, write_text
 from autotune.records.finals import FinalsRecord
+from autotune.records.layout import (
+    COMPILER_CACHE,
+    FINALS_FILE,
+    LOCK_FILE,
+    PROBE_FILE,
+    RESULT_FILE,
+    SPEC_FILE,
+    STATE_FOLDER,
+)
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES
 from autotune.records.reading import describe_kind, parse_json, read_bytes
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.lock import find_holder, hold_lock
-from autotune.trial.files import RESULT_FILE, SPEC_FILE
 
-STATE_FOLDER = ".autotune"
-COMPILER_CACHE = "inductor"
-"""Name of TorchInductor's cache in a search's folder."""
-_PROBE_FILE = "probe.json"
-_FINALS_FILE = "finals.json"
-_LOCK_FILE = "lock"
 _TRIAL_NUMBER = re.compile(r"[0-9]{4,9}")
 _NAME = re.compile(r"(?P<slug>.+)-(?P<stamp>[0-9]{8}-[0-9]{6})(?:-(?P<count>[0-9]+))?")
 
@@ -90,13 +92,13 @@ class SearchFolder:
     def read_probe(self) -> ProbeReport | None:
         """Return the probe's report; None when the search did not get that far, or the file is damaged."""
         try:
-            return read_record(self.path / _PROBE_FILE, ProbeReport)
+            return read_record(self.path / PROBE_FILE, ProbeReport)
         except AutotuneError:
             return None
 
     def write_probe(self, report: ProbeReport) -> None:
         """Save the probe's report."""
-        write_record(self.path / _PROBE_FILE, report)
+        write_record(self.path / PROBE_FILE, report)
 
     def read_finals(self) -> FinalsRecord | None:
         """Return the looks of the finals so far; None before the first one.
@@ -104,12 +106,12 @@ class SearchFolder:
         Raises:
             AutotuneError: the file is damaged. What was risked is not known then, so nothing may be claimed.
         """
-        path = self.path / _FINALS_FILE
+        path = self.path / FINALS_FILE
         return read_record(path, FinalsRecord) if path.exists() else None
 
     def write_finals(self, record: FinalsRecord) -> None:
         """Save the looks of the finals so far."""
-        write_record(self.path / _FINALS_FILE, record)
+        write_record(self.path / FINALS_FILE, record)
 
     def adopt_probe(self, report: ProbeReport, trial: TrialResult) -> None:
         """Take a probe that was made before as this search's own, which is its trial 0."""
@@ -158,13 +160,13 @@ def lock_searches(folder: Path) -> Iterator[None]:
         FolderError: `.autotune` belongs to someone else or is writable by others.
         MachineError: the folder's file system has no locks.
     """
-    with hold_lock(prepare_state_folder(folder) / _LOCK_FILE, f"another search is at work in {folder}"):
+    with hold_lock(prepare_state_folder(folder) / LOCK_FILE, f"another search is at work in {folder}"):
         yield
 
 
 def find_search_at_work(folder: Path) -> str | None:
     """Return in words who searches in a working folder now; None when nobody does. Nothing is written."""
-    return find_holder(folder / STATE_FOLDER / _LOCK_FILE)
+    return find_holder(folder / STATE_FOLDER / LOCK_FILE)
 
 
 def create_search_folder(folder: Path, spec: str) -> SearchFolder:
@@ -227,7 +229,7 @@ def write_report(folder: Path, report: ProbeReport | MachineReport) -> Path:
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
     """
-    path = prepare_state_folder(folder) / _PROBE_FILE
+    path = prepare_state_folder(folder) / PROBE_FILE
     write_record(path, report)
     return path
 

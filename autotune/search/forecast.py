@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.probe.judging.pipeline import count_shared_memory_bytes
+from autotune.probe.analysis.pipeline import count_shared_memory_bytes
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.search.objective import Limits

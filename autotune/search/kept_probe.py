@@ -14,20 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import AutotuneError
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import read_record, write_record
+from autotune.records.layout import KEPT_PROBE_FILE
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KeptProbe, SearchState
 from autotune.records.trial import Target, TrialResult
 from autotune.search.folder import SearchFolder, prepare_state_folder
-from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.resolve import DEMO_TARGET
+from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.units import format_duration
 
 MOST_SECONDS = 3600.0
 """A probe that is older is made again: machines change."""
 
-_FILE = "kept-probe.json"
 _NAMED = (
     *("ATEN_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "ONEDNN_"),
     *("PYTHON", "PYTORCH_", "TCMALLOC_", "TORCH", "WORLD_SIZE", "LOCAL_"),
@@ -59,7 +59,7 @@ def keep_probe(folder: Path, target: Target, report: ProbeReport, trial: TrialRe
     kept = KeptProbe(
         made_at=time.time(), target=target, environment=read_environment(os.environ), report=report, trial=trial
     )
-    write_record(prepare_state_folder(folder) / _FILE, kept)
+    write_record(prepare_state_folder(folder) / KEPT_PROBE_FILE, kept)
 
 
 def take_kept_probe(folder: Path, state: SearchState, place: SearchFolder) -> str | None:
@@ -75,7 +75,7 @@ def take_kept_probe(folder: Path, state: SearchState, place: SearchFolder) -> st
         OSError: the search's folder cannot be written.
     """
     try:
-        kept = read_record(prepare_state_folder(folder) / _FILE, KeptProbe)
+        kept = read_record(prepare_state_folder(folder) / KEPT_PROBE_FILE, KeptProbe)
     except AutotuneError:
         return None
     age = time.time() - kept.made_at

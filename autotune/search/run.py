@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
 from autotune.records.config import Allowed, LearningRateRule
+from autotune.records.layout import COMPILER_CACHE, STATE_FOLDER
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
@@ -23,8 +24,6 @@ from autotune.records.trial import Target
 from autotune.scratch import sweep_scratch
 from autotune.search.budget import Budget, measure_seconds_for
 from autotune.search.folder import (
-    COMPILER_CACHE,
-    STATE_FOLDER,
     SearchFolder,
     check_output,
     create_search_folder,
@@ -37,8 +36,8 @@ from autotune.search.progress import SearchReporter
 from autotune.search.seal import drop_compiled, is_sealed, seal_search
 from autotune.search.session import Session
 from autotune.sentences import count, describe_limits
-from autotune.targets.fingerprint import fingerprint_target, is_older
 from autotune.targets.resolve import resolve_target
+from autotune.targets.source.fingerprint import fingerprint_target, is_older
 from autotune.trial.spawn import TrialRunner
 
 _KEPT = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.facts import DataFacts, ModelFacts, OptimizerFacts, StepPhases, TargetFacts

@@ -15,10 +15,10 @@ from pathlib import Path
 from autotune.errors import TargetError, UsageError
 from autotune.records.reading import read_bytes
 from autotune.records.trial import Target
-from autotune.targets.launch import find_launch
-from autotune.targets.location import Location, locate, split_spec
+from autotune.targets.launch.command import find_launch
 from autotune.targets.script import own_values, render_command
-from autotune.targets.source_names import SourceNames, parse_source, read_names
+from autotune.targets.source.location import Location, locate, split_spec
+from autotune.targets.source.names import SourceNames, parse_source, read_names
 from autotune.targets.workload import README_PART, REQUIRED
 
 _LONGEST_SOURCE = 4 * 1024 * 1024

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from autotune.errors import AutotuneError, TargetError, UsageError
-from autotune.targets import by_path
-from autotune.targets.fingerprint import fingerprint_workload, mark_modules
-from autotune.targets.location import split_spec
+from autotune.targets.source import by_path
+from autotune.targets.source.fingerprint import fingerprint_workload, mark_modules
+from autotune.targets.source.location import split_spec
 from autotune.targets.workload import REQUIRED, LoadedWorkload, check_workload
 
 _MOST_SHOWN = 8

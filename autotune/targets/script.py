@@ -21,7 +21,7 @@ from autotune.records.reading import is_text
 from autotune.records.script import OwnKnob, Script
 from autotune.records.secrets import mask_words
 from autotune.targets.metric import read_metrics
-from autotune.targets.own_knob import format_value, parse_value, read_knob
+from autotune.targets.user_knob import format_value, parse_value, read_knob
 
 PLACEHOLDER_FIELDS = {
     "micro_batch_size": "64",

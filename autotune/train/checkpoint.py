@@ -22,8 +22,8 @@ import torch
 from autotune.engine.loop import Training
 from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
+from autotune.records.layout import MANIFEST_FILE
 from autotune.records.run import CheckpointManifest
-from autotune.train.files import MANIFEST_FILE
 from autotune.train.state import Progress, capture_state, restore_state
 
 KEPT = 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.lifeline import die_with_parent
-from autotune.train.files import PLAN_FILE
+from autotune.records.layout import PLAN_FILE
 
 PARENT_VARIABLE = "AUTOTUNE_PARENT"
 """Process that watches, and the pipe that hears of signals: `4711:5`, or `4711` without one."""

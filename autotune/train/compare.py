@@ -18,9 +18,9 @@ from autotune.errors import UsageError
 from autotune.records.codec import read_record
 from autotune.records.comparison import LossPair, RunComparison, RunSide, RunState, SettingPair
 from autotune.records.config import changed_fields, get_knob
+from autotune.records.layout import METRICS_FILE, PLAN_FILE, SCRIPT_FILE, SUMMARY_FILE
 from autotune.records.reading import MOST_COUNT
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.train.files import METRICS_FILE, PLAN_FILE, SCRIPT_FILE, SUMMARY_FILE
 
 _TAIL_FRACTION = 0.1
 _LONGEST_LINE = 1024 * 1024

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.profile import Profile
-from autotune.targets.fingerprint import is_older
+from autotune.targets.source.fingerprint import is_older
 
 _LONGEST = 80
 _COUNTED = re.compile(r"([0-9]{1,15}):")

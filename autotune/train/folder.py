@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import ProfileError, UsageError
+from autotune.lock import hold_lock
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
+from autotune.records.layout import CHECKPOINTS_FOLDER, LOCK_FILE, PLAN_FILE, RUNS_FOLDER, SUMMARY_FILE
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
-from autotune.search.lock import hold_lock
-from autotune.targets.fingerprint import is_older
-from autotune.train.files import CHECKPOINTS_FOLDER, PLAN_FILE, SUMMARY_FILE
-
-_RUNS_FOLDER = "runs"
-_LOCK_FILE = "lock"
+from autotune.targets.source.fingerprint import is_older
 
 
 @dataclass
@@ -68,7 +65,7 @@ def find_run(work: Path, label: str, out: str | Path | None) -> Path:
     Raises:
         UsageError: there is none.
     """
-    runs = work / _RUNS_FOLDER
+    runs = work / RUNS_FOLDER
     numbered = _find_numbered(runs, slug(label))
     path = work / out if out else numbered[max(numbered)] if numbered else None
     if path is None or not (path / PLAN_FILE).is_file():
@@ -84,7 +81,7 @@ def make_run(work: Path, label: str, out: str | Path | None) -> Path:
         OSError: it cannot be made.
     """
     if out is None:
-        return _make_numbered(work / _RUNS_FOLDER, slug(label))
+        return _make_numbered(work / RUNS_FOLDER, slug(label))
     path = work / out
     if (path / PLAN_FILE).exists() or (path / CHECKPOINTS_FOLDER).exists():
         raise UsageError(f"{path} holds a run already", hint="pass --resume to go on with it, or choose another --out")
@@ -100,7 +97,7 @@ def locked_run(path: Path) -> Iterator[None]:
         BusyError: another training is at work in it.
         MachineError: its file system has no locks.
     """
-    with hold_lock(path / _LOCK_FILE, f"another training is at work in {path}"):
+    with hold_lock(path / LOCK_FILE, f"another training is at work in {path}"):
         yield
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.records.codec import sync_folder, write_text
-from autotune.train.files import METRICS_FILE
+from autotune.records.layout import METRICS_FILE
 
 
 class MetricsFile:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import UsageError
-from autotune.oom_kills import read_oom_kills
+from autotune.machine.cgroups import read_oom_kills
 from autotune.train.child import PARENT_VARIABLE
 from autotune.trial.causes import explain_exit
 from autotune.trial.keeper import Keeper

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan

@@ -14,16 +14,17 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, UsageError
 from autotune.knobs import KNOBS, Facts
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.probe.run import PROBE_SECONDS, probe_target
 from autotune.records.codec import read_record
 from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.records.facts import TargetFacts
+from autotune.records.layout import STATE_FOLDER
 from autotune.records.probe import ProbeReport
 from autotune.records.search import Preset
 from autotune.records.trial import Target, TrialLimits
 from autotune.scratch import scratch_folder
-from autotune.search.folder import STATE_FOLDER, find_search_folder, write_report
+from autotune.search.folder import find_search_folder, write_report
 from autotune.space import SearchSpace, build_space, classify_changes, put_back
 from autotune.trial.spawn import TrialRunner
 

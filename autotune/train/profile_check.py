@@ -17,7 +17,7 @@ from autotune.records.profile import Profile
 from autotune.records.script import Script
 from autotune.records.trial import Target
 from autotune.space import scale_learning_rate
-from autotune.targets.launch import find_launch
+from autotune.targets.launch.command import find_launch
 from autotune.targets.script import own_values, render_command
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.differences import printable

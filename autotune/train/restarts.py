@@ -20,10 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, ProfileError
+from autotune.records.layout import CHECKPOINTS_FOLDER, MANIFEST_FILE, METRICS_FILE
 from autotune.records.run import RunPlan, StepDown, StepDownAction
 from autotune.scratch import scratch_folder
 from autotune.train.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE, read_run_note
-from autotune.train.files import CHECKPOINTS_FOLDER, MANIFEST_FILE, METRICS_FILE
 from autotune.train.folder import RunFolder, read_plan
 from autotune.train.parent import STOPPING, Ended, Start, supervise
 from autotune.train.steps_down import Choice, Fault, choose_step_down, describe_changes

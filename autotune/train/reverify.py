@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
-from autotune.probe.machine.hardware import read_hardware
+from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval

@@ -18,7 +18,7 @@ from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
 from autotune.errors import MachineError
-from autotune.probe.machine.hardware import read_hardware
+from autotune.machine.hardware import read_hardware
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget

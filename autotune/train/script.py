@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from autotune.engine.allocator import describe_exchange, launch_environment
 from autotune.errors import MachineError, ProfileError, UsageError
-from autotune.probe.machine.hardware import read_hardware
+from autotune.machine.hardware import read_hardware
 from autotune.records.config import KnobValue, TrainConfig, changed_fields
 from autotune.records.profile import Profile
 from autotune.records.script import Script
 from autotune.records.trial import Target
-from autotune.targets.fingerprint import fingerprint_target
-from autotune.targets.launch import Launch, find_launch
+from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import own_values, placeholder_names, render_command
+from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.train.parent import Start
 from autotune.train.script_steps_down import Levers
 from autotune.trial.scripted import script_values

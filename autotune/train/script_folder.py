@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig
+from autotune.records.layout import SCRIPT_FILE, SUMMARY_FILE
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
 from autotune.scratch import scratch_folder
-from autotune.train.files import SCRIPT_FILE, SUMMARY_FILE
 from autotune.train.folder import make_run
 from autotune.train.script import ScriptRun
 from autotune.train.script_notes import clear_progress

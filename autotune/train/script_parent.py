@@ -15,7 +15,7 @@ from pathlib import Path
 from autotune.records.run import StepDown, TrainingSummary
 from autotune.records.secrets import hide_secrets, mask_words
 from autotune.sentences import count
-from autotune.targets.own_knob import write_knob
+from autotune.targets.user_knob import write_knob
 from autotune.train.parent import Ended, Start, supervise
 from autotune.train.script import ScriptRun
 from autotune.train.script_folder import ScriptFolder, opened_folder

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.records.config import TrainConfig
 from autotune.sentences import count
-from autotune.targets.launch import Launch
+from autotune.targets.launch.command import Launch
 from autotune.train.child import tie_to_parent
 from autotune.train.script_notes import Failure, ScriptProgress
 from autotune.trial.causes import explain_exception

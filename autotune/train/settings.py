@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 from autotune.engine.allocator import launch_environment
 from autotune.errors import MachineError, UsageError
+from autotune.machine.hardware import read_hardware
 from autotune.presets import find_preset
-from autotune.probe.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.profile import Profile
 from autotune.records.trial import Target
 from autotune.space import BATCH_KNOBS, canonical, put_back
-from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.differences import find_differences, is_measured_here, printable
 from autotune.train.preset_settings import fit_preset

@@ -16,17 +16,17 @@ from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.machine.interference import watch_interference
 from autotune.measure.hopeless import TooSlowError
 from autotune.measure.throughput import finite_or_none, time_training
-from autotune.probe.machine.interference import watch_interference
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
+from autotune.records.layout import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.records.trial import GROWTH_STEPS, LossCurve, TrialResult, TrialSpec, TrialStatus
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 from autotune.trial.causes import describe_hopeless, encodable, explain_exception
 from autotune.trial.fidelity import capture_workload, record_workload_tape
-from autotune.trial.files import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.prepare import exit_at_once, own_record, prepare_process
 from autotune.trial.progress import ProgressWriter, open_progress
 

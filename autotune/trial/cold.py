@@ -18,8 +18,8 @@ def main(folder: Path, *, started: float, supervisor: int) -> None:
     """
     die_with_parent(supervisor)
     from autotune.records.codec import read_record
+    from autotune.records.layout import SPEC_FILE
     from autotune.records.trial import TrialSpec
-    from autotune.trial.files import SPEC_FILE
 
     if read_record(folder / SPEC_FILE, TrialSpec).target.script is None:
         from autotune.trial.child import run_and_exit

@@ -9,9 +9,9 @@ from pathlib import Path
 from autotune.errors import AutotuneError
 from autotune.measure.hopeless import Hopeless
 from autotune.records.codec import read_record
+from autotune.records.layout import PARTIAL_FILE, RECORD_FAILED, RECORD_FAILED_STATUS, RESULT_FILE
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.causes import Outcome, describe_hopeless, describe_wait, explain_exit
-from autotune.trial.files import PARTIAL_FILE, RECORD_FAILED, RECORD_FAILED_STATUS, RESULT_FILE
 from autotune.units import format_duration
 
 REPEATED_CAUSES = ("crash-signal", "server-died")

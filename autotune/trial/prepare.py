@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from autotune.trial.files import RECORD_FAILED, RECORD_FAILED_STATUS
+from autotune.records.layout import RECORD_FAILED, RECORD_FAILED_STATUS
 
 _OOM_SCORE = "700"
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from autotune.lifeline import die_with_parent
 from autotune.records.codec import read_record
+from autotune.records.layout import SPEC_FILE, VIEW_FILE
 from autotune.records.trial import TrialSpec
-from autotune.targets.launch import Launch
-from autotune.trial.files import SPEC_FILE, VIEW_FILE
+from autotune.targets.launch.command import Launch
 from autotune.trial.hidden import forget_hidden, unpack_hidden
 from autotune.trial.prepare import exit_at_once, prepare_process
 from autotune.trial.progress import open_progress

@@ -24,11 +24,11 @@ from autotune.measure.hopeless import TooSlowError
 from autotune.measure.timing import DivergedError
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.layout import PARTIAL_FILE, RESULT_FILE
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import placeholder_names
 from autotune.trial.causes import Outcome, describe_hopeless, encodable, explain_exception
 from autotune.trial.fidelity_run import FidelityRun, TapeRun
-from autotune.trial.files import PARTIAL_FILE, RESULT_FILE
 from autotune.trial.learning_run import LearningRun
 from autotune.trial.prepare import exit_at_once, own_record
 from autotune.trial.progress import ProgressWriter

@@ -21,7 +21,7 @@ from typing import Any
 
 from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.records.script import Script
-from autotune.targets.launch import Launch
+from autotune.targets.launch.command import Launch
 from autotune.targets.script import own_values, placeholder_names
 
 _NO_SCRIPT_FOLDER = ("-P", "-I")

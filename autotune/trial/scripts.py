@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import UsageError
+from autotune.records.layout import VIEW_FILE
 from autotune.records.secrets import hide_secrets
 from autotune.records.trial import TrialResult, TrialSpec
-from autotune.targets.launch import Launch, find_launch
+from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import render_command
-from autotune.trial.files import VIEW_FILE
 from autotune.trial.hidden import pack_hidden
 from autotune.trial.process import ColdProcess
 from autotune.trial.scripted import script_values

@@ -23,14 +23,14 @@ import psutil
 
 from autotune.engine.allocator import launch_environment
 from autotune.lifeline import adopt_orphans
+from autotune.machine.cgroups import read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
-from autotune.oom_kills import read_oom_kills
 from autotune.records.codec import make_folder, write_record
+from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.trial.asleep import SleepWatch
 from autotune.trial.causes import Outcome
 from autotune.trial.endings import Ending, describe_disturbance, read_result, why_again
-from autotune.trial.files import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.trial.keeper import Keeper
 from autotune.trial.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
 from autotune.trial.progress import ProgressReader

@@ -9,15 +9,15 @@ import torch
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.machine.interference import watch_interference
 from autotune.measure.clock import AsideClock, clock_for
 from autotune.measure.hopeless import Phase
 from autotune.measure.memory import MemoryMeter, resident_bytes
 from autotune.measure.throughput import TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing, make_timing
-from autotune.probe.allowance import Allowance
 from autotune.probe.child import used_bytes
-from autotune.probe.machine.interference import watch_interference
 from autotune.probe.script import ScriptProbe
+from autotune.probe.time_shares import Allowance
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Measurement
 from autotune.records.trial import LossCurve, TrialResult, TrialSpec, TrialStatus

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import UsageError
+from autotune.records.layout import STATE_FOLDER
 from autotune.scratch import make_scratch, remove_scratch
 from autotune.trial.clone import clone_folder, list_changed, locate_clone
 from autotune.trial.fence import fence_folder
 from autotune.trial.overlay import enter_overlay, find_roots, list_upper
 
-_STATE_FOLDER = ".autotune"
 _TRY_SECONDS = 5.0
 _MOST_WRITTEN = 1_000
 _CACHES_OF_HOME = (".cache", ".triton", ".nv", ".keras")
@@ -149,7 +149,7 @@ def prepare_view(
     view = View(folder, scratch, kind, tuple(map(Path.resolve, kept)))
     if kind == "copy":
         try:
-            clone_folder(folder, scratch, kept=view.kept, hidden=folder / _STATE_FOLDER)
+            clone_folder(folder, scratch, kept=view.kept, hidden=folder / STATE_FOLDER)
         except BaseException:
             remove_view(view)
             raise
@@ -167,7 +167,7 @@ def enter_view(view: View) -> Path:
     """
     if view.kind == "overlay":
         caches = [*map(Path, find_caches(view, settings=False))]
-        hidden = view.folder / _STATE_FOLDER
+        hidden = view.folder / STATE_FOLDER
         enter_overlay(view.folder, view.scratch, kept=caches, moved=view.list_moved(), hidden=hidden)
         for name in _CACHE_VARIABLES:
             if (path := os.environ.get(name)) and (place := view.locate_kept(Path(path))) != Path(path):
@@ -196,7 +196,7 @@ def list_written(view: View) -> tuple[str, ...]:
         OSError: our notes of what was there are damaged: they lie where the script can write.
         ValueError: the same.
     """
-    caches = (*find_caches(view), str(view.folder / _STATE_FOLDER))
+    caches = (*find_caches(view), str(view.folder / STATE_FOLDER))
     paths = (path for path in _find_written(view) if not is_beside_the_point(path, caches))
     relative = (os.path.relpath(path, view.folder) for path in paths)
     return tuple(sorted(path.encode("utf-8", "replace").decode() for path in islice(relative, _MOST_WRITTEN)))

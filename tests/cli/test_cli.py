@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.probe import probe
+from autotune.lock import Holder
 from autotune.records import Profile
 from autotune.records.codec import read_record
 from autotune.search.folder import lock_searches
-from autotune.search.lock import Holder
 
 COMMAND = [sys.executable, "-P", "-m", "autotune"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import Evidence, Interval, Profile, ProfileTarget, TrainConfig
-from autotune.targets.fingerprint import fingerprint_script
-from autotune.targets.launch import find_launch
+from autotune.targets.launch.command import find_launch
 from autotune.targets.script import script_label
+from autotune.targets.source.fingerprint import fingerprint_script
 
 SCRIPT = """
 import argparse, sys

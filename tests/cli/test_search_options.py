@@ -9,7 +9,7 @@ import pytest
 from autotune.cli.search import print_answer, read_options
 from autotune.cli.target import read_target
 from autotune.errors import UsageError
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import DriftLimits, Evidence, Interval, Margin, Profile, ProfileTarget, TrainConfig
 from autotune.records.script import Script
 from autotune.search.run import SearchOptions

@@ -14,7 +14,7 @@ from autotune.cli import app
 def export(folder: Path, library: Path, found: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Return what is printed of a profile that was measured with a library, on a machine that has found one."""
     here = make_hardware(host_allocators={"tcmalloc": found})
-    monkeypatch.setattr("autotune.probe.machine.hardware.read_hardware", lambda: here)
+    monkeypatch.setattr("autotune.machine.hardware.read_hardware", lambda: here)
     hardware = make_hardware(host_allocators={"tcmalloc": str(library)}, preloaded_malloc="libjemalloc.so.2")
     profile = make_profile(config=TUNED.replace(host_allocator="tcmalloc"), hardware=hardware)
     profile.save(folder / "best.json")

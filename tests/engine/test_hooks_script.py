@@ -25,7 +25,7 @@ from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.hooks.loaders import describe_loader
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, asynchronous_copies, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.probe.machine.toolchain import has_cpp_compiler
+from autotune.machine.toolchain import has_cpp_compiler
 from autotune.records import TrainConfig
 
 BASELINE = TrainConfig(micro_batch_size=8, num_threads=1, optimizer_implementation="for-loop")

@@ -30,7 +30,7 @@ from autotune.engine.dataloader import read_generators
 from autotune.engine.loop import backend_settings
 from autotune.engine.precision import allows_tf32
 from autotune.knobs import KNOBS
-from autotune.probe.machine.toolchain import find_host_allocators, has_cpp_compiler
+from autotune.machine.toolchain import find_host_allocators, has_cpp_compiler
 from autotune.records import TrainConfig
 
 BASELINE = TrainConfig(micro_batch_size=8, num_threads=1, optimizer_implementation="for-loop")

@@ -47,13 +47,13 @@ from autotune.search.strategy import describe_left_out
 from autotune.space import build_space
 from autotune.targets.check import check_target
 from autotune.targets.drift_limits import read_drift_limits
-from autotune.targets.fingerprint import fingerprint_target
-from autotune.targets.launch import find_launch
+from autotune.targets.launch.command import find_launch
 from autotune.targets.metric import read_metrics
-from autotune.targets.neighbours import find_trainings
-from autotune.targets.own_knob import read_knob, write_knob
 from autotune.targets.resolve import resolve_target
 from autotune.targets.script import own_values, read_script, render_command, script_label
+from autotune.targets.source.fingerprint import fingerprint_target
+from autotune.targets.source.neighbours import find_trainings
+from autotune.targets.user_knob import read_knob, write_knob
 from autotune.targets.workload import check_workload
 from autotune.train import differences, preset_settings, settings
 from autotune.train.candidate import take_candidate

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.cli.terminal import shorten
 from autotune.errors import AutotuneError, ProfileError, UsageError
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import Evidence, Interval, ProbeReport, Profile, ProfileTarget, TrainConfig, parse_record
 from autotune.search.folder import check_output, create_search_folder
 from autotune.targets.resolve import read_project_settings, resolve_target

@@ -21,8 +21,8 @@ from autotune.records.secrets import MASK
 from autotune.records.trial import Target, TrialLimits, TrialSpec, TrialStatus
 from autotune.search.folder import create_search_folder, find_search_folder
 from autotune.search.seal import seal_search
-from autotune.targets.fingerprint import fingerprint_target
 from autotune.targets.script import read_script, script_label
+from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.train.target import resolve_training_target
 from autotune.trial.spawn import TrialRunner
 

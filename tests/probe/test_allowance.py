@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autotune.probe.allowance import Allowance, OutOfTimeError, time_limit
+from autotune.probe.time_shares import Allowance, OutOfTimeError, time_limit
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(300.0, 8.0), (120.0, 8.0), (60.0, 4.0), (15.0, 1.0)])

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from simulated import Machine, make_report, run_simulated
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import DriftLimits, ProbeReport, Target
 from autotune.records.codec import read_record, write_record
 from autotune.records.search import KeptProbe, SearchState
 from autotune.records.trial import TrialResult
 from autotune.search.folder import SearchFolder, create_search_folder
 from autotune.search.kept_probe import keep_probe, read_environment, take_kept_probe
-from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.source.fingerprint import fingerprint_target
 
 SOURCE = "workload = None\n"
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from autotune import lock
 from autotune.errors import BusyError, MachineError
-from autotune.search import lock
+from autotune.lock import _read_ticks, hold_lock
 from autotune.search.folder import find_search_at_work, lock_searches
-from autotune.search.lock import _read_ticks, hold_lock
 from autotune.train.folder import locked_run
 
 HOLD = """

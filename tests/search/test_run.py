@@ -4,13 +4,13 @@ import pytest
 from simulated import Machine, run_simulated
 
 from autotune.errors import UsageError
-from autotune.probe.machine.hardware import read_software
+from autotune.machine.hardware import read_software
 from autotune.records import DriftLimits, Profile, Target
 from autotune.records.search import SearchState
 from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, _holds_proof, run_search
 from autotune.targets.drift_limits import read_drift_limits
-from autotune.targets.fingerprint import fingerprint_workload
+from autotune.targets.source.fingerprint import fingerprint_workload
 
 TOY = "from elsewhere import *\n"  # nothing of it is run, and its names cannot be told by reading
 STATE = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}

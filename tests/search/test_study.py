@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from simulated import BASELINE, Machine
 
 from autotune.knobs import Facts
-from autotune.probe.machine.hardware import read_hardware
+from autotune.machine.hardware import read_hardware
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.objective import KEYS, Judged, Limits, score_trial
 from autotune.search.study import Study

@@ -9,7 +9,7 @@ import pytest
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.records.trial import Target
 from autotune.targets.check import check_target
-from autotune.targets.neighbours import find_trainings
+from autotune.targets.source.neighbours import find_trainings
 
 METHODS = ("build_model", "build_optimizer", "train_dataset", "compute_loss")
 BODY = "".join(f"    def {name}(self, *_): ...\n" for name in METHODS)

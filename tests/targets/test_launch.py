@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UsageError
-from autotune.targets import fingerprint, sources
-from autotune.targets.fingerprint import fingerprint_script
-from autotune.targets.interpreter import read_first_line
-from autotune.targets.launch import Launch, find_launch
-from autotune.targets.refused import LAUNCHER_MODULES
-from autotune.targets.torchrun import SHORT, WITH_VALUE, WITHOUT_VALUE, split_torchrun
+from autotune.targets.launch.command import Launch, find_launch
+from autotune.targets.launch.interpreter import read_first_line
+from autotune.targets.launch.refused import LAUNCHER_MODULES
+from autotune.targets.launch.torchrun import SHORT, WITH_VALUE, WITHOUT_VALUE, split_torchrun
+from autotune.targets.source import fingerprint
+from autotune.targets.source import project as sources
+from autotune.targets.source.fingerprint import fingerprint_script
 
 ELF = b"\x7fELF\x02\x01\x01" + bytes(64)
 

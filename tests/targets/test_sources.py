@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from autotune.records.trial import Target
-from autotune.targets import sources
-from autotune.targets.fingerprint import fingerprint_target, is_older
-from autotune.targets.location import locate
 from autotune.targets.resolve import DEMO_TARGET
-from autotune.targets.sources import list_sources
+from autotune.targets.source import project as sources
+from autotune.targets.source.fingerprint import fingerprint_target, is_older
+from autotune.targets.source.location import locate
+from autotune.targets.source.project import list_sources
 
 
 def plant(folder: Path, **files: str) -> Path:

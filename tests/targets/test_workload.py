@@ -17,7 +17,7 @@ import torch
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.records.config import TrainConfig
 from autotune.targets.load import load_workload
-from autotune.targets.location import split_spec
+from autotune.targets.source.location import split_spec
 from autotune.targets.workload import REQUIRED, LoadedWorkload, Metric, Workload, check_workload
 
 COMPLETE = """
@@ -175,7 +175,7 @@ def test_a_file_named_like_a_module_that_is_in_use_leaves_it_alone(tmp_path: Pat
     typer = importlib.import_module("typer")
     loaded = load_workload("typer.py:workload", folder=tmp_path)
     assert sys.modules["typer"] is typer
-    assert type(loaded.workload).__module__.startswith("autotune.targets.by_path.")
+    assert type(loaded.workload).__module__.startswith("autotune.targets.source.by_path.")
     assert refusal("typer.py:other", tmp_path, UsageError).message.endswith("typer has no 'other'")
 
 

@@ -16,13 +16,13 @@ import psutil
 import pytest
 from train_world import wait_until
 
-from autotune.oom_kills import read_oom_kills
+from autotune.machine.cgroups import read_oom_kills
 from autotune.records.config import TrainConfig
+from autotune.records.layout import PLAN_FILE
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
 from autotune.train import restarts
 from autotune.train.child import AGAIN_STATUS
-from autotune.train.files import PLAN_FILE
 from autotune.train.folder import read_plan
 from autotune.train.parent import Ended, Start, supervise
 from autotune.train.restarts import TrainingEnd, drop_settings, train_supervised
@@ -279,24 +279,6 @@ def test_a_death_without_a_word_has_a_cause(status: int, kills: int | None, caus
     found, sentence = Ended(0, status, False, kills, 1.0).explain()
     assert found == cause
     assert "printed nothing" not in sentence
-
-
-@pytest.mark.parametrize(
-    ("group", "file"),
-    [
-        ("0::/job/step\n", "sys/fs/cgroup/job/step/memory.events"),
-        ("0::/host/path\n", "sys/fs/cgroup/memory.events"),
-        ("9:cpu:/a\n4:memory:/job\n0::/\n", "sys/fs/cgroup/memory/job/memory.oom_control"),
-    ],
-)
-def test_the_kernels_kills_are_counted_in_the_own_group(tmp_path: Path, group: str, file: str) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(group)
-    assert read_oom_kills(tmp_path) is None
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text("low 0\noom 4\noom_kill 3\n")
-    assert read_oom_kills(tmp_path) == 3
 
 
 def test_without_workers_a_bus_error_is_not_their_shared_memory() -> None:

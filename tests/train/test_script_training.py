@@ -20,11 +20,11 @@ from train_world import wait_until
 from autotune.errors import ProfileError, UsageError
 from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
+from autotune.records.layout import SCRIPT_FILE
 from autotune.records.profile import Profile
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.records.trial import Target
 from autotune.targets.script import read_script, script_label
-from autotune.train.files import SCRIPT_FILE
 from autotune.train.parent import Ended, Start
 from autotune.train.script import prepare_script_run, refuse_workload_options
 from autotune.train.script_folder import NEXT_FILE
@@ -368,7 +368,7 @@ def test_no_worker_and_no_script_survives_the_parent(bench: Bench) -> None:
     progress = bench.folder / "runs/faulty-script-001/progress-0.json"
     assert wait_until(progress.exists)
     family = psutil.Process(parent.pid).children(recursive=True)
-    assert len(family) == 3
+    assert len(family) == 4  # the script, its two workers and the keeper
     parent.kill()
     parent.wait()
     assert wait_until(lambda: not any(is_alive(one) for one in family), seconds=60)

@@ -29,7 +29,7 @@ from autotune.records.script import OwnKnob, Script
 from autotune.records.search import Preset, SearchState
 from autotune.records.trial import Target
 from autotune.search.folder import create_search_folder, write_report
-from autotune.targets.fingerprint import fingerprint_target
+from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.targets.workload import LoadedWorkload, check_workload
 from autotune.train.preset_settings import find_facts, fit_preset
 from autotune.train.settings import (

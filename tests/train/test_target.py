@@ -13,7 +13,7 @@ import pytest
 from probe_records import hardware, target, timing
 
 from autotune.errors import UsageError
-from autotune.probe.machine.hardware import read_software
+from autotune.machine.hardware import read_software
 from autotune.records.codec import write_record
 from autotune.records.probe import ProbeReport, Verdict
 from autotune.records.quality import DriftLimits

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from autotune.probe.machine.hardware import read_hardware, read_software
+from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval
 from autotune.records.profile import Evidence, Profile, ProfileTarget
 from autotune.records.run import TrainingSummary
-from autotune.targets.fingerprint import fingerprint_workload
+from autotune.targets.source.fingerprint import fingerprint_workload
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.run import run_training
 

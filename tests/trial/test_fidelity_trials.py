@@ -510,22 +510,29 @@ def test_a_script_that_fails_has_written_nothing(project: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "loaders", "parameters", "windows"),
+    ("command", "batch", "loaders", "parameters", "windows"),
     [
         # Its two optimizers make one step together only from the third on.
-        (("gan.py",), ("TensorDataset[1797] by RandomSampler",), 12, 3),
-        (("plain_loop.py",), ("Digits[1440] by RandomSampler",), 8, 5),
-        (("nano_gpt.py",), (), None, 5),
-        ((*TORCHRUN, "ddp.py"), DDP_LOADERS, 6, 5),
+        (("gan.py",), 64, ("TensorDataset[1797] by RandomSampler",), 12, 3),
+        (("plain_loop.py",), 64, ("Digits[1440] by RandomSampler",), 8, 5),
+        (("nano_gpt.py",), 24, (), None, 5),
+        ((*TORCHRUN, "ddp.py"), 32, DDP_LOADERS, 6, 5),
     ],
     ids=["gan", "plain_loop", "nano_gpt", "ddp"],
 )
 def test_a_script_of_any_shape_is_the_same_twice(
-    project: Project, command: tuple[str, ...], loaders: tuple[str, ...], parameters: int | None, windows: int
+    project: Project,
+    command: tuple[str, ...],
+    batch: int,
+    loaders: tuple[str, ...],
+    parameters: int | None,
+    windows: int,
 ) -> None:
-    first = capture_script(project, *command, training_loaders=loaders)
+    own = OWN.replace(micro_batch_size=batch)
+    wanted: dict[str, Any] = {"training_loaders": loaders, "baseline": own, "config": own}
+    first = capture_script(project, *command, **wanted)
     plan = PLAN.replace(weights=weights_of(first))
-    second = captures_of(capture_script(project, *command, training_loaders=loaders, plan=plan))
+    second = captures_of(capture_script(project, *command, plan=plan, **wanted))
     baseline = captures_of(first)
     assert [len(point.gradients.keys) for point in baseline.points] == [windows, 5]
     for ours, theirs in zip(second.points, baseline.points, strict=True):

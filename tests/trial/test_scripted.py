@@ -24,7 +24,7 @@ from autotune.trial.scripted import LineWatch, call_after_import, forget_imports
 
 RUN = """
 import json, sys
-from autotune.targets.launch import Launch
+from autotune.targets.launch.command import Launch
 from autotune.trial.scripted import run_script
 assert "torch" not in sys.modules, "torch was imported ahead of the script"
 def on_torch():

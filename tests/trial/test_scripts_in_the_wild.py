@@ -12,7 +12,7 @@ import pytest
 from test_script_trials import SCRIPTS, TORCHRUN, Project, losses_of, open_project
 
 from autotune.knobs import Facts
-from autotune.probe.machine.hardware import read_hardware
+from autotune.machine.hardware import read_hardware
 from autotune.records.facts import TargetFacts
 from autotune.space import SearchSpace, build_space
 

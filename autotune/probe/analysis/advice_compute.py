@@ -1,0 +1,160 @@
+"""Advice on the computation: arithmetic, compilation, the optimizer, layouts and allocators; pure.
+
+A gain's hopeful end lets a change do all it can do to the share of a step it acts on; how much of that is sure, and
+what it may cost, are the constants below. They are deliberately wide.
+"""
+
+from __future__ import annotations
+
+from autotune.probe.analysis.advice_case import Case, Finding, expect
+from autotune.probe.analysis.bounds import least_optimizer_seconds
+from autotune.probe.analysis.figures import divide, format_share, format_step
+from autotune.units import format_bytes, format_flops, format_part
+
+_FASTER_ARITHMETIC = 1.3
+_OPTIMIZER_FRACTION = 0.10
+_UNEXPLAINED_FRACTION = 0.30
+
+# 16-bit activations are half as many bytes; norms and reductions stay in fp32, and casts are operations of their own.
+_HALF_THE_BYTES = 0.5
+_SURE_OF_PRODUCTS = 0.25
+_MUCH_OVERHEAD = 0.4
+_CAST_RISK = 0.9
+# Fusion makes one pass of about three; graphs and generated code leave little of the calling. Both can fail to pay.
+_FUSED_TRAFFIC = 2 / 3
+_COMPILED_OVERHEAD = 0.9
+_COMPILE_RISK = 0.9
+# The rest is known by what it did elsewhere, not by what was measured here.
+_LAYOUT_SAVED, _LAYOUT_RISK = 1 / 3, 0.9
+_CUDNN_SAVED = 0.25
+_ALLOCATOR_SAVED, _ALLOCATOR_SAVED_UNTOLD = 0.5, 0.25
+
+
+def advise_precision(case: Case) -> Finding:
+    """Return whether a 16-bit arithmetic is clearly faster here, or the one in use is emulated."""
+    if case.figures.is_emulated:
+        return _leave_emulation(case)
+    if case.baseline.precision != "fp32":
+        return None
+    # fp16 needs loss scaling, so it is named only where bf16 is no faster.
+    for precision, works in (("bf16", case.facts.supports_bf16), ("fp16", case.on_gpu)):
+        finding = _compare_arithmetic(case, precision) if works else None
+        if finding is not None:
+            return finding
+    return None
+
+
+def _leave_emulation(case: Case) -> Finding:
+    rate = case.facts.ceilings.find_rate(case.figures.arithmetic)
+    plain = case.facts.ceilings.flops_per_second("fp32")
+    if rate is None or not plain:
+        return None
+    rates = f"{format_flops(rate.flops_per_second)}, {format_part(rate.flops_per_second, plain)} of fp32"
+    reason = f"{rate.dtype} is emulated here ({rates}); {_describe_products(case)}"
+    return reason, expect(case.products_fraction * (1.0 - rate.flops_per_second / plain), sure=_SURE_OF_PRODUCTS)
+
+
+def advise_tf32(case: Case) -> Finding:
+    """Return whether TF32 products are clearly faster here."""
+    if case.baseline.precision != "fp32" or case.baseline.allow_tf32:
+        return None
+    return _compare_arithmetic(case, "tf32")
+
+
+def _compare_arithmetic(case: Case, name: str) -> Finding:
+    now, other = case.figures.burst_flops_per_second, case.facts.ceilings.flops_per_second(name)
+    if not now or not other or other <= _FASTER_ARITHMETIC * now:
+        return None
+    reason = (
+        f"{name} matrix products ran {other / now:.2g}x as fast as {case.figures.arithmetic} ones "
+        f"({format_flops(other)} against {format_flops(now)}); {_describe_products(case)}"
+    )
+    saved = case.products_fraction * (1.0 - now / other)
+    sure = 0.0 if case.facts.work is None else _SURE_OF_PRODUCTS
+    risk = 1.0
+    if name != "tf32":
+        saved += _HALF_THE_BYTES * case.traffic_fraction
+        risk = _CAST_RISK if case.overhead_fraction > _MUCH_OVERHEAD else 1.0
+    return reason, expect(saved, sure=sure, risk=risk)
+
+
+def _describe_products(case: Case) -> str:
+    if case.facts.work is None:
+        return case.model_share
+    return f"products take {format_share(case.products_fraction)} of a step"
+
+
+def advise_optimizer(case: Case) -> Finding:
+    """Return whether the optimizer's step is worth another implementation."""
+    share, facts = case.figures.optimizer_fraction, case.facts
+    if share <= _OPTIMIZER_FRACTION:
+        return None
+    current = case.baseline.optimizer_implementation
+    others = ", ".join(name for name in facts.optimizer.implementations if name != current)
+    spent = f"{format_share(share)} of a step ({format_step(facts.phases.optimizer_seconds)})"
+    reason = f"the optimizer takes {spent}; {facts.optimizer.name} also has {others}"
+    least = divide(least_optimizer_seconds(facts, case.hardware), facts.phases.optimizer_seconds) or 0.0
+    return reason, expect(share * (1.0 - least), sure=0.25 if current == "for-loop" else 0.0)
+
+
+def advise_compilation(case: Case) -> Finding:
+    """Return whether a large part of the model's time is what compilation can fuse or leave out."""
+    if case.baseline.compile_mode != "off":
+        return None
+    if case.facts.work is None:
+        return _compile_unexplained(case)
+    traffic, overhead = case.traffic_fraction, case.overhead_fraction
+    if traffic + overhead <= _UNEXPLAINED_FRACTION:
+        return None
+    reason = (
+        f"memory traffic of the model takes {format_share(traffic)} of a step and calling its operations "
+        f"{format_share(overhead)}: compilation fuses the one and leaves out most of the other"
+    )
+    return reason, expect(_FUSED_TRAFFIC * traffic + _COMPILED_OVERHEAD * overhead, risk=_COMPILE_RISK)
+
+
+def _compile_unexplained(case: Case) -> Finding:
+    mfu = case.figures.mfu
+    unexplained = 0.0 if mfu is None else case.figures.model_fraction - mfu
+    if mfu is None or unexplained <= _UNEXPLAINED_FRACTION:
+        return None
+    reason = (
+        f"{case.model_share}, and its matrix products at the measured {case.figures.arithmetic} rate would fill "
+        f"{format_share(mfu)}: the rest is elementwise work, memory traffic and overhead, which compilation can fuse"
+    )
+    return reason, expect(_FUSED_TRAFFIC * unexplained, risk=_COMPILE_RISK)
+
+
+def advise_host_allocator(case: Case) -> Finding:
+    """Return whether malloc has part in the time of every step."""
+    if case.baseline.host_allocator != "default":
+        return None
+    peak = format_bytes(case.measurement.peak_memory.host_bytes)
+    names = ", ".join(("glibc-tuned", *sorted(case.hardware.host_allocators)))
+    reason = f"on a CPU every step takes its activations from malloc (peak {peak}), and {case.model_share}: {names}"
+    if case.facts.work is None:
+        return reason, expect(_ALLOCATOR_SAVED_UNTOLD * case.figures.model_fraction)
+    return reason, expect(_ALLOCATOR_SAVED * case.traffic_fraction)
+
+
+def advise_memory_format(case: Case) -> Finding:
+    """Return whether convolutions could use another layout."""
+    if case.baseline.memory_format != "contiguous":
+        return None
+    saved = _LAYOUT_SAVED * (case.products_fraction + case.traffic_fraction)
+    return f"the model has 2-d convolutions, and {case.model_share}", expect(saved, risk=_LAYOUT_RISK)
+
+
+def advise_cudnn(case: Case) -> Finding:
+    """Return whether cuDNN could choose its algorithms by timing them."""
+    if case.baseline.cudnn_benchmark:
+        return None
+    reason = f"cuDNN has not timed its algorithms for the model's 2-d convolutions, and {case.model_share}"
+    return reason, expect(_CUDNN_SAVED * case.products_fraction)
+
+
+def advise_attention(case: Case) -> Finding:
+    """Return whether another kernel could compute attention; what it would gain, nothing measured here says."""
+    if case.baseline.attention_backend != "auto":
+        return None
+    return f"the model calls scaled_dot_product_attention, and {case.model_share}", None

@@ -1,0 +1,57 @@
+"""Names and layout of what is kept on disk. Both sides of every file take its name from here; imports nothing.
+
+.autotune/                             in the working folder
+lock, holder.json, kept-probe.json, probe.json
+<target>-<date>/                     one search
+search.json, probe.json, finals.json, best.json, seal, study.db
+trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
+runs/<target>-001/                     one training
+lock, run.json or script.json, metrics.jsonl, summary.json
+checkpoints/step-00000120/           state.pt, manifest.json
+"""
+
+from __future__ import annotations
+
+STATE_FOLDER = ".autotune"
+"""Of a working folder: its searches, and the last probe."""
+RUNS_FOLDER = "runs"
+"""Of a working folder: its trainings."""
+LOCK_FILE = "lock"
+"""Held by whoever writes in the folder; the kernel lets go of it when that process dies."""
+
+PROBE_FILE = "probe.json"
+"""A `ProbeReport`, of a search or of a probe that belongs to none."""
+KEPT_PROBE_FILE = "kept-probe.json"
+"""A `KeptProbe`: the last probe, and for what it holds."""
+FINALS_FILE = "finals.json"
+"""A `FinalsRecord`."""
+COMPILER_CACHE = "inductor"
+"""TorchInductor's cache, one for all trials of a search."""
+
+SPEC_FILE = "spec.json"
+"""A `TrialSpec`: written by the supervisor before the trial's process starts."""
+RESULT_FILE = "result.json"
+"""A `TrialResult`: moved into place whole when the trial has ended."""
+PARTIAL_FILE = "partial.json"
+"""A `TrialResult` too: what a probe knew before it tried what may end its process."""
+LOG_FILE = "log.txt"
+"""All that the trial's processes have printed."""
+VIEW_FILE = "view.json"
+"""How a script's trial sees its working folder."""
+RECORD_FAILED_STATUS = 74
+"""Exit status of a trial whose own record could not be written (EX_IOERR of sysexits.h)."""
+RECORD_FAILED = "the trial's record could not be written: "
+"""Begins the line that such a trial prints last."""
+
+PLAN_FILE = "run.json"
+"""A `RunPlan`: written at the start of a training, and again at each step down."""
+SCRIPT_FILE = "script.json"
+"""A `RunPlan` too, of a script's training: nothing in it can be resumed from here."""
+SUMMARY_FILE = "summary.json"
+"""A `TrainingSummary`: written when a training ends or is stopped."""
+METRICS_FILE = "metrics.jsonl"
+"""One line for each look at the training loss, and for each evaluation."""
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Where the checkpoints are in a run folder."""
+MANIFEST_FILE = "manifest.json"
+"""A `CheckpointManifest`: the last file of a checkpoint, so that one without it is no checkpoint."""
