@@ -8,13 +8,10 @@ from statistics import fmean
 
 from autotune.records.measurement import Interference
 from autotune.records.profile import MachineNoise, OneOffCosts, Profile
-from autotune.records.quality import DriftLimits, Margin, QualityCheck
+from autotune.records.quality import TRAININGS, DriftLimits, Margin, QualityCheck
 from autotune.units import format_percent
 
 TELLING_COMPILE_SECONDS = 0.1
-
-TRAININGS = ("exact-losses", "paired-losses", "metric", "samples-to-loss")
-"""Drift tests that train."""
 
 JUDGED_BY_BOUNDS = TRAININGS[:3]
 """Drift tests whose worsening and margin say it all; the others have their figures in their reason."""

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.records import TrainConfig
 from autotune.records.measurement import Interval
 from autotune.records.quality import Fidelity
 from autotune.records.trial import FidelityPlan
-from autotune.search.gate import CLOSER_WINDOWS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "drift"))
 

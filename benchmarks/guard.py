@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
+from autotune.drift.compare.loss_band import calibrate_band
+from autotune.drift.guard.check_schedule import LookPace
+from autotune.drift.guard.guard import DriftGuard
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import Training, backend_settings
-from autotune.measure.loss_band import calibrate_band
 from autotune.records.config import TrainConfig
 from autotune.records.quality import LossBand, Margin
 from autotune.records.trial import LossCurve
 from autotune.targets.workload import LoadedWorkload, check_workload
-from autotune.train.guard import DriftGuard
-from autotune.train.look_schedule import LookPace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "drift"))
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.drift.gate.loss_check import DriftGate, DriftPlan
 from autotune.measure.confidence import paired_ratio
 from autotune.records import ProbeReport, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec
 from autotune.records.codec import Record
 from autotune.records.config import KnobValue, changed_fields, get_knob
 from autotune.records.measurement import Interval
 from autotune.records.quality import DriftLimits, QualityCheck
-from autotune.search.drift import DriftGate, DriftPlan
 from autotune.search.finals import run_finals
 
 FIRST_SEED = 1000

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, NothingFeasibleError
+from autotune.isolation.runner import TrialRunner
 from autotune.machine.hardware import read_hardware
 from autotune.presets import find_preset
 from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
@@ -35,7 +36,6 @@ from autotune.records.quality import QualityCheck
 from autotune.records.search import Preset
 from autotune.space import BATCH_KNOBS
 from autotune.targets.drift_limits import read_drift_limits
-from autotune.trial.spawn import TrialRunner
 
 from race import Course, Outcome, find_ratio
 

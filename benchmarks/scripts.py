@@ -20,6 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.isolation.runner import TrialRunner
 from autotune.records import (
     ProbeReport,
     Profile,
@@ -31,7 +32,6 @@ from autotune.records import (
     read_record,
 )
 from autotune.targets.script import read_script, script_label
-from autotune.trial.spawn import TrialRunner
 
 SCRIPTS = Path(__file__).parent.parent / "tests" / "scripts"
 EXACT_STEPS = 20

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
+from autotune.drift.compare.additivity import LARGEST_LIMIT, REORDERING_FACTOR, SMALLEST_LIMIT, relative_error
+from autotune.drift.record.step_records import NotedPoints
+from autotune.drift.record.trace_file import Captures
 from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import StepRecorder, name_parameters
 from autotune.engine.loop import Training
 from autotune.engine.windows import GivenWindows, Window
-from autotune.measure.additivity import LARGEST_LIMIT, REORDERING_FACTOR, SMALLEST_LIMIT, relative_error
 from autotune.records.config import TrainConfig
 from autotune.records.facts import Additivity
 from autotune.targets.workload import LoadedWorkload
-from autotune.trial.captures import Captures
-from autotune.trial.noted import NotedPoints
 
 WINDOWS = 3
 """Effective batches, of a training whose steps are not slow."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
+from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.machine.limits.cache import find_cached_ceilings, save_ceilings
@@ -29,7 +30,6 @@ from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.space import SearchSpace, build_space
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target
-from autotune.trial.spawn import TrialRunner
 
 PROBE_SECONDS = 300.0
 """Longest a probe may take; a healthy one needs well under a minute."""

@@ -14,6 +14,12 @@ QualityTest = Literal[
 ]
 QualityVerdict = Literal["non-inferior", "inferior", "inconclusive"]
 
+CHEAP_TESTS = ("tape", "schedule", "additivity", "gradients")
+"""They need no training."""
+TRAININGS = ("exact-losses", "paired-losses", "metric", "samples-to-loss")
+"""They compare trainings."""
+_PRELIMINARY = ("additivity", "gradients")
+
 
 class Margin(Record):
     """How much worse a figure may get, fixed before anything is compared."""
@@ -105,3 +111,14 @@ class QualityCheck(Record):
     """One sentence."""
     fidelity: tuple[Fidelity, ...] = ()
     """What a check of gradients rests on."""
+
+
+def is_passed(checks: tuple[QualityCheck, ...]) -> bool:
+    """Return whether every check showed that nothing is lost; what the gradients leave open, trainings decide."""
+    trained = any(check.test in TRAININGS for check in checks)
+    judged = [check for check in checks if not (trained and check.test in _PRELIMINARY and _is_open(check))]
+    return bool(judged) and all(check.verdict == "non-inferior" for check in judged)
+
+
+def _is_open(check: QualityCheck) -> bool:
+    return check.verdict == "inconclusive"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from autotune.drift.compare.loss_band import calibrate_band
 from autotune.measure.confidence import hodges_lehmann
-from autotune.measure.loss_band import calibrate_band
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.measurement import PeakMemory
 from autotune.records.probe import ProbeReport

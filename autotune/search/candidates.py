@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.records.config import TrainConfig
+from autotune.records.quality import is_passed
 from autotune.search.answer import Findings
-from autotune.search.drift import is_passed
 from autotune.search.explore import LEAST_GAIN
 from autotune.search.ranking import Ranking
 

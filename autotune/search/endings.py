@@ -16,9 +16,8 @@ from statistics import fmean
 
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.profile import Candidate, NotTested, SearchVerdict
-from autotune.records.quality import QualityCheck
+from autotune.records.quality import QualityCheck, is_passed
 from autotune.records.trial import TrialStatus
-from autotune.search.drift import is_passed
 from autotune.search.finalist import Finalist, FinalsOutcome
 from autotune.search.objective import Judged
 from autotune.search.ranking import Ranking

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
 from autotune.records.profile import StopReason
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
@@ -21,7 +22,6 @@ from autotune.search.objective import Judged, score_trial
 from autotune.search.strategy import Situation, Suggest
 from autotune.search.study import Proposal
 from autotune.space import needs_compilation
-from autotune.trial.spawn import KILL_SECONDS
 
 LEAST_GAIN = math.log(1.005)
 """A candidate that was not even this much faster in the search is not taken any further."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig, changed_fields, get_knob, is_own
 from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
@@ -21,7 +22,6 @@ from autotune.search.ranking import Ranking
 from autotune.search.schedule import Schedule
 from autotune.search.suspects import Suspects
 from autotune.space import classify_changes
-from autotune.trial.spawn import KILL_SECONDS
 
 RunTrial = Callable[[TrialSpec], TrialResult]
 Purpose = Literal["measure", "final", "quality", "fidelity", "tape"]

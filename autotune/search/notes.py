@@ -6,9 +6,9 @@ import math
 
 from autotune.probe.run import describe_written
 from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.quality import is_passed
 from autotune.records.trial import TrialStatus
 from autotune.search.answer import Findings
-from autotune.search.drift import is_passed
 from autotune.search.explore import LEAST_GAIN
 from autotune.search.launcher import Launcher
 from autotune.search.suspects import describe_guilty

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.measure.quality import screen_losses
+from autotune.drift.compare.losses import screen_losses
 from autotune.records.config import TrainConfig
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.isolation.runner import TrialRunner
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
 from autotune.records.config import Allowed, LearningRateRule
@@ -38,7 +39,6 @@ from autotune.search.session import Session
 from autotune.sentences import count, describe_limits
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target, is_older
-from autotune.trial.spawn import TrialRunner
 
 _KEPT = (
     "target",

@@ -13,6 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+from autotune.drift.gate.stage import DriftStage
+from autotune.drift.gate.training_runs import Learner
+from autotune.isolation.runner import KILL_SECONDS
 from autotune.knobs import Facts
 from autotune.probe.run import drop_idle_knobs, probe_target
 from autotune.records.config import TrainConfig
@@ -23,11 +26,9 @@ from autotune.search.answer import Findings, build_profile
 from autotune.search.budget import PROBE_SHARE
 from autotune.search.candidates import Candidates
 from autotune.search.confirm import confirm, pairs_to_prove, plan_finals, recall
-from autotune.search.drift_stage import DriftStage
 from autotune.search.explore import Explorer
 from autotune.search.finalist import LEAST_ROUNDS
 from autotune.search.launcher import Launcher
-from autotune.search.learning import Learner
 from autotune.search.notes import describe_config, describe_ending
 from autotune.search.objective import Judged, score_trial
 from autotune.search.place import OpenStudy, Place
@@ -40,7 +41,6 @@ from autotune.search.study import Study
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
 from autotune.targets.drift_limits import require_metrics
-from autotune.trial.spawn import KILL_SECONDS
 
 PROBE_WARMUP_SECONDS = 30.0
 _MOST_LEADERS = 6

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from autotune.errors import MachineError
+from autotune.isolation.causes import describe_hopeless
 from autotune.lifeline import die_with_parent
 from autotune.measure.hopeless import EarlySteps
 from autotune.measure.throughput import Ending, TimedBlocks
@@ -41,7 +42,6 @@ from autotune.selftest.placebo import KNOB, PLACEBOS
 from autotune.selftest.simulated_target import BLOCK_SAMPLES, TARGET, make_facts, make_report
 from autotune.selftest.tally import read_outcome
 from autotune.space import SearchSpace
-from autotune.trial.causes import describe_hopeless
 
 BUDGET_SECONDS = 120.0
 MEASURE_SECONDS = 2.0

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
-from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.records.reading import is_text
 from autotune.records.script import OwnKnob, Script
 from autotune.records.secrets import mask_words
@@ -130,6 +130,18 @@ def own_values(script: Script) -> dict[str, KnobValue]:
 def placeholder_names(script: Script) -> frozenset[str]:
     """Return the names that the command can be given values for."""
     return frozenset(placeholder.name for placeholder in _find_placeholders(script.command))
+
+
+def script_values(script: Script, config: TrainConfig | None) -> dict[str, KnobValue]:
+    """Return what a script's placeholders stand for under a config; None for the script's own values."""
+    if config is None:
+        return own_values(script)
+    values = {}
+    for name in placeholder_names(script):
+        value = get_knob(config, name if name in TrainConfig.model_fields else f"user_knobs.{name}")
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def render_command(script: Script, values: Mapping[str, KnobValue]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import torch
 from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training
 from autotune.errors import TargetError
+from autotune.isolation.causes import explain_exception
 from autotune.records.run import Best
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
@@ -24,7 +25,6 @@ from autotune.train.checkpoint import Checkpoints
 from autotune.train.meters import Meters
 from autotune.train.report import StopNow
 from autotune.train.steps_down import MEMORY_CAUSES, WORKER_CAUSES
-from autotune.trial.causes import explain_exception
 
 CUT_KEY = "evaluation_cut"
 """In a line of metrics.jsonl: the time limit cut the evaluation after that step short."""

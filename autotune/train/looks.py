@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from autotune.drift.guard.guard import Alarm, DriftGuard
 from autotune.engine.loop import Training
-from autotune.train.guard import Alarm, DriftGuard
 from autotune.train.meters import Meters, count_retries
 from autotune.train.state import Progress
 from autotune.train.steps_down import Fault, FaultFound

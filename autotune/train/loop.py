@@ -18,16 +18,17 @@ from typing import Any, Literal
 
 import torch
 
+from autotune.drift.guard.guard import DriftGuard
+from autotune.engine.length import count_epoch_steps, count_steps
 from autotune.engine.loop import StepOutcome, Training
 from autotune.errors import TargetError
+from autotune.isolation.causes import explain_exception
 from autotune.records.run import RunPlan
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
 from autotune.train.checkpoint import Checkpoints
 from autotune.train.deadline import Deadline
 from autotune.train.evaluations import CUT_KEY, Evaluations
-from autotune.train.guard import DriftGuard
-from autotune.train.length import count_epoch_steps, count_steps
 from autotune.train.looks import Looks
 from autotune.train.meters import Meters
 from autotune.train.metrics import MetricsFile, cut_metrics
@@ -36,7 +37,6 @@ from autotune.train.state import Progress, find_non_finite
 from autotune.train.steps_down import WORKER_CAUSES, Fault, FaultFound
 from autotune.train.watch import Pace, Standing, Watch
 from autotune.train.worker_deaths import deferred_worker_deaths
-from autotune.trial.causes import explain_exception
 
 LOG_STEPS = 10
 """Optimizer steps between two lines of metrics.jsonl."""

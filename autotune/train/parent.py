@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.isolation.causes import explain_exit
+from autotune.isolation.keeper import Keeper
 from autotune.machine.cgroups import read_oom_kills
 from autotune.train.child import PARENT_VARIABLE
-from autotune.trial.causes import explain_exit
-from autotune.trial.keeper import Keeper
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What somebody may send to the parent and mean the training."""

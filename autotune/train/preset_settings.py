@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, UsageError
+from autotune.isolation.runner import TrialRunner
 from autotune.knobs import KNOBS, Facts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.probe.run import PROBE_SECONDS, probe_target
@@ -26,7 +27,6 @@ from autotune.records.trial import Target, TrialLimits
 from autotune.scratch import scratch_folder
 from autotune.search.folder import find_search_folder, write_report
 from autotune.space import SearchSpace, build_space, classify_changes, put_back
-from autotune.trial.spawn import TrialRunner
 
 _REPORT_FILE = "probe.json"  # as `write_report` names it
 _MEASURE_SECONDS = 1.0

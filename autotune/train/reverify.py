@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
+from autotune.isolation.runner import KILL_SECONDS, TrialRunner
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
@@ -27,7 +28,6 @@ from autotune.search.finals import run_finals
 from autotune.sentences import count
 from autotune.train.differences import printable
 from autotune.train.settings import Settings
-from autotune.trial.spawn import KILL_SECONDS, TrialRunner
 from autotune.units import format_duration, format_rate
 
 PAIRS = 4

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING
 
 from autotune.engine.allocator import describe_exchange, launch_environment
 from autotune.errors import MachineError, ProfileError, UsageError
+from autotune.isolation.script_starter import check_interpreter
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import KnobValue, TrainConfig, changed_fields
 from autotune.records.profile import Profile
 from autotune.records.script import Script
 from autotune.records.trial import Target
 from autotune.targets.launch.command import Launch, find_launch
-from autotune.targets.script import own_values, placeholder_names, render_command
+from autotune.targets.script import own_values, placeholder_names, render_command, script_values
 from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.train.parent import Start
 from autotune.train.script_steps_down import Levers
-from autotune.trial.scripted import script_values
-from autotune.trial.scripts import check_interpreter
 
 if TYPE_CHECKING:
     from autotune.train.settings import Settings

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.isolation.causes import explain_exit
 from autotune.train.child import PARENT_VARIABLE, tie_to_parent
 from autotune.train.script_notes import Failure, ScriptProgress, read_progress
-from autotune.trial.causes import explain_exit
 
 ENTRY = "autotune.train.scripted"
 

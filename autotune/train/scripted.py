@@ -16,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
+from autotune.runs.run_script import run_script
 from autotune.sentences import count
 from autotune.targets.launch.command import Launch
 from autotune.train.child import tie_to_parent
 from autotune.train.script_notes import Failure, ScriptProgress
-from autotune.trial.causes import explain_exception
-from autotune.trial.scripted import run_script
 from autotune.units import format_duration, format_rate
 
 if TYPE_CHECKING:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from autotune.drift.guard.guard import DriftGuard
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import TargetError
+from autotune.isolation.causes import explain_exception
 from autotune.records.run import GuardSummary, RunPlan
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.blame import blame_target
@@ -24,14 +26,12 @@ from autotune.train.checkpoint import Checkpoints, Restored
 from autotune.train.deadline import Deadline
 from autotune.train.evaluations import Evaluations
 from autotune.train.folder import RunFolder
-from autotune.train.guard import DriftGuard
 from autotune.train.loop import Ending, RunLoop
 from autotune.train.meters import Meters
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.state import Progress, require_loadable
 from autotune.train.steps_down import Choice, Fault, FaultFound, FreshProcessNeeded, choose_step_down, make_step_down
 from autotune.train.watch import Watch
-from autotune.trial.causes import explain_exception
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from autotune.records import Profile
 
 COMMAND = """
 import sys
-from autotune.trial import scripts
+from autotune.isolation import script_starter as scripts
 if sys.argv.pop(1) == "copy":
     scripts.permits_overlay = lambda folder, scratch: False
 elif not scripts.permits_overlay(scripts.Path.cwd(), scripts.Path(scripts.tempfile.gettempdir())):

@@ -16,18 +16,18 @@ from typing import Literal
 
 from controls import Control
 
+from autotune.drift.gate.loss_check import GOOD_STEPS, DriftGate, DriftPlan
+from autotune.drift.gate.screen import Gate
+from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
 from autotune.probe.run import probe_target
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.probe import ProbeReport
-from autotune.records.quality import DriftLimits, QualityCheck
+from autotune.records.quality import DriftLimits, QualityCheck, is_passed
 from autotune.records.trial import FidelityPlan, Target, TrialLimits, TrialResult, TrialSpec
-from autotune.search.drift import GOOD_STEPS, DriftGate, DriftPlan, is_passed
-from autotune.search.gate import Gate
 from autotune.space import BATCH_KNOBS, build_space, numerics_of
 from autotune.targets.script import read_script
-from autotune.trial.spawn import TrialRunner
 
 FOLDER = Path(__file__).parent
 PLAN = FidelityPlan(windows=16, later_steps=40)

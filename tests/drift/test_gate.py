@@ -11,14 +11,13 @@ import pytest
 from controls import CONTROLS, NEGATIVE, POSITIVE, Control
 from gate_runs import GateRuns, OpenTarget, Verdict, open_runner, run_checks, take_class_off
 
+from autotune.drift.gate.culprit import find_guilty
+from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
-from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
+from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict, is_passed
 from autotune.records.trial import FidelityPlan
-from autotune.search.blame import find_guilty
-from autotune.search.drift import is_passed
-from autotune.search.gate import CLOSER_WINDOWS
 from autotune.sentences import describe_refusal
 from autotune.space import numerics_of
 
@@ -197,7 +196,7 @@ def test_a_semantic_change_is_judged_by_trainings_alone(runs: GateRuns) -> None:
 def test_a_candidate_that_dies_never_passes(
     runs: GateRuns, fault: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.trial.spawn.read_oom_kills", lambda: 0)  # it was not the kernel
+    monkeypatch.setattr("autotune.isolation.runner.read_oom_kills", lambda: 0)  # it was not the kernel
     opened = runs.open_target("broken.py:fragile")
     config = opened.change(**switch_on(fault))
     checks = run_checks(opened.open_gate(plan=ONE_POINT), opened.open_drift_gate(steps=8), config)

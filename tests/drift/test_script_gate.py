@@ -10,8 +10,8 @@ from controls import Control
 from gate_runs import GateRuns, open_runner
 from script_controls import SCRIPT_NEGATIVE, SCRIPT_POSITIVE
 
+from autotune.drift.gate.culprit import find_guilty
 from autotune.records.trial import FidelityPlan
-from autotune.search.blame import find_guilty
 
 PLAN = FidelityPlan(windows=8, later_steps=10)
 """A script goes through every step of it in each of its processes."""

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for _name in ("faults", "trial", "train", "search", "cli"):
+for _name in ("faults", "isolation", "train", "search", "cli"):
     sys.path.append(str(Path(__file__).parents[1] / _name))

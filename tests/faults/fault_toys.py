@@ -1,4 +1,4 @@
-"""More trainings that meet a fate, beside those of tests/trial/toy_workloads.py."""
+"""More trainings that meet a fate, beside those of tests/isolation/toy_workloads.py."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from trial_world import make_spec
 
 from autotune.engine.loop import Training
 from autotune.errors import CheckpointError
+from autotune.isolation.runner import TrialRunner
 from autotune.records import DriftLimits, Target, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.codec import write_text
 from autotune.records.search import SearchState
@@ -25,7 +26,6 @@ from autotune.search.folder import create_search_folder, find_search_folder
 from autotune.targets.workload import check_workload
 from autotune.train.checkpoint import Checkpoints
 from autotune.train.state import Progress
-from autotune.trial.spawn import TrialRunner
 
 STEPS_PER_EPOCH = -(-SAMPLES // 8)
 STEPS = STEPS_PER_EPOCH + 4

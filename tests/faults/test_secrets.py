@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UsageError
+from autotune.isolation.runner import TrialRunner
 from autotune.records import Profile, TrainConfig, read_record
 from autotune.records.quality import DriftLimits
 from autotune.records.run import RunPlan
@@ -24,7 +25,6 @@ from autotune.search.seal import seal_search
 from autotune.targets.script import read_script, script_label
 from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.train.target import resolve_training_target
-from autotune.trial.spawn import TrialRunner
 
 TOKEN = "tkPLANTEDfirst7391"
 USER_INFO = "me:pwPLANTEDsecond2846"

@@ -1,4 +1,4 @@
-"""Fates of single trials that the tests of tests/trial leave out: each a result with a cause, in time, nothing left."""
+"""Fates of single trials that tests/isolation leaves out: each a result with a cause, in time, nothing left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bench import can_mount, in_namespace, wait_until
 from fault_toys import LINE_BYTES
 from trial_world import World, open_world
 
+from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.trial import TrialStatus
-from autotune.trial.spawn import KILL_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def make_command(folder: Path, *trials: tuple[str, int]) -> list[str]:
 
 def run_trials(command: list[str], **options: object) -> list[str]:
     """Return what a supervisor in a process of its own printed of its trials."""
-    environment = {**os.environ, "PYTHONPATH": str(TOYS.parents[1] / "trial")}
+    environment = {**os.environ, "PYTHONPATH": str(TOYS.parents[1] / "isolation")}
     done = subprocess.run(  # type: ignore[call-overload]
         command, env=environment, capture_output=True, text=True, timeout=300, check=False, **options
     )

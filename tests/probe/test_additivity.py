@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from autotune.drift.compare.additivity import REORDERING_FACTOR, SMALLEST_LIMIT
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import Training
 from autotune.knobs import Facts
-from autotune.measure.additivity import REORDERING_FACTOR, SMALLEST_LIMIT
 from autotune.probe.additivity import measure_additivity
 from autotune.probe.facts import SPLIT_KNOBS, probe_workload
 from autotune.records import TargetFacts, TrainConfig

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.measure.captured import Captured, Layers
+from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.record.trace_file import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, write_captures
 from autotune.measure.racing import is_clearly_slower
 from autotune.records import (
     Block,
@@ -56,7 +57,6 @@ from autotune.search.session import Session
 from autotune.search.strategy import Situation
 from autotune.search.study import Proposal
 from autotune.space import SearchSpace, numerics_of
-from autotune.trial.captures import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, write_captures
 
 BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementation="for-loop")
 BASE_RATE = 1000.0

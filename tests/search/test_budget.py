@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from simulated import Machine
 
+from autotune.drift.gate.loss_check import GOOD_STEPS, LEAST_STEPS, MOST_STEPS, SEEDS, DriftPlan, plan_drift
 from autotune.search.budget import CLOSING_SECONDS, Budget, measure_seconds_for
-from autotune.search.drift import GOOD_STEPS, LEAST_STEPS, MOST_STEPS, SEEDS, DriftPlan, plan_drift
 
 
 def at(elapsed: float) -> Budget:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.measure.captured import Captured, Layers
-from autotune.measure.fidelity import judge
+from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.compare.gradients import judge
+from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise, compare_points
+from autotune.drift.record.trace_file import Captures, Point
 from autotune.records.quality import QualityCheck
-from autotune.search.comparisons import accept_lost, are_lost_in_noise, compare_points
-from autotune.trial.captures import Captures, Point
 
 WINDOWS, BATCH, SAMPLES = 24, 32, 1024
 

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_curve, make_launcher, run_simulated
 
-from autotune.measure.captured import Captured
+from autotune.drift.compare.gradient_rows import Captured
+from autotune.drift.gate.stage import MOST_FINALISTS, MOST_TESTED, DriftStage
+from autotune.drift.gate.training_runs import Learner
+from autotune.drift.record.trace_file import Captures, Point, read_captures, write_captures
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
+from autotune.records.quality import CHEAP_TESTS
 from autotune.records.script import Script
 from autotune.search.answer import Findings
-from autotune.search.drift import CHEAP_TESTS
-from autotune.search.drift_stage import MOST_FINALISTS, MOST_TESTED, DriftStage
 from autotune.search.launcher import Launcher
-from autotune.search.learning import Learner
 from autotune.search.objective import Judged, score_trial
 from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
-from autotune.trial.captures import Captures, Point, read_captures, write_captures
 
 KEPT, EARLY = 0.33, 0.12
 """Of the budget: kept for finals, and what a look may take while the search goes on."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated import BASELINE, make_judged
 
+from autotune.drift.gate.exactness import LEAST_EQUAL_STEPS, find_equal_losses
 from autotune.records import LossCurve, Margin, TrainConfig, TrialResult
-from autotune.search.exactness import LEAST_EQUAL_STEPS, find_equal_losses
 
 TUNED = BASELINE.replace(host_allocator="glibc-tuned")
 LOSSES: tuple[float | None, ...] = (2.0, 1.5, 1.25, 1.125, 1.0625, 1.03)

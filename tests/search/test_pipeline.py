@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 
+from autotune.drift.gate.stage import MOST_FINALISTS
 from autotune.records import TrainConfig
 from autotune.search.confirm import confirm, plan_finals
-from autotune.search.drift_stage import MOST_FINALISTS
 from autotune.search.explore import LEAST_GAIN
 from autotune.search.finalist import FinalsOutcome
 

@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 from simulated import BASELINE, Machine, make_target
 
-from autotune.knobs import DATA_KNOBS
-from autotune.measure.captured import Captured, Layers
-from autotune.records import Interval, LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
-from autotune.records.config import changed_fields
-from autotune.records.quality import Fidelity
-from autotune.records.trial import GROWTH_STEPS, FidelityPlan, Tape, TrialLimits, TrialResult, TrialSpec
-from autotune.search.blame import Blame, find_guilty
-from autotune.search.bookkeeping import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
-from autotune.search.comparisons import (
+from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.gate.comparisons import (
     compare_points,
     compare_updates,
     have_same_layers,
     report_other_model,
     report_unread,
 )
-from autotune.search.fidelity_plans import plan_fidelity
-from autotune.search.gate import Gate
+from autotune.drift.gate.culprit import Blame, find_guilty
+from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
+from autotune.drift.gate.screen import Gate
+from autotune.drift.gate.trace_plans import plan_fidelity
+from autotune.drift.record.trace_file import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, read_captures, write_captures
+from autotune.knobs import DATA_KNOBS
+from autotune.records import Interval, LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
+from autotune.records.config import changed_fields
+from autotune.records.quality import Fidelity
+from autotune.records.trial import GROWTH_STEPS, FidelityPlan, Tape, TrialLimits, TrialResult, TrialSpec
 from autotune.space import numerics_of, put_back
-from autotune.trial.captures import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, read_captures, write_captures
 
 PLAN = FidelityPlan(windows=12, later_steps=10)
 COLUMNS = 64

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from simulated import BASELINE, Machine, run_simulated
 
+from autotune.drift.gate.loss_check import MOST_SEEDS, SEEDS
 from autotune.records import TrainConfig
 from autotune.records.config import get_knob
 from autotune.records.script import Script
-from autotune.search.drift import MOST_SEEDS, SEEDS
 from autotune.targets.script import read_script
 
 

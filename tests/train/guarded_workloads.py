@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.drift.guard.check_schedule import LookPace
+from autotune.drift.guard.guard import Alarm, DriftGuard
 from autotune.engine.loop import Training
 from autotune.records import TrainConfig
 from autotune.records.quality import LossBand, Margin
 from autotune.targets.workload import LoadedWorkload, check_workload
-from autotune.train.guard import Alarm, DriftGuard
-from autotune.train.look_schedule import LookPace
 
 CPU = torch.device("cpu")
 SAMPLES, BATCH = 250, 8

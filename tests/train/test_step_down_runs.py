@@ -11,13 +11,13 @@ import pytest
 import torch
 from train_world import Workplace, make_profile, read_metrics, read_state
 
+from autotune.drift.guard.check_schedule import LookPace
+from autotune.drift.guard.guard import DriftGuard
 from autotune.errors import TargetError
 from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train import looks
-from autotune.train.guard import DriftGuard
-from autotune.train.look_schedule import LookPace
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.run import run_training
 

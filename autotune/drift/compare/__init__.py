@@ -1,0 +1,1 @@
+"""Pure: two arms of records in, what differs and how surely out; no torch."""

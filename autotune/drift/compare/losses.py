@@ -1,0 +1,186 @@
+"""Are the training losses as low under a candidate as under the baseline? Loss curves in, `QualityCheck` out.
+
+    d_s = what seed s lost under the candidate, both arms with the same initial weights and the same data
+    worsening = mean(d) with a one-sided 95 % Student t bound over the seeds, against a margin fixed beforehand
+
+    0 ─────────── margin ───────────
+      ├─ d ─┤         │                non-inferior: the upper bound is inside the margin
+                 ├──── d ────┤         inconclusive: too few seeds or too much noise to say
+                      │   ├─ d ─┤      inferior: the lower bound is beyond it
+
+The burden of proof lies with the candidate: noise, a missing value or a missing seed is never a pass.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from autotune.drift.compare.paired_seeds import (
+    CONFIDENCE_LEVEL,
+    LARGEST_WORSENING,
+    Comparison,
+    Finding,
+    Pair,
+    cut,
+    drift_interval,
+    find_too_few_seeds,
+    judge,
+    pair_by_seed,
+    relative_drift,
+    report,
+    report_finding,
+)
+from autotune.records.measurement import Interval
+from autotune.records.quality import Margin, QualityCheck
+from autotune.records.trial import LossCurve
+
+_BATCH_TOLERANCE = 0.05  # a smaller last batch moves the mean by less
+
+
+def check_losses(
+    candidate: Sequence[LossCurve], baseline: Sequence[LossCurve], *, margin: Margin, exact: bool
+) -> QualityCheck:
+    """Compare training losses, paired by seed.
+
+    The drift of a seed is the mean over the tail, the last half of the steps both arms ran, of
+    log(candidate loss) - log(baseline loss); the worsening is exp(mean drift) - 1. Where a loss in a tail is not
+    positive, it is instead the mean difference over the baseline's mean absolute loss, per seed.
+
+    Args:
+        candidate: one curve per seed.
+        baseline: one curve per seed; seeds without a partner are left out.
+        margin: largest relative worsening allowed.
+        exact: the candidate should not change the arithmetic: losses equal bit for bit settle it at once, and
+            anything else is judged like every other candidate.
+
+    Returns:
+        non-inferior or inferior when a one-sided 95 % bound proves it, or inferior when the candidate's loss is not
+        finite where the baseline's is; inconclusive otherwise, and when the arms cannot be compared.
+
+    Raises:
+        ValueError: a seed occurs twice in one arm, or the margin is negative or not relative.
+    """
+    if margin.unit != "relative" or margin.amount < 0.0:
+        raise ValueError(f"losses are compared by a relative margin that is not negative, got {margin}")
+    pairs = pair_by_seed(candidate, baseline)
+    if exact and pairs and all(_repeats(ours, theirs) for ours, theirs in pairs):
+        return _report_exact(Comparison("exact-losses", "training loss", margin, pairs))
+    comparison = Comparison("paired-losses", "training loss", margin, pairs)
+    finding = _find_unusable_losses(pairs) or find_too_few_seeds(pairs)
+    if finding is not None:
+        return report_finding(comparison, finding)
+    windows = [_tail(ours, theirs) for ours, theirs in pairs]
+    if all(_all_positive(window) for window in windows):
+        interval = drift_interval([_log_drift(window) for window in windows])
+        return judge(comparison, _exponentiated(interval))
+    if any(_is_zero(window) for window in windows):
+        return report_finding(comparison, ("inconclusive", "the baseline's training loss is 0: no worsening exists"))
+    return judge(comparison, drift_interval([relative_drift(window) for window in windows]))
+
+
+def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
+    """Return whether training losses fell by more than a margin, so that a drift of that size could show in them.
+
+    The fall of a seed is the mean of the first quarter of its losses minus the mean of their last half, over the
+    former's size; a one-sided 95 % Student t bound over the seeds must lie beyond the margin. Labels that are noise, a
+    loss that is always the same and a training that has converged long ago all fail: nothing they show is evidence.
+
+    Args:
+        curves: one per seed.
+        margin: largest relative worsening allowed, e.g. 0.005.
+    """
+    falls = []
+    for curve in curves:
+        losses = [loss for loss in curve.losses if loss is not None]
+        if len(losses) < 2:
+            return False
+        early = statistics.fmean(losses[: max(1, len(losses) // 4)])
+        late = statistics.fmean(losses[len(losses) // 2 :])
+        falls.append(cut((early - late) / abs(early)) if early else 0.0)
+    return len(falls) >= 2 and drift_interval(falls).low > margin
+
+
+def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:
+    """Return the relative worsening of one seed over the tail of its losses, a first look without any proof.
+
+    Returns:
+        The worsening as in `check_losses` (positive is worse). None when there is nothing to compare: no common step,
+        another batch size, a baseline of 0, or a loss of either arm that is not finite. None is never a pass.
+    """
+    if _find_unusable_losses(((candidate, baseline),)) is not None:
+        return None
+    window = _tail(candidate, baseline)
+    if _all_positive(window):
+        return _worsening(_log_drift(window))
+    return None if _is_zero(window) else relative_drift(window)
+
+
+def _repeats(ours: LossCurve, theirs: LossCurve) -> bool:
+    return bool(theirs.losses) and None not in theirs.losses and ours.losses == theirs.losses
+
+
+def _find_unusable_losses(pairs: Sequence[Pair]) -> Finding | None:
+    broken: Finding | None = None
+    for ours, theirs in pairs:
+        steps = list(zip(ours.losses, theirs.losses, strict=False))
+        for step, (our_loss, their_loss) in enumerate(steps, start=1):
+            if our_loss is None and their_loss is not None:
+                reason = f"at step {step} of seed {ours.seed} the loss is not finite, and the baseline's is"
+                return "inferior", reason
+            if their_loss is None and broken is None:
+                reason = f"at step {step} of seed {ours.seed} the baseline's own loss is not finite"
+                broken = ("inconclusive", reason)
+        if not steps and broken is None:
+            broken = ("inconclusive", f"seed {ours.seed} has no optimizer step in common with the baseline")
+        if broken is None and not _same_batch(ours, theirs):
+            reason = f"a step is {_samples_per_step(ours):.4g} samples, the baseline's {_samples_per_step(theirs):.4g}"
+            broken = ("inconclusive", f"{reason}: their losses do not compare step by step")
+    return broken
+
+
+def _same_batch(ours: LossCurve, theirs: LossCurve) -> bool:
+    expected = _samples_per_step(theirs)
+    return abs(_samples_per_step(ours) - expected) <= _BATCH_TOLERANCE * expected
+
+
+def _samples_per_step(curve: LossCurve) -> float:
+    return curve.samples / len(curve.losses)
+
+
+def _tail(ours: LossCurve, theirs: LossCurve) -> list[tuple[float, float]]:
+    steps = list(zip(ours.losses, theirs.losses, strict=False))
+    return [(a, b) for a, b in steps[len(steps) // 2 :] if a is not None and b is not None]
+
+
+def _all_positive(window: Sequence[tuple[float, float]]) -> bool:
+    return all(ours > 0.0 and theirs > 0.0 for ours, theirs in window)
+
+
+def _is_zero(window: Sequence[tuple[float, float]]) -> bool:
+    return all(theirs == 0.0 for _, theirs in window)
+
+
+def _log_drift(window: Sequence[tuple[float, float]]) -> float:
+    return statistics.fmean(math.log(ours) - math.log(theirs) for ours, theirs in window)
+
+
+def _worsening(log_drift: float) -> float:
+    return math.expm1(min(math.log(LARGEST_WORSENING), log_drift))
+
+
+def _exponentiated(logs: Interval) -> Interval:
+    return logs.replace(
+        estimate=_worsening(logs.estimate),
+        low=_worsening(logs.low),
+        high=_worsening(logs.high),
+        method=f"{logs.method}, log ratio",
+    )
+
+
+def _report_exact(comparison: Comparison) -> QualityCheck:
+    steps = sum(len(ours.losses) for ours, _ in comparison.pairs)
+    reason = f"all {steps} losses of {len(comparison.pairs)} seed(s) equal the baseline's bit for bit"
+    zero = Interval(estimate=0.0, low=0.0, high=0.0, confidence_level=CONFIDENCE_LEVEL, method="equal bit for bit")
+    return report(comparison, "non-inferior", reason, zero)

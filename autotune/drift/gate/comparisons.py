@@ -1,0 +1,165 @@
+"""From the captures of two fidelity trials to what they show. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from autotune.drift.compare.additivity import relative_error
+from autotune.drift.compare.gradient_rows import Captured
+from autotune.drift.compare.gradients import BIAS_PASSES, LAYER_BIAS_IN_DOUBT, NOISE_PASSES, compare
+from autotune.drift.record.trace_file import Captures
+from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
+from autotune.records.trial import TrialResult, TrialStatus
+
+_LEAST_GRADIENT = 1e-5
+"""Of the typical element; float32 rounds at 6e-8 of the terms that make it up."""
+
+FARTHEST_REFERENCE = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
+"""Relative distance of the baseline's gradients from a reference that may be taken for one, by its precision."""
+
+
+def have_same_layers(candidate: Captures, baseline: Captures) -> bool:
+    """Return whether two trainings have parameters of the same names and sizes in the same order."""
+    ours, theirs = candidate.layers, baseline.layers
+    return (
+        ours.names == theirs.names
+        and np.array_equal(ours.elements, theirs.elements)
+        and np.array_equal(ours.widths, theirs.widths)
+    )
+
+
+def compare_points(
+    candidate: Captures, baseline: Captures, reference: Captures | None, *, steps: int, farthest: float = 0.01
+) -> list[Fidelity]:
+    """Compare the gradients at each point.
+
+    Args:
+        candidate: of one arm.
+        baseline: of the other.
+        reference: of the baseline in float64; None without.
+        steps: between the points.
+        farthest: relative distance of the baseline from a reference; beyond, there is none.
+    """
+    found: list[Fidelity] = []
+    if len(candidate.points) < len(baseline.points):
+        reason = "the candidate did not get to the later point"
+        found.append(
+            Fidelity(
+                subject="gradients", point=f"after {steps} steps", windows=0, verdict="inconclusive", reason=reason
+            )
+        )
+    for number, (ours, theirs) in enumerate(zip(candidate.points, baseline.points, strict=False)):
+        exact: Captured | None = None
+        if reference is not None and len(reference.points) > number:
+            exact = reference.points[number].gradients
+            # Far from the baseline's own gradients it is of another computation, and both are far from it.
+            if relative_error(theirs.gradients, exact, baseline.layers) > farthest:
+                exact = None
+        point = f"after {steps} steps" if number else "initial weights"
+        found.append(
+            compare(
+                ours.gradients, theirs.gradients, baseline.layers, subject="gradients", point=point, reference=exact
+            )
+        )
+    return found
+
+
+def compare_updates(candidate: Captures, baseline: Captures) -> Fidelity:
+    """Compare what two optimizers do at the initial weights, where neither has seen anything else yet.
+
+    Elements whose gradient is rounding noise are left out: Adam divides a gradient by its own size.
+    """
+    ours, theirs = candidate.points[0], baseline.points[0]
+    sizes = np.sqrt(np.mean(np.square(theirs.gradients.rows, dtype=np.float64), axis=0))
+    matters = sizes > _LEAST_GRADIENT * math.sqrt(float(np.mean(np.square(sizes)))) if sizes.size else sizes > 0
+    if not matters.any():
+        matters[:] = True  # without any gradient there is nothing to leave out
+    matters |= ~np.isfinite(ours.updates.rows).all(axis=0)
+    mine, base = (Captured(one.updates.keys, np.where(matters, one.updates.rows, 0.0)) for one in (ours, theirs))
+    return compare(mine, base, baseline.layers, subject="updates", point="initial weights")
+
+
+def excuse_draws(checks: list[QualityCheck]) -> list[QualityCheck]:
+    """Leave open what gradients seem to show of a step that draws random numbers even without dropout."""
+    told = "the step draws random numbers, and this setting draws them in another order: "
+    return [
+        check.replace(verdict="inconclusive", reason=told + check.reason)
+        if check.test in ("gradients", "additivity") and check.verdict == "inferior"
+        else check
+        for check in checks
+    ]
+
+
+def require_equality(check: QualityCheck) -> QualityCheck:
+    """Leave open a check of settings that are said to be exact, where the gradients are not equal bit for bit."""
+    figures = [figure for one in check.fidelity for figure in (one.noise, one.bias) if figure is not None]
+    if check.verdict != "non-inferior" or all(figure.high == 0.0 for figure in figures):
+        return check
+    return check.replace(verdict="inconclusive", reason=f"not bit for bit, as it should be: {check.reason}")
+
+
+def is_lost_in_noise(found: Fidelity) -> bool:
+    """Return whether all that keeps a comparison from passing is a bias of a mean that has vanished.
+
+    Nothing else is in doubt, and what steers is shown to be at most 2 % of the spread of one step's own gradient. Where
+    a training still learns that is no pass: there the mean is what it learns by, however small it is beside the spread.
+    """
+    if found.verdict == "non-inferior":
+        return True
+    noise, steering = found.noise, found.steering
+    if found.verdict == "inferior" or found.subject != "gradients" or noise is None or steering is None:
+        return False
+    is_layer_in_doubt = (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
+    return noise.high <= NOISE_PASSES and steering.high <= BIAS_PASSES and not is_layer_in_doubt
+
+
+def accept_lost(checks: Sequence[QualityCheck]) -> tuple[QualityCheck, ...]:
+    """Return the checks of a training that learns nothing any more: what is lost in its noise is none worse."""
+    return tuple(
+        check.replace(
+            verdict="non-inferior", reason=f"lost in the noise of a training that has converged: {check.reason}"
+        )
+        if are_lost_in_noise([check])
+        else check
+        for check in checks
+    )
+
+
+def are_lost_in_noise(checks: Sequence[QualityCheck]) -> bool:
+    """Return whether all that was left open is biases of means that have vanished."""
+    left_open = [check for check in checks if check.verdict != "non-inferior"]
+    return bool(left_open) and all(
+        any(one.verdict != "non-inferior" for one in check.fidelity) and all(map(is_lost_in_noise, check.fidelity))
+        for check in left_open
+    )
+
+
+def report_other_model() -> QualityCheck:
+    """Return the check of a candidate whose gradients are none of the baseline's."""
+    return _report("gradients", "inferior", "it trains other parameters than the baseline")
+
+
+def report_unread(result: TrialResult, test: Literal["additivity", "gradients"]) -> QualityCheck:
+    """Return the check where one of the two trials wrote nothing down: only a training can tell."""
+    reason = "nothing was written down"
+    if result.status is not TrialStatus.COMPLETED:
+        reason = f"{result.status}: {result.error or result.cause}"[:200]
+    return _report(test, "inconclusive", reason)
+
+
+def _report(test: Literal["additivity", "gradients"], verdict: QualityVerdict, reason: str) -> QualityCheck:
+    margin = Margin(amount=0.0)
+    return QualityCheck(
+        test=test,
+        metric="gradients",
+        difference=None,
+        margin=margin,
+        verdict=verdict,
+        seeds=0,
+        samples=0,
+        reason=reason,
+    )

@@ -1,0 +1,111 @@
+"""What it costs to show that a config learns the same, predicted before anything is launched. Pure.
+
+exact, equal losses seen ── nothing; a workload's loader settings still have their tape read
+exact, rounding          ── the baseline's gradients unless they are there, and the candidate's
+fp16, semantic, improve  ── the least trainings of both as well: `drift.least_drift_seconds`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.drift.gate.screen import REORDERING_KNOBS, Gate, asked_tests
+from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
+from autotune.knobs import DATA_KNOBS, DriftTest
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.facts import TargetFacts
+from autotune.records.trial import FidelityPlan
+from autotune.space import classify_changes, put_back
+
+_TAPE_BATCHES = 70
+"""Batches that a workload's tape reads: the first ones and the ends of an epoch."""
+_MOST_TAPE_STEPS, _LEAST_TAPE_STEPS, _TAPE_SECONDS = 24, 4, 30.0
+_HANGS, _LEAST_PATIENCE_SECONDS = 4.0, 20.0
+
+
+@dataclass(frozen=True)
+class ProofCosts:
+    """Predicts the gate's trials of one target, in seconds of wall time.
+
+    Attributes:
+        facts: what the probe found.
+        seconds_per_step: of the baseline.
+        start_seconds: of a process, before its first step and after its last.
+        is_script: candidates go through the steps between two points too, and a tape takes steps.
+        compile_seconds: what a config spends on compiling, 0 where it does not.
+    """
+
+    facts: TargetFacts
+    seconds_per_step: float
+    start_seconds: float
+    is_script: bool
+    compile_seconds: Callable[[TrainConfig], float]
+
+    @property
+    def tape_steps(self) -> int:
+        """Steps of a script's tape: 24, fewer where they would take more than half a minute."""
+        affordable = int(_TAPE_SECONDS / max(1e-6, self.seconds_per_step))
+        return max(_LEAST_TAPE_STEPS, min(_MOST_TAPE_STEPS, affordable))
+
+    def of_trial(self, config: TrainConfig, plan: FidelityPlan | None, *, goes_on: bool = True) -> float:
+        """Return what one trial of the gate takes.
+
+        Args:
+            config: its settings.
+            plan: of a look at gradients; None for a tape.
+            goes_on: it takes the steps between the points.
+        """
+        if plan is not None:
+            steps = PATIENCE * count_steps(plan, candidates=0, repeats_steps=True)
+            steps -= 0.0 if goes_on else PATIENCE * plan.later_steps
+            return self.start_seconds + steps * self.seconds_per_step + self.compile_seconds(config)
+        if self.is_script:
+            return self.start_seconds + self.tape_steps * self.seconds_per_step
+        samples = _TAPE_BATCHES * self.facts.baseline.effective_batch_size
+        return self.start_seconds + samples * self.facts.data.seconds_per_sample
+
+    def patience(self, config: TrainConfig, plan: FidelityPlan | None) -> float:
+        """Return how long a trial of the gate may take before it counts as hanging; arguments as of `of_trial`."""
+        return _HANGS * self.of_trial(config, plan) + _LEAST_PATIENCE_SECONDS
+
+    def of_screening(
+        self, config: TrainConfig | None, gate: Gate, *, shown: frozenset[DriftTest] = frozenset()
+    ) -> float:
+        """Return what the cheap tests of a config take that were not made yet, by the smallest plan that can pass.
+
+        Args:
+            config: the settings; None for any that rounds.
+            gate: knows what was made.
+            shown: tests that need not be made.
+        """
+        baseline, plan = self.facts.baseline, gate.plan or SMALLEST_PLAN
+        if config is None:
+            return self._of_gradients(baseline, gate, plan)
+        classes = classify_changes(config, baseline, self.facts.numerics)
+        config = put_back(config, baseline, [name for name, kind in classes.items() if kind == "semantic"])
+        if gate.has_screened(config, shown=shown):
+            return 0.0
+        asked = asked_tests(config, baseline) - shown
+        seconds = 0.0
+        if "tape" in asked and gate.reads_tapes:
+            seconds += self.of_trial(config, None) * (1 if gate.trials.has_run(baseline, "tape") else 2)
+        if "additivity" in asked:
+            seconds += 2 * self.of_trial(config, plan.replace(later_steps=0))
+        others = put_back(config, baseline, DATA_KNOBS)
+        if "gradients" in asked and others != baseline:
+            seconds += self._of_gradients(others, gate, plan)
+        return seconds
+
+    def _of_gradients(self, config: TrainConfig, gate: Gate, plan: FidelityPlan) -> float:
+        baseline = self.facts.baseline
+        changed = {*changed_fields(config, baseline)}
+        own = self.of_trial(baseline, plan)
+        seconds = self.of_trial(config, plan, goes_on=self.is_script)
+        if not gate.trials.has_run(baseline, "fidelity", plan):
+            seconds += own
+        if gate.trials.draws_random and changed & REORDERING_KNOBS:
+            seconds += own + (self.of_trial(baseline, plan) if changed - REORDERING_KNOBS else 0.0)
+        if any(name == "optimizer_implementation" or "." in name for name in changed):
+            seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))
+        return seconds

@@ -1,0 +1,265 @@
+"""The drift check: same initial weights, same data order, several seeds; losses and metric against the baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autotune.drift.compare.losses import check_losses, has_learned
+from autotune.drift.compare.metrics import check_metric
+from autotune.drift.compare.samples_to_loss import check_samples_to_loss
+from autotune.drift.gate.data_checks import check_skipped_steps
+from autotune.records.config import TrainConfig
+from autotune.records.facts import TargetFacts
+from autotune.records.quality import DriftLimits, Margin, QualityCheck
+from autotune.records.script import Numerics
+from autotune.records.trial import LossCurve, TrialResult
+from autotune.sentences import format_margin
+from autotune.space import BATCH_KNOBS, classify_changes, numerics_of
+
+SEEDS = 4
+MOST_SEEDS = 8
+LEAST_STEPS = 8
+GOOD_STEPS = 60
+"""Fewer steps than these are run only when there is no time for more."""
+MOST_STEPS = 300
+
+USABLE_SHARE = 0.85
+START_SECONDS = 1.0
+"""What one arm of a workload spends before its first seed and between them."""
+
+
+@dataclass(frozen=True)
+class DriftPlan:
+    """How much the drift checks train, fixed before the first of them.
+
+    Attributes:
+        steps: optimizer steps per seed.
+        evaluate: compare the target's metrics too.
+        candidates: how many there is time for.
+        seeds: trained with in each arm.
+    """
+
+    steps: int
+    evaluate: bool
+    candidates: int
+    seeds: int = SEEDS
+
+
+Train = Callable[[TrainConfig, DriftPlan], TrialResult | None]
+"""Trains a config with every seed as planned; None when the time is up or the user stopped."""
+
+
+@dataclass
+class DriftGate:
+    """Judges candidates against one set of baseline runs.
+
+    Attributes:
+        facts: what the probe found.
+        max_drift: how much worse the training loss and each metric may get.
+        plan: how much is trained.
+        train: runs a config.
+        zeros: metrics that were left out of the last check, as they have not begun to tell anything.
+    """
+
+    facts: TargetFacts
+    max_drift: DriftLimits
+    plan: DriftPlan
+    train: Train
+    zeros: set[str] = field(default_factory=set, init=False)
+    _baseline: tuple[LossCurve, ...] | None = None
+
+    def check(
+        self,
+        config: TrainConfig,
+        *,
+        speedup: float | None = None,
+        predicted: float | None = None,
+        shown: bool = False,
+        lost: bool = False,
+    ) -> tuple[QualityCheck, ...] | None:
+        """Return the checks of a config; None when there was no time for them.
+
+        Args:
+            config: the settings.
+            speedup: of its throughput, as the search saw it; what it costs in samples is held against that.
+            predicted: samples that it needs over the baseline's, by the gradient noise scale; None where not known.
+            shown: its gradients were shown to be the baseline's. Losses of a training in which nothing is learned then
+                say nothing, and there is no check of them.
+            lost: its gradients differ by no more than is lost in a step's own noise: where nothing is learned, that is
+                as good as shown.
+        """
+        if self._baseline is None:
+            trained = self.train(self.facts.baseline, self.plan)
+            if trained is None or not trained.curves:
+                return None
+            self._baseline = trained.curves
+        shown = shown or (lost and not self.learns)
+        if shown and not self.learns and not self._compares_metrics:
+            return ()
+        candidate = self.train(config, self.plan)
+        if candidate is None:
+            return None
+        missing = {curve.seed for curve in self._baseline} - {curve.seed for curve in candidate.curves}
+        if missing:
+            return (_missing(candidate, sorted(missing), self.max_drift.loss),)
+        numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
+        classes = classify_changes(config, self.facts.baseline, self.facts.numerics)
+        if numerics == "semantic" and {name for name, kind in classes.items() if kind == "semantic"} <= BATCH_KNOBS:
+            # After as many samples it has taken other steps, and may lag: only the samples it needs can be compared.
+            # So with the metrics, but for those that the user gave a limit of their own.
+            check = check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted)
+            named = self._check_metrics(candidate.curves, "rounding", names=set(self.max_drift.metrics))
+            return (check, *named, *self._check_skips(config, candidate.curves))
+        if numerics == "semantic":
+            losses = [check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=None)]
+        else:
+            losses = self._check_losses(candidate.curves, exact=numerics == "exact", shown=shown)
+        # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
+        self.zeros = self._find_zeros(candidate.curves) if shown and numerics != "semantic" else set()
+        metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics) - self.zeros)
+        return (*losses, *metrics, *self._check_skips(config, candidate.curves))
+
+    def _check_losses(self, curves: tuple[LossCurve, ...], *, exact: bool, shown: bool) -> list[QualityCheck]:
+        check = check_losses(curves, self.baseline_curves, margin=self.max_drift.loss, exact=exact)
+        is_broken = check.verdict == "inferior" and check.difference is None
+        if check.test == "exact-losses" or self.learns or is_broken:
+            return [check]
+        return [] if shown else [_blind(check)]
+
+    @property
+    def learns(self) -> bool:
+        """The baseline's losses fall enough for a drift to show in them; only once it was trained."""
+        return has_learned(self.baseline_curves, margin=self.max_drift.loss.amount)
+
+    @property
+    def baseline_curves(self) -> tuple[LossCurve, ...]:
+        """Losses of the baseline, one curve for each seed; empty until it was trained."""
+        return self._baseline or ()
+
+    def _find_zeros(self, curves: tuple[LossCurve, ...]) -> set[str]:
+        """Return the metrics that are 0 for some seed of the baseline, of which no share can be lost, and none was."""
+        zeros: set[str] = set()
+        for name, direction in self.facts.metrics.items():
+            before = {curve.seed: curve.metrics.get(name) for curve in self.baseline_curves}
+            found = [curve.metrics.get(name) for curve in curves if before.get(curve.seed) == 0.0]
+            worse = [value is None or (value < 0.0 if direction == "maximize" else value > 0.0) for value in found]
+            if found and not any(worse) and self.max_drift.of(name).unit == "relative":
+                zeros.add(name)
+        return zeros
+
+    def _check_skips(self, config: TrainConfig, curves: tuple[LossCurve, ...]) -> list[QualityCheck]:
+        assert self._baseline is not None
+        counted = all(curve.skipped is not None for curve in (*curves, *self._baseline))
+        return [check_skipped_steps(curves, self._baseline)] if config.precision == "fp16" and counted else []
+
+    @property
+    def _compares_metrics(self) -> bool:
+        return self.plan.evaluate and bool(self.facts.metrics)
+
+    def _check_metrics(
+        self, curves: tuple[LossCurve, ...], numerics: Numerics, *, names: set[str]
+    ) -> list[QualityCheck]:
+        limits = self.max_drift
+        metrics = {name: direction for name, direction in self.facts.metrics.items() if name in names}
+        assert self._baseline is not None
+        if self._compares_metrics:
+            return [
+                check_metric(curves, self._baseline, name=name, direction=direction, margin=limits.of(name))
+                for name, direction in metrics.items()
+            ]
+        if numerics == "semantic":
+            return [_unjudged(name, limits.of(name)) for name in metrics or ("metric",)]
+        asked = [name for name in metrics if name in limits.metrics or limits.of(name).amount < 0]
+        return [_unjudged(name, limits.of(name)) for name in asked]
+
+
+def _blind(check: QualityCheck) -> QualityCheck:
+    reason = (
+        f"the baseline's own training loss does not fall by more than {format_margin(check.margin)} in these steps: "
+        "nothing is learned that could be lost, so nothing can be judged"
+    )
+    return check.replace(verdict="inconclusive", difference=None, reason=reason)
+
+
+def _missing(candidate: TrialResult, seeds: list[int], margin: Margin) -> QualityCheck:
+    ended = f"{candidate.status}: {candidate.error or candidate.cause or 'no losses'}"[:160]
+    return QualityCheck(
+        test="paired-losses",
+        metric="training loss",
+        difference=None,
+        margin=margin,
+        verdict="inferior",
+        seeds=len(candidate.curves),
+        samples=0,
+        reason=f"it did not train with seed {seeds[0]} as the baseline did ({ended})",
+    )
+
+
+def _unjudged(metric: str, margin: Margin) -> QualityCheck:
+    return QualityCheck(
+        test="metric",
+        metric=metric,
+        difference=None,
+        margin=margin,
+        verdict="inconclusive",
+        seeds=0,
+        samples=0,
+        reason="what changes or has to improve what is learned is judged by the metric, and it was not compared",
+    )
+
+
+def plan_drift(
+    seconds: float,
+    facts: TargetFacts,
+    *,
+    seconds_per_step: float,
+    candidates: int,
+    start_seconds: float = START_SECONDS,
+    asked_steps: int | None = None,
+    seed_seconds: float = 0.0,
+) -> DriftPlan | None:
+    """Return what fits the time: the metrics before more candidates; None when not even the least number of steps does.
+
+    Args:
+        seconds: for the baseline and all candidates together.
+        facts: what the probe found.
+        seconds_per_step: of the baseline.
+        candidates: how many could be checked.
+        start_seconds: what one arm spends before and between its seeds.
+        asked_steps: steps per seed that the user asked for; None to choose by the time.
+        seed_seconds: what one more seed costs beside its steps.
+    """
+    with_metric = [(count, wanted, True) for wanted in (GOOD_STEPS, LEAST_STEPS) for count in range(candidates, 0, -1)]
+    if asked_steps is not None:
+        with_metric = [(count, asked_steps, True) for count in range(candidates, 0, -1)]
+    losses_only = [(count, wanted, False) for count, wanted, _ in with_metric]
+    for count, wanted, evaluate in [*with_metric, *losses_only]:
+        if evaluate and facts.evaluate_seconds is None and facts.metrics:
+            continue
+        evaluation = (facts.evaluate_seconds or 0.0) if evaluate else 0.0
+        arm_seconds = USABLE_SHARE * seconds / (1 + count) - start_seconds
+        steps = int((arm_seconds / SEEDS - evaluation) / max(seconds_per_step, 1e-6))
+        if steps >= wanted:
+            has_metric = evaluate and bool(facts.metrics)
+            most = asked_steps or min(MOST_STEPS, steps)
+            # More seeds narrow the bound faster than longer trainings, which go apart by chance.
+            each = max(1e-6, most * seconds_per_step + evaluation + seed_seconds)
+            affordable = int((arm_seconds + SEEDS * seed_seconds) / each)
+            seeds = max(SEEDS, min(MOST_SEEDS, affordable))
+            return DriftPlan(steps=most, evaluate=has_metric, candidates=count, seeds=seeds)
+    return None
+
+
+def least_drift_seconds(
+    facts: TargetFacts,
+    *,
+    seconds_per_step: float,
+    start_seconds: float = START_SECONDS,
+    asked_steps: int | None = None,
+) -> float:
+    """Return the least time in which `plan_drift` finds a plan for one candidate, its metrics among it; as there."""
+    evaluation = (facts.evaluate_seconds or 0.0) if facts.metrics else 0.0
+    each = (asked_steps or LEAST_STEPS) * max(seconds_per_step, 1e-6) + evaluation
+    # A thousandth more, lest rounding takes a step off.
+    return 1.001 * 2 * (start_seconds + SEEDS * each) / USABLE_SHARE

@@ -1,0 +1,99 @@
+"""Trainings of candidates beside the baseline, where gradients do not settle it: planned once, its arm run once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from autotune.drift.compare.noise_scale import predicted_samples_ratio
+from autotune.drift.gate.loss_check import DriftGate, DriftPlan
+from autotune.drift.gate.training_runs import Learner
+from autotune.records.config import TrainConfig
+from autotune.records.quality import QualityCheck
+from autotune.search.answer import Findings
+from autotune.search.launcher import Launcher
+
+
+@dataclass(frozen=True)
+class Arms:
+    """What trainings may count on.
+
+    Attributes:
+        candidates: how many there may be.
+        left: the seconds that are left for them.
+        noise_scale: of the baseline's gradient, in samples; None where it is not known.
+    """
+
+    candidates: int
+    left: Callable[[], float]
+    noise_scale: Callable[[], float | None]
+
+
+class Trainings:
+    """Trains candidates, and tells the findings.
+
+    Args:
+        launcher: knows what the search has seen.
+        findings: is told the baseline's losses, and what could not be compared.
+        learner: trains.
+    """
+
+    def __init__(self, launcher: Launcher, findings: Findings, learner: Learner) -> None:
+        self._launcher, self._findings, self._learner = launcher, findings, learner
+        self._drift: DriftGate | None = None
+
+    @property
+    def least_seconds(self) -> float:
+        """The least time in which one more candidate can be judged by trainings."""
+        is_trained = self._drift is not None and bool(self._drift.baseline_curves)
+        return self._learner.least_seconds(self._drift.plan if self._drift is not None and is_trained else None)
+
+    @property
+    def learns(self) -> bool:
+        """The baseline learns in these trainings; true where it was not trained."""
+        return self._drift is None or self._drift.learns
+
+    def check(self, config: TrainConfig, arms: Arms, *, shown: bool, lost: bool) -> tuple[QualityCheck, ...] | None:
+        """Return the checks of paired trainings; None when there was no time for them.
+
+        Args:
+            config: the settings.
+            arms: what they may count on.
+            shown: its gradients were shown to be the baseline's: then a training in which nothing is learned does not
+                take that back.
+            lost: its gradients differ by no more than is lost in a step's own noise.
+        """
+        if self._drift is None:
+            plan = self._learner.plan(arms.candidates, arms.left())
+            if plan is None:
+                return None
+            self._announce(plan)
+            learn = partial(self._learner.learn, left=arms.left)
+            self._drift = DriftGate(self._findings.report.target, self._launcher.state.max_drift, plan, learn)
+        entry = self._launcher.ranking().find(config)
+        outlook = None if entry is None else math.exp(entry.score)
+        predicted = self._predict_samples(config, arms)
+        checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown, lost=lost)
+        self._findings.baseline_curves = self._drift.baseline_curves
+        for name in sorted(self._drift.zeros):
+            note = (
+                f"{name} was not compared: under your own settings it is still 0 after {self._drift.plan.steps} steps"
+            )
+            self._findings.notes += [note] if note not in self._findings.notes else []
+        return checks
+
+    def _announce(self, plan: DriftPlan) -> None:
+        self._launcher.enter("drift", f"{plan.seeds} seeds of {plan.steps} steps for the baseline and each candidate")
+        metrics = ", ".join(self._findings.report.target.metrics)
+        if metrics and not plan.evaluate:
+            self._findings.notes.append(f"{metrics} was not compared: there was no time to evaluate")
+
+    def _predict_samples(self, config: TrainConfig, arms: Arms) -> float | None:
+        baseline = self._launcher.baseline
+        growth = config.effective_batch_size / baseline.effective_batch_size
+        scale = arms.noise_scale() if growth != 1.0 else None
+        if scale is None:
+            return None
+        return predicted_samples_ratio(scale, batch_size=baseline.effective_batch_size, factor=growth)

@@ -1,0 +1,286 @@
+"""The drift gate's cheap tests: seconds each, no training needed. Trials in, `QualityCheck`s out.
+
+    loader knobs  ── tape ──────── the same samples, order, shapes, bytes
+    batch split   ── additivity ── the gradient of a batch is that of its parts
+    arithmetic    ── gradients ─── the same windows at the same weights, at the start and further on
+                     schedule ──── the same steps at the same learning rates
+
+Every test has the loader knobs, or everything but them, as the baseline has them, so that one cannot hide another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.drift.compare.additivity import check_additivity
+from autotune.drift.compare.gradients import judge
+from autotune.drift.compare.noise_scale import gradient_noise_scale
+from autotune.drift.gate.comparisons import (
+    FARTHEST_REFERENCE,
+    compare_points,
+    compare_updates,
+    excuse_draws,
+    have_same_layers,
+    report_other_model,
+    report_unread,
+    require_equality,
+)
+from autotune.drift.gate.data_checks import check_schedule, check_tape
+from autotune.drift.gate.screen_trials import GateTrials, Run
+from autotune.drift.record.trace_file import Captures, find_weights
+from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.facts import TargetFacts
+from autotune.records.quality import QualityCheck
+from autotune.records.script import Numerics
+from autotune.records.trial import FidelityPlan
+from autotune.space import SPLIT_KNOBS, classify_changes, put_back
+
+CLOSER_WINDOWS = 64
+"""Looked at where fewer leave it open."""
+
+REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend"}
+"""They draw the random numbers of a step in another order: their masks are others, and no worse."""
+
+
+@dataclass
+class Gate:
+    """Tests candidates against one baseline.
+
+    Attributes:
+        facts: what the probe found.
+        plan: how much is looked at, fixed before the first look at gradients; None as long as there is no time for any.
+        run: runs a trial.
+        knows_order: the target is a workload, whose loaders tell which samples they take.
+        tape_steps: optimizer steps of which a script's data are looked at.
+        affords: there is time for a candidate and the baseline by a longer plan.
+    """
+
+    facts: TargetFacts
+    plan: FidelityPlan | None
+    run: Run
+    knows_order: bool = True
+    tape_steps: int = 24
+    affords: Callable[[FidelityPlan], bool] = lambda _plan: False
+
+    def __post_init__(self) -> None:
+        self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
+        self._screened: dict[str, tuple[QualityCheck, ...]] = {}
+
+    def screen(
+        self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()
+    ) -> tuple[QualityCheck, ...] | None:
+        """Return the cheap tests that a config's changes ask for, up to the first that fails.
+
+        None when there was no time for them. Semantic changes are put back first: they are judged by trainings.
+
+        Args:
+            config: the settings.
+            shown: tests that need not be made: equal losses have shown the same.
+        """
+        baseline = self.facts.baseline
+        semantic = [name for name, kind in self._classify(config).items() if kind == "semantic"]
+        config = put_back(config, baseline, semantic)
+        if self.has_screened(config, shown=shown):
+            return self._screened[_screen_key(config, shown)]
+        checks: list[QualityCheck] = []
+        tests: tuple[tuple[DriftTest, Callable[[TrainConfig], list[QualityCheck] | None]], ...] = (
+            ("tape", self._test_tape),
+            ("additivity", self._test_additivity),
+            ("gradients", self._test_gradients),
+        )
+        for name, test in tests:
+            if name not in asked_tests(config, baseline) - shown:
+                continue
+            found = test(config) if name == "tape" or self.plan is not None else None
+            if found is None:
+                return None
+            checks += found
+            if any(check.verdict == "inferior" for check in found):
+                break
+        self._screened[_screen_key(config, shown)] = tuple(checks)
+        return tuple(checks)
+
+    def has_screened(self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()) -> bool:
+        """Return whether the cheap tests of a config without semantic changes were made; arguments as of `screen`."""
+        return _screen_key(config, shown) in self._screened
+
+    @property
+    def reads_tapes(self) -> bool:
+        """The target has loaders whose data can be looked at: a script may have none."""
+        return self.knows_order or bool(self.facts.training_loaders)
+
+    def noise_scale(self) -> float | None:
+        """Return the gradient noise scale of the baseline in samples, at the latest point; None where it is not known.
+
+        Source: McCandlish et al. 2018, appendix A.1.
+        """
+        result = None if self.plan is None else self.trials.launch(self.facts.baseline, "fidelity", self.plan)
+        captures = None if result is None else self.trials.read(result)
+        if captures is None:
+            return None
+        rows = captures.points[-1].gradients.rows
+        return gradient_noise_scale(rows, captures.layers, batch_size=self.facts.baseline.effective_batch_size)
+
+    @property
+    def _planned(self) -> FidelityPlan:
+        assert self.plan is not None
+        return self.plan
+
+    def _classify(self, config: TrainConfig) -> dict[str, Numerics]:
+        return classify_changes(config, self.facts.baseline, self.facts.numerics)
+
+    def _test_tape(self, config: TrainConfig) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        if not self.reads_tapes:
+            return []  # a script that has no loader: its gradients show what it trains on
+        others = [name for name in changed_fields(config, baseline) if name not in DATA_KNOBS and "." not in name]
+        ours = self.trials.launch(put_back(config, baseline, others), "tape")
+        theirs = self.trials.launch(baseline, "tape")
+        if ours is None or theirs is None:
+            return None
+        sources = self.facts.data.random_sources
+        rounds = any("." in name and kind == "rounding" for name, kind in self._classify(config).items())
+        return [check_tape(ours, theirs, random_sources=sources, whole=self.knows_order, rounds=rounds)]
+
+    def _test_additivity(self, config: TrainConfig) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        exact = {"precision": "fp32", "compile_mode": "off", "allow_tf32": False}
+        if not self.knows_order:
+            exact = {}  # a script casts and compiles by itself, and goes on doing so
+        whole = baseline.replace(**exact)
+        parts = whole.replace(
+            micro_batch_size=config.micro_batch_size, gradient_accumulation_steps=config.gradient_accumulation_steps
+        )
+        casts = baseline.precision != "fp32" and not self.knows_order
+        if parts == whole or casts:
+            return []  # a script that casts rounds too much for this test; its gradients are compared anyway
+        plan = self._planned.replace(later_steps=0, dropout=not self._has_dropout())
+        ours, theirs = (self.trials.launch(one, "fidelity", plan) for one in (parts, whole))
+        if ours is None or theirs is None:
+            return None
+        split, plain = self.trials.read(ours), self.trials.read(theirs)
+        if split is None or plain is None:
+            return [report_unread(ours if split is None else theirs, "additivity")]
+        reordering = self.facts.additivity.reordering if self.facts.additivity else 0.0
+        first, base = split.points[0].gradients, plain.points[0].gradients
+        found = [check_additivity(first, base, plain.layers, reordering=reordering)]
+        return self._excuse_draws(found) if theirs.draws_random else found
+
+    def _test_gradients(self, config: TrainConfig) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        # Copies are asynchronous from pinned memory alone.
+        kept = {"pin_memory"} if "non_blocking" in changed_fields(config, baseline) else set()
+        config = put_back(config, baseline, set(DATA_KNOBS) - kept)
+        if config == baseline:
+            return []
+        changed = set(changed_fields(config, baseline))
+        reorders = bool(changed & REORDERING_KNOBS) and self._has_dropout()
+        checks = self._compare_gradients(config, dropout=not reorders)
+        if checks is not None and reorders:
+            checks = self._excuse_draws(checks)
+        if checks is None or not reorders or any(check.verdict == "inferior" for check in checks):
+            return checks
+        # Without dropout a recomputation whose masks differ cannot be seen: the rest of the changes, with it.
+        rest = put_back(config, baseline, changed & REORDERING_KNOBS)
+        if rest == baseline:
+            return checks
+        more = self._compare_gradients(rest, dropout=True)
+        return None if more is None else [*checks, *more]
+
+    def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
+        result = self.trials.launch(self.facts.baseline, "fidelity", self._planned.replace(dropout=False))
+        return excuse_draws(checks) if result is not None and result.draws_random else checks
+
+    def _compare_gradients(self, config: TrainConfig, *, dropout: bool) -> list[QualityCheck] | None:
+        plan = self._planned.replace(dropout=dropout)
+        checks = self._look(config, plan)
+        if checks is None or all(check.verdict != "inconclusive" for check in checks):
+            return checks
+        closer = plan.replace(windows=CLOSER_WINDOWS)
+        if plan.windows >= CLOSER_WINDOWS or not self.affords(closer):
+            return checks
+        return self._look(config, closer) or checks
+
+    def _look(self, config: TrainConfig, plan: FidelityPlan) -> list[QualityCheck] | None:
+        baseline = self.facts.baseline
+        arms = self._capture_pair(config, plan)
+        if not isinstance(arms, tuple):
+            return arms
+        candidate, base = arms
+        if not have_same_layers(candidate, base):
+            return [report_other_model()]
+        found = compare_points(candidate, base, None, steps=plan.later_steps)
+        if any(one.verdict != "non-inferior" for one in found):
+            reference = self._capture_reference(plan)
+            if reference is not None:
+                farthest = FARTHEST_REFERENCE[baseline.precision]
+                found = compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
+        stepping = put_back(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
+        if stepping != baseline:
+            # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.
+            arms = self._capture_pair(stepping, plan.replace(keeps_state=True, later_steps=0))
+            if not isinstance(arms, tuple):
+                return arms
+            found.append(compare_updates(*arms))
+        samples = (plan.windows + plan.later_steps) * baseline.effective_batch_size
+        judged = judge(found, samples=samples if plan.later_steps else 0)
+        is_exact = all(kind == "exact" for kind in self._classify(config).values())
+        return [
+            check_schedule(candidate.points[0], base.points[0]),
+            require_equality(judged) if is_exact else judged,
+        ]
+
+    def _stepping_knobs(self, config: TrainConfig) -> set[str]:
+        """Return the knobs that may change what an optimizer does with a gradient."""
+        return {"optimizer_implementation"} | {f"user_knobs.{name}" for name in config.user_knobs}
+
+    def _capture_pair(
+        self, config: TrainConfig, plan: FidelityPlan
+    ) -> tuple[Captures, Captures] | list[QualityCheck] | None:
+        """Return a config's and the baseline's captures; a check that says why there are none; None without time."""
+        theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
+        if theirs is None:
+            return None
+        weights = find_weights(theirs.captures)
+        # Without the baseline's weights there is no later point in common.
+        ours = self.trials.launch(
+            config, "fidelity", plan.replace(weights=weights, later_steps=plan.later_steps * bool(weights))
+        )
+        if ours is None:
+            return None
+        candidate, baseline = self.trials.read(ours), self.trials.read(theirs)
+        if candidate is None or baseline is None:
+            return [report_unread(ours if candidate is None else theirs, "gradients")]
+        return candidate, baseline
+
+    def _capture_reference(self, plan: FidelityPlan) -> Captures | None:
+        """Return the baseline's captures in float64; None where it does not run."""
+        theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
+        plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)
+        plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
+        result = self.trials.launch(plain, "fidelity", plan.replace(reference=True))
+        if result is None or result.draws_random:
+            return None  # other random numbers in another width: another computation
+        return self.trials.read(result)
+
+    def _has_dropout(self) -> bool:
+        result = self.trials.launch(self.facts.baseline, "fidelity", self._planned)
+        return result is None or result.draws_random
+
+    def discard(self) -> None:
+        """Delete what the trials wrote down: for a large model it is large."""
+        self.trials.discard()
+
+
+def asked_tests(config: TrainConfig, baseline: TrainConfig) -> frozenset[DriftTest]:
+    """Return the cheap tests that the changes of a config ask for."""
+    changed = changed_fields(config, baseline)
+    asked: set[DriftTest] = {test for knob in KNOBS if knob.field in changed for test in knob.tests}
+    # A knob of the user's own that is declared to be no more than rounding has to show it like every other.
+    return frozenset(asked | ({"tape", "gradients"} if any("." in name for name in changed) else set()))
+
+
+def _screen_key(config: TrainConfig, shown: frozenset[DriftTest]) -> str:
+    return f"{config.model_dump_json()} {sorted(shown)}"

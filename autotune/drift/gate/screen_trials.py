@@ -1,0 +1,77 @@
+"""The trials of the drift gate: each is run once, and what the baseline wrote down is kept for all candidates."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from autotune.drift.record.trace_file import Captures, discard_captures, read_captures
+from autotune.records.config import TrainConfig
+from autotune.records.trial import FidelityPlan, TrialResult
+
+GatePurpose = Literal["fidelity", "tape"]
+
+
+class Run(Protocol):
+    """Runs one trial of the gate."""
+
+    def __call__(
+        self, config: TrainConfig, purpose: GatePurpose, *, plan: FidelityPlan | None, steps: int
+    ) -> TrialResult | None:
+        """Return its result; None when the time is up or the user stopped."""
+        ...
+
+
+class GateTrials:
+    """Runs trials, and remembers them.
+
+    Args:
+        run: runs one.
+        baseline: the user's own settings.
+        tape_steps: optimizer steps of which a script's data are looked at.
+    """
+
+    def __init__(self, run: Run, baseline: TrainConfig, *, tape_steps: int) -> None:
+        self._run, self._baseline, self._tape_steps = run, baseline, tape_steps
+        self._results: dict[str, TrialResult] = {}
+        self._captures: dict[str, Captures | None] = {}
+
+    def launch(self, config: TrainConfig, purpose: GatePurpose, plan: FidelityPlan | None = None) -> TrialResult | None:
+        """Return the result of a trial, run when there is none yet; None when there was no time for it."""
+        key = _key(config, purpose, plan)
+        if key not in self._results:
+            result = self._run(config, purpose, plan=plan, steps=self._tape_steps)
+            if result is None:
+                return None
+            self._results[key] = result
+        return self._results[key]
+
+    def has_run(self, config: TrainConfig, purpose: GatePurpose, plan: FidelityPlan | None = None) -> bool:
+        """Return whether a trial was run."""
+        return _key(config, purpose, plan) in self._results
+
+    @property
+    def draws_random(self) -> bool:
+        """The baseline was seen to draw random numbers: there is dropout or the like."""
+        return any(one.draws_random for one in self._results.values() if one.spec.config == self._baseline)
+
+    def read(self, result: TrialResult) -> Captures | None:
+        """Return what a trial wrote down; the baseline's are kept, for they are compared again and again."""
+        if result.captures is None:
+            return None
+        if result.captures in self._captures:
+            return self._captures[result.captures]
+        found = read_captures(result.captures)
+        if result.spec.config == self._baseline:
+            self._captures[result.captures] = found
+        return found if found is not None and found.points else None
+
+    def discard(self) -> None:
+        """Delete what the trials wrote down: for a large model it is large."""
+        self._captures.clear()
+        for result in self._results.values():
+            if result.captures is not None:
+                discard_captures(result.captures)
+
+
+def _key(config: TrainConfig, purpose: str, plan: FidelityPlan | None) -> str:
+    return f"{purpose} {config.model_dump_json()} {plan.model_dump_json() if plan else ''}"

@@ -1,0 +1,295 @@
+"""From the candidates of a search to its finalists: cheap tests on each, trainings on the first; what fails is dropped.
+
+candidate ── equal losses? ── screen ──▶ passed ── train ──▶ finalist
+│ failed                    │ failed
+└── leave one change out, find the guilty one, refuse it ── the rest is the next candidate
+
+How long it may take is handed in with every call, and `needed_seconds` tells beforehand what a proof takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise
+from autotune.drift.gate.costs import ProofCosts
+from autotune.drift.gate.culprit import find_guilty, promises
+from autotune.drift.gate.exactness import EqualLosses
+from autotune.drift.gate.paired_trainings import Arms, Trainings
+from autotune.drift.gate.screen import Gate
+from autotune.drift.gate.trace_plans import PLANS, plan_for_some
+from autotune.drift.gate.training_runs import LEAST_SECONDS, PROCESS_SECONDS, Learner
+from autotune.drift.record.trace_file import have_captures
+from autotune.knobs import DriftTest
+from autotune.records.config import TrainConfig, get_knob
+from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
+from autotune.records.trial import FidelityPlan, TrialResult, TrialStatus
+from autotune.search.answer import Findings, samples_ratio
+from autotune.search.launcher import Launcher, Look, list_changes
+from autotune.sentences import describe_refusal
+from autotune.space import classify_changes, numerics_of
+
+MOST_FINALISTS = 1
+MOST_TESTED = 6
+"""Candidates looked at, those with a guilty change left out among them."""
+
+_SCREEN_SHARE = 0.7
+"""Of the time that is left after the search, for the looks at gradients; trainings have the rest where it will do."""
+_CLOSER_SHARE = 0.3
+"""Of what is left of it: for a closer look at one candidate."""
+_EARLY_CANDIDATES, _CANDIDATES = 2, 4
+
+
+class DriftStage:
+    """The drift gate at work in one search.
+
+    Args:
+        launcher: starts the trials, and is told what is refused.
+        findings: is told every check.
+        learner: trains for the paired comparisons.
+        startup_seconds: until the first step of a process.
+        known: trials of earlier sessions of this search.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        findings: Findings,
+        learner: Learner,
+        *,
+        startup_seconds: float,
+        known: Sequence[TrialResult] = (),
+    ) -> None:
+        self._launcher, self._findings = launcher, findings
+        self._facts = findings.report.target
+        self._is_script = launcher.state.target.script is not None
+        self._costs = ProofCosts(
+            self._facts,
+            findings.report.measurement.seconds_per_step,
+            startup_seconds + PROCESS_SECONDS,
+            self._is_script,
+            launcher.predict_compile_seconds,
+        )
+        self._known = [one for one in known if one.spec.purpose in ("fidelity", "tape")]
+        self._gate = Gate(
+            self._facts,
+            None,
+            self._run,
+            knows_order=not self._is_script,
+            tape_steps=self._costs.tape_steps,
+            affords=self._affords,
+        )
+        self._trainings = Trainings(launcher, findings, learner)
+        self._deadline = -math.inf
+        self._seen: set[str] = set()
+        limits = launcher.state.max_drift
+        self._equal_losses = EqualLosses(launcher.baseline, margin=limits.loss)
+        # An improvement that is asked for shows in the metric alone.
+        self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
+
+    def needed_seconds(self, config: TrainConfig | None) -> float:
+        """Return how long it would take from now to show that a config learns the same, by the least that can show it.
+
+        Nothing for one that was shown already, or that is exact and whose launches had the baseline's losses bit for
+        bit; its cheap tests for any other exact one; the gradients of the baseline, where they are not known yet, and
+        its own for one that rounds; the least trainings on top for fp16, for semantic changes and where a metric has
+        to improve. It is a prediction: what is left open takes more.
+
+        Args:
+            config: the settings; None for any that rounds, the least to keep back as long as nothing leads.
+        """
+        if config is not None and is_passed(self._findings.checks_of(config)):
+            return 0.0
+        shown = frozenset[DriftTest]() if config is None else self._shown_by_losses(config)[0]
+        seconds = self._costs.of_screening(config, self._gate, shown=shown)
+        if self._must_train or (config is not None and self._is_always_trained(config)):
+            seconds += self._trainings.least_seconds
+        return seconds
+
+    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+        """Screen a promising config while the search goes on, so that nothing is built on a change that drifts.
+
+        Args:
+            config: the settings.
+            seconds: that it may take.
+        """
+        changes = classify_changes(config, self._launcher.baseline, self._facts.numerics)
+        new = {f"{name}={get_knob(config, name)}" for name, kind in changes.items() if kind == "rounding"}
+        if new <= self._seen:
+            return
+        self._grant(seconds)
+        # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
+        if self._find_equal_losses(config) is None:
+            self._open_gate(seconds, _EARLY_CANDIDATES)
+            checks = self._gate.screen(config) if self._gate.plan is not None else ()
+            if checks is None:
+                return
+            if any(check.verdict == "inferior" for check in checks):
+                self._refuse(config, checks)
+        self._seen |= new
+
+    def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
+        """Return the finalists: shown to learn as well, the most promising first; every check goes to the findings.
+
+        Args:
+            candidates: the most promising first.
+            seconds: that it may take for all of them.
+        """
+        launcher = self._launcher
+        self._grant(seconds)
+        self._open_late(candidates, seconds)
+        queue, passed, tested = list(candidates), list[TrainConfig](), 0
+        while queue and len(passed) < MOST_FINALISTS and tested < MOST_TESTED:
+            config = queue.pop(0)
+            if launcher.is_refused(config) or config in passed or config == launcher.baseline:
+                continue
+            if launcher.should_stop():
+                break
+            if self.needed_seconds(config) > self._left():
+                continue  # the next one may need less
+            tested += 1
+            checks = self._test(config, len(candidates))
+            if checks is None:
+                continue
+            self._findings.checks.append((config, checks))
+            if is_passed(checks):
+                # Where it needs more samples for the same loss, only the net speed-up may be claimed.
+                launcher.samples_ratios[config.model_dump_json()] = samples_ratio(checks)
+                passed.append(config)
+                continue
+            rest = self._refuse(config, checks)
+            # Trainings that drift although the gradients are the same leave it open which change it was.
+            self._must_train = self._must_train or all(check.test not in CHEAP_TESTS for check in _failed(checks))
+            if rest is not None and promises(
+                self._launcher.ranking_of_all().entries, self._launcher.baseline, config, rest
+            ):
+                queue = [rest, *(one for one in queue if one != rest)]
+        return passed
+
+    def close(self) -> None:
+        """Delete the gradients and weights that the gate's trials wrote; what they showed is kept."""
+        self._gate.discard()
+
+    def _test(self, config: TrainConfig, candidates: int) -> tuple[QualityCheck, ...] | None:
+        """Return every check of a config; None when there was no time for those that it needs."""
+        shown, equal = self._shown_by_losses(config)
+        screened = self._gate.screen(config, shown=shown)
+        if screened is None and self._gate.plan is not None:
+            return None
+        checks = (*(screened or ()), *equal)
+        if any(check.verdict == "inferior" for check in checks):
+            return checks
+        numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
+        if numerics == "exact" and is_passed(checks) and not self._must_train:
+            return checks
+        compared = any(check.test == "gradients" for check in checks)
+        needs_training = (
+            self._must_train
+            or self._is_always_trained(config)
+            or not is_passed(checks)
+            or not (compared or numerics == "exact")
+        )
+        trained = self._trainings.check(
+            config,
+            Arms(min(MOST_FINALISTS, candidates), self._left, self._gate.noise_scale),
+            shown=not needs_training,
+            lost=are_lost_in_noise(checks),
+        )
+        if trained is not None:
+            return (*(checks if self._trainings.learns else accept_lost(checks)), *trained)
+        if needs_training:
+            return None
+        self._findings.notes.append("there was no time to compare trainings: the gradients alone were compared")
+        return checks
+
+    def _is_always_trained(self, config: TrainConfig) -> bool:
+        numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
+        return numerics == "semantic" or config.precision == "fp16"
+
+    def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
+        """Return the tests that an exact config need not take and the check instead: its launches lost nothing.
+
+        A workload's loader is looked at all the same, for the ends of the epoch; a script's tape tells no more.
+        """
+        if numerics_of(config, self._launcher.baseline, self._facts.numerics) != "exact":
+            return frozenset(), ()
+        equal = self._find_equal_losses(config)
+        if equal is None:
+            return frozenset(), ()
+        return frozenset(("tape", "gradients") if self._is_script else ("gradients",)), (equal,)
+
+    def _find_equal_losses(self, config: TrainConfig) -> QualityCheck | None:
+        return self._equal_losses.find(config, self._launcher.judged)
+
+    def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
+        """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""
+        launcher = self._launcher
+        blame = find_guilty(self._gate, config, checks)
+        refused = list_changes(config, launcher.baseline, blame.knobs)
+        entry = launcher.ranking().find(config)
+        launcher.refused.append(refused)
+        self._findings.notes.append(describe_refusal(sorted(refused), checks, entry.score if entry else None))
+        return blame.rest
+
+    def _grant(self, seconds: float) -> None:
+        self._deadline = self._launcher.budget.now() + seconds
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - self._launcher.budget.now())
+
+    def _open_gate(self, seconds: float, candidates: int) -> None:
+        """Fix how much is looked at, where that is not done and there is time for any."""
+        if self._gate.plan is None:
+            self._gate.plan = plan_for_some(
+                seconds,
+                seconds_per_step=self._costs.seconds_per_step,
+                start_seconds=self._costs.start_seconds,
+                candidates=candidates,
+                repeats_steps=self._is_script,
+            )
+
+    def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
+        """Fix how much is looked at of the candidates, so that trainings have their part where it is enough for any."""
+        costs = (self._costs.of_screening(one, self._gate, shown=self._shown_by_losses(one)[0]) for one in candidates)
+        count = min(_CANDIDATES, sum(cost > 0 for cost in costs))
+        trainings = self._trainings.least_seconds
+        must = self._must_train or any(map(self._is_always_trained, candidates))
+        is_fixed = self._gate.plan is not None
+        if trainings <= (1 - _SCREEN_SHARE) * seconds:
+            self._open_gate(_SCREEN_SHARE * seconds, count)
+        self._open_gate(seconds - trainings * must, count)
+        if is_fixed or not candidates or self._gate.plan is None:
+            return
+        for plan in PLANS[PLANS.index(self._gate.plan) :]:
+            self._gate.plan = plan
+            if self.needed_seconds(candidates[0]) <= seconds:  # with all that goes with it
+                return
+
+    def _affords(self, plan: FidelityPlan) -> bool:
+        """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
+        baseline = self._launcher.baseline
+        closer = sum(self._costs.of_trial(baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
+        return closer <= _CLOSER_SHARE * self._left()
+
+    def _run(
+        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: FidelityPlan | None, steps: int
+    ) -> TrialResult | None:
+        launcher = self._launcher
+        for one in self._known:
+            spec = one.spec
+            asked = (spec.purpose, spec.config, spec.fidelity, spec.quality_steps)
+            if asked == (purpose, config, plan, steps) and (purpose == "tape" or have_captures(one.captures)):
+                return one
+        seconds = self._left()
+        if seconds < LEAST_SECONDS or launcher.should_stop():
+            return None
+        full = self._costs.patience(config, plan)
+        look = Look(steps=steps, fidelity=plan)
+        result = launcher.launch(config, purpose, min(seconds, full), look=look, ends_with_stage=seconds < full)
+        return None if result.status is TrialStatus.INTERRUPTED else result
+
+
+def _failed(checks: tuple[QualityCheck, ...]) -> list[QualityCheck]:
+    return [check for check in checks if check.verdict == "inferior"]

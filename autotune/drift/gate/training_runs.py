@@ -1,0 +1,122 @@
+"""The training runs of the drift checks: how long they may be, and running them with every seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from autotune.drift.gate.loss_check import SEEDS, START_SECONDS, DriftPlan, least_drift_seconds, plan_drift
+from autotune.records.config import TrainConfig
+from autotune.records.probe import ProbeReport
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.launcher import Launcher, Look
+
+LEAST_SECONDS = 2.0
+"""Nothing is started with less time than that."""
+
+PROCESS_SECONDS = 1.0
+"""What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
+
+
+class Learner:
+    """Trains configs for the drift checks.
+
+    Args:
+        launcher: starts the trials.
+        report: of the target.
+        startup_seconds: until the first step of a process.
+        known: trials of earlier sessions of this search.
+    """
+
+    def __init__(
+        self, launcher: Launcher, report: ProbeReport, startup_seconds: float, known: list[TrialResult]
+    ) -> None:
+        self._launcher, self._report, self._known = launcher, report, known
+        # Each seed of a script is a process of its own: it cannot be started twice in one.
+        self._script = launcher.state.target.script
+        self._process_seconds = 0.0
+        self._start_seconds = SEEDS * (startup_seconds + PROCESS_SECONDS)
+
+    def least_seconds(self, plan: DriftPlan | None = None) -> float:
+        """Return the least time in which a candidate can be compared with the baseline by trainings.
+
+        Args:
+            plan: by which the baseline was trained already; None when it was not.
+        """
+        step = self._report.measurement.seconds_per_step
+        if plan is None:
+            return least_drift_seconds(
+                self._report.target,
+                seconds_per_step=step,
+                start_seconds=self._arm_start_seconds,
+                asked_steps=self._asked_steps(),
+            )
+        evaluation = (self._report.target.evaluate_seconds or 0.0) if plan.evaluate else 0.0
+        return self._arm_start_seconds + plan.seeds * (plan.steps * step + evaluation)
+
+    def plan(self, candidates: int, seconds: float) -> DriftPlan | None:
+        """Return what some seconds allow for the baseline and some candidates; None when they allow nothing."""
+        return plan_drift(
+            seconds,
+            self._report.target,
+            seconds_per_step=self._report.measurement.seconds_per_step,
+            candidates=candidates,
+            start_seconds=self._arm_start_seconds,
+            asked_steps=self._asked_steps(),
+            seed_seconds=0.0 if self._script is None else self._start_seconds / SEEDS,
+        )
+
+    def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
+        """Train a config with every seed as planned; None when the time is up or the user stopped.
+
+        Args:
+            config: the settings.
+            plan: how much.
+            left: the seconds that are left for it.
+        """
+        launcher = self._launcher
+        seeds = tuple(launcher.state.seed + i for i in range(plan.seeds))
+        results: list[TrialResult] = []
+        processes = [seeds] if self._script is None else [(seed,) for seed in seeds]
+        for number, some in enumerate(processes):
+            # The baseline's losses are of no use without a candidate's.
+            to_come = len(processes) - number + (len(processes) if config == launcher.baseline else 0)
+            if launcher.should_stop() or left() < max(LEAST_SECONDS, to_come * self._process_seconds):
+                return None
+            look = Look(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
+            again = self._find_learned(config, look)
+            result = again or launcher.launch(config, "quality", left(), look=look)
+            if result.status is TrialStatus.INTERRUPTED:
+                return None
+            results.append(result)
+            self._process_seconds = result.elapsed_seconds if again is None else self._process_seconds
+            if not result.curves:
+                break
+        return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
+
+    @property
+    def _arm_start_seconds(self) -> float:
+        return START_SECONDS if self._script is None else self._start_seconds
+
+    def _asked_steps(self) -> int | None:
+        """Return the steps per seed that the user asked for; None to choose by the time."""
+        if self._script is None:
+            return None
+        facts = self._report.target
+        if self._script.quality_epochs is None or facts.data.sample_count is None:
+            return self._script.quality_steps
+        return self._script.quality_epochs * math.ceil(facts.data.sample_count / facts.baseline.effective_batch_size)
+
+    def _steps_for(self, config: TrainConfig, plan: DriftPlan) -> int:
+        """Return the steps that take as many samples as the plan's do with the baseline's effective batch."""
+        baseline = self._report.target.baseline.effective_batch_size
+        return max(1, round(plan.steps * baseline / config.effective_batch_size))
+
+    def _find_learned(self, config: TrainConfig, look: Look) -> TrialResult | None:
+        """Return an earlier session's training of the same config by the same plan; None when there is none."""
+        wanted = ("quality", config, look.steps, look.evaluate, look.seeds)
+        for result in self._known:
+            spec = result.spec
+            if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, spec.seeds) == wanted:
+                return result
+        return None

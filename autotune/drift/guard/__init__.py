@@ -1,0 +1,1 @@
+"""In a final training: signs that it no longer learns as the baseline would."""

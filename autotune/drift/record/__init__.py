@@ -1,0 +1,1 @@
+"""In the process: gradients, steps and random numbers of a training, recorded without disturbing it."""

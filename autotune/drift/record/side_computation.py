@@ -1,0 +1,65 @@
+"""A look aside in the middle of a training that leaves no trace in it: it ends as one in which nobody looked.
+
+    generators, gradients, buffers, attributes noted ── anything is computed ── all of them put back
+
+What the user's code keeps elsewhere, in a global or a closure, is out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from autotune.drift.record.object_state import PutBack, note_owned
+from autotune.engine.dataloader import read_generators, restore_generators
+
+
+@contextmanager
+def aside(model: nn.Module, parameters: Iterable[Tensor], owner: object, device: torch.device) -> Iterator[PutBack]:
+    """Compute something beside a training: in the end everything that its next step depends on is as it was.
+
+    Put back are the random generators, the gradients, and whatever the model's modules, the owner and its plain helper
+    objects keep in attributes: buffers, flags, counters, tensors, short lists and dictionaries, random generators.
+    Gradients are None inside.
+
+    Args:
+        model: of the training.
+        parameters: what it trains; some may not be the model's.
+        owner: the user's object that computes the loss.
+        device: where the model is.
+
+    Yields:
+        What puts everything but the gradients back at once, so that a second computation starts as the first one did.
+    """
+    leaves = {id(leaf): leaf for leaf in (*model.parameters(), *parameters)}
+    gradients = [(leaf, leaf.grad) for leaf in leaves.values()]
+    noted = [note_generators(device), *note_owned(model, owner, leaves)]
+
+    def put_back() -> None:
+        for one in noted:
+            one()
+
+    try:
+        for leaf in leaves.values():
+            leaf.grad = None
+        yield put_back
+    finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+        put_back()
+
+
+def note_generators(device: torch.device) -> PutBack:
+    """Return what puts the random generators of the CPU and of a device back to where they are now."""
+    states = read_generators()
+    device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def put_back() -> None:
+        restore_generators(states)
+        if device_state is not None:
+            torch.cuda.set_rng_state(device_state, device)
+
+    return put_back

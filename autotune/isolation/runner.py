@@ -1,0 +1,285 @@
+"""Run one trial in a process of its own and return its result, whatever becomes of the process.
+
+    start ── poll: exit? stop asked? deadline? hopeless? memory? ── kill ladder if need be ── sweep ── result
+
+The kill ladder: a stack dump into the log (SIGUSR2), SIGTERM, SIGKILL to the whole process group. The sweep then
+ends everything else that the trial has started, found by the mark it bears.
+
+A trial that a signal of nobody's ended, or that this process or the machine slept through, is run once more if its time
+allows it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from autotune.engine.allocator import launch_environment
+from autotune.isolation.causes import Outcome
+from autotune.isolation.endings import Ending, describe_disturbance, read_result, why_again
+from autotune.isolation.keeper import Keeper
+from autotune.isolation.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
+from autotune.isolation.progress import ProgressReader
+from autotune.isolation.script_starter import ScriptStarter
+from autotune.lifeline import adopt_orphans
+from autotune.machine.cgroups import read_oom_kills
+from autotune.measure.hopeless import Hopeless, find_overdue
+from autotune.records.codec import make_folder, write_record
+from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+
+KILL_SECONDS = 1.2
+"""Longest time the kill ladder takes, from the stack dump to the last reaped process."""
+
+_POLL_SECONDS = 0.05
+_MEMORY_POLL_SECONDS = 0.5
+_DUMP_SECONDS = 0.15
+_TERM_SECONDS = 0.5
+_SERVERS = 3
+"""Fork servers that are started one after another before every trial is started cold."""
+
+
+class TrialRunner:
+    """Runs trials one after another; a context manager that leaves no process behind.
+
+    Args:
+        trials_folder: each trial gets a numbered folder in it.
+        host_allocators: preloadable malloc libraries by knob value.
+        environment: added to the environment of every trial.
+        should_stop: polled; True ends the running trial as interrupted.
+        on_poll: called while a trial runs, for a live display.
+        say: told what the user should know at once, one sentence.
+        warm: use the fork server where the environment allows it.
+    """
+
+    def __init__(
+        self,
+        trials_folder: Path,
+        *,
+        host_allocators: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_poll: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _sentence: None,
+        warm: bool = True,
+    ) -> None:
+        self._folder = trials_folder.resolve()  # the trial may change its working folder
+        self._host_allocators = dict(host_allocators or {})
+        self._should_stop = should_stop
+        self._on_poll = on_poll
+        self._say = say
+        self._environment = dict(environment or {})
+        self._keeper = Keeper()
+        self._servers_left = _SERVERS if warm else 0
+        self._server = self._open_server()
+        self._scripts = ScriptStarter(self._keeper.take, should_stop)
+        self._adopted_before = False
+
+    def __enter__(self) -> Self:
+        self._adopted_before = adopt_orphans()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._close_server()
+        self._keeper.sweep()
+        self._keeper.close()
+        self._scripts.discard()
+        adopt_orphans(self._adopted_before)
+
+    def __call__(self, spec: TrialSpec) -> TrialResult:
+        """Run one trial to its end, its deadline or a stop.
+
+        Raises:
+            OSError: the trial's folder cannot be written.
+        """
+        folder = self._folder / f"{spec.number:04d}"
+        make_folder(folder)
+        write_record(folder / SPEC_FILE, spec)
+        seconds = spec.limits.time_limit_seconds
+        result, asleep = self._attempt(spec, folder, seconds)
+        why, left = why_again(result, asleep), seconds - result.elapsed_seconds
+        if why and left >= result.elapsed_seconds and not self._should_stop():
+            self._say(f"{why}; it is run once more")
+            again, asleep_again = self._attempt(spec, folder, left)
+            if again.status is not TrialStatus.TIMED_OUT:  # of that it had less than it deserves
+                result, asleep = again, asleep_again
+                why = why_again(result, asleep)
+        result = describe_disturbance(result, why) if asleep and why else result
+        write_record(folder / RESULT_FILE, result)
+        return result
+
+    def _attempt(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
+        """Return the result of one run of at most some seconds, and how much of it this process slept through."""
+        for name in (RESULT_FILE, PARTIAL_FILE):
+            (folder / name).unlink(missing_ok=True)
+        with ProgressReader(folder) as progress:
+            ending, verdict = self._run(spec, folder, progress, seconds)
+            result = self._scripts.finish(read_result(folder, spec, ending, verdict))
+            return result.replace(elapsed_seconds=time.monotonic() - progress.began), ending.asleep_seconds
+
+    def _run(
+        self, spec: TrialSpec, folder: Path, progress: ProgressReader, seconds: float
+    ) -> tuple[Ending, Outcome | Hopeless | None]:
+        log = CappedLog(folder / LOG_FILE)
+        kills_before = read_oom_kills()
+        try:
+            process = self._start(spec, folder, log.descriptor)
+        finally:
+            log.release()
+        watch, until = SleepWatch(), progress.began + seconds
+        status, verdict = None, None
+        try:
+            status, verdict = self._supervise(process, spec, folder, progress, until=until, watch=watch)
+        except ServerDiedError:
+            self._close_server()
+        finally:
+            _end_group(process.pid)
+            process.release()
+            self._keeper.sweep(() if self._server is None else (self._server.pid,))
+        kills = read_oom_kills()
+        counted = None if kills is None or kills_before is None else max(0, kills - kills_before)
+        return Ending(status, log.finish(), counted, watch.seconds), verdict
+
+    def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
+        environment = launch_environment(spec.config, self._host_allocators) if spec.config else {}
+        if spec.target.script is None and not environment:
+            self._server = self._server or self._open_server()
+            if self._server is not None:
+                try:
+                    return self._server.start(folder, log, should_stop=self._should_stop)
+                except OSError:
+                    self._close_server()
+        environment |= self._environment
+        if spec.target.script is not None:
+            process = self._scripts.start(spec, folder, environment, log)
+        else:
+            process = ColdProcess(folder, environment, log)
+        self._keeper.take(process.pid)
+        return process
+
+    def _open_server(self) -> ForkServer | None:
+        if not self._servers_left:
+            return None
+        self._servers_left -= 1
+        server = ForkServer(self._environment)
+        self._keeper.take(server.pid)
+        return server
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _supervise(
+        self,
+        process: TrialProcess,
+        spec: TrialSpec,
+        folder: Path,
+        progress: ProgressReader,
+        *,
+        until: float,
+        watch: SleepWatch,
+    ) -> tuple[int, Outcome | Hopeless | None]:
+        limits = spec.limits
+        next_memory_poll = progress.began + _MEMORY_POLL_SECONDS
+        while True:
+            status = process.wait(_POLL_SECONDS)
+            watch.look()
+            if status is None and spec.target.script is not None and (folder / RESULT_FILE).exists():
+                status = 0  # the leading process is done; the others of its launcher would wait for it
+            if status is not None:
+                return status, None
+            self._on_poll()
+            now = time.monotonic()
+            if self._should_stop():
+                return self._kill(process), (TrialStatus.INTERRUPTED, "interrupted", "stopped by the user")
+            if now >= until:
+                text = f"not done after {until - progress.began:.0f} s; its stacks are in the log"
+                if limits.ends_with_stage:
+                    return self._kill(process), (TrialStatus.INTERRUPTED, "budget", text)
+                return self._kill(process), (TrialStatus.TIMED_OUT, "timeout", text)
+            hopeless = find_overdue(limits, progress.read(), now)
+            if hopeless is not None:
+                return self._kill(process), hopeless
+            if limits.host_memory_limit_bytes is not None and now >= next_memory_poll:
+                next_memory_poll = now + _MEMORY_POLL_SECONDS
+                used = _resident_bytes(process.pid, limits.host_memory_limit_bytes)
+                if used > limits.host_memory_limit_bytes:
+                    text = f"used {used / 2**30:.2f} GiB of {limits.host_memory_limit_bytes / 2**30:.2f} GiB allowed"
+                    return self._kill(process), (TrialStatus.OUT_OF_MEMORY, "oom-host", text)
+
+    def _kill(self, process: TrialProcess) -> int:
+        _signal_process(process.pid, signal.SIGUSR2)
+        status = process.wait(_DUMP_SECONDS)
+        if status is None:
+            _signal_process(process.pid, signal.SIGTERM)
+            status = process.wait(_TERM_SECONDS)
+        if status is None:
+            _end_group(process.pid)
+            status = process.wait(KILL_SECONDS - _DUMP_SECONDS - _TERM_SECONDS)
+        return -signal.SIGKILL if status is None else status
+
+
+def _end_group(pid: int) -> None:
+    """Kill what is left of a trial's process group; its leader is not reaped yet, so the number is still its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _signal_process(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _resident_bytes(pid: int, limit: int) -> int:
+    """Return what a trial holds: the quick sum that counts shared pages twice, checked only when it is too high."""
+    try:
+        leader = psutil.Process(pid)
+        tree = [leader, *leader.children(recursive=True)]
+        quick = sum(process.memory_info().rss for process in tree)
+        return quick if quick <= limit else sum(process.memory_full_info().pss for process in tree)
+    except (psutil.Error, OSError):
+        return 0
+
+
+LEAST_SLEEP_SECONDS = 5.0
+"""A shorter gap may be a busy machine's."""
+
+
+def read_clock() -> float:
+    """Return seconds on a clock that goes on while the machine is suspended, which `time.monotonic()` does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SleepWatch:
+    """Counts the time between looks that should come many times a second.
+
+    Args:
+        clock: in seconds.
+
+    Attributes:
+        seconds: that were slept so far.
+    """
+
+    def __init__(self, clock: Callable[[], float] = read_clock) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._last = clock()
+
+    def look(self) -> None:
+        """Take notice of the time."""
+        now = self._clock()
+        if now - self._last >= LEAST_SLEEP_SECONDS:
+            self.seconds += now - self._last
+        self._last = now

@@ -1,0 +1,138 @@
+"""Start of a script's trial: into its view of the working folder, then the script itself, or torchrun with it.
+
+torchrun starts `python -m autotune.isolation.script_entry FOLDER STARTED LAUNCHER` for each process of the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from autotune.isolation.prepare import exit_at_once, prepare_process
+from autotune.isolation.progress import open_progress
+from autotune.isolation.sandbox.audit import watch_writes
+from autotune.isolation.sandbox.view import View, enter_view
+from autotune.isolation.script_starter import find_script, forget_hidden, unpack_hidden
+from autotune.lifeline import die_with_parent
+from autotune.records.codec import read_record
+from autotune.records.layout import SPEC_FILE, VIEW_FILE
+from autotune.records.trial import TrialSpec
+from autotune.runs.run_script import LineWatch, call_after_import, forget_imports, run_script
+from autotune.targets.launch.command import Launch
+
+if TYPE_CHECKING:
+    from autotune.runs.script import ScriptTrial
+
+
+def start_script(folder: Path, *, started: float) -> NoReturn:
+    """Run the trial of a script whose spec is in a folder.
+
+    Args:
+        folder: the trial's own folder.
+        started: `time.monotonic()` when the process was started.
+    """
+    prepare_process()
+    sys.dont_write_bytecode = True
+    spec = unpack_hidden(read_record(folder / SPEC_FILE, TrialSpec))
+    view = _read_view(folder)
+    enter_view(view)
+    folder, spec = view.locate_kept(folder), _relocate(spec, view)
+    launch = find_script(spec)
+    if launch.launcher_options is None:
+        watch_writes(view, own=folder)
+        run_rank(spec, launch, folder, started=started)
+    os.environ["PYTHONSAFEPATH"] = "1"
+    from torch.distributed.run import main as run_launcher
+
+    run_launcher(
+        [*launch.launcher_options, "-m", "autotune.isolation.script_entry", str(folder), str(started), str(os.getpid())]
+    )
+    exit_at_once(1)  # every process ended before the leading one had a result
+
+
+def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -> NoReturn:
+    """Run one process of the training in this one.
+
+    Args:
+        spec: of the trial.
+        launch: how its script is started.
+        folder: the trial's own.
+        started: `time.monotonic()` when the trial was started.
+    """
+    forget_hidden()
+    hung: list[ScriptTrial] = []
+    heard = [""]
+    progress = open_progress(folder)  # before any of the script runs
+
+    def hang_up() -> None:
+        from autotune.runs.script import ScriptTrial
+
+        hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0], progress=progress))
+        hung[0].install()
+
+    def hear(line: str) -> None:
+        if hung:
+            hung[0].heard(line)
+        else:
+            heard[0] = line.strip() or heard[0]
+
+    sys.stdout, sys.stderr = LineWatch(sys.stdout, hear), LineWatch(sys.stderr, hear)
+    inject_seed(spec.seeds[0])
+    error: BaseException | None = None
+    status = 0
+    try:
+        status = run_script(launch, on_torch=hang_up)
+    except BaseException as raised:
+        traceback.print_exc()
+        error = raised
+    if not hung:
+        forget_imports()
+        hang_up()
+    hung[0].ended(error, status)
+
+
+def inject_seed(seed: int) -> None:
+    """Seed every global generator as soon as there is one, for a script that sets no seed itself."""
+    random.seed(seed)
+
+    def seed_numpy() -> None:
+        import numpy as np
+
+        np.random.seed(seed)
+
+    def seed_torch() -> None:
+        import torch
+
+        torch.manual_seed(seed)
+
+    call_after_import("numpy", seed_numpy)
+    call_after_import("torch", seed_torch)
+
+
+def _relocate(spec: TrialSpec, view: View) -> TrialSpec:
+    """Return a spec whose files are where the view shows them."""
+    plan = spec.fidelity
+    if plan is None or plan.weights is None:
+        return spec
+    return spec.replace(fidelity=plan.replace(weights=str(view.locate_kept(Path(plan.weights)))))
+
+
+def _read_view(folder: Path) -> View:
+    return View.from_arguments(json.loads((folder / VIEW_FILE).read_text()))
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[3]))
+    os.environ.pop("PYTHONSAFEPATH", None)
+    prepare_process()
+    sys.dont_write_bytecode = True
+    own = Path(sys.argv[1])
+    around = _read_view(own)
+    found = _relocate(unpack_hidden(read_record(own / SPEC_FILE, TrialSpec)), around)
+    watch_writes(around, own=own)
+    run_rank(found, find_script(found), own, started=float(sys.argv[2]))

@@ -1,0 +1,256 @@
+"""A trial of a script: the hooks report its steps; once enough is known the result is written and the process ends.
+
+    script starts ── imports torch: hooks ── first training call: knobs ── step ── step ── ... ── result, exit
+
+Nothing of the script runs after that: no `finally`, no exit handler, no last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import torch
+
+from autotune.engine.device import limit_device_memory
+from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
+from autotune.engine.hooks.steps import ScriptStep
+from autotune.isolation.causes import Outcome, describe_hopeless, encodable, explain_exception
+from autotune.isolation.prepare import exit_at_once, own_record
+from autotune.isolation.progress import ProgressWriter
+from autotune.measure.hopeless import TooSlowError
+from autotune.measure.timing import DivergedError
+from autotune.records.codec import write_record
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.layout import PARTIAL_FILE, RESULT_FILE
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.runs.learning import LearningRun
+from autotune.runs.script_gradients import FidelityRun, TapeRun
+from autotune.runs.timing import TimingRun
+from autotune.targets.script import placeholder_names
+
+COMPILE_SECONDS = 150.0
+"""A first step that compiles and has not ended by then is given up."""
+
+_FLAG_STEPS = 4
+
+
+class _Run(Protocol):
+    """What a trial wants of a script."""
+
+    def watch(self, hooks: ScriptHooks) -> None:
+        """The hooks are hung up, and nothing has happened yet."""
+
+    def begin(self, hooks: ScriptHooks) -> None:
+        """The script's first training call."""
+
+    def turn(self, is_training: bool) -> None:
+        """The script trains, or does something else."""
+
+    def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
+        """Return whether this step was the last one needed."""
+
+    def result(self, trial: ScriptTrial) -> TrialResult:
+        """Return what was found; the script may have ended by itself."""
+
+
+class ScriptTrial:
+    """One trial of a script in this process.
+
+    Attributes:
+        spec: what is asked.
+        hooks: on the script; there once it has imported torch.
+        is_seeded: the script set a seed before its first step.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        folder: Path,
+        *,
+        started: float,
+        last_line: str = "",
+        progress: ProgressWriter | None = None,
+    ) -> None:
+        self.spec = spec
+        self.is_seeded = False
+        self.hooks: ScriptHooks
+        self.startup_seconds = 0.0
+        self._folder, self._started, self._process = folder, started, os.getpid()
+        self._leads = os.environ.get("RANK", "0") == "0"
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._stack = ExitStack()
+        self._run = _make_run(spec, folder, leads=self._leads, progress=progress if self._leads else None)
+        self._watchdog: threading.Timer | None = None
+        self._last_line = last_line
+
+    def install(self) -> None:
+        """Hang up the hooks; called when the script has imported torch."""
+        spec = self.spec
+        settings = make_settings(spec.config, spec)
+        inspects = spec.purpose == "probe"
+        self.hooks = ScriptHooks(
+            settings,
+            on_step=self._take,
+            turn=self._turn,
+            now=time.perf_counter,
+            on_error=self._fail_step,
+            inspects=inspects,
+        )
+        self._stack.enter_context(shifted_seeds(spec.seeds[0], self._note_seed))
+        self._stack.enter_context(self.hooks.installed())
+        self._run.watch(self.hooks)
+
+    def unhook(self) -> None:
+        """Take the hooks off: what follows is ours, not the script's."""
+        self._stack.close()
+
+    def heard(self, line: str) -> None:
+        """The script printed a line."""
+        self._last_line = line.strip() or self._last_line
+        if isinstance(self._run, LearningRun) and self._run.heard(line):
+            self._conclude()
+
+    def ended(self, error: BaseException | None, status: int) -> NoReturn:
+        """The script ended by itself: with an exception, or an exit status that need not mean anything."""
+        if error is not None:
+            self.fail(explain_exception(error))
+        if status != 0 and self.hooks.steps == 0:
+            text = f"the script ended with exit status {status} before its first step; it printed: {self._last_line}"
+            self.fail((TrialStatus.CRASHED, "target", text[:400]))
+        self._conclude()
+
+    def fail(self, outcome: Outcome) -> NoReturn:
+        """Write a failure and end the process."""
+        status, cause, error = outcome[0], outcome[1], encodable(outcome[2])
+        if not self._leads:
+            exit_at_once(1)  # the launcher then ends the leading process as well
+        self.finish(
+            TrialResult(spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds)
+        )
+
+    def keep(self, partial: TrialResult) -> None:
+        """Write what is known so far, for the case that the process does not live to tell the rest."""
+        if self._leads:
+            with own_record():
+                write_record(self._folder / PARTIAL_FILE, partial)
+
+    def finish(self, result: TrialResult) -> NoReturn:
+        """Write the result and end the process."""
+        if self._leads:
+            with own_record():
+                write_record(self._folder / RESULT_FILE, result)
+        exit_at_once(0)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the process was started."""
+        return time.monotonic() - self._started
+
+    def _note_seed(self) -> None:
+        self.is_seeded = True
+
+    def _turn(self, is_training: bool) -> None:
+        if not self.startup_seconds:
+            if not (is_training and self.hooks.models.roots):
+                return
+            self._begin()
+        self._run.turn(is_training)
+
+    def _begin(self) -> None:
+        self.startup_seconds = self.elapsed_seconds
+        limit_device_memory(self.spec.limits.device_memory_limit_bytes, self.hooks.device)
+        self._run.begin(self.hooks)
+        self._watch_compilation()
+
+    def _watch_compilation(self) -> None:
+        if self.spec.config is None or self.spec.config.compile_mode == "off":
+            return
+        text = f"compiling was not done after {COMPILE_SECONDS:.0f} s"
+        self._watchdog = threading.Timer(COMPILE_SECONDS, self.fail, [(TrialStatus.TIMED_OUT, "compile-timeout", text)])
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    def _take(self, step: ScriptStep) -> None:
+        if os.getpid() != self._process:
+            return  # a process that the script forked trains something of its own
+        if not self.startup_seconds:
+            self._begin()
+        if self.hooks.steps == 2 and self._watchdog is not None:
+            self._watchdog.cancel()
+        self._check_step(step)
+        total = ScriptStep(step.samples * self._world_size, step.losses, step.micro_batches)
+        try:
+            done = self._run.take(total, _add_losses(step)) and self._leads
+        except DivergedError as error:
+            self.fail(explain_exception(error))
+        except TooSlowError as error:
+            self.finish(describe_hopeless(self.spec, error.hopeless, elapsed_seconds=self.elapsed_seconds))
+        if done:
+            self._conclude()
+
+    def _conclude(self) -> NoReturn:
+        try:
+            result = self._run.result(self)
+        except DivergedError as error:
+            self.fail(explain_exception(error))
+        self.finish(result)
+
+    def _fail_step(self, error: Exception) -> None:
+        # A script may catch what our settings break, leave the step out and go on: that is no training to measure.
+        if self.spec.config is not None and self.spec.config != self.spec.baseline:
+            traceback.print_exception(error)
+            self.fail(explain_exception(error))
+
+    def _check_step(self, step: ScriptStep) -> None:
+        """Fail a trial in which the script does not do what its settings say, even if it goes on as if it did."""
+        spec = self.spec
+        if spec.config is None or spec.config == spec.baseline:
+            return
+        if self.hooks.steps == _FLAG_STEPS:
+            assert spec.target.script is not None
+            ignored = self._find_ignored_flag(step, placeholder_names(spec.target.script), spec.config)
+            if ignored:
+                self.fail((TrialStatus.UNSUPPORTED, "flag-ignored", ignored))
+
+    def _find_ignored_flag(self, step: ScriptStep, names: frozenset[str], config: TrainConfig) -> str:
+        loader = self.hooks.loaders.training_loader
+        if "micro_batch_size" in names and loader is not None and loader.batch_size != config.micro_batch_size:
+            return f"the command asks for micro batches of {config.micro_batch_size}, and they are {loader.batch_size}"
+        if "gradient_accumulation_steps" in names and step.micro_batches != config.gradient_accumulation_steps:
+            wanted = config.gradient_accumulation_steps
+            return f"the command asks for {wanted} micro batches a step, and a step takes {step.micro_batches}"
+        return ""
+
+
+def _make_run(spec: TrialSpec, folder: Path, *, leads: bool, progress: ProgressWriter | None) -> _Run:
+    match spec.purpose:
+        case "quality":
+            return LearningRun(spec)
+        case "fidelity":
+            return FidelityRun(spec, folder, leads=leads, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        case "tape":
+            return TapeRun(spec)
+    return TimingRun(spec, leads=leads, progress=progress)
+
+
+def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings:
+    """Return what is to be changed about a script: what its own flags do not change already."""
+    baseline = spec.baseline
+    if config is None or baseline is None:
+        return ScriptSettings(TrainConfig())
+    assert spec.target.script is not None
+    changed = frozenset(changed_fields(config, baseline)) - placeholder_names(spec.target.script)
+    in_float64 = spec.fidelity is not None and spec.fidelity.reference
+    return ScriptSettings(config, changed, spec.training_loaders, in_float64)
+
+
+def _add_losses(step: ScriptStep) -> torch.Tensor:
+    """Return the loss of a step: the sum over its backward passes, which scripts that accumulate have divided."""
+    losses = [loss.reshape(()).float() for loss in step.losses]
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum() if losses else torch.zeros(())

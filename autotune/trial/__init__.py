@@ -1,1 +1,0 @@
-"""One config in one process: whatever happens in there is a result."""
