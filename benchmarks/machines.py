@@ -36,7 +36,7 @@ from autotune.records import Profile, TrialStatus, parse_record, read_record
 from autotune.records.codec import Record, write_record
 from autotune.records.measurement import Interval
 from autotune.records.trial import TrialResult
-from autotune.search.folder import STATE_FOLDER, SearchFolder
+from autotune.search.store.folder import STATE_FOLDER, SearchFolder
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.units import parse_duration
 

@@ -19,8 +19,8 @@ from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals import Terms, run_finals
-from autotune.search.purse import SHARE_OF_A_LOOK
+from autotune.search.finals.risk import SHARE_OF_A_LOOK
+from autotune.search.finals.rounds import Terms, run_finals
 
 BASELINE = TrainConfig(micro_batch_size=32)
 CANDIDATE = BASELINE.replace(num_workers=2)

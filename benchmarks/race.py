@@ -20,7 +20,7 @@ from autotune.records.codec import Record
 from autotune.records.config import KnobValue, changed_fields, get_knob
 from autotune.records.measurement import Interval
 from autotune.records.quality import DriftLimits, QualityCheck
-from autotune.search.finals import run_finals
+from autotune.search.finals.rounds import run_finals
 
 FIRST_SEED = 1000
 """Of the trainings: none that a search uses."""

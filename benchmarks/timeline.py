@@ -49,12 +49,12 @@ from autotune.records import (  # noqa: E402  # noqa: E402
 )
 from autotune.records.search import SearchState  # noqa: E402
 from autotune.records.trial import Tape  # noqa: E402
-from autotune.search.budget import Budget, measure_seconds_for  # noqa: E402
-from autotune.search.folder import create_search_folder  # noqa: E402
-from autotune.search.launcher import Launcher  # noqa: E402
+from autotune.search.explore.study_file import StudyFile  # noqa: E402
+from autotune.search.launch.budget import Budget, measure_seconds_for  # noqa: E402
+from autotune.search.launch.launcher import Launcher  # noqa: E402
 from autotune.search.progress import SearchReporter  # noqa: E402
 from autotune.search.session import Session  # noqa: E402
-from autotune.search.study_file import StudyFile  # noqa: E402
+from autotune.search.store.folder import create_search_folder  # noqa: E402
 
 MINUTES = (2, 7, 20)
 LAUNCHES = ((0.3, 0.05), (4.0, 0.1), (15.0, 0.25))

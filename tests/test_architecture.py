@@ -119,31 +119,20 @@ TORCH_FREE = (
     "autotune.targets.drift_limits",
     "autotune.targets.resolve",
     "autotune.targets.workload",
-    "autotune.train.child",
     "autotune.train.compare",
-    "autotune.train.differences",
     "autotune.train.folder",
     "autotune.train.options",
-    "autotune.train.parent",
-    "autotune.train.profile_check",
+    "autotune.train.recovery",
     "autotune.train.report",
-    "autotune.train.restarts",
     "autotune.train.script",
-    "autotune.train.script_folder",
-    "autotune.train.script_notes",
-    "autotune.train.script_parent",
-    "autotune.train.script_steps_down",
-    "autotune.train.script_tally",
     "autotune.train.settings",
-    "autotune.train.steps_down",
-    "autotune.train.target",
     "autotune.units",
     "autotune.user_cache",
     "autotune.version",
 )
 """The parent's side: it must not pay for torch, and never initialise a device."""
 
-TORCH_BELOW = ("autotune.machine.limits",)
+TORCH_BELOW = ("autotune.machine.limits", "autotune.train.script.entry")
 """Parts of these that run in a child process."""
 
 GLOBAL_STATE_IN = ("autotune.engine", "autotune.drift.record.numerics")

@@ -46,7 +46,7 @@ def report(
     """Write this folder's newest search that has an answer as one HTML page that needs no network."""
     from autotune.errors import MachineError, UsageError
     from autotune.records.codec import write_text
-    from autotune.search.folder import list_searches, require_file
+    from autotune.search.store.folder import list_searches, require_file
 
     with reported_errors(as_json=json_output):
         found = next((search for search in list_searches(Path.cwd()) if search.profile.exists()), None)
@@ -75,7 +75,7 @@ def render_search(path: Path) -> str:
     from autotune.emit.report import render_report
     from autotune.errors import UsageError
     from autotune.records.profile import Profile
-    from autotune.search.folder import SearchFolder
+    from autotune.search.store.folder import SearchFolder
 
     folder = SearchFolder(path)
     probe = folder.read_probe()

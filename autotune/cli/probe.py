@@ -45,7 +45,7 @@ def probe(
 
 
 def _warn_of_search(folder: Path) -> None:
-    from autotune.search.folder import find_search_at_work
+    from autotune.search.store.folder import find_search_at_work
 
     searcher = find_search_at_work(folder)
     if searcher is not None:
@@ -82,7 +82,7 @@ def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, 
 
 def _keep_for_search(folder: Path, target: TargetRecord, report: ProbeReport, trial: TrialResult) -> None:
     """Keep the probe for a search that follows; where that is not possible, it probes again."""
-    from autotune.search.kept_probe import keep_probe
+    from autotune.search.store.kept_probe import keep_probe
 
     with suppress(OSError, AutotuneError):
         keep_probe(folder, target, report, trial)
@@ -90,7 +90,7 @@ def _keep_for_search(folder: Path, target: TargetRecord, report: ProbeReport, tr
 
 def _keep(report: ProbeReport | MachineReport, folder: Path) -> None:
     """Save the report; where that is not possible, what was printed has to do."""
-    from autotune.search.folder import write_report
+    from autotune.search.store.folder import write_report
 
     try:
         path = write_report(folder, report)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from autotune.cli.steadfast import SteadfastConsole, TalkConsole, attempt, is_terminal
 from autotune.errors import AutotuneError, MachineError, TargetError, UsageError
-from autotune.train.child import report_signal
+from autotune.train.recovery.child import report_signal
 
 _LONGEST_MESSAGE = 2000
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

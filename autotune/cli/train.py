@@ -22,7 +22,7 @@ from autotune.cli.terminal import (
 )
 from autotune.errors import UsageError
 from autotune.scratch import sweep_scratch
-from autotune.train.child import AGAIN_STATUS, tie_to_parent
+from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
     from autotune.train.options import TrainingOptions
@@ -80,7 +80,7 @@ def train(
             sweep_scratch()
         chosen = read_target(target, command="train", knobs=knob)
         from autotune.train.options import TrainingOptions
-        from autotune.train.target import resolve_training_target
+        from autotune.train.settings.target import resolve_training_target
         from autotune.units import parse_duration
 
         options = TrainingOptions(
@@ -137,7 +137,7 @@ def train_in_process(words: list[str], *, as_json: bool) -> NoReturn:
         words: as typed after `autotune train`.
         as_json: an error goes to standard output.
     """
-    from autotune.train.restarts import train_supervised
+    from autotune.train.recovery.restarts import train_supervised
 
     end = train_supervised(words, say=warn)
     if end.message and as_json:
@@ -156,8 +156,8 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
     from autotune.cli.training_page import training_view
     from autotune.cli.training_summary import print_summary
     from autotune.train.folder import read_plan
+    from autotune.train.recovery.steps_down import FreshProcessNeeded
     from autotune.train.run import run_training
-    from autotune.train.steps_down import FreshProcessNeeded
 
     with stop_on_signals(signal.SIGUSR1, signal.SIGUSR2) as stop:
         try:

@@ -31,12 +31,12 @@ def train_script_target(
     """
     from autotune.cli.training_summary import print_summary
     from autotune.targets.source.fingerprint import fingerprint_target
-    from autotune.train.candidate import load_profile
-    from autotune.train.preset_settings import find_facts
-    from autotune.train.reverify import Frame, reverify_in_processes
-    from autotune.train.script import prepare_script_run, refuse_workload_options
-    from autotune.train.script_parent import train_script
-    from autotune.train.settings import choose_script_settings
+    from autotune.train.script.run import prepare_script_run, refuse_workload_options
+    from autotune.train.script.supervisor import train_script
+    from autotune.train.settings.candidate import load_profile
+    from autotune.train.settings.choice import choose_script_settings
+    from autotune.train.settings.presets import find_facts
+    from autotune.train.settings.reverify import Frame, reverify_in_processes
 
     refuse_workload_options({**_list_given(options), "--log": log}, target)
     with stop_on_signals() as stop:

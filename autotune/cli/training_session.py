@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.terminal import StopFlag
-from autotune.train.child import keep_tie
+from autotune.train.recovery.child import keep_tie
 
 if TYPE_CHECKING:
     from autotune.cli.training_page import LineView
@@ -82,8 +82,8 @@ def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | Non
 def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> TrainingCallbacks:
     """Return what ties a training to the terminal, its signals and its logs."""
     from autotune.engine.allocator import describe_exchange
-    from autotune.train.child import note_run_folder
     from autotune.train.options import TrainingCallbacks
+    from autotune.train.recovery.child import note_run_folder
     from autotune.train.report import StopNow
 
     # Once it is read it is nobody's: an autotune that the user's own code starts would take itself for this one.

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
-from autotune.search.explore import Proposals
-from autotune.search.objective import Judged
-from autotune.search.purse import KeepsFinals
+from autotune.search.explore.stage import Proposals
+from autotune.search.finals.risk import KeepsFinals
+from autotune.search.scores.objective import Judged
 from autotune.space import SearchSpace
 
 

@@ -23,19 +23,19 @@ from autotune.records.script import Script
 from autotune.records.search import PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
 from autotune.scratch import sweep_scratch
-from autotune.search.budget import Budget, measure_seconds_for
-from autotune.search.folder import (
+from autotune.search.launch.budget import Budget, measure_seconds_for
+from autotune.search.launch.launcher import Launcher
+from autotune.search.progress import SearchReporter
+from autotune.search.session import Session
+from autotune.search.store.folder import (
     SearchFolder,
     check_output,
     create_search_folder,
     list_searches,
     lock_searches,
 )
-from autotune.search.kept_probe import take_kept_probe
-from autotune.search.launcher import Launcher
-from autotune.search.progress import SearchReporter
-from autotune.search.seal import drop_compiled, is_sealed, seal_search
-from autotune.search.session import Session
+from autotune.search.store.kept_probe import take_kept_probe
+from autotune.search.store.seal import drop_compiled, is_sealed, seal_search
 from autotune.sentences import count, describe_limits
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target, is_older

@@ -31,12 +31,12 @@ from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import LossCurve, Tape, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.budget import Budget
-from autotune.search.launcher import Launcher
-from autotune.search.objective import Judged
+from autotune.search.explore.study import Proposal
+from autotune.search.launch.budget import Budget
+from autotune.search.launch.launcher import Launcher
 from autotune.search.progress import SearchReporter
+from autotune.search.scores.objective import Judged
 from autotune.search.session import Session
-from autotune.search.study import Proposal
 from autotune.selftest.machines import Machine
 from autotune.selftest.placebo import KNOB, PLACEBOS
 from autotune.selftest.simulated_target import BLOCK_SAMPLES, TARGET, make_facts, make_report

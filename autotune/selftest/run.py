@@ -15,8 +15,8 @@ from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.records.codec import read_record, write_record
 from autotune.records.selftest import Outcome, RecordedLaunches, SelftestReport, Tally
 from autotune.scratch import scratch_folder, sweep_scratch
-from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, run_search
+from autotune.search.store.folder import find_search_folder
 from autotune.selftest.machines import MACHINES, Machine, Recorded, read_paces
 from autotune.selftest.placebo import KNOB, PLANTED_PERCENT
 from autotune.selftest.replay import Case, replay

@@ -12,13 +12,13 @@ from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan
 from autotune.records.trial import Target
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.candidate import load_profile
-from autotune.train.deadline import Deadline
 from autotune.train.folder import require_same_plan
+from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
-from autotune.train.preset_settings import find_facts
-from autotune.train.reverify import LIMIT_SECONDS, Frame, reverify_in_processes
-from autotune.train.settings import Settings, choose_settings
+from autotune.train.settings.candidate import load_profile
+from autotune.train.settings.choice import Settings, choose_settings
+from autotune.train.settings.presets import find_facts
+from autotune.train.settings.reverify import LIMIT_SECONDS, Frame, reverify_in_processes
 
 _VERIFYING_SHARE = 0.25
 

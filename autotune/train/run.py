@@ -23,18 +23,18 @@ from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
 from autotune.targets.resolve import ResolvedTarget
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.blame import blame_target
-from autotune.train.candidate import load_profile
-from autotune.train.child import session_began
-from autotune.train.deadline import Deadline
 from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan
-from autotune.train.loop import Ending
+from autotune.train.loop.deadline import Deadline
+from autotune.train.loop.session import Session
+from autotune.train.loop.training_loop import Ending
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.plan import Asked, make_plan, resume_plan
-from autotune.train.session import Session
-from autotune.train.settings import check_environment, find_missing_environment
-from autotune.train.steps_down import count_alarms
-from autotune.train.target import resolve_training_target
+from autotune.train.recovery.child import session_began
+from autotune.train.recovery.steps_down import count_alarms
+from autotune.train.settings.candidate import load_profile
+from autotune.train.settings.choice import check_environment, find_missing_environment
+from autotune.train.settings.target import resolve_training_target
+from autotune.train.user_code import blame_target
 
 __all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
 

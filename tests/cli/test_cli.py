@@ -13,7 +13,7 @@ from autotune.cli.probe import probe
 from autotune.lock import Holder
 from autotune.records import Profile
 from autotune.records.codec import read_record
-from autotune.search.folder import lock_searches
+from autotune.search.store.folder import lock_searches
 
 COMMAND = [sys.executable, "-P", "-m", "autotune"]
 

@@ -42,8 +42,8 @@ from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
-from autotune.search.folder import SearchFolder, check_output, find_search_folder
-from autotune.search.strategy import describe_left_out
+from autotune.search.explore.strategy import describe_left_out
+from autotune.search.store.folder import SearchFolder, check_output, find_search_folder
 from autotune.space import build_space
 from autotune.targets.check import check_target
 from autotune.targets.drift_limits import read_drift_limits
@@ -55,12 +55,14 @@ from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.targets.source.neighbours import find_trainings
 from autotune.targets.user_knob import read_knob, write_knob
 from autotune.targets.workload import check_workload
-from autotune.train import differences, preset_settings, settings
-from autotune.train.candidate import take_candidate
 from autotune.train.compare import compare_runs
-from autotune.train.preset_settings import fit_preset
-from autotune.train.script_notes import find_failure, read_progress
-from autotune.train.target import resolve_training_target
+from autotune.train.script.progress_files import find_failure, read_progress
+from autotune.train.settings import choice as settings
+from autotune.train.settings import differences
+from autotune.train.settings import presets as preset_settings
+from autotune.train.settings.candidate import take_candidate
+from autotune.train.settings.presets import fit_preset
+from autotune.train.settings.target import resolve_training_target
 from autotune.units import parse_amount, parse_bytes, parse_duration
 
 search_command, train_command, script_command, probe_stage, search_stage = (

@@ -21,7 +21,7 @@ from autotune.cli.terminal import shorten
 from autotune.errors import AutotuneError, ProfileError, UsageError
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import Evidence, Interval, ProbeReport, Profile, ProfileTarget, TrainConfig, parse_record
-from autotune.search.folder import check_output, create_search_folder
+from autotune.search.store.folder import check_output, create_search_folder
 from autotune.targets.resolve import read_project_settings, resolve_target
 from autotune.targets.script import read_script
 from autotune.train.options import TrainingOptions

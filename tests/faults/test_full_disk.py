@@ -14,7 +14,7 @@ from train_world import find_differences, read_state
 
 from autotune.errors import MachineError
 from autotune.records.profile import Profile
-from autotune.search.folder import find_search_folder
+from autotune.search.store.folder import find_search_folder
 
 pytestmark = pytest.mark.slow
 

@@ -22,10 +22,10 @@ from autotune.isolation.runner import TrialRunner
 from autotune.records import DriftLimits, Target, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.codec import write_text
 from autotune.records.search import SearchState
-from autotune.search.folder import create_search_folder, find_search_folder
+from autotune.search.store.folder import create_search_folder, find_search_folder
 from autotune.targets.workload import check_workload
-from autotune.train.checkpoint import Checkpoints
-from autotune.train.state import Progress
+from autotune.train.loop.checkpoint import Checkpoints
+from autotune.train.loop.state import Progress
 
 STEPS_PER_EPOCH = -(-SAMPLES // 8)
 STEPS = STEPS_PER_EPOCH + 4

@@ -20,11 +20,11 @@ from autotune.records.run import RunPlan
 from autotune.records.search import SearchState
 from autotune.records.secrets import MASK
 from autotune.records.trial import Target, TrialLimits, TrialSpec, TrialStatus
-from autotune.search.folder import create_search_folder, find_search_folder
-from autotune.search.seal import seal_search
+from autotune.search.store.folder import create_search_folder, find_search_folder
+from autotune.search.store.seal import seal_search
 from autotune.targets.script import read_script, script_label
 from autotune.targets.source.fingerprint import fingerprint_target
-from autotune.train.target import resolve_training_target
+from autotune.train.settings.target import resolve_training_target
 
 TOKEN = "tkPLANTEDfirst7391"
 USER_INFO = "me:pwPLANTEDsecond2846"

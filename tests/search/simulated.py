@@ -44,18 +44,18 @@ from autotune.records.measurement import Canary
 from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import Rival, Tape
-from autotune.search.budget import Budget
-from autotune.search.explore import Explorer
-from autotune.search.finalist import FinalsOutcome
-from autotune.search.finals import Terms, run_finals
-from autotune.search.folder import SearchFolder, create_search_folder
-from autotune.search.launcher import Launcher
-from autotune.search.objective import KEYS, Judged, Score
+from autotune.search.explore.stage import Explorer
+from autotune.search.explore.strategy import Situation
+from autotune.search.explore.study import Proposal
+from autotune.search.finals.finalist import FinalsOutcome
+from autotune.search.finals.rounds import Terms, run_finals
+from autotune.search.launch.budget import Budget
+from autotune.search.launch.launcher import Launcher
 from autotune.search.place import OpenStudy
 from autotune.search.progress import SearchReporter
+from autotune.search.scores.objective import KEYS, Judged, Score
 from autotune.search.session import Session
-from autotune.search.strategy import Situation
-from autotune.search.study import Proposal
+from autotune.search.store.folder import SearchFolder, create_search_folder
 from autotune.space import SearchSpace, numerics_of
 
 BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementation="for-loop")

@@ -13,13 +13,13 @@ from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, 
 from autotune.records import Interval, Margin, Profile, QualityCheck
 from autotune.records.quality import QualityVerdict
 from autotune.records.trial import LossCurve
-from autotune.search.answer import WORTH_PROVING, Findings, build_profile
-from autotune.search.confirm import FinalsPlan
-from autotune.search.finalist import FinalsOutcome, smallest_provable
-from autotune.search.finals import Terms
-from autotune.search.more_time import budget_for
-from autotune.search.objective import Judged
-from autotune.search.ranking import Ranking
+from autotune.search.answer.profile import WORTH_PROVING, Findings, build_profile
+from autotune.search.finals.finalist import FinalsOutcome, smallest_provable
+from autotune.search.finals.more_time import budget_for
+from autotune.search.finals.rounds import Terms
+from autotune.search.finals.stage import FinalsPlan
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import Ranking
 
 ONE, TWO = make_placebos(2)
 FASTER = [0.21, 0.19, 0.20, 0.22, 0.18, 0.20]

@@ -4,7 +4,7 @@ import pytest
 from simulated import Machine
 
 from autotune.drift.gate.loss_check import GOOD_STEPS, LEAST_STEPS, MOST_STEPS, SEEDS, DriftPlan, plan_drift
-from autotune.search.budget import CLOSING_SECONDS, Budget, measure_seconds_for
+from autotune.search.launch.budget import CLOSING_SECONDS, Budget, measure_seconds_for
 
 
 def at(elapsed: float) -> Budget:

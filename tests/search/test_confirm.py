@@ -10,13 +10,13 @@ from simulated import BASELINE, Machine, all_equal, make_judged, make_launcher, 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records import TrainConfig, TrialStatus
 from autotune.records.finals import FinalsRecord
-from autotune.search.anchors import PRIOR_DEGREES, PRIOR_SD
-from autotune.search.confirm import FinalsPlan, confirm, find_pilot, plan_finals, recall
-from autotune.search.finalist import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, Finalist, rounds_needed
-from autotune.search.launcher import Launcher
-from autotune.search.more_time import budget_for, seconds_to_settle
-from autotune.search.purse import SHARE_OF_A_LOOK, RiskPurse
-from autotune.search.ranking import Ranking
+from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, Finalist, rounds_needed
+from autotune.search.finals.more_time import budget_for, seconds_to_settle
+from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
+from autotune.search.finals.stage import FinalsPlan, confirm, find_pilot, plan_finals, recall
+from autotune.search.launch.launcher import Launcher
+from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
+from autotune.search.scores.ranking import Ranking
 
 ONE, TWO = make_placebos(2)
 

@@ -18,9 +18,9 @@ from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialRe
 from autotune.records.config import changed_fields
 from autotune.records.quality import CHEAP_TESTS
 from autotune.records.script import Script
-from autotune.search.answer import Findings
-from autotune.search.launcher import Launcher
-from autotune.search.objective import Judged, score_trial
+from autotune.search.answer.profile import Findings
+from autotune.search.launch.launcher import Launcher
+from autotune.search.scores.objective import Judged, score_trial
 from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
 

@@ -21,9 +21,9 @@ from simulated import (
 )
 
 from autotune.records import TrainConfig, TrialStatus
-from autotune.search.compilation import predict_compilation
-from autotune.search.explore import Explorer, Tried
-from autotune.search.launcher import Launcher
+from autotune.search.explore.stage import Explorer, Tried
+from autotune.search.launch.compilation import predict_compilation
+from autotune.search.launch.launcher import Launcher
 
 
 def explore(launcher: Launcher, *, count: int = 100, **asked: Any) -> str:

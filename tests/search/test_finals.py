@@ -11,9 +11,16 @@ from simulated import BASELINE, Machine, play_finals
 from autotune.measure.confidence import Pilot
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finalist import CLAIM_RISK, FALSE_RISK, LEAST_ROUNDS, THRESHOLD, rounds_needed, smallest_provable
-from autotune.search.finals import Terms, run_finals
-from autotune.search.purse import Pair
+from autotune.search.finals.finalist import (
+    CLAIM_RISK,
+    FALSE_RISK,
+    LEAST_ROUNDS,
+    THRESHOLD,
+    rounds_needed,
+    smallest_provable,
+)
+from autotune.search.finals.risk import Pair
+from autotune.search.finals.rounds import Terms, run_finals
 
 FAST = BASELINE.replace(precision="bf16")
 FAST_AND_MORE = FAST.replace(num_workers=2)

@@ -8,9 +8,9 @@ import pytest
 from simulated import BASELINE, Machine, make_report
 
 from autotune.records import Ceilings, Evidence, MatmulRate, TargetFacts
-from autotune.search.answer import Findings, build_profile
-from autotune.search.flops import add_flops
-from autotune.search.ranking import Ranking
+from autotune.search.answer.flops import add_flops
+from autotune.search.answer.profile import Findings, build_profile
+from autotune.search.scores.ranking import Ranking
 
 CEILINGS = Ceilings(
     matmul=(

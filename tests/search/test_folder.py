@@ -15,7 +15,8 @@ from autotune.records.codec import write_record
 from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.trial import Target
-from autotune.search.folder import (
+from autotune.search.run import SearchOptions, _describe_damage, run_search
+from autotune.search.store.folder import (
     check_output,
     create_search_folder,
     find_search_folder,
@@ -23,7 +24,6 @@ from autotune.search.folder import (
     lock_searches,
     write_report,
 )
-from autotune.search.run import SearchOptions, _describe_damage, run_search
 
 
 def test_the_state_folder_is_private_and_hides_from_git(tmp_path):
@@ -97,7 +97,7 @@ def test_the_lock_is_free_after_its_holder_was_killed(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from autotune.search.folder import lock_searches
+from autotune.search.store.folder import lock_searches
 lock = lock_searches(Path({str(tmp_path)!r}))
 lock.__enter__()
 os.kill(os.getpid(), signal.SIGKILL)

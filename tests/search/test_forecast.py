@@ -6,9 +6,9 @@ import pytest
 from simulated import BASELINE, Machine, all_equal, make_launcher, make_report, run_simulated
 
 from autotune.records import DataFacts, MemoryFacts, MemoryMode, TrainConfig
-from autotune.search.explore import Tried
-from autotune.search.forecast import Forecast
-from autotune.search.objective import Limits
+from autotune.search.explore.stage import Tried
+from autotune.search.launch.forecast import Forecast
+from autotune.search.scores.objective import Limits
 
 GIB = 2**30
 DATA = DataFacts(sample_count=4096, seconds_per_sample=1e-6, random_sources=(), iterable=False)

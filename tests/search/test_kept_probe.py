@@ -17,8 +17,8 @@ from autotune.records import DriftLimits, ProbeReport, Target
 from autotune.records.codec import read_record, write_record
 from autotune.records.search import KeptProbe, SearchState
 from autotune.records.trial import TrialResult
-from autotune.search.folder import SearchFolder, create_search_folder
-from autotune.search.kept_probe import keep_probe, read_environment, take_kept_probe
+from autotune.search.store.folder import SearchFolder, create_search_folder
+from autotune.search.store.kept_probe import keep_probe, read_environment, take_kept_probe
 from autotune.targets.source.fingerprint import fingerprint_target
 
 SOURCE = "workload = None\n"

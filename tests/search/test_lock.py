@@ -22,13 +22,13 @@ import pytest
 from autotune import lock
 from autotune.errors import BusyError, MachineError
 from autotune.lock import _read_ticks, hold_lock
-from autotune.search.folder import find_search_at_work, lock_searches
+from autotune.search.store.folder import find_search_at_work, lock_searches
 from autotune.train.folder import locked_run
 
 HOLD = """
 import sys
 from pathlib import Path
-from autotune.search.folder import lock_searches
+from autotune.search.store.folder import lock_searches
 with lock_searches(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

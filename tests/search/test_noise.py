@@ -10,8 +10,8 @@ from simulated import BASELINE, make_judged, make_placebos
 from autotune.records import Block
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.trial import TrialResult
-from autotune.search.noise import mean_interference, summarise_noise
-from autotune.search.ranking import PRIOR_DEGREES, PRIOR_SD, Ranking
+from autotune.search.scores.noise import mean_interference, summarise_noise
+from autotune.search.scores.ranking import PRIOR_DEGREES, PRIOR_SD, Ranking
 
 ONE, TWO = make_placebos(2)
 

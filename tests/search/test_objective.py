@@ -6,7 +6,7 @@ import pytest
 from simulated import BASELINE, Machine
 
 from autotune.records import PeakMemory, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.objective import KEYS, Limits, score_trial
+from autotune.search.scores.objective import KEYS, Limits, score_trial
 
 LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
 

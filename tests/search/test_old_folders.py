@@ -17,8 +17,8 @@ from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialResult, TrialSpec
-from autotune.search.folder import SearchFolder, find_search_folder, list_searches
 from autotune.search.run import SearchOptions, run_search
+from autotune.search.store.folder import SearchFolder, find_search_folder, list_searches
 
 RELEASES = sorted((Path(__file__).parent / "data").iterdir())
 """One folder of each schema that was ever released."""

@@ -15,8 +15,8 @@ from autotune.knobs import Facts
 from autotune.presets import find_preset, is_preset
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.search import Preset
+from autotune.search.explore.strategy import Situation, describe_left_out, suggest
 from autotune.search.run import SearchOptions, run_search
-from autotune.search.strategy import Situation, describe_left_out, suggest
 from autotune.space import build_space
 from autotune.train.options import TrainingOptions
 

@@ -19,12 +19,12 @@ from simulated import (
 )
 
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.search.explore import Explorer
-from autotune.search.noise import summarise_noise
-from autotune.search.objective import Judged, score_trial
-from autotune.search.pace import make_pace
-from autotune.search.ranking import Ranking
-from autotune.search.schedule import Schedule
+from autotune.search.explore.stage import Explorer
+from autotune.search.launch.pace import make_pace
+from autotune.search.scores.noise import summarise_noise
+from autotune.search.scores.objective import Judged, score_trial
+from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.schedule import Schedule
 
 ONE, TWO, *_ = make_placebos(8)
 

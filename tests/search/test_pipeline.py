@@ -10,9 +10,9 @@ from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 
 from autotune.drift.gate.stage import MOST_FINALISTS
 from autotune.records import TrainConfig
-from autotune.search.confirm import confirm, plan_finals
-from autotune.search.explore import LEAST_GAIN
-from autotune.search.finalist import FinalsOutcome
+from autotune.search.explore.stage import LEAST_GAIN
+from autotune.search.finals.finalist import FinalsOutcome
+from autotune.search.finals.stage import confirm, plan_finals
 
 BUDGET = 110.0
 

@@ -13,9 +13,9 @@ from autotune.measure.confidence import Pilot
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
 from autotune.records.finals import FinalsRecord
-from autotune.search.finalist import FALSE_RISK
-from autotune.search.folder import SearchFolder
-from autotune.search.purse import Pair, RiskPurse
+from autotune.search.finals.finalist import FALSE_RISK
+from autotune.search.finals.risk import Pair, RiskPurse
+from autotune.search.store.folder import SearchFolder
 
 ONE, TWO, THREE = make_placebos(3)
 PILOT = Pilot(0.05, 3.0)

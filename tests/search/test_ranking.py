@@ -10,8 +10,8 @@ import pytest
 from simulated import BASE_RATE, BASELINE, make_judged, make_placebos, number_of
 
 from autotune.records import TrainConfig
-from autotune.search.objective import Judged
-from autotune.search.ranking import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Ranking, compile_cost
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Ranking, compile_cost
 
 ONE, TWO, THREE, *_ = PLACEBOS = make_placebos(40)
 FILLERS = make_placebos(140)[40:]

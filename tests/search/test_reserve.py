@@ -6,8 +6,8 @@ import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, make_judged, make_launcher
 
 from autotune.records import TrainConfig
-from autotune.search.finalist import LEAST_ROUNDS
-from autotune.search.reserve import MOST_SHARE, Reserve
+from autotune.search.finals.finalist import LEAST_ROUNDS
+from autotune.search.finals.reserve import MOST_SHARE, Reserve
 
 LEADER = BASELINE.replace(host_allocator="glibc-tuned")
 ROUND = 2 * LAUNCH_SECONDS

@@ -7,8 +7,8 @@ from autotune.errors import UsageError
 from autotune.machine.hardware import read_software
 from autotune.records import DriftLimits, Profile, Target
 from autotune.records.search import SearchState
-from autotune.search.folder import find_search_folder
 from autotune.search.run import SearchOptions, _holds_proof, run_search
+from autotune.search.store.folder import find_search_folder
 from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.source.fingerprint import fingerprint_workload
 

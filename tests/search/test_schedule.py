@@ -13,11 +13,11 @@ from simulated import BASELINE, Machine, all_equal, explore_placebos, make_judge
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import TrainConfig
 from autotune.records.trial import Rival
-from autotune.search.anchors import ANCHOR_SPACING
-from autotune.search.launcher import Launcher
-from autotune.search.objective import Judged
-from autotune.search.ranking import Ranking
-from autotune.search.schedule import ANCHOR_SECONDS, ELITE_LAUNCHES, RACING_CONFIDENCE, Schedule
+from autotune.search.launch.launcher import Launcher
+from autotune.search.scores.baseline_level import ANCHOR_SPACING
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.schedule import ANCHOR_SECONDS, ELITE_LAUNCHES, RACING_CONFIDENCE, Schedule
 
 ONE, TWO, THREE, *REST = PLACEBOS = make_placebos(40)
 

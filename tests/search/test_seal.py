@@ -13,9 +13,9 @@ from simulated import Machine, run_simulated
 from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.trial import Target
-from autotune.search.folder import SearchFolder, create_search_folder
 from autotune.search.run import SearchOptions, _open_folder
-from autotune.search.seal import _create_key, is_sealed, seal_search
+from autotune.search.store.folder import SearchFolder, create_search_folder
+from autotune.search.store.seal import _create_key, is_sealed, seal_search
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, all_equal, run_simulate
 
 from autotune.errors import NothingFeasibleError, TargetError, UsageError
 from autotune.records import Margin, TrainConfig, TrialStatus
-from autotune.search.purse import RiskPurse
-from autotune.search.ranking import Ranking
-from autotune.search.schedule import ELITE_LAUNCHES, ELITES
-from autotune.search.study import Study
+from autotune.search.explore.study import Study
+from autotune.search.finals.risk import RiskPurse
+from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.schedule import ELITE_LAUNCHES, ELITES
 from autotune.targets.drift_limits import read_drift_limits
 
 

@@ -12,7 +12,7 @@ from autotune.knobs import Facts
 from autotune.records import Advice, GainRange, TrainConfig
 from autotune.records.config import changed_fields
 from autotune.records.probe import Caution, ProbeReport
-from autotune.search.strategy import MOST_COMPILE_SHARE, Situation, suggest
+from autotune.search.explore.strategy import MOST_COMPILE_SHARE, Situation, suggest
 from autotune.space import build_space, needs_compilation
 
 CHEAP = {"host_allocator", "num_workers", "memory_format", "optimizer_implementation"}

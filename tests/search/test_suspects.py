@@ -8,7 +8,7 @@ import pytest
 from simulated import BASELINE, make_target
 
 from autotune.records import TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.suspects import Suspects, describe_guilty
+from autotune.search.launch.suspects import Suspects, describe_guilty
 
 BF16, WORKERS, MALLOC = {"precision": "bf16"}, {"num_workers": 2}, {"host_allocator": "jemalloc"}
 FAILED = [TrialStatus.TIMED_OUT, TrialStatus.TOO_SLOW, TrialStatus.CRASHED, TrialStatus.UNSUPPORTED]

@@ -9,8 +9,8 @@ from emit_records import BASELINE, TUNED, make_profile
 
 from autotune.errors import ProfileError, UsageError
 from autotune.records.profile import Candidate, Profile
-from autotune.train.candidate import load_profile
 from autotune.train.options import TrainingOptions
+from autotune.train.settings.candidate import load_profile
 
 
 def save(work: Path, **changes: object) -> Path:

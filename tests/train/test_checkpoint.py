@@ -28,9 +28,9 @@ from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import CheckpointManifest
 from autotune.targets.workload import check_workload
-from autotune.train import checkpoint
-from autotune.train.checkpoint import KEPT, Checkpoints
-from autotune.train.state import Progress, capture_state, find_non_finite, require_loadable
+from autotune.train.loop import checkpoint
+from autotune.train.loop.checkpoint import KEPT, Checkpoints
+from autotune.train.loop.state import Progress, capture_state, find_non_finite, require_loadable
 
 FINGERPRINT = "0123456789ab"
 

@@ -21,13 +21,13 @@ from autotune.records.config import TrainConfig
 from autotune.records.layout import PLAN_FILE
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
-from autotune.train import restarts
-from autotune.train.child import AGAIN_STATUS
 from autotune.train.folder import read_plan
-from autotune.train.parent import Ended, Start, supervise
-from autotune.train.restarts import TrainingEnd, drop_settings, train_supervised
+from autotune.train.recovery import restarts
+from autotune.train.recovery.child import AGAIN_STATUS
+from autotune.train.recovery.restarts import TrainingEnd, drop_settings, train_supervised
+from autotune.train.recovery.supervisor import Ended, Start, supervise
 
-TIED = "import os, signal, sys, time\nfrom autotune.train.child import tie_to_parent\ntie_to_parent()\n"
+TIED = "import os, signal, sys, time\nfrom autotune.train.recovery.child import tie_to_parent\ntie_to_parent()\n"
 
 LISTENER = (
     TIED
@@ -60,7 +60,7 @@ while True:
 
 DRIVER = """
 import os, sys
-from autotune.train.parent import Start, supervise
+from autotune.train.recovery.supervisor import Start, supervise
 kill_after = float(sys.argv[2]) if len(sys.argv) > 2 else None
 start = lambda attempt: Start([sys.executable, "-c", sys.argv[1]], os.environ)
 again = lambda ended: ended.status < 0 and print("again", flush=True) is None
@@ -327,7 +327,7 @@ def test_this_machines_counter_stands_still_when_somebody_else_kills() -> None:
 
 TRAINING = """
 import json, os, pathlib, signal, sys
-from autotune.train.child import note_run_folder, session_began, tie_to_parent
+from autotune.train.recovery.child import note_run_folder, session_began, tie_to_parent
 assert tie_to_parent()
 run = pathlib.Path(os.environ["RUN"])
 log = run / "log.jsonl"

@@ -15,13 +15,13 @@ import pytest
 from probe_records import hardware, timing
 from train_world import CONFIG, open_workplace
 
-import autotune.train.reverify as reverify_module
+import autotune.train.settings.reverify as reverify_module
 from autotune.records.run import Reverification
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
-from autotune.train import reverify as module
-from autotune.train.reverify import LEAST_PAIRS, PAIRS, Frame, reverify, reverify_in_processes
-from autotune.train.settings import Settings
+from autotune.train.settings import reverify as module
+from autotune.train.settings.choice import Settings
+from autotune.train.settings.reverify import LEAST_PAIRS, PAIRS, Frame, reverify, reverify_in_processes
 
 OWN = CONFIG
 FAST = CONFIG.replace(precision="bf16", num_workers=1)

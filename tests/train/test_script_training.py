@@ -25,14 +25,14 @@ from autotune.records.profile import Profile
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.records.trial import Target
 from autotune.targets.script import read_script, script_label
-from autotune.train.parent import Ended, Start
-from autotune.train.script import prepare_script_run, refuse_workload_options
-from autotune.train.script_folder import NEXT_FILE
-from autotune.train.script_notes import Failure, ScriptProgress
-from autotune.train.script_parent import ScriptEnd, train_script
-from autotune.train.script_steps_down import Levers, choose_for_later, choose_script_step_down
-from autotune.train.settings import Settings
-from autotune.train.steps_down import Fault
+from autotune.train.recovery.steps_down import Fault
+from autotune.train.recovery.supervisor import Ended, Start
+from autotune.train.script.folder import NEXT_FILE
+from autotune.train.script.progress_files import Failure, ScriptProgress
+from autotune.train.script.run import prepare_script_run, refuse_workload_options
+from autotune.train.script.steps_down import Levers, choose_for_later, choose_script_step_down
+from autotune.train.script.supervisor import ScriptEnd, train_script
+from autotune.train.settings.choice import Settings
 
 FLAGS = ("--batch-size", "{micro_batch_size:8}", "--accum", "{gradient_accumulation_steps:1}")
 LOADER = "Squares[256] by RandomSampler"
@@ -113,7 +113,7 @@ def play(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptE
             assert number == len(attempts) - 1
             return ended
 
-        monkeypatch.setattr("autotune.train.script_parent.supervise", supervise)
+        monkeypatch.setattr("autotune.train.script.supervisor.supervise", supervise)
         return bench.train(*arguments, **options)
 
     return run
@@ -341,8 +341,8 @@ from types import SimpleNamespace
 from autotune.records import TrainConfig
 from autotune.records.trial import Target
 from autotune.targets.script import read_script, script_label
-from autotune.train.script import prepare_script_run
-from autotune.train.script_parent import train_script
+from autotune.train.script.run import prepare_script_run
+from autotune.train.script.supervisor import train_script
 
 words = [sys.executable, *sys.argv[1:]]
 target = Target(spec=script_label(words), folder=".", script=read_script(words))

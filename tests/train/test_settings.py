@@ -11,9 +11,9 @@ import torch
 from probe_records import BASELINE as PROBED
 from probe_records import gpu, hardware, target, timing
 
-import autotune.train.differences as differences_module
-import autotune.train.preset_settings as preset_module
-import autotune.train.settings as settings_module
+import autotune.train.settings.choice as settings_module
+import autotune.train.settings.differences as differences_module
+import autotune.train.settings.presets as preset_module
 from autotune.errors import CheckpointError, MachineError, ProfileError, TargetError, UsageError
 from autotune.presets import find_preset, load_presets
 from autotune.records import TrainConfig, read_record
@@ -28,17 +28,17 @@ from autotune.records.run import CheckpointManifest, RunPlan
 from autotune.records.script import OwnKnob, Script
 from autotune.records.search import Preset, SearchState
 from autotune.records.trial import Target
-from autotune.search.folder import create_search_folder, write_report
+from autotune.search.store.folder import create_search_folder, write_report
 from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.targets.workload import LoadedWorkload, check_workload
-from autotune.train.preset_settings import find_facts, fit_preset
-from autotune.train.settings import (
+from autotune.train.settings.choice import (
     Settings,
     check_environment,
     choose_script_settings,
     choose_settings,
     find_differences,
 )
+from autotune.train.settings.presets import find_facts, fit_preset
 
 HERE = hardware()
 VERSIONS = SoftwareInfo(autotune="0", python="3.11", torch="2.13.0+cpu", platform="Linux")

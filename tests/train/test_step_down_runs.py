@@ -17,7 +17,7 @@ from autotune.errors import TargetError
 from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.train import looks
+from autotune.train.loop import health_checks as looks
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.run import run_training
 

@@ -9,7 +9,7 @@ import pytest
 from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan, StepDown
-from autotune.train.steps_down import PATIENCE_STEPS, Fault, choose_step_down, describe_changes
+from autotune.train.recovery.steps_down import PATIENCE_STEPS, Fault, choose_step_down, describe_changes
 
 BASELINE = TrainConfig(micro_batch_size=64, num_workers=2)
 TUNED = BASELINE.replace(

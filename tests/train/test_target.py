@@ -20,9 +20,9 @@ from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import Target
-from autotune.search.folder import SearchFolder
 from autotune.search.run import SearchOptions, _open_folder
-from autotune.train.target import resolve_training_target
+from autotune.search.store.folder import SearchFolder
+from autotune.train.settings.target import resolve_training_target
 
 EVIL = "import pathlib\npathlib.Path({marker!r}).touch()\nclass workload: pass\n"
 

@@ -11,9 +11,9 @@ from autotune.knobs import DATA_KNOBS
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
-from autotune.search.explore import LEAST_GAIN
-from autotune.search.launcher import list_changes
-from autotune.search.ranking import Entry
+from autotune.search.explore.stage import LEAST_GAIN
+from autotune.search.launch.launcher import list_changes
+from autotune.search.scores.ranking import Entry
 from autotune.sentences import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back
 

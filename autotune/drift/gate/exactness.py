@@ -14,7 +14,7 @@ from autotune.drift.compare.losses import check_losses
 from autotune.records.config import TrainConfig
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
-from autotune.search.objective import Judged
+from autotune.search.scores.objective import Judged
 
 LEAST_EQUAL_STEPS = 4
 """Fewer equal losses are no evidence: the first is computed before anything is learned."""

@@ -12,8 +12,8 @@ from autotune.drift.gate.loss_check import DriftGate, DriftPlan
 from autotune.drift.gate.training_runs import Learner
 from autotune.records.config import TrainConfig
 from autotune.records.quality import QualityCheck
-from autotune.search.answer import Findings
-from autotune.search.launcher import Launcher
+from autotune.search.answer.profile import Findings
+from autotune.search.launch.launcher import Launcher
 
 
 @dataclass(frozen=True)

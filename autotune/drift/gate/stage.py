@@ -26,8 +26,8 @@ from autotune.knobs import DriftTest
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.trial import FidelityPlan, TrialResult, TrialStatus
-from autotune.search.answer import Findings, samples_ratio
-from autotune.search.launcher import Launcher, Look, list_changes
+from autotune.search.answer.profile import Findings, samples_ratio
+from autotune.search.launch.launcher import Launcher, Look, list_changes
 from autotune.sentences import describe_refusal
 from autotune.space import classify_changes, numerics_of
 

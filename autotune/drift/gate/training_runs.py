@@ -9,7 +9,7 @@ from autotune.drift.gate.loss_check import SEEDS, START_SECONDS, DriftPlan, leas
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.launcher import Launcher, Look
+from autotune.search.launch.launcher import Launcher, Look
 
 LEAST_SECONDS = 2.0
 """Nothing is started with less time than that."""

@@ -1,0 +1,194 @@
+"""How a search ended: its verdict, the candidate that is not proven, and what was not tried. Pure.
+
+proven in the finals                             improved
+pairs that rule out a gain, or nothing leads     keep, if anything but the baseline was measured
+something leads, or its pairs leave it open      inconclusive
+nothing but the baseline was measured            not-tested
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.profile import Candidate, NotTested, SearchVerdict
+from autotune.records.quality import QualityCheck, is_passed
+from autotune.records.trial import TrialStatus
+from autotune.search.finals.finalist import Finalist, FinalsOutcome
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import Ranking
+from autotune.sentences import count, find_failed
+
+WORTH_TELLING = math.log(1.005)
+"""A candidate that was not even this much faster in the search does not lead."""
+
+TELLING_GAP = 1.5
+"""A probe and the first launch of the same settings that differ by more are told of."""
+
+_SEARCH_SHARE = 0.4
+"""Of a budget: what is left to try things in, the probe, the checks and the finals taken off."""
+
+_LONGER = 1.5
+"""A budget that is not larger than this many times the one that was too small would be another throw of the dice."""
+
+_MOST_REASON = 200
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a search had to try, and what it got to.
+
+    Attributes:
+        judged: its launches.
+        baseline: the user's own settings.
+        knobs: there were to try.
+        left_out: candidates that were not started, as they cannot run here.
+        interrupted: launches that were cut by the end of the time left, or by the user; not among `judged`.
+        launch_seconds: that one launch takes; None when it is not known.
+        probe_seconds: that the probe took.
+        budget_seconds: of the search.
+    """
+
+    judged: Sequence[Judged]
+    baseline: TrainConfig
+    knobs: tuple[str, ...] = ()
+    left_out: int = 0
+    interrupted: int = 0
+    launch_seconds: float | None = None
+    probe_seconds: float = 0.0
+    budget_seconds: float = 0.0
+
+    @property
+    def others(self) -> list[Judged]:
+        """Launches of anything but the baseline."""
+        return [one for one in self.judged if one.config != self.baseline]
+
+    @property
+    def has_measured(self) -> bool:
+        """Something but the baseline was timed, or seen to be too slow."""
+        return any(one.score.value is not None for one in self.others)
+
+    def describe_untested(self) -> NotTested:
+        """Return what came of the candidates that were started, what was not tried, and the budget that would."""
+        tried = {name for one in self.others for name in changed_fields(one.config, self.baseline)}
+        untried = tuple(sorted(set(self.knobs) - tried))
+        outcomes = Counter(one.score.status.value for one in self.others)
+        if self.interrupted:
+            outcomes[TrialStatus.INTERRUPTED.value] += self.interrupted
+        return NotTested(
+            outcomes=dict(outcomes),
+            left_out=self.left_out,
+            settings=untried,
+            settings_known=len(self.knobs),
+            budget_needed_seconds=self._find_budget(len(untried) + self.interrupted),
+        )
+
+    def _find_budget(self, launches: int) -> float | None:
+        if not launches or self.launch_seconds is None:
+            return None
+        # One launch each, and the baseline's own beside them.
+        needed = self.probe_seconds + (launches + 1) * self.launch_seconds / _SEARCH_SHARE
+        return max(_LONGER * self.budget_seconds, needed)
+
+
+def find_shown(finals: FinalsOutcome | None) -> Finalist | None:
+    """Return the winner of the finals, else the best that took part, however few its pairs; None without one."""
+    if finals is None:
+        return None
+    begun = next((one for one in finals.candidates if one.rates and not one.failure), None)
+    return finals.winner or finals.best or begun
+
+
+def find_leader(ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome | None) -> TrainConfig | None:
+    """Return the config that the search saw as the fastest; None where none was faster, or those failed in finals."""
+    failed = [one.config for one in finals.candidates if one.failure] if finals else []
+    leading = [
+        one
+        for one in ranking.entries
+        if one.score > WORTH_TELLING and one.config != baseline and one.config not in failed
+    ]
+    return max(leading, key=lambda one: one.score).config if leading else None
+
+
+def find_checked(
+    checks: Sequence[tuple[TrainConfig, tuple[QualityCheck, ...]]], judged: Sequence[Judged], ranking: Ranking
+) -> TrainConfig | None:
+    """Return the fastest config that passed its drift checks, else the fastest that did not; None without checks."""
+    scores = {one.key: score for one in judged if (score := ranking.score_of(one)) is not None}
+
+    def rank(checked: tuple[TrainConfig, tuple[QualityCheck, ...]]) -> tuple[bool, float]:
+        return is_passed(checked[1]), scores.get(checked[0].model_dump_json(), -math.inf)
+
+    return max(checks, key=rank)[0] if checks else None
+
+
+def judge(shown: Finalist | None, *, is_proven: bool, leader: TrainConfig | None, effort: Effort) -> SearchVerdict:
+    """Return the verdict.
+
+    Args:
+        shown: the finalist that the answer is about; None without finals.
+        is_proven: it is the winner.
+        leader: what the search saw as the fastest.
+        effort: what was tried.
+    """
+    if is_proven:
+        return "improved"
+    if shown is not None:
+        return "keep" if shown.ratio is not None and shown.outcome == "no gain" else "inconclusive"
+    if leader is not None:
+        return "inconclusive"
+    return "keep" if effort.has_measured else "not-tested"
+
+
+def describe_candidate(
+    config: TrainConfig, checks: tuple[QualityCheck, ...], shown: Finalist | None, expected: float | None
+) -> Candidate:
+    """Return what is known of a candidate that is not proven faster.
+
+    Args:
+        config: its settings.
+        checks: of its drift.
+        shown: it in the finals; None when it did not take part.
+        expected: log speed-up that the search saw; None when it was not timed.
+    """
+    logs = shown.log_ratios if shown is not None else []
+    estimate = fmean(logs) if logs else expected
+    return Candidate(
+        config=config,
+        speedup_estimate=None if estimate is None else math.exp(estimate),
+        pairs=len(shown.rates) if shown is not None else 0,
+        passed_checks=is_passed(checks),
+        reason=_explain(checks, shown),
+    )
+
+
+def _explain(checks: tuple[QualityCheck, ...], shown: Finalist | None) -> str:
+    if checks and not is_passed(checks):
+        return f"its drift check was not passed: {find_failed(checks).reason}"[:_MOST_REASON]
+    if shown is None:
+        return "there was no time for its finals" if checks else "there was no time for its drift check"
+    pairs = count(len(shown.rates), "pair")
+    if shown.ratio is None:
+        return f"{pairs} of the finals could be finished, which is too few to tell"
+    return f"{pairs} showed no gain" if shown.outcome == "no gain" else f"{pairs} left open whether it is faster"
+
+
+def describe_probe_gap(effort: Effort, probed: float) -> str | None:
+    """Return that the first launch of the user's settings ran at another pace than the probe; None where it did not.
+
+    Args:
+        effort: with the search's launches.
+        probed: samples per second that the probe read.
+    """
+    own = (one.result.measurement for one in effort.judged if one.config == effort.baseline)
+    first = next((one.samples_per_second for one in own if one is not None), None)
+    if first is None or 1 / TELLING_GAP <= first / probed <= TELLING_GAP:
+        return None
+    return (
+        f"the probe read {probed:.3g} samples/s of your settings, the search's first launch {first:.3g}: the machine's "
+        "speed has changed in between, and the probe's figures are of then"
+    )

@@ -1,0 +1,291 @@
+"""From what was measured to the profile that is saved. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+
+from autotune.drift.compare.loss_band import calibrate_band
+from autotune.measure.confidence import hodges_lehmann
+from autotune.records.config import Allowed, LearningRateRule, TrainConfig
+from autotune.records.measurement import PeakMemory
+from autotune.records.probe import ProbeReport
+from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget, StopReason
+from autotune.records.quality import Margin, QualityCheck
+from autotune.records.search import SearchState
+from autotune.records.trial import LossCurve, TrialResult, TrialStatus
+from autotune.search.answer.endings import (
+    Effort,
+    describe_candidate,
+    describe_probe_gap,
+    find_checked,
+    find_leader,
+    find_shown,
+    judge,
+)
+from autotune.search.answer.flops import add_flops
+from autotune.search.finals.finalist import Finalist, FinalsOutcome, smallest_provable
+from autotune.search.finals.more_time import budget_for, seconds_to_settle
+from autotune.search.finals.stage import FinalsPlan
+from autotune.search.scores.noise import summarise_noise
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import Ranking
+
+WORTH_PROVING = 1.05
+"""Where nothing is proven, the budget that would prove at least this gain is told."""
+
+_TELLING_ASIDE = 0.05
+
+
+@dataclass
+class Findings:
+    """Everything a search knows so far.
+
+    Attributes:
+        report: of the probe.
+        judged: the search's trials.
+        checks: drift checks by config, in the order they were made.
+        baseline_curves: losses of the baseline's trainings among them, one for each seed.
+        plan: of the finals; None before they were planned.
+        finals: None before they were run.
+        stop_reason: why the search ended.
+        notes: for the user, one sentence each.
+        elapsed_seconds: of the whole command.
+        measured_seconds: of these, inside measured blocks.
+        gate_seconds: of these, in trials of the drift gate.
+        planned_samples: of the final training; None when its length is not known.
+        loss_limit: how much worse the training loss may get; None for the default.
+        allowed: changes of what is learned that the user allows.
+        learning_rate_rule: for effective batches other than the user's own.
+        interrupted: launches that were cut, by the end of the time left or by the user; they are not among `judged`.
+        knobs: there are to try.
+        left_out: candidates that were not started, as they cannot run here.
+        launch_seconds: that one more launch is expected to take; None when that is not known.
+    """
+
+    report: ProbeReport
+    judged: list[Judged] = field(default_factory=list)
+    checks: list[tuple[TrainConfig, tuple[QualityCheck, ...]]] = field(default_factory=list)
+    baseline_curves: tuple[LossCurve, ...] = ()
+    plan: FinalsPlan | None = None
+    finals: FinalsOutcome | None = None
+    stop_reason: StopReason = "running"
+    notes: list[str] = field(default_factory=list)
+    elapsed_seconds: float = 0.0
+    measured_seconds: float = 0.0
+    gate_seconds: float = 0.0
+    planned_samples: float | None = None
+    loss_limit: Margin | None = None
+    allowed: tuple[Allowed, ...] = ()
+    learning_rate_rule: LearningRateRule = "none"
+    interrupted: int = 0
+    knobs: tuple[str, ...] = ()
+    left_out: int = 0
+    launch_seconds: float | None = None
+
+    def note_state(self, state: SearchState) -> None:
+        """Take over what the answer has to say of what the search was asked to do."""
+        self.loss_limit, self.allowed = state.max_drift.loss, state.allowed
+        self.learning_rate_rule = state.learning_rate_rule
+
+    def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
+        """Return the drift checks of a config; empty when it was not checked."""
+        return next((checks for checked, checks in self.checks if checked == config), ())
+
+
+def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float) -> Profile:
+    """Return the answer as it stands: the baseline, unless the finals proved a candidate that passed its checks.
+
+    Args:
+        findings: so far.
+        ranking: of the search's trials.
+        budget_seconds: of the search.
+    """
+    report, finals = findings.report, findings.finals
+    baseline = report.target.baseline
+    winner, shown = finals.winner if finals else None, find_shown(finals)
+    config = winner.config if winner else baseline
+    effort, leader = _effort(findings, budget_seconds), find_leader(ranking, baseline, finals)
+    candidate = shown.config if shown else find_checked(findings.checks, findings.judged, ranking) or leader
+    checks = findings.checks_of(candidate) if candidate else ()
+    verdict = judge(shown, is_proven=winner is not None, leader=leader, effort=effort)
+    evidence = _evidence(findings, shown, ranking, budget_seconds)
+    if verdict == "not-tested":
+        evidence = evidence.replace(not_tested=effort.describe_untested())
+    gap = describe_probe_gap(effort, report.measurement.samples_per_second)
+    evidence = evidence.replace(notes=(*evidence.notes, gap)) if gap else evidence
+    unproven = None
+    if candidate is not None and winner is None:
+        unproven = describe_candidate(candidate, checks, shown, _expect(candidate, findings, ranking))
+    return Profile(
+        verdict=verdict,
+        config=config,
+        baseline_config=baseline,
+        allowed=findings.allowed,
+        learning_rate_rule=findings.learning_rate_rule,
+        speedup=shown.ratio if shown else None,
+        quality=checks,
+        candidate_config=candidate,
+        candidate=unproven,
+        memory=_peak_memory(winner, report),
+        one_off=_one_off_costs(winner, findings),
+        target=ProfileTarget(
+            label=report.target.label,
+            fingerprint=report.target.fingerprint,
+            training_loaders=report.target.training_loaders,
+            data_fingerprint=report.target.data.fingerprint,
+        ),
+        hardware=report.hardware,
+        software=report.software,
+        evidence=add_flops(evidence, report.target, config),
+    )
+
+
+def _effort(findings: Findings, budget_seconds: float) -> Effort:
+    return Effort(
+        judged=findings.judged,
+        baseline=findings.report.target.baseline,
+        knobs=findings.knobs,
+        left_out=findings.left_out,
+        interrupted=findings.interrupted,
+        launch_seconds=findings.launch_seconds,
+        probe_seconds=findings.report.elapsed_seconds,
+        budget_seconds=budget_seconds,
+    )
+
+
+def _expect(config: TrainConfig, findings: Findings, ranking: Ranking) -> float | None:
+    """Return the log speed-up that the search saw of a config, also of a refused one; None when it was not timed."""
+    scores = [ranking.score_of(one) for one in findings.judged if one.config == config]
+    seen = [score for score in scores if score is not None]
+    return fmean(seen) if seen else None
+
+
+def _peak_memory(winner: Finalist | None, report: ProbeReport) -> PeakMemory:
+    peaks = [r.measurement.peak_memory for r in winner.results if r.measurement] if winner else []
+    return max(
+        peaks, key=lambda peak: (peak.device_bytes or 0, peak.host_bytes), default=report.measurement.peak_memory
+    )
+
+
+def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
+    finals: Sequence[TrialResult] = winner.results if winner else ()
+    searched = [one.result for one in findings.judged if winner is not None and one.config == winner.config]
+    compile_seconds = max((r.measurement.compile_seconds for r in (*searched, *finals) if r.measurement), default=0.0)
+    base = [one.result for one in findings.judged if one.config == findings.report.target.baseline]
+    extra = max(0.0, compile_seconds - max((r.measurement.compile_seconds for r in base if r.measurement), default=0.0))
+    saved = _saved_per_sample(winner, findings)
+    return OneOffCosts(
+        compile_seconds=compile_seconds,
+        startup_seconds=max((r.startup_seconds for r in finals), default=0.0),
+        search_seconds=findings.elapsed_seconds,
+        planned_samples=findings.planned_samples,
+        break_even_samples=extra / saved if saved else None,
+        search_break_even_samples=(extra + findings.elapsed_seconds) / saved if saved else None,
+    )
+
+
+def _saved_per_sample(winner: Finalist | None, findings: Findings) -> float | None:
+    """Return the seconds that a sample takes less once compiled, at the lower end; None without a gain.
+
+    A sample of the user's own training: where more of them are needed for the same loss, they are counted in.
+    """
+    finals = findings.finals
+    if winner is None or winner.ratio is None or finals is None:
+        return None
+    more = samples_ratio(findings.checks_of(winner.config))
+    low = winner.ratio.low * math.exp(winner.cost - finals.baseline.cost) / more
+    return (1.0 - 1.0 / low) / fmean(finals.baseline.rates) if low > 1.0 else None
+
+
+def samples_ratio(checks: Sequence[QualityCheck]) -> float:
+    """Return how many times the baseline's samples a config needs at most for the same loss; 1 where it is the same."""
+    found = (check.difference for check in checks if check.test == "samples-to-loss")
+    # A short run that is ahead proves nothing of a long one: what it may need less is no gain.
+    return next((max(1.0, 1.0 + difference.high) for difference in found if difference is not None), 1.0)
+
+
+def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:
+    finals = findings.finals
+    base_rates = finals.baseline.rates if finals else []
+    rates = shown.rates if shown else []
+    confirmation = _confirmation(findings, shown, ranking, budget_seconds)
+    notes = list(findings.notes)
+    aside = findings.report.target.aside_fraction
+    if shown is not None and shown.outcome == "faster" and shown.ratio is not None and aside > _TELLING_ASIDE:
+        whole = 1 / (aside + (1 - aside) / shown.ratio.low)
+        notes.append(
+            f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
+            f"at least {whole:.2f}x faster"
+        )
+    leader = find_leader(ranking, findings.report.target.baseline, finals)
+    best = ranking.find(leader) if leader is not None else None
+    if finals is None and best is not None and not findings.checks:
+        notes.append(f"unconfirmed: the search's best ran at {math.exp(best.score):.2f}x the baseline")
+    launches = [*(one.result for one in findings.judged), *_launches(finals)]
+    used = findings.elapsed_seconds
+    return Evidence(
+        pairs=len(rates),
+        baseline_samples_per_second=fmean(base_rates) if base_rates else findings.report.measurement.samples_per_second,
+        samples_per_second=fmean(rates) if rates else None,
+        launch_noise_fraction=stdev(shown.log_ratios) if shown is not None and shown.ratio is not None else None,
+        confirmation=confirmation,
+        noise=summarise_noise(launches, ranking) if findings.judged else None,
+        loss_limit=findings.loss_limit,
+        loss_band=calibrate_band(findings.baseline_curves),
+        measured_fraction=min(1.0, findings.measured_seconds / used) if used > 0 else None,
+        drift_fraction=min(1.0, findings.gate_seconds / used) if used > 0 else None,
+        trials=_tally(findings),
+        stop_reason=findings.stop_reason,
+        notes=tuple(notes),
+    )
+
+
+def _tally(findings: Findings) -> dict[str, int]:
+    """Return the search's launches by how they ended, those that were cut among them."""
+    statuses = Counter(judged.score.status.value for judged in findings.judged)
+    statuses[TrialStatus.INTERRUPTED.value] += findings.interrupted
+    return {status: number for status, number in statuses.items() if number}
+
+
+def _launches(finals: FinalsOutcome | None) -> list[TrialResult]:
+    return [result for one in (finals.baseline, *finals.candidates) for result in one.results] if finals else []
+
+
+def _confirmation(
+    findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float
+) -> Confirmation | None:
+    plan, finals = findings.plan, findings.finals
+    if shown is None or len(shown.log_ratios) < 2 or plan is None or finals is None:
+        return None
+    logs = shown.log_ratios
+    sd = shown.pair_sd if len(logs) > 1 else None
+    entry = ranking.find(shown.config)
+    wanted = max(shown.ratio.estimate, WORTH_PROVING) if shown.ratio and shown.outcome == "unclear" else None
+    needed = extra = None
+    if wanted is not None and sd is not None:
+        seconds = plan.round_seconds
+        needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
+        extra = seconds_to_settle(shown, wanted, share=finals.next_share, pair_seconds=seconds)
+    return Confirmation(
+        pairs_planned=plan.kept + plan.rounds,
+        pairs_reserved=plan.reserve,
+        log_ratios=tuple(logs),
+        candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),
+        interval=shown.interval_at(0.95) if shown.ratio is not None else None,
+        hodges_lehmann=math.exp(hodges_lehmann(logs)),
+        expected_speedup=math.exp(entry.score) if entry else None,
+        shrunk_speedup=math.exp(entry.shrunk) if entry else None,
+        smallest_detectable=(
+            smallest_provable(sd, len(logs), risk_share=finals.risk_share, pilot_degrees=shown.pilot.degrees)
+            if shown.ratio is not None and sd is not None
+            else None
+        ),
+        wanted_speedup=wanted,
+        budget_needed_seconds=needed,
+        extra_seconds_needed=extra,
+        futile=finals.futile,
+    )

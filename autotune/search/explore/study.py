@@ -1,0 +1,156 @@
+"""The Optuna study: proposes configs, and has a SQLite copy of what was found kept for stock Optuna tools.
+
+It is in memory and made from the trials' own files, which are the truth; the copy is read by nobody here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState
+
+from autotune.records.config import KnobValue, TrainConfig, get_knob
+from autotune.search.explore.study_file import STUDY_NAME, StudyFile
+from autotune.search.scores.objective import KEYS, Judged
+from autotune.space import SearchSpace
+
+_MOST_REPEATS = 12
+_RANDOM_DRAWS = 500
+_STARTUP_TRIALS = 8
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A config to try.
+
+    Attributes:
+        config: the settings.
+        trial: Optuna's side of it; None where Optuna does not propose.
+    """
+
+    config: TrainConfig
+    trial: optuna.Trial | None = None
+
+
+class Study:
+    """One study over a static space.
+
+    Args:
+        path: of its copy, a SQLite file.
+        space: what may be varied.
+        seed: of the sampler; each proposal draws from a stream of its own, so that a resumed search goes on alike.
+        known: trials finished earlier, each with its log speed-up.
+        told: hears, in one sentence, that the copy cannot be kept.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        space: SearchSpace,
+        *,
+        seed: int,
+        known: Sequence[tuple[Judged, float | None]] = (),
+        told: Callable[[str], None] = lambda _sentence: None,
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space = space
+        self._seed = seed
+        self._parameters = {name: _Parameter(name, values) for name, values in space.choices.items()}
+        self._study = optuna.create_study(study_name=STUDY_NAME, direction="maximize")
+        self._file = StudyFile(path, told)
+        for judged, value in known:
+            self._tell(self.open(judged.config), judged, value)
+        self._copy()
+
+    def open(self, config: TrainConfig) -> Proposal:
+        """Enqueue a config of ours and return it as the next proposal."""
+        params = {p.key: p.encode(get_knob(config, name)) for name, p in self._parameters.items()}
+        self._study.enqueue_trial(params)
+        return Proposal(config, self._study.ask(self._distributions()))
+
+    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+        """Return TPE's proposal, or a random one where TPE only repeats itself; None when nothing new is left."""
+        if not self._parameters:
+            return None
+        for repeat in range(_MOST_REPEATS):
+            seed = (self._seed * 7919 + len(tried) * 31 + repeat) % 2**32
+            self._study.sampler = TPESampler(n_startup_trials=_STARTUP_TRIALS, multivariate=True, seed=seed)
+            trial = self._study.ask(self._distributions())
+            config = self._space.complete({name: p.decode(trial.params[p.key]) for name, p in self._parameters.items()})
+            if config not in tried:
+                return Proposal(config, trial)
+            self._study.tell(trial, state=TrialState.FAIL)
+        config_or_none = self._draw_untried(tried)
+        return None if config_or_none is None else self.open(config_or_none)
+
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        """Tell the study how a proposal ended.
+
+        A trial without a timing is told as pruned and infeasible: TPE learns from it and no number is made up. One
+        that was ended early by racing is told with the estimate it had.
+
+        Args:
+            proposal: from this study.
+            judged: the trial.
+            value: log speed-up over the baseline at that time; None without a timing.
+        """
+        self._tell(proposal, judged, value)
+        self._copy()
+
+    def abandon(self, proposal: Proposal) -> None:
+        """Take back a proposal that was not finished."""
+        assert proposal.trial is not None
+        self._study.tell(proposal.trial, state=TrialState.FAIL)
+        self._copy()
+
+    def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        trial, measurement = proposal.trial, judged.result.measurement
+        assert trial is not None
+        for name in KEYS:
+            trial.set_constraint(name, judged.score.constraints[name])
+        trial.set_user_attr("number", judged.result.spec.number)
+        trial.set_user_attr("status", judged.score.status.value)
+        trial.set_user_attr("ended_by", measurement.ended_by if measurement else None)
+        if value is None:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, value)
+
+    def _copy(self) -> None:
+        self._file.update(self._study.get_trials(deepcopy=False))
+
+    def _draw_untried(self, tried: Sequence[TrainConfig]) -> TrainConfig | None:
+        rng = random.Random(self._seed * 7919 + len(tried))
+        for _ in range(_RANDOM_DRAWS):
+            config = self._space.complete({name: rng.choice(p.values) for name, p in self._parameters.items()})
+            if config not in tried:
+                return config
+        return None
+
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        return {parameter.key: parameter.distribution for parameter in self._parameters.values()}
+
+
+class _Parameter:
+    """One knob as Optuna sees it: numbers by their rank, so that order is kept; the rest by value."""
+
+    def __init__(self, name: str, values: tuple[KnobValue, ...]) -> None:
+        self.ordered = len(values) > 2 and all(type(value) in (int, float) for value in values)
+        self.values: tuple[Any, ...] = tuple(sorted(values)) if self.ordered else values
+        self.key = f"{name}_rank" if self.ordered else name
+        self.distribution: BaseDistribution = (
+            IntDistribution(0, len(values) - 1) if self.ordered else CategoricalDistribution(self.values)
+        )
+
+    def encode(self, value: Any) -> Any:
+        return self.values.index(value) if self.ordered else value
+
+    def decode(self, value: Any) -> Any:
+        return self.values[value] if self.ordered else value

@@ -1,0 +1,1 @@
+"""What launches are worth: their values, the baseline's level, where the configs stand. Pure."""

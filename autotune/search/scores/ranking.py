@@ -1,0 +1,235 @@
+"""Where the configs stand, from their launches so far. Pure.
+
+score of a launch   log(samples/s) - level of the baseline at that time
+level               mean of the baseline's launches ("anchors"), nearer ones weighing more: exp(-launches apart / 8)
+score of a config   mean over its launches, less what its compilation costs in the run that is planned
+shrunk score        towards the mean of all configs by how much of the spread is noise: the best of many is lucky
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.measure.confidence import pooled_sd, shrink, spread_variance
+from autotune.measure.student_t import student_t_quantile
+from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Anchors
+from autotune.search.scores.objective import Judged
+
+_SETTLED_CONFIDENCE = 0.995
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One config.
+
+    Attributes:
+        config: the settings.
+        launches: all of them, in order.
+        scores: log speed-up over the baseline at that time, one per timed launch.
+        hope: the highest of them, against the slower of the two levels where the machine changed.
+        shaky: for each of them, that the machine changed around it.
+        feasible: every launch was timed and held every constraint.
+        score: mean of the scores that are not shaky, or of all; less the cost of compiling.
+        shrunk: the same without the luck of having been chosen.
+    """
+
+    config: TrainConfig
+    launches: tuple[Judged, ...]
+    scores: tuple[float, ...]
+    hope: float
+    shaky: tuple[bool, ...]
+    feasible: bool
+    score: float
+    shrunk: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The settings as text."""
+        return self.launches[0].key
+
+    @property
+    def sound_launches(self) -> int:
+        """Launches that can be compared with the others."""
+        return self.shaky.count(False)
+
+    @property
+    def sound_scores(self) -> list[float]:
+        """Scores of these."""
+        return [score for score, bad in zip(self.scores, self.shaky, strict=True) if not bad]
+
+
+class Ranking:
+    """The configs of a search by score.
+
+    Args:
+        judged: every launch of the search, in order.
+        baseline: the user's own settings.
+        planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
+        is_refused: the drift gate has refused a change that a config makes.
+
+    Attributes:
+        anchors: the baseline's launches among them.
+    """
+
+    def __init__(
+        self,
+        judged: Sequence[Judged],
+        baseline: TrainConfig,
+        *,
+        planned_samples: float | None = None,
+        is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
+    ) -> None:
+        self._judged, self._is_refused = judged, is_refused
+        self._baseline, self._baseline_key = baseline, baseline.model_dump_json()
+        self._planned_samples = planned_samples
+        launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
+        self.anchors = Anchors([(place, value) for place, value in launched if value is not None], len(judged))
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every feasible config, the highest shrunk score first; the baseline is one of them."""
+        plain = [one for one in self._all if one.feasible and not self._is_refused(one.config)]
+        variance = self.noise[0] ** 2
+        level = variance / self.anchors.level_now()[1] if plain else 0.0
+        noises = [level + variance / max(1, one.sound_launches) for one in plain]
+        spread = spread_variance([one.score for one in plain], noises)
+        middle = statistics.fmean(one.score for one in plain) if plain else 0.0
+        found = []
+        for one, noise in zip(plain, noises, strict=True):
+            shrunk = shrink(one.score, towards=middle, noise_variance=noise, spread_variance=spread)
+            # The baseline's score is zero by definition, whatever luck the others had.
+            shrunk = 0.0 if one.key == self._baseline_key else shrunk
+            found.append(dataclasses.replace(one, shrunk=shrunk))
+        return tuple(sorted(found, key=lambda one: -one.shrunk))
+
+    @cached_property
+    def noise(self) -> tuple[float, float]:
+        """Standard deviation of a launch's log throughput, and its degrees of freedom."""
+        return pooled_sd([*self.anchors.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+
+    @cached_property
+    def block_sd(self) -> float:
+        """Standard deviation of the log pace of the blocks within a launch; 0 before there are any."""
+        groups = []
+        for one in self._judged[-4 * ANCHOR_SPACING :]:
+            measurement = one.result.measurement
+            if measurement is not None:
+                groups.append([math.log(block.seconds / block.samples) for block in measurement.blocks])
+        return pooled_sd(groups, prior_sd=0.0, prior_degrees=1e-9)[0]
+
+    def find(self, config: TrainConfig) -> Entry | None:
+        """Return where a config stands; None when it was not tried or failed."""
+        key = config.model_dump_json()
+        return next((one for one in self.entries if one.key == key), None)
+
+    @cached_property
+    def incumbent(self) -> Entry | None:
+        """The best that was launched at least twice, or the baseline; None before the baseline was launched.
+
+        One launch is enough for a lead that the luck of two launches explains in less than 0.5 %.
+        """
+        repeated = [one for one in self.entries if one.sound_launches >= 2 or one.key == self._baseline_key]
+        best = max(repeated, key=lambda one: one.score, default=None)
+        once = max((one for one in self.entries if one.sound_launches == 1), key=lambda one: one.score, default=None)
+        if best is not None and once is not None and once.score - best.score > self._luck:
+            return once
+        return best
+
+    @cached_property
+    def challenger(self) -> Entry | None:
+        """The best that looks better than the incumbent and was not launched often enough to replace it."""
+        incumbent = self.incumbent
+        bar = incumbent.score if incumbent else 0.0
+        untried = [one for one in self.entries if one.sound_launches < 2 and one.key != self._baseline_key]
+        return max((one for one in untried if one.score > bar), key=lambda one: one.score, default=None)
+
+    @cached_property
+    def _luck(self) -> float:
+        """What one launch may lead another of the same config by, at 99.5 %, one-sided."""
+        sd, degrees = self.noise
+        return student_t_quantile(_SETTLED_CONFIDENCE, degrees) * math.sqrt(2) * sd
+
+    def has_rivals(self) -> bool:
+        """Return whether the noise cannot tell the best from another: only then do repeats change the answer."""
+        scores = sorted((one.score for one in self.entries), reverse=True)
+        return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.noise[0]
+
+    def simplest_of_best(self) -> Entry | None:
+        """Return the config with the fewest changes among those the noise cannot tell from the fastest."""
+        if not self.entries:
+            return None
+        best = max(self.entries, key=lambda one: one.score)
+        noise = self.noise[0] / math.sqrt(max(1, best.sound_launches))
+        # The best of n equal readings is lucky by about sqrt(2 ln n) standard deviations; another may be unlucky.
+        floor = best.score - noise * (1 + math.sqrt(2 * math.log(len(self.entries))))
+        near = [one for one in self.entries if one.score >= floor]
+        return min(near, key=lambda one: (len(changed_fields(one.config, self._baseline)), -one.score))
+
+    def score_of(self, judged: Judged) -> float | None:
+        """Return the score of one launch; None when it was not timed or there is nothing to compare it with."""
+        if judged.score.value is None or not self.anchors:
+            return None
+        place = next(place for place, one in enumerate(self._judged) if one is judged)
+        cost = 0.0 if judged.key == self._baseline_key else self._extra_cost([judged])
+        return judged.score.value - self.anchors.level(place)[0] - cost
+
+    @cached_property
+    def _all(self) -> list[Entry]:
+        launches: dict[str, list[tuple[int, Judged]]] = {}
+        for place, one in enumerate(self._judged):
+            launches.setdefault(one.key, []).append((place, one))
+        entries = (self._enter(key, group) for key, group in launches.items()) if self.anchors else ()
+        return [entry for entry in entries if entry is not None]
+
+    def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
+        measured = [(place, one) for place, one in group if one.score.status is not TrialStatus.TOO_SLOW]
+        timed = [(place, one.score.value) for place, one in measured if one.score.value is not None]
+        if not timed:
+            return None
+        launches = tuple(one for _, one in group)
+        scores = tuple(value - self.anchors.level(place)[0] for place, value in timed)
+        shaky = tuple(self.anchors.is_shaky(place) for place, _ in timed)
+        sound = [score for score, bad in zip(scores, shaky, strict=True) if not bad]
+        # Where every launch was made around a change, nothing may lead for it: the faster level is the one to beat.
+        sound = sound or [value - self.anchors.highest_level(place) for place, value in timed]
+        return Entry(
+            config=launches[0].config,
+            launches=launches,
+            scores=scores,
+            hope=max(value - self.anchors.lowest_level(place) for place, value in timed),
+            shaky=shaky,
+            feasible=all(one.score.feasible for one in launches),
+            score=0.0 if key == self._baseline_key else statistics.fmean(sound) - self._extra_cost(launches),
+        )
+
+    def _extra_cost(self, launches: Sequence[Judged]) -> float:
+        """Return what compiling costs beyond what it costs the baseline."""
+        if self._planned_samples is None:
+            return 0.0
+        own = compile_cost([one.result for one in launches], self._planned_samples)
+        base = [one.result for one in self._judged if one.key == self._baseline_key]
+        return own - compile_cost(base, self._planned_samples)
+
+    @cached_property
+    def _repeats(self) -> list[list[float]]:
+        """Return the scores of each config that was launched more than once, those that are not shaky."""
+        sound = [one.sound_scores for one in self._all if one.key != self._baseline_key]
+        return [scores for scores in sound if len(scores) > 1]
+
+
+def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:
+    """Return by how much compiling lowers the log throughput of a run of some samples.
+
+    log(1 + compile seconds · samples per second / samples); the first compilation counts, later ones are cached.
+    """
+    measurements = [one.measurement for one in launches if one.measurement is not None]
+    seconds = max((one.compile_seconds for one in measurements), default=0.0)
+    rate = statistics.fmean(one.samples_per_second for one in measurements) if measurements else 0.0
+    return math.log1p(seconds * rate / planned_samples)

@@ -1,0 +1,146 @@
+"""Which known config to launch again, before anything new is tried. Pure.
+
+baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
+challenger       looks better than the incumbent, and has to do it twice where one launch may be luck
+shaky            near the top, but the machine changed around its launch
+elite            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.measure.student_t import student_t_quantile
+from autotune.records.config import TrainConfig
+from autotune.records.trial import Rival
+from autotune.search.scores.baseline_level import ANCHOR_SPACING
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import Ranking
+
+ANCHOR_SECONDS = 120.0
+ELITES = 5
+ELITE_LAUNCHES = 4
+_ELITE_EVERY = 4
+_CANARY_CHANGE = math.log(1.15)
+_LEAST_BETWEEN = 3
+"""An anchor that the canary asks for comes no sooner than this many launches after the last."""
+
+_RIVAL_BLOCKS = 8
+_LEAST_DEGREES = 5.0
+_UNSEEN_MARGIN = math.log(3.0)
+"""Until the launch noise was seen this often (the guess included), only what is hopeless is ended early."""
+
+RACING_CONFIDENCE = 0.997
+"""One-sided: a config equal to the incumbent is called clearly slower for its launch's luck less often than this."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Decides what is launched again.
+
+    Attributes:
+        judged: every launch so far, in order.
+        baseline: the user's own settings.
+        ranking: made of the same launches.
+        session_start: how many of them are of an earlier session; the machine may be another one since.
+    """
+
+    judged: list[Judged]
+    baseline: TrainConfig
+    ranking: Ranking
+    session_start: int = 0
+
+    @cached_property
+    def _baseline_key(self) -> str:
+        return self.baseline.model_dump_json()
+
+    def find_due(self, *, exhausted: bool = False) -> TrainConfig | None:
+        """Return the config to launch again; None when something new may be tried.
+
+        Args:
+            exhausted: there is nothing new: the best are launched until they have had as many as they may.
+        """
+        if self._is_anchor_due():
+            return self.baseline
+        challenger = self.ranking.challenger
+        if challenger is not None:
+            return challenger.config
+        best = [one for one in self.ranking.entries if one.key != self._baseline_key]
+        bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
+        shaky = [one for one in best if one.sound_launches == 0 and one.hope > bar]
+        if shaky:
+            return max(shaky, key=lambda one: one.hope).config
+        if not exhausted and (self._launches_since_repeat() < _ELITE_EVERY - 1 or not self.ranking.has_rivals()):
+            return None
+        elites = [one for one in best[:ELITES] if one.score > 0 and len(one.launches) < ELITE_LAUNCHES]
+        fewest = min(elites, key=lambda one: len(one.launches), default=None)
+        return None if fewest is None else fewest.config
+
+    def make_rival(self, config: TrainConfig) -> Rival | None:
+        """Return what a launch of a config races against; None for the baseline, the incumbent and before there is one.
+
+        The margin is the launch noise that separates two readings of equal configs, at 99.7 %, one-sided: of the
+        candidate's own launch, of the baseline's level now and of the incumbent's score.
+        """
+        incumbent = self.ranking.incumbent
+        if incumbent is None or config in (self.baseline, incumbent.config):
+            return None
+        level, launches = self.ranking.anchors.level_now()
+        noise, degrees = self.ranking.noise
+        own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.sound_launches)
+        block_sd = self.ranking.block_sd
+        # The mean of the rival's blocks is off by the same amount at every look, which the boundary does not cover.
+        variance = noise**2 * (1 + 1 / launches + own) + block_sd**2 / _RIVAL_BLOCKS
+        margin = student_t_quantile(RACING_CONFIDENCE, degrees) * math.sqrt(variance)
+        return Rival(
+            seconds_per_sample=math.exp(-(level + max(0.0, incumbent.shrunk))),
+            block_sd=block_sd,
+            margin=max(margin, _UNSEEN_MARGIN) if degrees < _LEAST_DEGREES else margin,
+            canary_seconds=self._canary_at_anchor(),
+        )
+
+    def _is_anchor_due(self) -> bool:
+        since = self._since_anchor()
+        if since is None:
+            return True
+        if not since and self.ranking.anchors.may_have_changed and self.judged[-1].score.value is not None:
+            return True
+        seconds = math.fsum(one.result.elapsed_seconds for one in since)
+        if len(since) >= ANCHOR_SPACING or (since and seconds >= ANCHOR_SECONDS):
+            return True
+        return len(since) >= _LEAST_BETWEEN and self._has_canary_moved()
+
+    def _since_anchor(self) -> list[Judged] | None:
+        """Return the launches since the last of the baseline; None when there was none."""
+        since: list[Judged] = []
+        for one in reversed(self.judged[self.session_start :]):
+            if one.key == self._baseline_key:
+                return since
+            since.append(one)
+        return None
+
+    def _has_canary_moved(self) -> bool:
+        then, now = self._canary_at_anchor(), self._read_canary(self.judged[-1])
+        return then is not None and now is not None and abs(math.log(now / then)) > _CANARY_CHANGE
+
+    def _canary_at_anchor(self) -> float | None:
+        anchors = (one for one in reversed(self.judged) if one.key == self._baseline_key)
+        return next((seconds for one in anchors if (seconds := self._read_canary(one)) is not None), None)
+
+    @staticmethod
+    def _read_canary(judged: Judged) -> float | None:
+        measurement = judged.result.measurement
+        if measurement is None or measurement.canary is None:
+            return None
+        return measurement.canary.before_seconds  # after it, loader workers may be at work
+
+    def _launches_since_repeat(self) -> int:
+        """Return how many launches of something new came since the last one of something known."""
+        seen: set[str] = set()
+        count = 0
+        for one in self.judged:
+            count = 0 if one.key in seen else count + 1
+            seen.add(one.key)
+        return count

@@ -1,0 +1,1 @@
+"""A training in progress: its steps, checks of its health, checkpoints, evaluations and figures."""

@@ -1,0 +1,291 @@
+"""Checkpoints that are complete or not there: written beside, checked by a checksum, loaded as data only.
+
+    .tmp-XXXX/state.pt ── fsync ── manifest.json (its SHA-256) ── fsync ── rename to step-00000120/ ── fsync
+
+A folder without a manifest that fits its state file is no checkpoint; the one before it is used. The best one by the
+metric is kept as best-00000120/, hard links to the same files, so it costs no second write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.engine.loop import Training
+from autotune.errors import AutotuneError, CheckpointError
+from autotune.records.codec import make_folder, read_record, sync_folder, write_record
+from autotune.records.layout import MANIFEST_FILE
+from autotune.records.run import CheckpointManifest
+from autotune.train.loop.state import Progress, capture_state, restore_state
+
+KEPT = 2
+"""Complete checkpoints kept: the newest and one to fall back to."""
+
+_BESTS = 2
+_RUNGS = 6
+
+_STATE_FILE = "state.pt"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was restored.
+
+    Attributes:
+        progress: where the training stands.
+        notes: what else the checkpoint remembers.
+        problems: what was wrong with newer ones, one sentence each.
+        path: of the checkpoint; None when the training begins anew.
+    """
+
+    progress: Progress
+    notes: Mapping[str, Any]
+    problems: tuple[str, ...] = ()
+    path: Path | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Attributes:
+        folder: they are in.
+        fingerprint: of the target, noted in each.
+        kept: how many of the newest complete ones are kept.
+        anchor_step: the newest one not after this step is kept too, and a few older ones, each about twice as old as
+            the one before: what shows late has begun early. None for neither.
+    """
+
+    def __init__(self, folder: Path, *, fingerprint: str, kept: int = KEPT) -> None:
+        """Prepare to save to a folder, which need not exist yet."""
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.kept = kept
+        self.anchor_step: int | None = None
+
+    def save(self, training: Training, progress: Progress, notes: Mapping[str, Any]) -> Path:
+        """Write a complete checkpoint, drop old ones, and return its folder; one of this step is written once.
+
+        Raises:
+            OSError: the disk is full or cannot be written; the earlier checkpoints are untouched.
+        """
+        make_folder(self.folder)
+        final = self.folder / f"step-{progress.step:08d}"
+        if _find_damage(final) is None:
+            # Replacing it would take two renames, and a kill between them would leave neither.
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
+        try:
+            state = scratch / _STATE_FILE
+            _write_state(state, capture_state(training, progress, notes))
+            manifest = CheckpointManifest(
+                step=progress.step,
+                epoch=training.windows.epoch,
+                bytes=state.stat().st_size,
+                sha256=_checksum(state),
+                target_fingerprint=self.fingerprint,
+                torch=torch.__version__,
+            )
+            write_record(scratch / MANIFEST_FILE, manifest)
+            _remove(final)
+            scratch.rename(final)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        sync_folder(self.folder)
+        self._drop_old()
+        return final
+
+    def keep_best(self, path: Path) -> Path:
+        """Keep a checkpoint as the best one, whatever becomes of the others, and return where it is.
+
+        Raises:
+            OSError: the disk cannot be written; the earlier best one is untouched.
+        """
+        final = self.folder / path.name.replace("step-", "best-")
+        if _find_damage(final) is None and _is_same(final, path):
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
+        try:
+            for file in path.iterdir():
+                _link_or_copy(file, scratch / file.name)
+            _remove(final)
+            scratch.rename(final)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        sync_folder(self.folder)
+        # The one before stays too: the newest checkpoint may be one that still names it.
+        for other in sorted(self.folder.glob("best-[0-9]*"), key=read_step, reverse=True)[_BESTS:]:
+            _remove(other, ignore_errors=True)
+        return final
+
+    def load(self, training: Training) -> Restored:
+        """Restore the newest complete checkpoint of a freshly built training.
+
+        Raises:
+            CheckpointError: there is none, or it belongs to another model.
+        """
+        problems: list[str] = []
+        damaged: list[Path] = []
+        for path in newest_first(self.folder):
+            try:
+                state = _read_verified(path)
+            except CheckpointError as error:
+                problems.append(error.message)
+                damaged.append(path)
+                continue
+            progress, notes = _restore(training, state, path)
+            for other in damaged:
+                _set_aside(other, "damaged")
+            return Restored(progress, notes, tuple(problems), path)
+        detail = f" ({problems[0]})" if problems else ""
+        raise CheckpointError(
+            f"{self.folder} holds no complete checkpoint{detail}", hint="train without --resume, into a new --out"
+        )
+
+    def newest_step(self, *, not_after: int | None = None) -> int | None:
+        """Return the step of the newest complete checkpoint, or of the newest not after a step; None without one."""
+        for path in newest_first(self.folder):
+            if (not_after is None or read_step(path) <= not_after) and _find_damage(path) is None:
+                return read_step(path)
+        return None
+
+    def exist(self) -> bool:
+        """Return whether a checkpoint was written, also one that is damaged, but none that was taken back."""
+        return any(any(self.folder.glob(pattern)) for pattern in ("step-[0-9]*", "damaged-step-*"))
+
+    def oldest_step(self) -> int | None:
+        """Return the step of the oldest complete checkpoint; None without one."""
+        complete = [path for path in newest_first(self.folder) if _find_damage(path) is None]
+        return read_step(complete[-1]) if complete else None
+
+    def set_aside_after(self, step: int) -> None:
+        """Take every checkpoint of a later step, best ones too, out of the way of a training that goes back."""
+        for path in (*newest_first(self.folder), *self.folder.glob("best-[0-9]*")):
+            if read_step(path) > step:
+                _set_aside(path, "suspect")
+
+    def _drop_old(self) -> None:
+        found = list(newest_first(self.folder))
+        complete = [path for path in found if (path / MANIFEST_FILE).is_file()]
+        kept = complete[: self.kept]
+        if self.anchor_step is not None:
+            kept += [path for path in complete if read_step(path) <= self.anchor_step][:1]
+            kept += _choose_rungs(complete)
+        for path in (*found, *self.folder.glob(".tmp-*")):
+            if path not in kept:
+                _remove(path, ignore_errors=True)
+
+
+def newest_first(folder: Path) -> Iterator[Path]:
+    """Yield the folders of a run's checkpoints, complete or not."""
+    yield from sorted(folder.glob("step-[0-9]*"), key=read_step, reverse=True)
+
+
+def read_step(path: Path) -> int:
+    """Return the step that a checkpoint's folder is named after; 0 for a name that holds none."""
+    number = path.name.removeprefix("step-").removeprefix("best-")
+    return int(number) if number.isdecimal() else 0
+
+
+def _choose_rungs(newest_first: list[Path]) -> list[Path]:
+    """Return a few checkpoints, each about twice as old as the one before: the oldest of each power of two."""
+    now = read_step(newest_first[0])
+    oldest = {(now - read_step(path)).bit_length(): path for path in newest_first[1:]}
+    return [oldest[power] for power in sorted(oldest)][:_RUNGS]
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    manifests = [read_record(path / MANIFEST_FILE, CheckpointManifest) for path in (first, second)]
+    return manifests[0].sha256 == manifests[1].sha256
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    with path.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # torch reports a failed write as a mismatch of positions; the disk's own error is its context.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _restore(training: Training, state: dict[str, Any], path: Path) -> tuple[Progress, dict[str, Any]]:
+    try:
+        return restore_state(training, state), dict(state["notes"])
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path} does not fit this model: {type(error).__name__}: {text}",
+            hint="it was written by another version of it",
+        ) from None
+
+
+def _read_verified(path: Path) -> dict[str, Any]:
+    damage = _find_damage(path)
+    if damage is not None:
+        raise CheckpointError(f"{path.name} {damage}")
+    try:
+        state: dict[str, Any] = torch.load(path / _STATE_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types for a file it refuses to unpickle
+        raise CheckpointError(f"{path.name} cannot be loaded: {type(error).__name__}") from None
+    named = read_step(path)
+    step = state.get("step", named) if isinstance(state, dict) else named
+    if type(step) is not int or step != named:
+        raise CheckpointError(f"{path.name} is damaged: its state is of another step")
+    return state
+
+
+def _find_damage(path: Path) -> str | None:
+    try:
+        manifest = read_record(path / MANIFEST_FILE, CheckpointManifest)
+    except AutotuneError as error:
+        return f"is not complete: {error.message}"
+    if manifest.step != read_step(path):
+        return "is damaged: its manifest is of another step"
+    file = path / _STATE_FILE
+    if not file.is_file() or file.stat().st_size != manifest.bytes or _checksum(file) != manifest.sha256:
+        return "is damaged: its state file does not match its manifest"
+    return None
+
+
+def _set_aside(path: Path, word: str) -> None:
+    # Under its name it would count as one of the checkpoints to keep, in the place of a good one.
+    aside = path.with_name(f"{word}-{path.name}")
+    _remove(aside, ignore_errors=True)
+    path.rename(aside)
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a folder, or what stands in its place: of a link, the link alone."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=ignore_errors)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        if not ignore_errors:
+            raise
+
+
+def _link_or_copy(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:  # a file system without hard links
+        shutil.copy2(file, to)
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

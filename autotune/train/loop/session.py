@@ -1,0 +1,254 @@
+"""One session of a run: stretches of training, each with one config, and a step down between two of them.
+
+    build ── restore ── RunLoop ── finished or stopped
+      ▲                    │ fault
+      └── step down: written to the run's record, from the last consistent checkpoint
+
+Everything of a stretch lives in one function call, so that a device's memory is free again when the next one begins.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, field
+
+import torch
+
+from autotune.drift.guard.guard import DriftGuard
+from autotune.engine.activation_checkpointing import can_checkpoint
+from autotune.engine.loop import Training, backend_settings
+from autotune.errors import TargetError
+from autotune.isolation.causes import explain_exception
+from autotune.records.run import GuardSummary, RunPlan
+from autotune.targets.workload import LoadedWorkload
+from autotune.train.folder import RunFolder
+from autotune.train.loop.checkpoint import Checkpoints, Restored
+from autotune.train.loop.deadline import Deadline
+from autotune.train.loop.evaluations import Evaluations
+from autotune.train.loop.meters import Meters
+from autotune.train.loop.progress import Watch
+from autotune.train.loop.state import Progress, require_loadable
+from autotune.train.loop.training_loop import Ending, RunLoop
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.recovery.steps_down import (
+    Choice,
+    Fault,
+    FaultFound,
+    FreshProcessNeeded,
+    choose_step_down,
+    make_step_down,
+)
+from autotune.train.user_code import blame_target
+
+
+@dataclass(frozen=True)
+class StretchEnd:
+    """How a stretch ended.
+
+    Attributes:
+        ending: finished or stopped; None after a fault.
+        fault: what went wrong; None when nothing did.
+        choice: what is done about it.
+    """
+
+    ending: Ending | None = None
+    fault: Fault | None = None
+    choice: Choice | None = None
+
+
+@dataclass
+class Session:
+    """A run at work.
+
+    Attributes:
+        loaded: the workload.
+        folder: of the run.
+        options: how to train.
+        callbacks: who is told, and who may stop it.
+        device: where to train.
+        began: `time.monotonic()` at the session's start.
+        deadline: when it has to be over.
+        random_sources: global generators that the dataset draws from.
+        progress: where the run stands.
+        meters: what it counts.
+        guard: what the drift guard looked at; None before there was one.
+    """
+
+    loaded: LoadedWorkload
+    folder: RunFolder
+    options: TrainingOptions
+    callbacks: TrainingCallbacks
+    device: torch.device
+    began: float
+    deadline: Deadline
+    random_sources: tuple[str, ...]
+    progress: Progress = field(default_factory=Progress)
+    meters: Meters = field(default_factory=Meters)
+    guard: GuardSummary | None = None
+    loss: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    epoch: int = 0
+    last_checkpoint: str = ""
+
+    def run(self) -> Ending:
+        """Train until the plan is done or a stop is asked for, stepping down where that helps.
+
+        Raises:
+            TargetError: the training fails, and no step down is left.
+            CheckpointError: there is nothing to resume.
+            OSError: a file of the run cannot be written.
+        """
+        self.checkpoints = Checkpoints(
+            self.folder.checkpoints,
+            fingerprint=self.folder.plan.target.fingerprint,
+            kept=self.options.checkpoints_kept,
+        )
+        resumes = self.options.resume
+        while True:
+            end = self._run_stretch(resumes=resumes)
+            if end.ending is not None:
+                return end.ending
+            assert end.fault is not None
+            assert end.choice is not None
+            self._free_memory()
+            resumes = self._step_down(end.fault, end.choice)
+            if end.fault.cause == "device-error":
+                raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --out {self.folder.path}")
+
+    @property
+    def plan(self) -> RunPlan:
+        """What the run was started with, and the steps down since."""
+        return self.folder.plan
+
+    def _run_stretch(self, *, resumes: bool) -> StretchEnd:
+        config, training = self.plan.current_config, None
+        with backend_settings(config, self.device):
+            try:
+                with blame_target(f"{self.loaded.label}: setting up"):
+                    training = Training(
+                        self.loaded,
+                        config,
+                        device=self.device,
+                        seed=self.plan.seed,
+                        random_sources=self.random_sources,
+                        worker_timeout_seconds=self.options.worker_timeout_seconds,
+                    )
+                loop = self._prepare(training, self._restore(training, resumes=resumes))
+                try:
+                    return StretchEnd(loop.run())
+                finally:
+                    self._note(loop)
+            except (FaultFound, TargetError) as error:
+                fault = self._find_fault(error)
+                can_recompute = training is not None and can_checkpoint(training.model)
+                choice = choose_step_down(fault, self.plan, can_recompute=can_recompute)
+                if choice is None:
+                    raise self._give_up(error) from error.__cause__
+                return StretchEnd(fault=fault, choice=choice)
+
+    def _restore(self, training: Training, *, resumes: bool) -> Restored:
+        require_loadable(training)
+        if not resumes or not self.checkpoints.exist():
+            return Restored(Progress(), {})  # a run that ended before its first checkpoint begins as it did
+        restored = self.checkpoints.load(training)
+        for problem in restored.problems:
+            self.callbacks.warn(f"{problem}; the one before it is used")
+        if training.batches_per_epoch is None:
+            self.callbacks.warn(
+                "the samples of an iterable dataset need not be those an uninterrupted training would see"
+            )
+        return restored
+
+    def _prepare(self, training: Training, restored: Restored) -> RunLoop:
+        plan, callbacks = self.plan, self.callbacks
+        self.progress, self.meters = restored.progress, Meters()
+        self.meters.restore(restored.notes.get("meters") or {})
+        self.meters.forget_lost_best()
+        callbacks.begins(self.progress.step)
+        guard = self._build_guard(training)
+        is_same = restored.notes.get("config") == plan.current_config.model_dump(mode="json")
+        if guard is not None and restored.notes.get("guard"):
+            guard.restore(restored.notes["guard"], same_settings=is_same)
+        same = plan.current_config.precision == plan.config.precision
+        watch = Watch(
+            self.meters,
+            plan,
+            self.device,
+            report=callbacks.report,
+            began=self.began,
+            flops_utilization=plan.flops_utilization if same else None,
+            evaluates=bool(self.loaded.metrics),
+        )
+        keeps_gradients = any(one.action == "gradients-kept" for one in plan.step_downs)
+        return RunLoop(
+            loaded=self.loaded,
+            training=training,
+            plan=plan,
+            folder=self.folder.path,
+            checkpoints=self.checkpoints,
+            progress=self.progress,
+            meters=self.meters,
+            watch=watch,
+            evaluations=Evaluations(self.loaded, training, callbacks.warn, is_inference=not keeps_gradients),
+            guard=guard,
+            log=callbacks.log,
+            should_stop=callbacks.should_stop,
+            interruptible=callbacks.interruptible,
+            deadline=self.deadline,
+            checkpoint_seconds=self.options.checkpoint_seconds,
+            last_checkpoint=restored.path,
+        )
+
+    def _build_guard(self, training: Training) -> DriftGuard | None:
+        plan = self.plan
+        if plan.current_config == plan.baseline_config:
+            if self.guard is None:
+                self.guard = GuardSummary(is_on=False, reason="the settings are the baseline's own")
+            return None
+        return DriftGuard(
+            self.loaded,
+            training,
+            plan.current_config,
+            plan.baseline_config,
+            device=self.device,
+            band=plan.loss_band,
+            limit=plan.drift_limit,
+            accepted=plan.accepted,
+        )
+
+    def _note(self, loop: RunLoop) -> None:
+        """Remember what the summary tells, and let go of the rest."""
+        self.progress, self.loss, self.metrics = loop.progress, loop.loss, loop.evaluations.metrics
+        self.epoch = loop.training.windows.epoch
+        self.last_checkpoint = str(loop.last_checkpoint or "")
+        if loop.guard is not None:
+            self.guard = loop.guard.summarize()
+
+    def _find_fault(self, error: FaultFound | TargetError) -> Fault:
+        if isinstance(error, FaultFound):
+            return error.fault
+        _, cause, detail = explain_exception(error.__cause__ or error)
+        return Fault(cause, detail, self.progress.step)
+
+    def _give_up(self, error: FaultFound | TargetError) -> TargetError:
+        saved = f"{self.last_checkpoint} is from before; " if self.last_checkpoint else ""
+        if isinstance(error, FaultFound):
+            return TargetError(error.fault.detail, hint=f"{saved}check the data, the learning rate and the settings")
+        return TargetError(error.message, hint=error.hint or (f"{saved}--resume goes on from it" if saved else ""))
+
+    def _step_down(self, fault: Fault, choice: Choice) -> bool:
+        """Write a step down into the run's record and say it; return whether there is a checkpoint to go on from."""
+        step = self.checkpoints.newest_step(not_after=fault.clean_step)
+        if step is None and fault.cause == "drift-loss":
+            step = self.checkpoints.oldest_step()  # the rise began before it, but less of it is in there than later
+        if fault.clean_step is not None:
+            self.checkpoints.set_aside_after(step or 0)  # before the record: a kill in between repeats the alarm
+        step_down = make_step_down(fault, choice, self.plan.current_config, step)
+        self.folder.add_step_down(step_down)
+        self.callbacks.step_down(step_down)
+        return step is not None
+
+    def _free_memory(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

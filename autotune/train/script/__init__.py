@@ -1,0 +1,1 @@
+"""The final training of a script: its own command, supervised from outside."""

@@ -1,0 +1,223 @@
+"""The final training of a script: its own command, run to its end with the settings hung on it.
+
+    settings, command ── prepare_script_run ──▶ ScriptRun ── start(config) ──▶ the process of one attempt
+
+Checkpoints, logs and resuming are the script's own affair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.engine.allocator import describe_exchange, launch_environment
+from autotune.errors import MachineError, ProfileError, UsageError
+from autotune.isolation.script_starter import check_interpreter
+from autotune.machine.hardware import read_hardware
+from autotune.records.config import KnobValue, TrainConfig, changed_fields
+from autotune.records.profile import Profile
+from autotune.records.script import Script
+from autotune.records.trial import Target
+from autotune.targets.launch.command import Launch, find_launch
+from autotune.targets.script import own_values, placeholder_names, render_command, script_values
+from autotune.targets.source.fingerprint import fingerprint_target
+from autotune.train.recovery.supervisor import Start
+from autotune.train.script.steps_down import Levers
+
+if TYPE_CHECKING:
+    from autotune.train.settings.choice import Settings
+
+_ENTRY, _LAUNCHER = "autotune.train.script.entry", "autotune.train.script.launcher"
+
+_OF_WORKLOADS = {
+    "--steps": "how long a script trains is its own affair",
+    "--epochs": "how long a script trains is its own affair",
+    "--max-time": "when a script stops is its own affair",
+    "--out": "a script writes where it wants to, and its record goes to runs/",
+    "--resume": "a script goes on from its own checkpoints, or does not",
+    "--seed": "a script sets its own seeds",
+    "--checkpoint-every": "a script writes its own checkpoints",
+    "--keep": "a script keeps its own checkpoints",
+    "--log": "a script writes its own logs",
+}
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A script that was checked and can be started.
+
+    Attributes:
+        target: the script.
+        fingerprint: of the script as it is now.
+        config: the settings to begin with.
+        baseline_config: its own.
+        origin: where the settings come from.
+        profile: that they come from; None for another origin.
+        promised_samples_per_second: that were measured for them; None when they were not.
+        training_loaders: which of its loaders they are for, by description.
+    """
+
+    target: Target
+    fingerprint: str
+    config: TrainConfig
+    baseline_config: TrainConfig
+    origin: str
+    profile: Profile | None
+    promised_samples_per_second: float | None
+    training_loaders: tuple[str, ...]
+
+    @property
+    def script(self) -> Script:
+        """Its command."""
+        assert self.target.script is not None
+        return self.target.script
+
+    @property
+    def knows_settings(self) -> bool:
+        """What it is run with is known: of its own settings nobody has told, without a profile or a probe."""
+        return self.profile is not None or self.origin != "baseline"
+
+    @property
+    def levers(self) -> Levers:
+        """What can be set about it."""
+        return Levers(
+            frozenset(self.values(self.config)) & TrainConfig.model_fields.keys(), bool(self.training_loaders)
+        )
+
+    def values(self, config: TrainConfig) -> dict[str, KnobValue]:
+        """Return what the placeholders of its command stand for under a config."""
+        if self.knows_settings:
+            return script_values(self.script, config)
+        # Of its own settings only those are known that the command names.
+        own = own_values(self.script)
+        return own | {name: value for name, value in script_values(self.script, config).items() if name in own}
+
+    @property
+    def exchanged_malloc(self) -> str | None:
+        """What becomes of the user's own malloc library, in a sentence; None where it stays or there is none."""
+        return describe_exchange(launch_environment(self.config, read_hardware().host_allocators))
+
+    def find_launch(self, config: TrainConfig) -> Launch:
+        """Return how it is started under a config.
+
+        Raises:
+            UsageError: the command cannot be started.
+        """
+        return find_launch(render_command(self.script, self.values(config)), folder=Path(self.target.folder))
+
+    def list_changed(self, config: TrainConfig) -> list[str]:
+        """Return the knobs that hooks set, because no flag of the script's does."""
+        return sorted(set(changed_fields(config, self.baseline_config)) - placeholder_names(self.script))
+
+    def start(self, config: TrainConfig, *, notes: Path, as_json: bool) -> Start:
+        """Return how to start its process under a config.
+
+        Args:
+            config: the settings.
+            notes: folder in which the process tells how far it is.
+            as_json: what it prints on standard output goes to standard error.
+
+        Raises:
+            UsageError: the command cannot be started.
+            MachineError: the settings need a library this machine does not have.
+        """
+        launch = self.find_launch(config)
+        plan = {
+            "config": config.model_dump(mode="json"),
+            "changed": self.list_changed(config),
+            "training_loaders": list(self.training_loaders),
+            "promised": self.promised_samples_per_second,
+            "json": as_json,
+            "notes": str(notes.resolve()),
+            "kind": launch.kind,
+            "name": launch.name,
+            "interpreter_options": list(launch.interpreter_options),
+            "launcher_options": list(launch.launcher_options or ()),
+        }
+        entry = _ENTRY if launch.launcher_options is None else _LAUNCHER
+        words = (launch.interpreter, *launch.interpreter_options, "-P", "-m", entry, json.dumps(plan))
+        return Start((*words, *launch.arguments), _make_environment(config), Path(self.target.folder))
+
+
+def refuse_workload_options(given: Mapping[str, object], target: Target) -> None:
+    """Make sure that no option is given that only a script's own command can set.
+
+    Args:
+        given: what was typed, by option; None or False for what was not.
+        target: the script.
+
+    Raises:
+        UsageError: there is one; says why.
+    """
+    for option, reason in _OF_WORKLOADS.items():
+        typed = given.get(option)
+        if typed is not None and typed is not False:
+            raise UsageError(
+                f"{option} is for a workload, and the target is a script: {reason}",
+                hint=f"give {target.spec} its own flag for it",
+            )
+
+
+def prepare_script_run(settings: Settings, target: Target) -> ScriptRun:
+    """Check settings against a script and return what can be started.
+
+    Args:
+        settings: of a profile, a preset or, with the origin `baseline`, none at all.
+        target: the script.
+
+    Raises:
+        ProfileError: they set what the command has no placeholder for.
+        UsageError: the command cannot be started.
+        MachineError: the settings need a library this machine does not have.
+    """
+    script = target.script
+    assert script is not None
+    config, baseline = settings.config, settings.baseline_config
+    if settings.origin == "baseline" and settings.profile is None:
+        config = baseline = _fill_in_own(script, config)
+    run = ScriptRun(
+        target=target,
+        fingerprint=fingerprint_target(target) or "",
+        config=config,
+        baseline_config=baseline,
+        origin=settings.origin,
+        profile=settings.profile,
+        promised_samples_per_second=settings.promised_samples_per_second,
+        training_loaders=settings.training_loaders,
+    )
+    launch = run.find_launch(config)
+    _require_placeholders(run)
+    _make_environment(config)
+    check_interpreter(launch.interpreter, set())
+    return run
+
+
+def _fill_in_own(script: Script, config: TrainConfig) -> TrainConfig:
+    """Return a config with the values that a script's command itself has in its placeholders."""
+    own = own_values(script)
+    fields = {name: value for name, value in own.items() if name in TrainConfig.model_fields}
+    return config.replace(**fields, user_knobs={name: value for name, value in own.items() if name not in fields})
+
+
+def _require_placeholders(run: ScriptRun) -> None:
+    own, names = {"micro_batch_size", "gradient_accumulation_steps"}, placeholder_names(run.script)
+    needed = [name.removeprefix("user_knobs.") for name in changed_fields(run.config, run.baseline_config)]
+    needed = [name for name in needed if name in own or name not in TrainConfig.model_fields]
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise ProfileError(
+            f"the profile sets {missing[0]}, and the command has no {{{missing[0]}}}",
+            hint="use the command of the search, placeholders and all",
+        )
+
+
+def _make_environment(config: TrainConfig) -> dict[str, str]:
+    """Return the environment of a process, with what its allocators need before it starts."""
+    try:
+        return {**os.environ, **launch_environment(config, read_hardware().host_allocators)}
+    except ValueError as error:
+        raise MachineError(str(error), hint="install it, or search again on this machine") from None

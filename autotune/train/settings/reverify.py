@@ -1,0 +1,242 @@
+"""Are a profile's settings any good here? A few pairs of fresh processes, its settings against the target's own.
+
+    pair 1: own profile    pair 2: profile own    pair 3: own profile    pair 4: profile own     (orders drawn)
+
+The settings are used where the pairs show a gain and rule out a loss worth mentioning; else the target's own are: what
+was measured elsewhere is a reason to try them, not to trust them. One failed launch of theirs is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
+from autotune.isolation.runner import KILL_SECONDS, TrialRunner
+from autotune.machine.hardware import read_hardware
+from autotune.records.config import TrainConfig
+from autotune.records.hardware import HardwareInfo
+from autotune.records.measurement import Interval
+from autotune.records.run import Reverification
+from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.scratch import scratch_folder
+from autotune.search.finals.finalist import FinalsOutcome
+from autotune.search.finals.rounds import run_finals
+from autotune.sentences import count
+from autotune.train.settings.choice import Settings
+from autotune.train.settings.differences import printable
+from autotune.units import format_duration, format_rate
+
+PAIRS = 4
+LEAST_PAIRS = 3
+LIMIT_SECONDS = 180.0
+"""All of it takes no longer, compilation included."""
+
+MEASURE_SECONDS = 2.0
+LARGEST_LOSS = 0.03
+"""The one-sided 95 % lower end of the speed-up has to rule out more."""
+
+_WARMUP_FACTOR = 2.0  # longest warm-up over a measurement, as in a search
+_CONFIDENCE_LEVEL = 0.90  # two-sided: each end holds one-sided at 95 %
+_DEVICE_SHARE, _HOST_SHARE = 0.95, 0.92  # of the free memory, as in a search
+_LEAST_SECONDS = 0.5
+_SEED = 0
+_LONGEST_REASON = 200
+
+
+RunTrial = Callable[[TrialSpec], TrialResult]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How a re-verification asks and is asked.
+
+    Attributes:
+        should_stop: polled; True ends it, and the target's own settings are used.
+        say: told what goes on, one line at a time.
+        random_sources: generators that a workload's samples draw from, see `find_random_sources`.
+        limit_seconds: of all of it.
+        measure_seconds: of the measurement of one launch.
+        now: the clock.
+    """
+
+    should_stop: Callable[[], bool] = lambda: False
+    say: Callable[[str], None] = lambda _text: None
+    random_sources: tuple[str, ...] = ()
+    limit_seconds: float = LIMIT_SECONDS
+    measure_seconds: float = MEASURE_SECONDS
+    now: Callable[[], float] = time.monotonic
+
+
+def reverify_in_processes(settings: Settings, target: Target, frame: Frame) -> Reverification:
+    """Return whether a profile's settings are to be used, from launches in fresh processes of this machine.
+
+    Call it while this process holds no memory of the device.
+
+    Args:
+        settings: that need it.
+        target: what is trained.
+        frame: how to ask and be asked.
+
+    Raises:
+        UsageError: a script's command cannot be started.
+        OSError: the temporary folder cannot be written.
+    """
+    with _processes(settings, target, frame) as runner:
+        return reverify(settings, target, frame, run_trial=runner)
+
+
+def reverify(settings: Settings, target: Target, frame: Frame, *, run_trial: RunTrial) -> Reverification:
+    """Return whether a profile's settings are to be used, from launches that a callable runs.
+
+    Args:
+        settings: that need it.
+        target: what is trained.
+        frame: how to ask and be asked.
+        run_trial: runs one trial to its end.
+    """
+    hardware = read_hardware()
+    try:
+        launch_environment(settings.config, hardware.host_allocators)
+    except ValueError as error:
+        return _refuse(settings, f"your own settings are used: the profile's {printable(str(error))}")
+    frame.say(
+        f"re-verification: {PAIRS} pairs of fresh processes, the profile's settings against your own, "
+        f"at most {format_duration(frame.limit_seconds)}"
+    )
+    launches = _Launches(settings, target, frame, run_trial, _make_limits(hardware, frame), began=frame.now())
+    outcome = run_finals([settings.config], settings.baseline_config, launches.launch, rounds=PAIRS, seed=_SEED)
+    end = "it was stopped" if frame.should_stop() else f"{format_duration(frame.limit_seconds)} were over"
+    found = _judge(settings, outcome, end=end)
+    frame.say(f"re-verification: {found.reason}")
+    return found
+
+
+@dataclass
+class _Launches:
+    """Starts the launches of one re-verification.
+
+    Attributes:
+        settings: that need it.
+        target: what is trained.
+        frame: how to ask and be asked.
+        run_trial: runs one trial to its end.
+        limits: of a launch; the time is that of all of them.
+        began: when the first one began, by the frame's clock.
+        number: of launches so far.
+        seconds: of the last launch of the own settings and of the profile's.
+    """
+
+    settings: Settings
+    target: Target
+    frame: Frame
+    run_trial: RunTrial
+    limits: TrialLimits
+    began: float
+    number: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def launch(self, config: TrainConfig) -> TrialResult | None:
+        """Return one launch; None when the time is up or the user stopped."""
+        whose = "profile's" if config == self.settings.config else "own"
+        left = self.began + self.limits.time_limit_seconds - self.frame.now() - KILL_SECONDS
+        if self.frame.should_stop() or left < max(_LEAST_SECONDS, self.seconds.get(whose, 0.0)):
+            return None
+        result = self.run_trial(self._make_spec(config, left))
+        self.number += 1
+        if result.status is TrialStatus.INTERRUPTED:
+            return None
+        self.seconds[whose] = result.elapsed_seconds
+        measured = result.measurement
+        told = result.status.value if measured is None else format_rate(measured.samples_per_second)
+        self.frame.say(f"  {self.number}/{2 * PAIRS} {whose} settings: {told}")
+        return result
+
+    def _make_spec(self, config: TrainConfig, seconds: float) -> TrialSpec:
+        is_script = self.target.script is not None
+        return TrialSpec(
+            number=self.number,
+            purpose="final",
+            target=self.target,
+            config=config,
+            random_sources=() if is_script else self.frame.random_sources,
+            baseline=self.settings.baseline_config if is_script else None,
+            training_loaders=self.settings.training_loaders,
+            limits=self.limits.replace(time_limit_seconds=seconds),
+        )
+
+
+def _make_limits(hardware: HardwareInfo, frame: Frame) -> TrialLimits:
+    # A driver that does not tell its free memory reports 0; the device then sets its own limit.
+    device = int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) if hardware.gpus else 0
+    return TrialLimits(
+        time_limit_seconds=frame.limit_seconds,
+        warmup_cap_seconds=_WARMUP_FACTOR * frame.measure_seconds,
+        measure_seconds=frame.measure_seconds,
+        ends_with_stage=True,  # what runs into the limit had no time, and says nothing about the settings
+        host_memory_limit_bytes=int(_HOST_SHARE * hardware.memory_limit_bytes),
+        device_memory_limit_bytes=device or None,
+    )
+
+
+@contextmanager
+def _processes(settings: Settings, target: Target, frame: Frame) -> Iterator[TrialRunner]:
+    """Yield what runs trials in fresh processes, the profile's allocators taken out of this process's environment.
+
+    It may have been started with them, and the launches of the own settings would inherit them.
+    """
+    allocators = read_hardware().host_allocators
+    try:
+        wanted = launch_environment(settings.config, allocators)
+    except ValueError:
+        wanted = {}
+    taken = {name: value for name, value in wanted.items() if os.environ.get(name) == value}
+    for name in taken:
+        del os.environ[name]
+    others = exchange_malloc(taken.get(PRELOAD, ""))
+    if others:  # the user's own, which the launches of the own settings have too
+        os.environ[PRELOAD] = others
+    try:
+        with (
+            scratch_folder() as scratch,
+            TrialRunner(
+                scratch,
+                host_allocators=allocators,
+                should_stop=frame.should_stop,
+                warm=target.script is None,
+            ) as runner,
+        ):
+            yield runner
+    finally:
+        os.environ.update(taken)
+
+
+def _judge(settings: Settings, outcome: FinalsOutcome, *, end: str) -> Reverification:
+    base, (one,) = outcome.baseline, outcome.candidates
+    pairs = len(one.rates)
+    if base.failure:
+        why = printable(base.failure, most=_LONGEST_REASON)
+        return _refuse(settings, f"your own settings are used: they fail here, so nothing could be compared ({why})")
+    if one.failure:
+        why = printable(one.failure, most=_LONGEST_REASON)
+        return _refuse(settings, f"your own settings are used: the profile's fail here ({why})", pairs=pairs)
+    if pairs < LEAST_PAIRS:
+        told = f"your own settings are used: {count(pairs, 'pair')} finished when {end}, too few to tell"
+        return _refuse(settings, told, pairs=pairs)
+    speedup = one.interval_at(_CONFIDENCE_LEVEL)
+    figures = f"{speedup.estimate:.2f}x your own here, at least {speedup.low:.2f}x (95 %, {pairs} pairs)"
+    if speedup.estimate > 1.0 and speedup.low >= 1.0 - LARGEST_LOSS:
+        reason = f"the profile's settings are used: they run at {figures}"
+        return Reverification(
+            differences=settings.differences, speedup=speedup, pairs=pairs, trusted=True, reason=reason
+        )
+    found = "slower" if speedup.high < 1.0 else "which does not rule out a loss"
+    reason = f"your own settings are used: the profile's run at {figures}, {found}"
+    return _refuse(settings, reason, pairs=pairs, speedup=speedup)
+
+
+def _refuse(settings: Settings, reason: str, *, pairs: int = 0, speedup: Interval | None = None) -> Reverification:
+    return Reverification(differences=settings.differences, speedup=speedup, pairs=pairs, trusted=False, reason=reason)
