@@ -34,9 +34,10 @@ from autotune.errors import AutotuneError
 from autotune.machine.hardware import read_hardware
 from autotune.records import Profile, TrialStatus, parse_record, read_record
 from autotune.records.codec import Record, write_record
+from autotune.records.layout import STATE_FOLDER
 from autotune.records.measurement import Interval
 from autotune.records.trial import TrialResult
-from autotune.search.store.folder import STATE_FOLDER, SearchFolder
+from autotune.search.store.folder import SearchFolder
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.units import parse_duration
 

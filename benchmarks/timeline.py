@@ -49,7 +49,7 @@ from autotune.records import (  # noqa: E402  # noqa: E402
 )
 from autotune.records.search import SearchState  # noqa: E402
 from autotune.records.trial import Tape  # noqa: E402
-from autotune.search.explore.study_file import StudyFile  # noqa: E402
+from autotune.search.explore.study import StudyFile  # noqa: E402
 from autotune.search.launch.budget import Budget, measure_seconds_for  # noqa: E402
 from autotune.search.launch.launcher import Launcher  # noqa: E402
 from autotune.search.progress import SearchReporter  # noqa: E402

@@ -132,7 +132,7 @@ TORCH_FREE = (
 )
 """The parent's side: it must not pay for torch, and never initialise a device."""
 
-TORCH_BELOW = ("autotune.machine.limits", "autotune.train.script.entry")
+TORCH_BELOW = ("autotune.machine.limits", "autotune.train.script.entry", "autotune.train.script.launcher")
 """Parts of these that run in a child process."""
 
 GLOBAL_STATE_IN = ("autotune.engine", "autotune.drift.record.numerics")

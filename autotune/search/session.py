@@ -23,15 +23,13 @@ from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer.candidates import Candidates
-from autotune.search.answer.notes import describe_config, describe_ending
-from autotune.search.answer.planned import find_planned_samples
+from autotune.search.answer.notes import describe_config, describe_ending, find_planned_samples
 from autotune.search.answer.profile import Findings, build_profile
 from autotune.search.explore.stage import Explorer
 from autotune.search.explore.strategy import Situation, Suggest, describe_left_out, suggest
 from autotune.search.explore.study import Study
 from autotune.search.finals.finalist import LEAST_ROUNDS
-from autotune.search.finals.requirements import require_memory, require_time
-from autotune.search.finals.reserve import Reserve
+from autotune.search.finals.reserve import Reserve, require_memory, require_time
 from autotune.search.finals.risk import RiskPurse, open_purse
 from autotune.search.finals.stage import confirm, pairs_to_prove, plan_finals, recall
 from autotune.search.launch.budget import PROBE_SHARE

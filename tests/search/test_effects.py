@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import BASELINE, make_judged
 
-from autotune.search.scores.effects import measure_effects
-from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.ranking import Ranking, measure_effects
 
 BF16, BOTH = BASELINE.replace(precision="bf16"), BASELINE.replace(precision="bf16", num_workers=2)
 SPLIT = BASELINE.replace(micro_batch_size=16, gradient_accumulation_steps=2)

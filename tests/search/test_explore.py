@@ -22,8 +22,8 @@ from simulated import (
 
 from autotune.records import TrainConfig, TrialStatus
 from autotune.search.explore.stage import Explorer, Tried
-from autotune.search.launch.compilation import predict_compilation
 from autotune.search.launch.launcher import Launcher
+from autotune.search.launch.prices import predict_compilation
 
 
 def explore(launcher: Launcher, *, count: int = 100, **asked: Any) -> str:

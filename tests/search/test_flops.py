@@ -8,8 +8,7 @@ import pytest
 from simulated import BASELINE, Machine, make_report
 
 from autotune.records import Ceilings, Evidence, MatmulRate, TargetFacts
-from autotune.search.answer.flops import add_flops
-from autotune.search.answer.profile import Findings, build_profile
+from autotune.search.answer.profile import Findings, add_flops, build_profile
 from autotune.search.scores.ranking import Ranking
 
 CEILINGS = Ceilings(

@@ -15,8 +15,7 @@ from simulated import BASELINE, Machine
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.explore.study import Study
-from autotune.search.explore.study_file import StudyFile
+from autotune.search.explore.study import Study, StudyFile
 from autotune.search.scores.objective import KEYS, Judged, Limits, score_trial
 from autotune.space import SearchSpace, build_space
 
@@ -203,7 +202,7 @@ FULL = """
 import sys
 from pathlib import Path
 import optuna
-from autotune.search.explore.study_file import StudyFile
+from autotune.search.explore.study import StudyFile
 study, told = optuna.create_study(), []
 file = StudyFile(Path("study.db"), told.append)
 for value in range(3):

@@ -10,7 +10,9 @@ from statistics import fmean, stdev
 
 from autotune.drift.compare.loss_band import calibrate_band
 from autotune.measure.confidence import hodges_lehmann
+from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
+from autotune.records.facts import TargetFacts
 from autotune.records.measurement import PeakMemory
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget, StopReason
@@ -26,7 +28,6 @@ from autotune.search.answer.endings import (
     find_shown,
     judge,
 )
-from autotune.search.answer.flops import add_flops
 from autotune.search.finals.finalist import Finalist, FinalsOutcome, smallest_provable
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.finals.stage import FinalsPlan
@@ -288,4 +289,19 @@ def _confirmation(
         budget_needed_seconds=needed,
         extra_seconds_needed=extra,
         futile=finals.futile,
+    )
+
+
+def add_flops(evidence: Evidence, facts: TargetFacts, config: TrainConfig) -> Evidence:
+    """Return the evidence with both, as far as the probe found them.
+
+    Args:
+        evidence: of a profile.
+        facts: of its target; the same operations are counted with any settings, recomputed ones not again.
+        config: the settings whose arithmetic is held against the machine's rate, as the probe does for the baseline.
+    """
+    arithmetic = name_arithmetic(facts.replace(baseline=config))
+    return evidence.replace(
+        flops_per_sample=facts.model.flops_per_sample or None,
+        peak_flops_per_second=facts.ceilings.sustained_flops_per_second(arithmetic),
     )

@@ -19,8 +19,8 @@ from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.explore.strategy import Situation, Suggest
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.launcher import Launcher
-from autotune.search.scores.effects import measure_effects
 from autotune.search.scores.objective import Judged, score_trial
+from autotune.search.scores.ranking import measure_effects
 from autotune.space import needs_compilation
 
 LEAST_GAIN = math.log(1.005)

@@ -11,16 +11,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
-from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Anchors
 from autotune.search.scores.objective import Judged
+from autotune.space import BATCH_KNOBS, put_back
 
 _SETTLED_CONFIDENCE = 0.995
 
@@ -233,3 +234,23 @@ def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> flo
     seconds = max((one.compile_seconds for one in measurements), default=0.0)
     rate = statistics.fmean(one.samples_per_second for one in measurements) if measurements else 0.0
     return math.log1p(seconds * rate / planned_samples)
+
+
+def measure_effects(entries: Sequence[Entry], baseline: TrainConfig) -> Mapping[str, float]:
+    """Return the largest log gain that each change, as `name=value`, was seen to bring on top of anything.
+
+    Args:
+        entries: the configs that were timed, the baseline among them.
+        baseline: the user's own settings.
+    """
+    scores = {one.key: one.score for one in entries}
+    effects: dict[str, float] = {}
+    for one in entries:
+        for name in changed_fields(one.config, baseline):
+            if name in BATCH_KNOBS and name != "micro_batch_size":
+                continue  # it follows from the micro batch
+            without = scores.get(put_back(one.config, baseline, [name]).model_dump_json())
+            if without is not None:
+                change, gain = f"{name}={get_knob(one.config, name)}", one.score - without
+                effects[change] = max(effects.get(change, gain), gain)
+    return effects
