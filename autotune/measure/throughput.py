@@ -9,23 +9,20 @@ Enough is: precise, or the time or the samples asked for are used up, or clearly
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
-from autotune.engine.loop import Mark, StepOutcome, Training
 from autotune.measure.clock import Clock
 from autotune.measure.confidence import relative_half_width
 from autotune.measure.hopeless import EarlySteps, Phase
 from autotune.measure.memory import MemoryMeter
 from autotune.measure.racing import is_clearly_slower
-from autotune.measure.timing import InterferenceReader, Progress, Timing, make_timing
+from autotune.measure.timing import Timing
 from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Canary, Measurement
-from autotune.records.trial import LossCurve, Rival, TrialLimits
+from autotune.records.trial import Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
@@ -53,42 +50,8 @@ class TrainingEndedError(Exception):
     """Thrown into a measurement whose training takes no further step."""
 
 
-Steps = Generator[None, None, Measurement]
+Steps = Generator[None, object, Measurement]
 """A measurement that asks for one optimizer step at each yield."""
-
-
-def time_training(
-    training: Training,
-    config: TrainConfig,
-    limits: TrialLimits,
-    device: torch.device,
-    *,
-    seed: int,
-    interference: InterferenceReader | None = None,
-    progress: Progress | None = None,
-) -> tuple[Measurement, LossCurve]:
-    """Return the timing of a training and the losses it had on the way.
-
-    Raises:
-        DivergedError: a loss is not finite.
-        TooSlowError: its first steps are hopelessly slower than its rival's.
-    """
-    scaler = training.scaler
-    read_scale = (lambda: None) if scaler is None else scaler.get_scale
-    timing = make_timing(device, read_scale=read_scale, interference=interference, progress=progress)
-    measurement = drive(measure_throughput(timing, config, limits, MemoryMeter(device)), timing, training.step)
-    return measurement, LossCurve(seed=seed, losses=timing.read_losses(), samples=timing.samples)
-
-
-def drive(steps: Steps, timing: Timing, step: Callable[[Mark], StepOutcome]) -> Measurement:
-    """Take every step that a measurement asks for and return it."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            measurement: Measurement = end.value
-            return measurement
-        timing.take_step(step)
 
 
 def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits, memory: MemoryMeter) -> Steps:
@@ -217,7 +180,7 @@ def _block_seconds(clock: Clock) -> float:
 
 def _warm_up(
     timing: Timing, config: TrainConfig, limits: TrialLimits, rival: Rival | None, early: EarlySteps
-) -> Generator[None, None, tuple[WarmUp, str, Block | None]]:
+) -> Generator[None, object, tuple[WarmUp, str, Block | None]]:
     """Return the warm-up, what had not settled at its end, and all there is of a training that ended in it."""
     clock, graphs = timing.clock, timing.compiled_graphs()
     warm_up = make_warm_up(config, limits, graphs=graphs, least_seconds=timing.load_seconds)
@@ -253,7 +216,7 @@ def _warm_up(
             return warm_up, unsettled, None
 
 
-def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) -> Generator[None, None, bool]:
+def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) -> Generator[None, object, bool]:
     """Add a block and the seconds of its steps, nothing where none was taken; return whether the training ended."""
     clock, graphs = timing.clock, timing.compiled_graphs()
     clock.synchronize()

@@ -88,8 +88,8 @@ class Timing:
     phase: Phase = Phase.MEASURING
     _values: list[float] = field(default_factory=list)
 
-    def take_step(self, step: Callable[[Mark], StepOutcome]) -> None:
-        """Take one step and note what it was."""
+    def take_step(self, step: Callable[[Mark], StepOutcome]) -> StepOutcome:
+        """Take one step, note what it was and return it."""
         began = self.clock.now()
 
         def note(phase: str) -> None:
@@ -98,8 +98,20 @@ class Timing:
                 self.enter(self.phase)
 
         outcome = step(note)
-        self.losses.append(outcome.loss)
-        self.samples += outcome.samples
+        self.note_step(outcome.loss, outcome.samples)
+        return outcome
+
+    def note_step(self, loss: Tensor, samples: int, *, data_wait_seconds: float = 0.0) -> None:
+        """Note a step that has been taken.
+
+        Args:
+            loss: scalar on the device.
+            samples: trained on.
+            data_wait_seconds: for its batches, where that is not noted already.
+        """
+        self.losses.append(loss)
+        self.samples += samples
+        self.data_wait_seconds += data_wait_seconds
 
     def enter(self, phase: Phase) -> None:
         """Tell what begins."""

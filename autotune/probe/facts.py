@@ -22,9 +22,7 @@ from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.operations import watched_operations
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
-from autotune.machine.interference import watch_interference
 from autotune.measure.clock import clock_for
-from autotune.measure.throughput import time_training
 from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
 from autotune.probe.additivity import WINDOWS, measure_additivity
 from autotune.probe.child import (
@@ -57,7 +55,9 @@ from autotune.probe.time_shares import (
 from autotune.probe.work import WorkProfile
 from autotune.records.config import TrainConfig
 from autotune.records.facts import Additivity, DataFacts, ModelFacts, TargetFacts
-from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import TrialResult, TrialSpec
+from autotune.runs.timing import time_steps
+from autotune.runs.workload_source import WorkloadSource
 from autotune.space import SPLIT_KNOBS
 from autotune.targets.workload import LoadedWorkload
 
@@ -98,18 +98,13 @@ def probe_workload(
         facts, resident = _look_at_training(training, loaded, baseline, device, data=samples.facts)
         baseline = facts.baseline
         del training
-        fresh = Training(loaded, baseline, device=device, seed=seed, random_sources=sources)
-        limits, watched = spec.limits.replace(seconds_per_sample=sample_seconds), watch_interference(device)
-        measurement, curve = time_training(fresh, baseline, limits, device, seed=seed, interference=watched)
-        result = TrialResult(
-            spec=spec.replace(config=baseline),
-            status=TrialStatus.COMPLETED,
-            elapsed_seconds=time.monotonic() - started,
-            startup_seconds=startup,
-            measurement=measurement,
-            curves=(curve,),
-            facts=facts,
-        )
+        source = WorkloadSource(loaded, baseline, device, seed=seed, random_sources=sources)
+        limits = spec.limits.replace(seconds_per_sample=sample_seconds)
+        found, fresh = source.drive(time_steps(source, baseline, limits, seed=seed)), source.training
+        del source
+        elapsed = time.monotonic() - started
+        timed = found.complete(spec.replace(config=baseline), elapsed_seconds=elapsed, startup_seconds=startup)
+        result = timed.replace(facts=facts)
         keep(result)
         profile = _profile(fresh, facts, device)
         facts = facts.replace(batch_elasticity=_try_twice(fresh, loaded, facts, samples, device))
@@ -117,7 +112,8 @@ def probe_workload(
         facts = _add_loader(_add_additivity(facts, spec, loaded, device), spec, loaded, allowance)
         keep(result.replace(facts=facts))
         facts = _add_memory(facts, spec, loaded, device, base_bytes=base_bytes, allowance=allowance)
-    facts = _add_machine(anchor_memory(facts, measurement), spec, samples, device, allowance)
+    assert found.measurement is not None
+    facts = _add_machine(anchor_memory(facts, found.measurement), spec, samples, device, allowance)
     work = describe_profile(profile, facts, step_seconds=resident.seconds, enqueue_fraction=resident.enqueue_fraction)
     return result.replace(facts=facts.replace(work=work), elapsed_seconds=time.monotonic() - started)
 

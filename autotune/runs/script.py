@@ -11,52 +11,42 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
+from inspect import GEN_SUSPENDED, getgeneratorstate
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 
 from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.errors import TargetError
 from autotune.isolation.causes import Outcome, describe_hopeless, encodable, explain_exception
 from autotune.isolation.prepare import exit_at_once, own_record
 from autotune.isolation.progress import ProgressWriter
 from autotune.measure.hopeless import TooSlowError
+from autotune.measure.memory import resident_bytes
+from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import DivergedError
+from autotune.probe.child import used_bytes
+from autotune.probe.script import ScriptProbe
+from autotune.probe.time_shares import Allowance
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE
+from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.runs.learning import LearningRun
-from autotune.runs.script_gradients import FidelityRun, TapeRun
-from autotune.runs.timing import TimingRun
+from autotune.runs.purpose import make_run
+from autotune.runs.script_source import ScriptSource
+from autotune.runs.source import Found, Run
 from autotune.targets.script import placeholder_names
 
 COMPILE_SECONDS = 150.0
 """A first step that compiles and has not ended by then is given up."""
 
 _FLAG_STEPS = 4
-
-
-class _Run(Protocol):
-    """What a trial wants of a script."""
-
-    def watch(self, hooks: ScriptHooks) -> None:
-        """The hooks are hung up, and nothing has happened yet."""
-
-    def begin(self, hooks: ScriptHooks) -> None:
-        """The script's first training call."""
-
-    def turn(self, is_training: bool) -> None:
-        """The script trains, or does something else."""
-
-    def take(self, step: ScriptStep, loss: torch.Tensor) -> bool:
-        """Return whether this step was the last one needed."""
-
-    def result(self, trial: ScriptTrial) -> TrialResult:
-        """Return what was found; the script may have ended by itself."""
 
 
 class ScriptTrial:
@@ -85,7 +75,10 @@ class ScriptTrial:
         self._leads = os.environ.get("RANK", "0") == "0"
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._stack = ExitStack()
-        self._run = _make_run(spec, folder, leads=self._leads, progress=progress if self._leads else None)
+        self._progress = progress
+        self._source: ScriptSource | None = None
+        self._run: Run[Found] | None = None
+        self._probe: ScriptProbe | None = None
         self._watchdog: threading.Timer | None = None
         self._last_line = last_line
 
@@ -104,17 +97,18 @@ class ScriptTrial:
         )
         self._stack.enter_context(shifted_seeds(spec.seeds[0], self._note_seed))
         self._stack.enter_context(self.hooks.installed())
-        self._run.watch(self.hooks)
-
-    def unhook(self) -> None:
-        """Take the hooks off: what follows is ours, not the script's."""
-        self._stack.close()
+        baseline = spec.baseline
+        step = self._world_size * (baseline.effective_batch_size if baseline is not None else 1)
+        self._source = ScriptSource(self.hooks, spec, samples_per_window=step)
+        times = spec.purpose in ("measure", "probe")
+        if self._leads or not times:  # of several processes one is timed; the others would only keep it waiting
+            self._run = self._probe_steps(resident_bytes()) if inspects else self._make_run()
 
     def heard(self, line: str) -> None:
         """The script printed a line."""
         self._last_line = line.strip() or self._last_line
-        if isinstance(self._run, LearningRun) and self._run.heard(line):
-            self._conclude()
+        if self._source is not None and self._source.metrics.read(line) and self._is_waiting():
+            self._end_run()
 
     def ended(self, error: BaseException | None, status: int) -> NoReturn:
         """The script ended by itself: with an exception, or an exit status that need not mean anything."""
@@ -123,7 +117,7 @@ class ScriptTrial:
         if status != 0 and self.hooks.steps == 0:
             text = f"the script ended with exit status {status} before its first step; it printed: {self._last_line}"
             self.fail((TrialStatus.CRASHED, "target", text[:400]))
-        self._conclude()
+        self._end_run()
 
     def fail(self, outcome: Outcome) -> NoReturn:
         """Write a failure and end the process."""
@@ -134,7 +128,7 @@ class ScriptTrial:
             TrialResult(spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds)
         )
 
-    def keep(self, partial: TrialResult) -> None:
+    def _keep(self, partial: TrialResult) -> None:
         """Write what is known so far, for the case that the process does not live to tell the rest."""
         if self._leads:
             with own_record():
@@ -160,12 +154,15 @@ class ScriptTrial:
             if not (is_training and self.hooks.models.roots):
                 return
             self._begin()
-        self._run.turn(is_training)
+        self._get_source().turn(is_training)
+        if self._probe is not None and not is_training:
+            self._probe.turn_aside()
 
     def _begin(self) -> None:
         self.startup_seconds = self.elapsed_seconds
         limit_device_memory(self.spec.limits.device_memory_limit_bytes, self.hooks.device)
-        self._run.begin(self.hooks)
+        self._get_source().begin()
+        self._resume(lambda run: next(run))
         self._watch_compilation()
 
     def _watch_compilation(self) -> None:
@@ -185,21 +182,112 @@ class ScriptTrial:
             self._watchdog.cancel()
         self._check_step(step)
         total = ScriptStep(step.samples * self._world_size, step.losses, step.micro_batches)
+        taken = self._get_source().note(total, _add_losses(step))
+        self._resume(lambda run: run.send(taken))
+
+    def _resume(self, resume: Callable[[Run[Found]], object]) -> None:
+        """Let the run go on to the next step that it asks for; end the process when it needs no more."""
+        if self._run is None:
+            return
         try:
-            done = self._run.take(total, _add_losses(step)) and self._leads
+            resume(self._run)
+        except StopIteration as end:
+            self._run = None
+            if self._leads:
+                self._conclude(end.value)
+        except TrainingEndedError:
+            self.finish(self._describe_too_short())
+        except TargetError as error:
+            self.fail((TrialStatus.UNSUPPORTED, "no-optimizer-step", error.message))
         except DivergedError as error:
             self.fail(explain_exception(error))
         except TooSlowError as error:
             self.finish(describe_hopeless(self.spec, error.hopeless, elapsed_seconds=self.elapsed_seconds))
-        if done:
-            self._conclude()
 
-    def _conclude(self) -> NoReturn:
+    def _end_run(self) -> NoReturn:
+        """Let the run make do with the steps it has had: there will be no more."""
+        if not self.startup_seconds:
+            self.finish(self._describe_too_short())
+        while self._run is not None:
+            self._resume(lambda run: run.throw(TrainingEndedError()))
+        exit_at_once(0)  # not the process that writes
+
+    def _conclude(self, found: Found) -> NoReturn:
         try:
-            result = self._run.result(self)
+            result = found.complete(
+                self.spec, elapsed_seconds=self.elapsed_seconds, startup_seconds=self.startup_seconds
+            )
+            if self._probe is not None and found.measurement is not None:
+                result = self._find_facts(self._probe, result, found.measurement)
         except DivergedError as error:
             self.fail(explain_exception(error))
         self.finish(result)
+
+    def _make_run(self) -> Run[Found]:
+        spec = self.spec
+        return make_run(
+            self._get_source(),
+            spec,
+            spec.config or TrainConfig(),
+            self._folder,
+            seed=spec.seeds[0],
+            leads=self._leads,
+            progress=self._progress if self._leads else None,
+        )
+
+    def _probe_steps(self, base_bytes: int) -> Run[Found]:
+        """Time the script as it is, everything else looked at on the way, then let the profiler see some steps.
+
+        Args:
+            base_bytes: resident before the script has built anything.
+        """
+        source, device = self._get_source(), self.hooks.device
+        if device.type == "cuda":
+            base_bytes = max(0, used_bytes(device) - torch.cuda.memory_reserved(device))
+        self._probe = probe = ScriptProbe(self.hooks, base_bytes=base_bytes)
+        source.on_step = probe.take
+        self._probed_since = time.perf_counter()
+        found = yield from self._make_run()
+        assert found.measurement is not None
+        if found.measurement.ended_by == "training":
+            return found
+        while not probe.take_profiled(found.measurement.seconds_per_step):
+            try:
+                yield
+            except TrainingEndedError:
+                break
+        return found
+
+    def _find_facts(self, probe: ScriptProbe, result: TrialResult, measurement: Measurement) -> TrialResult:
+        spec = self.spec
+        aside = self._get_source().aside_seconds / max(1e-9, time.perf_counter() - self._probed_since)
+        allowance = Allowance(time.monotonic() - self.elapsed_seconds, spec.limits.time_limit_seconds)
+        self._stack.close()  # what follows is ours, not the script's
+        facts = probe.find_facts(spec, measurement, is_seeded=self.is_seeded, aside_fraction=aside)
+        result = result.replace(spec=spec.replace(config=facts.baseline), facts=facts)
+        self._keep(result)  # what follows may take too long, or not let the process live
+        probe.stop()
+        return result.replace(facts=probe.add_costly_facts(facts, spec, measurement, allowance))
+
+    def _describe_too_short(self) -> TrialResult:
+        """Return the result of a script that ended before anything could be found out."""
+        steps = self.hooks.steps
+        if steps:
+            text = f"the script took {steps} optimizer steps and ended, too few to time one; let it train longer"
+        else:
+            text = "the script ended without an optimizer step or a backward pass in this process"
+        elapsed = self.elapsed_seconds
+        return TrialResult(
+            spec=self.spec, status=TrialStatus.CRASHED, cause="target", error=text, elapsed_seconds=elapsed
+        )
+
+    def _is_waiting(self) -> bool:
+        # Any thread may print; while another one takes a step, that one sees that nothing more is awaited.
+        return self._run is not None and getgeneratorstate(self._run) == GEN_SUSPENDED
+
+    def _get_source(self) -> ScriptSource:
+        assert self._source is not None
+        return self._source
 
     def _fail_step(self, error: Exception) -> None:
         # A script may catch what our settings break, leave the step out and go on: that is no training to measure.
@@ -226,17 +314,6 @@ class ScriptTrial:
             wanted = config.gradient_accumulation_steps
             return f"the command asks for {wanted} micro batches a step, and a step takes {step.micro_batches}"
         return ""
-
-
-def _make_run(spec: TrialSpec, folder: Path, *, leads: bool, progress: ProgressWriter | None) -> _Run:
-    match spec.purpose:
-        case "quality":
-            return LearningRun(spec)
-        case "fidelity":
-            return FidelityRun(spec, folder, leads=leads, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-        case "tape":
-            return TapeRun(spec)
-    return TimingRun(spec, leads=leads, progress=progress)
 
 
 def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings:

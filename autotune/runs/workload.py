@@ -1,32 +1,33 @@
-"""Inside a trial's process: spec.json in, result.json out, moved into place when complete.
+"""A workload's trial inside its process: spec.json in, result.json out, moved into place when complete.
 
-folder/spec.json ── load workload ── build training ── measure │ learn │ find facts ── folder/result.json
+folder/spec.json ── load workload ── build training ── time │ learn │ record │ find facts ── folder/result.json
 """
 
 from __future__ import annotations
 
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
+from autotune.engine.determinism import make_reference
 from autotune.engine.device import choose_device, limit_device_memory
-from autotune.engine.evaluation import evaluate
-from autotune.engine.loop import Training, backend_settings
+from autotune.engine.loop import backend_settings
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.isolation.causes import describe_hopeless, encodable, explain_exception
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.progress import ProgressWriter, open_progress
-from autotune.machine.interference import watch_interference
 from autotune.measure.hopeless import TooSlowError
-from autotune.measure.throughput import finite_or_none, time_training
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
-from autotune.records.trial import GROWTH_STEPS, LossCurve, TrialResult, TrialSpec, TrialStatus
-from autotune.runs.gradients import capture_workload, record_workload_tape
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.runs.purpose import make_run
+from autotune.runs.source import Found
+from autotune.runs.workload_source import WorkloadSource
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 
@@ -103,66 +104,39 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
         return probe_workload(spec, loaded, device, started=started, keep=keep)
     assert spec.config is not None
     with backend_settings(spec.config, device):
-        if spec.purpose == "fidelity":
-            return capture_workload(spec, spec.config, loaded, device, folder, started=started)
-        if spec.purpose == "tape":
-            return record_workload_tape(spec, spec.config, loaded, device, started=started)
-        if spec.purpose == "quality":
-            return _learn(spec, spec.config, loaded, device, started=started)
-        return _measure(spec, loaded, device, progress, started=started)
-
-
-def _measure(
-    spec: TrialSpec, loaded: LoadedWorkload, device: torch.device, progress: ProgressWriter | None, *, started: float
-) -> TrialResult:
-    config = spec.config
-    assert config is not None
-    training = Training(loaded, config, device=device, seed=spec.seeds[0], random_sources=spec.random_sources)
-    startup = time.monotonic() - started
-    measurement, curve = time_training(
-        training,
-        config,
-        spec.limits,
-        device,
-        seed=spec.seeds[0],
-        interference=watch_interference(device),
-        progress=progress,
-    )
-    return TrialResult(
-        spec=spec,
-        status=TrialStatus.COMPLETED,
-        elapsed_seconds=time.monotonic() - started,
-        startup_seconds=startup,
-        measurement=measurement,
-        curves=(curve,),
-    )
-
-
-def _learn(
-    spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device, *, started: float
-) -> TrialResult:
-    curves = tuple(_learn_seed(seed, spec, config, loaded, device) for seed in spec.seeds)
+        seeds = spec.seeds if spec.purpose == "quality" else spec.seeds[:1]
+        runs = [_run_with(seed, spec, spec.config, loaded, device, folder, progress) for seed in seeds]
+    found = replace(runs[0].found, curves=tuple(curve for run in runs for curve in run.found.curves))
     elapsed = time.monotonic() - started
-    return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=elapsed, curves=curves)
+    return found.complete(spec, elapsed_seconds=elapsed, startup_seconds=runs[0].built - started)
 
 
-def _learn_seed(
-    seed: int, spec: TrialSpec, config: TrainConfig, loaded: LoadedWorkload, device: torch.device
-) -> LossCurve:
-    training = Training(loaded, config, device=device, seed=seed, random_sources=spec.random_sources)
-    outcomes, skipped = [], 0
-    if training.scaler is not None:
-        training.scaler.set_growth_interval(GROWTH_STEPS)
-    for step in range(spec.quality_steps):
-        scale = training.scaler.get_scale() if training.scaler is not None else 0.0
-        outcomes.append(training.step())
-        fell = training.scaler is not None and training.scaler.get_scale() < scale
-        skipped += int(fell and step >= spec.quality_steps // 2)
-    losses = tuple(finite_or_none(float(outcome.loss)) for outcome in outcomes)
-    found = evaluate(loaded, training, config) if spec.evaluate else {}
-    metrics = {name: finite_or_none(value) for name, value in found.items()}
-    samples = sum(outcome.samples for outcome in outcomes)
-    return LossCurve(seed=seed, losses=losses, samples=samples, skipped=skipped, metrics=metrics)
+class _SeedRun(NamedTuple):
+    """What was found with one seed.
+
+    Attributes:
+        built: `time.monotonic()` when its training was built.
+    """
+
+    found: Found
+    built: float
+
+
+def _run_with(
+    seed: int,
+    spec: TrialSpec,
+    config: TrainConfig,
+    loaded: LoadedWorkload,
+    device: torch.device,
+    folder: Path,
+    progress: ProgressWriter | None,
+) -> _SeedRun:
+    source = WorkloadSource(loaded, config, device, seed=seed, random_sources=spec.random_sources)
+    built = time.monotonic()
+    if spec.fidelity is not None and spec.fidelity.reference:
+        make_reference(source.training.model)
+    run = make_run(source, spec, config, folder, seed=seed, progress=progress)
+    return _SeedRun(source.drive(run), built)
 
 
 def _failed(spec: TrialSpec, status: TrialStatus, cause: str, error: str, *, started: float) -> TrialResult:

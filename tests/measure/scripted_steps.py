@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from autotune.engine.loop import Mark, StepOutcome
-from autotune.measure.throughput import TrainingEndedError, drive, measure_throughput
+from autotune.measure.throughput import TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing
 from autotune.records import Measurement, PeakMemory, TrainConfig, TrialLimits
 from autotune.records.measurement import Interference
@@ -116,7 +116,14 @@ class Scripted:
         return self
 
     def measure(self, config: TrainConfig = PLAIN, limits: TrialLimits = LIMITS) -> Measurement:
-        return drive(self._measure(config, limits), self.timing, self.step)
+        steps = self._measure(config, limits)
+        try:
+            while True:
+                next(steps)
+                self.timing.take_step(self.step)
+        except StopIteration as end:
+            measurement: Measurement = end.value
+            return measurement
 
     def measure_until(self, last: int, limits: TrialLimits = LIMITS) -> Measurement:
         """Measure a training that ends after so many steps."""

@@ -27,6 +27,7 @@ from autotune.records.config import changed_fields
 from autotune.records.trial import FidelityPlan, Tape, TrialResult, TrialStatus
 from autotune.targets.workload import check_workload
 
+HERE = Path(__file__).parent
 PLAN = FidelityPlan(windows=5, later_steps=4)
 ONE_POINT = FidelityPlan(windows=5, later_steps=0)
 KEYS = [8, 16, 24, 32, 38]
@@ -55,7 +56,7 @@ class Trials:
             number, self.world.trials = self.world.trials, self.world.trials + 1
             extra = {name: changes.pop(name) for name in ("seeds", "random_sources") if name in changes}
             purpose = "tape" if plan is None else "fidelity"
-            spec = make_spec(f"fidelity_workloads.py:{toy}", number=number, purpose=purpose)
+            spec = make_spec(f"{HERE / 'fidelity_workloads.py'}:{toy}", number=number, purpose=purpose)
             assert spec.config is not None
             spec = spec.replace(config=spec.config.replace(**changes), fidelity=plan, **extra)
             self.known[key] = self.world.runner(spec)

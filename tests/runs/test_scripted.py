@@ -18,8 +18,8 @@ import pytest
 import autotune
 from autotune.records import TrainConfig
 from autotune.records.script import PrintedMetric
-from autotune.runs.learning import read_metric
 from autotune.runs.run_script import LineWatch, call_after_import, forget_imports
+from autotune.runs.script_source import read_metric
 from autotune.targets.script import read_script, script_values
 
 RUN = """
