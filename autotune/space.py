@@ -20,7 +20,7 @@ from autotune.records.config import (
     TrainConfig,
     changed_fields,
     get_knob,
-    is_own,
+    is_user_knob,
     with_knob,
 )
 from autotune.records.probe import Caution, RuledOut
@@ -109,7 +109,7 @@ class SearchSpace:
         more = {
             name: (*self.choices[name], value)
             for name, value in settings.items()
-            if name in self.choices and name not in BATCH_KNOBS and not is_own(name)
+            if name in self.choices and name not in BATCH_KNOBS and not is_user_knob(name)
             if value not in self.choices[name] and (name, value) not in ruled_out
         }
         return dataclasses.replace(self, choices={**self.choices, **more})

@@ -24,8 +24,8 @@ from pathlib import Path
 from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.records import TrainConfig
 from autotune.records.measurement import Interval
-from autotune.records.quality import Fidelity
-from autotune.records.trial import FidelityPlan
+from autotune.records.quality import GradientEquivalence
+from autotune.records.trial import GradientPlan
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "drift"))
 
@@ -38,7 +38,7 @@ CALIBRATED = {
     "convolutions, GroupNorm": "controls.py:images",
     "transformer": "controls.py:sequences",
 }
-CALIBRATION_PLANS = tuple(FidelityPlan(windows=windows, later_steps=100) for windows in (16, 24, CLOSER_WINDOWS))
+CALIBRATION_PLANS = tuple(GradientPlan(windows=windows, later_steps=100) for windows in (16, 24, CLOSER_WINDOWS))
 LOW_PRECISIONS = ("bf16", "fp16")
 ALONE = {"cpu": {"CUDA_VISIBLE_DEVICES": ""}, "cuda": {}}
 """Environment in which a trial finds no other device."""
@@ -172,9 +172,9 @@ def calibrate(repeats: int, *, device: str) -> None:
                     print(f"| {model} | {row}", flush=True)
 
 
-def calibrate_model(opened: OpenTarget, plan: FidelityPlan, repeats: int) -> Iterator[str]:
+def calibrate_model(opened: OpenTarget, plan: GradientPlan, repeats: int) -> Iterator[str]:
     """Yield a row for each precision and point; the gradients in float64 are looked at where a search would."""
-    found: dict[str, list[tuple[Fidelity, ...]]] = {precision: [] for precision in LOW_PRECISIONS}
+    found: dict[str, list[tuple[GradientEquivalence, ...]]] = {precision: [] for precision in LOW_PRECISIONS}
     for seed in range(repeats):
         gate = opened.open_gate(seed, plan, looks_closer=False)
         for precision, seeds in found.items():
@@ -190,7 +190,7 @@ def calibrate_model(opened: OpenTarget, plan: FidelityPlan, repeats: int) -> Ite
             yield f"{precision} | {plan.windows} | {describe_points(points)} |"
 
 
-def describe_points(points: Sequence[Fidelity]) -> str:
+def describe_points(points: Sequence[GradientEquivalence]) -> str:
     """Return what many seeds showed at one point."""
     noises = [point.noise for point in points if point.noise is not None]
     biases = [point.bias for point in points if point.bias is not None]

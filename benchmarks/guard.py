@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from autotune.drift.compare.loss_band import calibrate_band
-from autotune.drift.guard.check_schedule import LookPace
+from autotune.drift.guard.check_schedule import CheckPace
 from autotune.drift.guard.guard import DriftGuard
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import Training, backend_settings
@@ -45,7 +45,7 @@ LIMIT = Margin(amount=0.005)
 class OftenLooking(DriftGuard):
     """Looks at gradients every 50 steps, whatever it costs."""
 
-    pace = LookPace(first_step=20, least_steps=50, most_cost=1.0)
+    pace = CheckPace(first_step=20, least_steps=50, most_cost=1.0)
 
 
 @dataclass

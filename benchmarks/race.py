@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.drift.gate.loss_check import DriftGate, DriftPlan
+from autotune.drift.gate.loss_check import DriftPlan, LossCheck
 from autotune.measure.confidence import paired_ratio
 from autotune.records import ProbeReport, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec
 from autotune.records.codec import Record
@@ -102,11 +102,11 @@ class Course:
         self.seconds["trainings"] = time.monotonic() - began - self.seconds["race"]
         return tuple(outcomes)
 
-    def _open_gate(self, limits: DriftLimits, *, steps: int, candidates: int) -> DriftGate:
+    def _open_gate(self, limits: DriftLimits, *, steps: int, candidates: int) -> LossCheck:
         facts = self.report.target
         # Named one by one, the metrics are compared whatever an arm changes, its effective batch included.
         named = limits.replace(metrics={name: limits.of(name) for name in facts.metrics})
-        return DriftGate(facts, named, DriftPlan(steps, bool(facts.metrics), candidates), self._train)
+        return LossCheck(facts, named, DriftPlan(steps, bool(facts.metrics), candidates), self._train)
 
     def _race(self, configs: Sequence[TrainConfig], *, rounds: int) -> dict[str, tuple[list[float], str]]:
         """Return samples per second of each launch, and why there are none, by config; the own settings among them."""

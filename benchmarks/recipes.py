@@ -29,7 +29,7 @@ from autotune.machine.hardware import read_hardware
 from autotune.presets import find_preset
 from autotune.records import ProbeReport, Profile, Target, TrainConfig, read_record
 from autotune.records.codec import Record, write_record
-from autotune.records.config import is_own
+from autotune.records.config import is_user_knob
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
 from autotune.records.quality import QualityCheck
@@ -223,7 +223,7 @@ def list_arms(recipe: Recipe, preset: Preset, profile: Profile, *, has_gpu: bool
     """Return the settings of each arm but the team's own."""
     left_out = frozenset() if has_gpu else GPU_ONLY | recipe.gpu_only
     settings = {name: value for name, value in preset.settings.items() if name not in left_out}
-    plain = {name: value for name, value in settings.items() if not is_own(name) and name not in BATCH_KNOBS}
+    plain = {name: value for name, value in settings.items() if not is_user_knob(name) and name not in BATCH_KNOBS}
     arms = {RECIPE: settings, **({FAIR: plain} if plain != settings else {})}
     own = profile.baseline_config
     return {**{arm: preset.replace(settings=some).apply_to(own) for arm, some in arms.items()}, FOUND: profile.config}

@@ -48,7 +48,7 @@ from autotune.records import (  # noqa: E402  # noqa: E402
     TrialStatus,
 )
 from autotune.records.search import SearchState  # noqa: E402
-from autotune.records.trial import Tape  # noqa: E402
+from autotune.records.trial import DataTrace  # noqa: E402
 from autotune.search.explore.study import StudyFile  # noqa: E402
 from autotune.search.launch.budget import Budget, measure_seconds_for  # noqa: E402
 from autotune.search.launch.launcher import Launcher  # noqa: E402
@@ -120,7 +120,7 @@ class Machine(simulated.Machine):  # type: ignore[misc]
         start = self.startup + (self.cold if config.host_allocator != "default" else 0.0) + compiling
         step = self.step / self.speed(config)
         if spec.purpose == "tape":
-            tape = Tape(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000)
+            tape = DataTrace(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000)
             return self._end(spec, start + 0.3, tape=tape)
         if spec.purpose == "fidelity":
             return self._trace(spec, config, start, step)

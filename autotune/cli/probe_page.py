@@ -8,7 +8,7 @@ from autotune.cli.page import LinePage, open_page
 from autotune.cli.probe_machine import show_limits, show_machine
 from autotune.cli.probe_step import show_input, show_memory, show_roofline, show_step
 from autotune.cli.probe_words import format_factor, format_gain
-from autotune.records.probe import Advice, Caution, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
+from autotune.records.probe import Advice, Caution, Issue, MachineReport, ProbeReport, RuledOut, Verdict
 
 
 def print_report(report: ProbeReport) -> None:
@@ -51,7 +51,7 @@ def _show_verdict(page: LinePage, verdict: Verdict) -> None:
         page.sentence(f"at most {format_factor(verdict.speedup_ceiling)} is possible here{reason}")
 
 
-def _show_troubles(page: LinePage, troubles: Sequence[Trouble]) -> None:
+def _show_troubles(page: LinePage, troubles: Sequence[Issue]) -> None:
     if troubles:
         page.heading("troubles")
     for trouble in troubles:

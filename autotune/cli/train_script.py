@@ -36,7 +36,7 @@ def train_script_target(
     from autotune.train.settings.candidate import load_profile
     from autotune.train.settings.choice import choose_script_settings
     from autotune.train.settings.presets import find_facts
-    from autotune.train.settings.reverify import Frame, reverify_in_processes
+    from autotune.train.settings.reverify import ReverifyOptions, reverify_in_processes
 
     refuse_workload_options({**_list_given(options), "--log": log}, target)
     with stop_on_signals() as stop:
@@ -49,7 +49,7 @@ def train_script_target(
             note=warn,
         )
         if settings.needs_reverification and not options.trust:
-            verified = reverify_in_processes(settings, target, Frame(should_stop=stop, say=say))
+            verified = reverify_in_processes(settings, target, ReverifyOptions(should_stop=stop, say=say))
             settings = settings if verified.trusted else settings.fall_back()
         stop.exit_if_set()
     run = prepare_script_run(settings, target)

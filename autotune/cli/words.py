@@ -7,7 +7,7 @@ import math
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.profile import Profile
 from autotune.records.quality import QualityCheck
-from autotune.records.trial import FidelityPlan, TrialResult
+from autotune.records.trial import GradientPlan, TrialResult
 from autotune.sentences import (
     JUDGED_BY_BOUNDS,
     TELLING_COMPILE_SECONDS,
@@ -124,7 +124,7 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
     return ", ".join(words)
 
 
-def _describe_fidelity(plan: FidelityPlan) -> str:
+def _describe_fidelity(plan: GradientPlan) -> str:
     words = f"gradients of {plan.windows} batches"
     words += f" at the start and after {plan.later_steps} steps" if plan.later_steps else ""
     words += " in float64" if plan.reference else ""

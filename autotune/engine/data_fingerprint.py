@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from autotune.engine.data_trace import digest_batches
 from autotune.engine.dataloader import mix_seed, move_batch, seeded
-from autotune.engine.tape import digest_batches
 from autotune.targets.workload import LoadedWorkload
 
 GENERATORS = ("torch", "numpy", "random")

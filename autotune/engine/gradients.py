@@ -23,7 +23,7 @@ _LEAST_OF_LAYER = 256
 
 
 @dataclass(frozen=True)
-class NotedStep:
+class RecordedStep:
     """One optimizer step at held weights.
 
     Attributes:
@@ -70,7 +70,7 @@ class StepRecorder:
         self.layers: list[tuple[str, int, int]] = []
         self._names = names
         self._arms: dict[int, _Arm] = {}
-        self._noted: dict[int, NotedStep] = {}
+        self._noted: dict[int, RecordedStep] = {}
 
     def before(self, optimizer: Optimizer, *, has_closure: bool = False) -> None:
         """Note the gradients that a step begins with.
@@ -105,17 +105,17 @@ class StepRecorder:
         if arm.gradient is None:
             return
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        self._noted[id(optimizer)] = NotedStep(arm.gradient, pick(changes, arm.chosen), rates)
+        self._noted[id(optimizer)] = RecordedStep(arm.gradient, pick(changes, arm.chosen), rates)
         arm.held, arm.before, arm.gradient = [], [], None
 
-    def take(self) -> NotedStep | None:
+    def take(self) -> RecordedStep | None:
         """Return the steps noted since the last call as one, optimizers in the order of their first; None for none."""
         if not self._noted or self._noted.keys() != self._arms.keys():
             self._noted.clear()
             return None
         steps = [self._noted[key] for key in self._arms]
         self._noted.clear()
-        return NotedStep(
+        return RecordedStep(
             torch.cat([step.gradient for step in steps]),
             torch.cat([step.update for step in steps]),
             tuple(rate for step in steps for rate in step.learning_rates),

@@ -83,7 +83,7 @@ class CudaClock:
         return [early.elapsed_time(late) / 1000.0 for early, late in pairwise(events)]
 
 
-class AsideClock:
+class PausableClock:
     """A clock that stands still while a training does something else, such as validating.
 
     Attributes:
@@ -96,13 +96,13 @@ class AsideClock:
         self._since: float | None = None
         self._aside_at_marks: list[float] = []
 
-    def step_aside(self) -> None:
+    def pause(self) -> None:
         """Stand still; nothing when it does already."""
         if self._since is None:
             self._inner.synchronize()
             self._since = self._inner.now()
 
-    def come_back(self) -> None:
+    def resume(self) -> None:
         """Go on; nothing when it does already."""
         if self._since is not None:
             self._inner.synchronize()

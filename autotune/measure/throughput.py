@@ -21,7 +21,7 @@ from autotune.measure.racing import is_clearly_slower
 from autotune.measure.timing import Timing
 from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Block, Canary, Measurement
+from autotune.records.measurement import Block, Measurement, SpeedReference
 from autotune.records.trial import Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
@@ -160,9 +160,9 @@ def _rival_now(rival: Rival | None, canary_seconds: float | None) -> Rival | Non
     return rival.replace(seconds_per_sample=slowdown * rival.seconds_per_sample)
 
 
-def _read_canary(timing: Timing, before: float | None) -> Canary | None:
+def _read_canary(timing: Timing, before: float | None) -> SpeedReference | None:
     after = None if before is None else _time_canary(timing)
-    return None if before is None or after is None else Canary(before_seconds=before, after_seconds=after)
+    return None if before is None or after is None else SpeedReference(before_seconds=before, after_seconds=after)
 
 
 def _time_canary(timing: Timing) -> float | None:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.loop import Mark, StepOutcome
-from autotune.measure.canary import time_canary
 from autotune.measure.clock import Clock, clock_for
 from autotune.measure.hopeless import Phase
+from autotune.measure.speed_reference import time_reference
 from autotune.records.measurement import Interference
 
 _CUDA_LOAD_SECONDS = 2.0
@@ -169,5 +169,5 @@ def make_timing(
         load_seconds=_CUDA_LOAD_SECONDS if device.type == "cuda" else 0.0,
         interference=interference,
         progress=progress,
-        canary=lambda: time_canary(device),
+        canary=lambda: time_reference(device),
     )

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from autotune.drift.compare.additivity import LARGEST_LIMIT, REORDERING_FACTOR, SMALLEST_LIMIT, relative_error
-from autotune.drift.record.step_records import NotedPoints
-from autotune.drift.record.trace_file import Captures
+from autotune.drift.record.step_records import StepRecords
+from autotune.drift.record.trace_file import GradientTrace
 from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import StepRecorder, name_parameters
 from autotune.engine.loop import Training
@@ -64,7 +64,7 @@ def measure_additivity(
     part = max(1, shortest // 2 - (shortest > 4)) if shortest > 1 else 2
     collate = training.windows.loader.collate_fn
 
-    def capture(samples: list[list[Any]], length: int) -> Captures:
+    def capture(samples: list[list[Any]], length: int) -> GradientTrace:
         fresh = Training(loaded, config, device=device, seed=seed, random_sources=random_sources)
         return _capture(fresh, [_window(batch, length, collate) for batch in samples])
 
@@ -99,12 +99,12 @@ def _window(samples: list[Any], length: int, collate: Any) -> Window:
     return Window(batches=[collate(part) for part in parts], counts=[len(part) for part in parts], ends_epoch=False)
 
 
-def _capture(training: Training, windows: list[Window]) -> Captures:
+def _capture(training: Training, windows: list[Window]) -> GradientTrace:
     recorder = StepRecorder(name_parameters(training.model))
     training.optimizer.register_step_pre_hook(lambda one, _args, _kwargs: recorder.before(one))
     training.optimizer.register_step_post_hook(lambda one, _args, _kwargs: recorder.after(one))
     training.windows = GivenWindows(windows)
-    points = NotedPoints(recorder)
+    points = StepRecords(recorder)
     points.begin_point()
     for _ in windows:
         points.add(training.step().samples)

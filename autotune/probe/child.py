@@ -19,7 +19,7 @@ from autotune.machine.limits.device import measure_ceilings, spot_check_ceilings
 from autotune.measure.memory import resident_bytes
 from autotune.probe.analysis.figures import name_arithmetic
 from autotune.probe.memory_lines import lower_mode
-from autotune.probe.time_shares import Allowance
+from autotune.probe.time_shares import TimeShares
 from autotune.probe.work import WorkProfile, describe_work
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import Precision, TrainConfig
@@ -95,7 +95,7 @@ def describe_profile(
     )
 
 
-def add_disk(facts: TargetFacts, files: Sequence[Path], folder: Path, allowance: Allowance) -> TargetFacts:
+def add_disk(facts: TargetFacts, files: Sequence[Path], folder: Path, allowance: TimeShares) -> TargetFacts:
     """Return the facts with how fast the data can be read from their disk.
 
     Args:

@@ -48,8 +48,8 @@ from autotune.probe.time_shares import (
     MEMORY_GRACE,
     MEMORY_SECONDS,
     SLOW_STEP_SECONDS,
-    Allowance,
     OutOfTimeError,
+    TimeShares,
     time_limit,
 )
 from autotune.probe.work import WorkProfile
@@ -88,7 +88,7 @@ def probe_workload(
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
     """
-    allowance, seed = Allowance(started, spec.limits.time_limit_seconds), spec.seeds[0]
+    allowance, seed = TimeShares(started, spec.limits.time_limit_seconds), spec.seeds[0]
     baseline = _resolve_settings(loaded.baseline, device)
     samples, base_bytes = look_at_data(loaded, baseline), used_bytes(device)
     sources, sample_seconds = samples.facts.random_sources, samples.facts.seconds_per_sample
@@ -119,7 +119,7 @@ def probe_workload(
 
 
 def _add_machine(
-    facts: TargetFacts, spec: TrialSpec, samples: Samples, device: torch.device, allowance: Allowance
+    facts: TargetFacts, spec: TrialSpec, samples: Samples, device: torch.device, allowance: TimeShares
 ) -> TargetFacts:
     """Return the facts with the disk of the data and the machine's limits: last, they touch a lot of memory."""
     facts = add_disk(facts, samples.files, Path(spec.target.folder), allowance)
@@ -133,7 +133,7 @@ def _add_memory(
     device: torch.device,
     *,
     base_bytes: int,
-    allowance: Allowance,
+    allowance: TimeShares,
 ) -> TargetFacts:
     """Return the facts with the memory by mode."""
     seconds = allowance.grant(MEMORY_SECONDS)
@@ -184,7 +184,7 @@ def _try_twice(
         return None
 
 
-def _add_loader(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, allowance: Allowance) -> TargetFacts:
+def _add_loader(facts: TargetFacts, spec: TrialSpec, loaded: LoadedWorkload, allowance: TimeShares) -> TargetFacts:
     """Return the facts with what the loader does alone."""
     baseline, data = facts.baseline, facts.data
     seconds = allowance.grant(LOADER_SECONDS)

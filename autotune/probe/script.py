@@ -30,8 +30,8 @@ from autotune.probe.time_shares import (
     LOADER_SECONDS,
     MEMORY_GRACE,
     MEMORY_SECONDS,
-    Allowance,
     OutOfTimeError,
+    TimeShares,
     time_limit,
 )
 from autotune.probe.work import WorkProfile
@@ -171,7 +171,7 @@ class ScriptProbe:
         )
 
     def add_costly_facts(
-        self, facts: TargetFacts, spec: TrialSpec, measurement: Measurement, allowance: Allowance
+        self, facts: TargetFacts, spec: TrialSpec, measurement: Measurement, allowance: TimeShares
     ) -> TargetFacts:
         """Return the facts with the loader alone, the memory by mode, the machine's limits and what steps do."""
         hooks, loader = self._hooks, self._hooks.loaders.training_loader

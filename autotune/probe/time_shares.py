@@ -32,7 +32,7 @@ class OutOfTimeError(BaseException):
     """A part of a probe took too long; no `except Exception` of the user's catches it."""
 
 
-class Allowance:
+class TimeShares:
     """The time of one probe.
 
     Args:

@@ -15,7 +15,7 @@ from autotune.records.facts import (
 )
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Block, Interval, Measurement, PeakMemory
-from autotune.records.probe import Advice, Caution, GainRange, MachineReport, ProbeReport, RuledOut, Trouble, Verdict
+from autotune.records.probe import Advice, Caution, GainRange, Issue, MachineReport, ProbeReport, RuledOut, Verdict
 from autotune.records.profile import Candidate, Evidence, NotTested, OneOffCosts, Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.trial import LossCurve, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
@@ -34,6 +34,7 @@ __all__ = [
     "GpuInfo",
     "HardwareInfo",
     "Interval",
+    "Issue",
     "LossCurve",
     "MachineReport",
     "Margin",
@@ -62,7 +63,6 @@ __all__ = [
     "TrialResult",
     "TrialSpec",
     "TrialStatus",
-    "Trouble",
     "Verdict",
     "changed_fields",
     "get_knob",

@@ -91,14 +91,14 @@ def changed_fields(config: TrainConfig, reference: TrainConfig) -> tuple[str, ..
     )
 
 
-def is_own(name: str) -> bool:
+def is_user_knob(name: str) -> bool:
     """Return whether a knob is the workload's own."""
     return name.startswith("user_knobs.")
 
 
 def get_knob(config: TrainConfig, name: str) -> KnobValue | None:
     """Return the value of a knob by its name, `user_knobs.NAME` for the workload's own."""
-    if is_own(name):
+    if is_user_knob(name):
         return config.user_knobs.get(name.removeprefix("user_knobs."))
     value: KnobValue | None = getattr(config, name)
     return value
@@ -106,7 +106,7 @@ def get_knob(config: TrainConfig, name: str) -> KnobValue | None:
 
 def with_knob(config: TrainConfig, name: str, value: KnobValue | None) -> TrainConfig:
     """Return a copy with one knob changed, `user_knobs.NAME` for the workload's own (None removes that one)."""
-    if is_own(name):
+    if is_user_knob(name):
         own = {**config.user_knobs, name.removeprefix("user_knobs."): value}
         return config.replace(user_knobs={key: kept for key, kept in own.items() if kept is not None})
     return config.replace(**{name: value})

@@ -88,7 +88,7 @@ class Block(Record):
         return gpu_held or (seen.steal_fraction or 0.0) > MUCH_STEAL or (seen.throttled_fraction or 0.0) > MUCH_STEAL
 
 
-class Canary(Record):
+class SpeedReference(Record):
     """The same small piece of work, timed before and after a training: how fast the machine itself was."""
 
     before_seconds: Annotated[float, Field(gt=0)]
@@ -131,7 +131,7 @@ class Measurement(Record):
     """Part of the warm-up beyond steady step time when the model is compiled; 0 otherwise."""
     peak_memory: PeakMemory
     """Over the whole trial."""
-    canary: Canary | None = None
+    canary: SpeedReference | None = None
     """Speed of the machine around it; None when it was not measured."""
     ended_by: Literal["precision", "time", "samples", "racing", "training"] = "time"
     """Why no further block was timed: precise enough, time or samples used up, clearly slower, the training ended."""

@@ -52,7 +52,7 @@ class Advice(Record):
     """What to expect; None when the evidence does not say."""
 
 
-class Trouble(Record):
+class Issue(Record):
     """Something that slows this training or endangers it, and that is no knob."""
 
     name: str
@@ -98,7 +98,7 @@ class MachineReport(Record):
     """Its measured limits."""
     ceilings_age_seconds: NonNegative = 0.0
     """How long ago they were measured."""
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[Issue, ...] = ()
     """What is wrong with it."""
     elapsed_seconds: NonNegative = 0.0
     """Wall time of the probe."""
@@ -125,7 +125,7 @@ class ProbeReport(Record):
     """What will not be tried, and why."""
     cautions: tuple[Caution, ...] = ()
     """What is tried alone and late, and why."""
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[Issue, ...] = ()
     """What is wrong with the machine or the training, and is no knob."""
     ceilings_age_seconds: NonNegative = 0.0
     """How long ago the machine's limits were measured."""

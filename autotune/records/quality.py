@@ -45,7 +45,7 @@ class DriftLimits(Record):
         return self.metrics.get(metric, self.metric or self.loss)
 
 
-class Fidelity(Record):
+class GradientEquivalence(Record):
     """What the same windows give under two settings at the same weights: gradients, or the changes of weights."""
 
     subject: Literal["gradients", "updates"]
@@ -109,7 +109,7 @@ class QualityCheck(Record):
     """Samples trained on per seed; nothing beyond was tested."""
     reason: str = ""
     """One sentence."""
-    fidelity: tuple[Fidelity, ...] = ()
+    fidelity: tuple[GradientEquivalence, ...] = ()
     """What a check of gradients rests on."""
 
 

@@ -10,7 +10,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval, NonNegative
 from autotune.records.profile import ProfileTarget
-from autotune.records.quality import DriftLimits, Fidelity, LossBand, Margin
+from autotune.records.quality import DriftLimits, GradientEquivalence, LossBand, Margin
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -82,7 +82,7 @@ class RunPlan(Record):
     """Where the baseline's loss went in the search; None when it was not trained there."""
     drift_limit: Margin = DriftLimits().loss
     """How much worse the training loss may get."""
-    accepted: tuple[Fidelity, ...] = ()
+    accepted: tuple[GradientEquivalence, ...] = ()
     """Comparisons of gradients on which the search accepted the settings."""
     reverification: Reverification | None = None
     """Of a profile from elsewhere."""
@@ -144,7 +144,7 @@ class GuardSummary(Record):
     """What it could not look at and why; empty when it looked at everything."""
     gradient_checks: Count = 0
     """Micro batches whose gradient was compared with the one under the baseline's numerics."""
-    last: Fidelity | None = None
+    last: GradientEquivalence | None = None
     """The last comparison over several micro batches; None when no single one gave cause for it."""
     largest_error: NonNegative | None = None
     """Largest squared relative difference of one micro batch's gradient; None without a check."""

@@ -13,7 +13,7 @@ from autotune.records.secrets import mask_words
 Numerics = Literal["exact", "rounding", "semantic"]
 
 
-class OwnKnob(Record):
+class UserKnob(Record):
     """A knob of the script's own, filled into a placeholder of its command."""
 
     name: str
@@ -43,7 +43,7 @@ class Script(Record):
     command: Annotated[tuple[str, ...], Field(min_length=1)]
     """The words as typed; `{name}` and `{name:value}` stand for a knob, the value being the user's own. In a file, and
     in what is read from one, `***` stands for each secret."""
-    knobs: tuple[OwnKnob, ...] = ()
+    knobs: tuple[UserKnob, ...] = ()
     """The script's own knobs."""
     metrics: tuple[PrintedMetric, ...] = ()
     """The figures to judge quality by; empty for the training loss alone."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
-from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_own, with_knob
+from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target, TrialResult
@@ -47,7 +47,7 @@ class Preset(Record):
     @classmethod
     def _check_settings(cls, settings: dict[str, KnobValue]) -> dict[str, KnobValue]:
         try:
-            TrainConfig.model_validate({name: value for name, value in settings.items() if not is_own(name)})
+            TrainConfig.model_validate({name: value for name, value in settings.items() if not is_user_knob(name)})
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])

@@ -93,7 +93,7 @@ class TrialLimits(Record):
     """Time to measure the machine's limits in, where a probe is not told them."""
 
 
-class FidelityPlan(Record):
+class GradientPlan(Record):
     """What a fidelity trial writes down: what the optimizer gets and does in the same windows at the same weights."""
 
     windows: Annotated[int, Field(ge=1)] = 16
@@ -110,7 +110,7 @@ class FidelityPlan(Record):
     """Let the optimizer's state go on from window to window: momentum shows in the second step only."""
 
 
-class Tape(Record):
+class DataTrace(Record):
     """What a loader handed to the training."""
 
     batches: tuple[str, ...]
@@ -151,7 +151,7 @@ class TrialSpec(Record):
     """Optimizer steps per seed of a quality trial."""
     evaluate: bool = False
     """Let a quality trial also call the target's `evaluate`."""
-    fidelity: FidelityPlan | None = None
+    fidelity: GradientPlan | None = None
     """Of a fidelity trial."""
     random_sources: tuple[str, ...] = ()
     """Generators the dataset draws from, as the probe found them: seeded for each sample of a workload."""
@@ -213,7 +213,7 @@ class TrialResult(Record):
     """File with what a fidelity trial wrote down."""
     draws_random: bool = False
     """A fidelity trial's training drew random numbers: there is dropout or the like."""
-    tape: Tape | None = None
+    tape: DataTrace | None = None
     """What the loader handed to the training of a tape or fidelity trial."""
     facts: TargetFacts | None = None
     """What a probe found."""

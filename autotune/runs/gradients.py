@@ -12,12 +12,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from autotune.drift.record.step_records import NotedPoints
+from autotune.drift.record.step_records import StepRecords
 from autotune.drift.record.trace_file import WEIGHTS_FILE
 from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import StepRecorder
 from autotune.measure.throughput import TrainingEndedError
-from autotune.records.trial import FidelityPlan
+from autotune.records.trial import GradientPlan
 from autotune.runs.source import Found, Run, StepSource
 
 
@@ -34,7 +34,7 @@ class GradientRun:
     def __init__(
         self,
         source: StepSource,
-        plan: FidelityPlan,
+        plan: GradientPlan,
         folder: Path,
         *,
         leads: bool = True,
@@ -42,7 +42,7 @@ class GradientRun:
         self._source, self._plan, self._folder, self._leads = source, plan, folder, leads
         self._recorder = StepRecorder(source.find_name)
         self._recorder.keeps_state = plan.keeps_state
-        self._points = NotedPoints(self._recorder)
+        self._points = StepRecords(self._recorder)
         self._done = 0
         self._samples = 0
         self._stack = ExitStack()

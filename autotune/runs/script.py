@@ -32,7 +32,7 @@ from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import DivergedError
 from autotune.probe.child import used_bytes
 from autotune.probe.script import ScriptProbe
-from autotune.probe.time_shares import Allowance
+from autotune.probe.time_shares import TimeShares
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE
@@ -261,7 +261,7 @@ class ScriptTrial:
     def _find_facts(self, probe: ScriptProbe, result: TrialResult, measurement: Measurement) -> TrialResult:
         spec = self.spec
         aside = self._get_source().aside_seconds / max(1e-9, time.perf_counter() - self._probed_since)
-        allowance = Allowance(time.monotonic() - self.elapsed_seconds, spec.limits.time_limit_seconds)
+        allowance = TimeShares(time.monotonic() - self.elapsed_seconds, spec.limits.time_limit_seconds)
         self._stack.close()  # what follows is ours, not the script's
         facts = probe.find_facts(spec, measurement, is_seeded=self.is_seeded, aside_fraction=aside)
         result = result.replace(spec=spec.replace(config=facts.baseline), facts=facts)

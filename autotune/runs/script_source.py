@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
+from autotune.engine.data_trace import FIRST_BATCHES, digest_batches
 from autotune.engine.gradients import StepRecorder
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.engine.tape import FIRST_BATCHES, digest_batches
-from autotune.measure.clock import AsideClock, Clock, clock_for
+from autotune.measure.clock import Clock, PausableClock, clock_for
 from autotune.measure.hopeless import Phase
 from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import Timing
 from autotune.records.script import PrintedMetric
-from autotune.records.trial import Tape, TrialSpec
+from autotune.records.trial import DataTrace, TrialSpec
 from autotune.runs.source import Found, Run, Step
 
 
@@ -86,7 +86,7 @@ class ScriptSource:
         self.metrics = PrintedMetrics(spec.target.script.metrics if spec.evaluate and spec.target.script else ())
         self.on_step: Callable[[ScriptStep], None] | None = None
         self._hooks, self._spec = hooks, spec
-        self._clock: AsideClock | None = None
+        self._clock: PausableClock | None = None
         self._waited_seconds = 0.0
         self._recorder: StepRecorder | None = None
         self._generators: torch.Tensor | None = None
@@ -117,11 +117,11 @@ class ScriptSource:
         """Stop the clock while the script does something else than train, such as validating."""
         clock = self._standing_clock()
         if not is_training:
-            clock.step_aside()
+            clock.pause()
             if self.timing is not None:
                 self.timing.enter(Phase.LOADING)
             return
-        clock.come_back()
+        clock.resume()
         if self.timing is not None and self._hooks.steps == 0:
             # Of later steps it is not known when their batch was there.
             self.timing.enter(self.timing.phase)
@@ -135,7 +135,7 @@ class ScriptSource:
             moved = not torch.equal(self._generators, _read_generator(self.device))
             self.draws_random = self.draws_random or moved
         if self.timing is not None:
-            self._standing_clock().come_back()
+            self._standing_clock().resume()
             waited = self._hooks.timer.seconds["data"]
             self.timing.note_step(loss, max(1, step.samples), data_wait_seconds=waited - self._waited_seconds)
             self._waited_seconds = waited
@@ -194,16 +194,16 @@ class ScriptSource:
         assert self._recorder is not None
         return self._recorder
 
-    def _standing_clock(self) -> AsideClock:
+    def _standing_clock(self) -> PausableClock:
         if self._clock is None:
-            self._clock = AsideClock(clock_for(self.device))
+            self._clock = PausableClock(clock_for(self.device))
         return self._clock
 
     def _note_batch(self, key: str, batch: object) -> None:
         if len(self._batches) < FIRST_BATCHES and key in self._spec.training_loaders:
             self._batches.append(digest_batches([batch]))
 
-    def _make_tape(self) -> Tape:
+    def _make_tape(self) -> DataTrace:
         loader = self._hooks.loaders.training_loader
         samples = None
         if loader is not None:
@@ -211,7 +211,7 @@ class ScriptSource:
                 samples = len(loader) * (loader.batch_size or 1)
             except Exception:  # a length that cannot be told, for whatever reason of the script's own
                 samples = None
-        return Tape(
+        return DataTrace(
             batches=tuple(digest for digest, _ in self._batches),
             shapes=tuple(shape for _, shape in self._batches),
             samples=samples,

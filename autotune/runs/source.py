@@ -22,7 +22,7 @@ from autotune.engine.gradients import StepRecorder
 from autotune.measure.clock import Clock
 from autotune.measure.timing import Timing
 from autotune.records.measurement import Measurement
-from autotune.records.trial import LossCurve, Tape, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import DataTrace, LossCurve, TrialResult, TrialSpec, TrialStatus
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Found:
 
     measurement: Measurement | None = None
     curves: tuple[LossCurve, ...] = ()
-    tape: Tape | None = None
+    tape: DataTrace | None = None
     captures: str | None = None
     draws_random: bool = False
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from autotune.engine.data_trace import record_data
 from autotune.engine.dataloader import mix_seed, moved_generators, read_generators
 from autotune.engine.evaluation import evaluate
 from autotune.engine.gradients import StepRecorder, name_parameters
 from autotune.engine.loop import StepOutcome, Training, seed_everything
-from autotune.engine.tape import record_tape
 from autotune.measure.clock import Clock, clock_for
 from autotune.measure.timing import Timing
 from autotune.records.config import TrainConfig
@@ -91,7 +91,7 @@ class WorkloadSource:
     def read_data(self) -> Run[Found]:
         yield from ()
         windows = self.training.windows
-        return Found(tape=record_tape(windows, windows.sampler, self._config.gradient_accumulation_steps))
+        return Found(tape=record_data(windows, windows.sampler, self._config.gradient_accumulation_steps))
 
     def record(self, recorder: StepRecorder) -> None:
         optimizer = self.training.optimizer

@@ -14,7 +14,7 @@ from autotune.search.scores.objective import Judged
 from autotune.space import SearchSpace
 
 
-class Place(KeepsFinals, Protocol):
+class SearchStore(KeepsFinals, Protocol):
     """Where a search is kept, as far as its stages look at it: a `SearchFolder`."""
 
     @property

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from autotune.drift.gate.stage import DriftStage
-from autotune.drift.gate.training_runs import Learner
+from autotune.drift.gate.stage import GateStage
+from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.knobs import Facts
 from autotune.probe.run import drop_idle_knobs, probe_target
@@ -34,7 +34,7 @@ from autotune.search.finals.risk import RiskPurse, open_purse
 from autotune.search.finals.stage import confirm, pairs_to_prove, plan_finals, recall
 from autotune.search.launch.budget import PROBE_SHARE
 from autotune.search.launch.launcher import Launcher
-from autotune.search.place import OpenStudy, Place
+from autotune.search.place import OpenStudy, SearchStore
 from autotune.search.scores.objective import Judged, score_trial
 from autotune.sentences import count
 from autotune.space import SearchSpace, build_space
@@ -58,7 +58,7 @@ class Session:
 
     def __init__(
         self,
-        folder: Place,
+        folder: SearchStore,
         launcher: Launcher,
         save: Callable[[Profile], None],
         *,
@@ -69,8 +69,8 @@ class Session:
         self._open_study, self._suggest = open_study, suggest
         self._known = folder.read_trials()
         self._findings: Findings
-        self._learner: Learner
-        self._drift: DriftStage
+        self._learner: TrainingRuns
+        self._drift: GateStage
         self._space: SearchSpace
         self._reserve: Reserve
         self._purse: RiskPurse
@@ -154,8 +154,8 @@ class Session:
         launcher.note_written(probed)
         require_memory(report, launcher.limits())
         launcher.startup_seconds = probed.startup_seconds
-        self._learner = Learner(launcher, report, probed.startup_seconds, self._known)
-        self._drift = DriftStage(
+        self._learner = TrainingRuns(launcher, report, probed.startup_seconds, self._known)
+        self._drift = GateStage(
             launcher, self._findings, self._learner, startup_seconds=probed.startup_seconds, known=self._known
         )
         self._reserve = Reserve(launcher, self._drift.needed_seconds, self._count_pairs)

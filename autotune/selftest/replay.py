@@ -30,7 +30,7 @@ from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
-from autotune.records.trial import LossCurve, Tape, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.launcher import Launcher
@@ -200,7 +200,7 @@ class _Simulation:
         if spec.purpose in ("tape", "fidelity"):
             # Its data are always the same, and its gradients are left to the trainings.
             self.now += min(_LOOK_SECONDS, spec.limits.time_limit_seconds)
-            return _finish(spec, self.now - began, tape=Tape(batches=("",), shapes=("",)))
+            return _finish(spec, self.now - began, tape=DataTrace(batches=("",), shapes=("",)))
         if spec.purpose == "quality":
             self.now += _STARTUP_SECONDS
             curves = tuple(_CURVE.replace(seed=seed) for seed in spec.seeds)

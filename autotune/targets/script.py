@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from autotune.errors import UsageError
 from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.records.reading import is_text
-from autotune.records.script import OwnKnob, Script
+from autotune.records.script import Script, UserKnob
 from autotune.records.secrets import mask_words
 from autotune.targets.metric import read_metrics
 from autotune.targets.user_knob import format_value, parse_value, read_knob
@@ -192,8 +192,8 @@ def _check_count(option: str, count: int | None) -> int | None:
     return count
 
 
-def _read_knobs(texts: Sequence[str]) -> tuple[OwnKnob, ...]:
-    knobs: dict[str, OwnKnob] = {}
+def _read_knobs(texts: Sequence[str]) -> tuple[UserKnob, ...]:
+    knobs: dict[str, UserKnob] = {}
     for text in texts:
         knob = read_knob(text)
         name = knob.name
@@ -253,7 +253,7 @@ def _fill(word: str, values: Mapping[str, KnobValue]) -> str:
     return _BRACES.sub(replacement, word)
 
 
-def _read_choice(placeholder: _Placeholder, knob: OwnKnob) -> KnobValue:
+def _read_choice(placeholder: _Placeholder, knob: UserKnob) -> KnobValue:
     assert placeholder.own is not None
     value = parse_value(placeholder.own.strip())
     for choice in knob.values:

@@ -1,4 +1,4 @@
-r"""Read a knob of the script's own: `name=v1,v2[,...][:exact|rounding|semantic]` in, `OwnKnob` out.
+r"""Read a knob of the script's own: `name=v1,v2[,...][:exact|rounding|semantic]` in, `UserKnob` out.
 
 A value is a whole number, a number, true, false or text; a backslash stands before a `,`, a `:` or a `\` inside it.
 """
@@ -11,7 +11,7 @@ from typing import get_args
 
 from autotune.errors import UsageError
 from autotune.records.config import KnobValue
-from autotune.records.script import Numerics, OwnKnob
+from autotune.records.script import Numerics, UserKnob
 
 _HINT = "write NAME=VALUE,VALUE or NAME=VALUE,VALUE:CLASS, e.g. --knob lr=1e-3,2e-3:semantic"
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 007 and longer ones stay text: they would not be written the same
@@ -20,7 +20,7 @@ _ESCAPED = re.compile(r"\\([\\,:])")
 _TOKEN = re.compile(r"\\[\\,:]|.", re.DOTALL)
 
 
-def read_knob(text: str) -> OwnKnob:
+def read_knob(text: str) -> UserKnob:
     """Return the knob that a `--knob` declares.
 
     Raises:
@@ -44,7 +44,7 @@ def read_knob(text: str) -> OwnKnob:
         values.append(value)
     if len(values) < 2:
         raise UsageError(f"--knob {text!r} has one value, so there is nothing to choose", hint=_HINT)
-    return OwnKnob(name=name, values=tuple(values), numerics=numerics)
+    return UserKnob(name=name, values=tuple(values), numerics=numerics)
 
 
 def parse_value(text: str) -> KnobValue:
@@ -63,7 +63,7 @@ def format_value(value: KnobValue) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def write_knob(knob: OwnKnob) -> str:
+def write_knob(knob: UserKnob) -> str:
     """Return a knob as `read_knob` reads it."""
     values = (re.sub(r"([\\,:])", r"\\\1", format_value(value)) for value in knob.values)
     return f"{knob.name}={','.join(values)}:{knob.numerics}"

@@ -18,13 +18,13 @@ from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
 from autotune.train.settings.presets import find_facts
-from autotune.train.settings.reverify import LIMIT_SECONDS, Frame, reverify_in_processes
+from autotune.train.settings.reverify import LIMIT_SECONDS, ReverifyOptions, reverify_in_processes
 
 _VERIFYING_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """What was asked for.
 
     Attributes:
@@ -60,7 +60,7 @@ class Asked:
         return ProfileTarget(label=self.loaded.label, fingerprint=self.loaded.fingerprint, data_fingerprint=self.data)
 
 
-def make_plan(asked: Asked, profile: Profile | None) -> RunPlan:
+def make_plan(asked: RunRequest, profile: Profile | None) -> RunPlan:
     """Return the plan of a new run; a profile from elsewhere is compared with the target's own settings first.
 
     Raises:
@@ -93,7 +93,7 @@ def make_plan(asked: Asked, profile: Profile | None) -> RunPlan:
     )
 
 
-def resume_plan(asked: Asked, before: RunPlan, path: Path) -> RunPlan:
+def resume_plan(asked: RunRequest, before: RunPlan, path: Path) -> RunPlan:
     """Return the plan of a run that goes on: as it was started, but for its length.
 
     Raises:
@@ -117,7 +117,7 @@ def resume_plan(asked: Asked, before: RunPlan, path: Path) -> RunPlan:
     return before.replace(steps=options.steps, epochs=options.epochs)
 
 
-def _choose(asked: Asked, profile: Profile | None) -> Settings:
+def _choose(asked: RunRequest, profile: Profile | None) -> Settings:
     callbacks = asked.callbacks
     return choose_settings(
         asked.loaded,
@@ -134,9 +134,9 @@ def _choose(asked: Asked, profile: Profile | None) -> Settings:
     )
 
 
-def _reverify(asked: Asked, settings: Settings) -> Reverification:
+def _reverify(asked: RunRequest, settings: Settings) -> Reverification:
     left = asked.deadline.seconds_left
-    frame = Frame(
+    frame = ReverifyOptions(
         should_stop=asked.callbacks.should_stop,
         say=asked.callbacks.say,
         random_sources=asked.sources,

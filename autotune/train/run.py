@@ -28,7 +28,7 @@ from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.session import Session
 from autotune.train.loop.training_loop import Ending
 from autotune.train.options import TrainingCallbacks, TrainingOptions
-from autotune.train.plan import Asked, make_plan, resume_plan
+from autotune.train.plan import RunRequest, make_plan, resume_plan
 from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
 from autotune.train.settings.candidate import load_profile
@@ -106,7 +106,9 @@ class _Run:
         options, label = self.options, self.loaded.label
         sources, data = _look_at_data(self.loaded)
         deadline = Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds)
-        asked = Asked(self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline)
+        asked = RunRequest(
+            self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline
+        )
         if options.resume:
             path = find_run(self.work, label, options.out)
             with locked_run(path):  # before anything is read: whoever holds it may write a step down
@@ -117,7 +119,7 @@ class _Run:
         with locked_run(path):
             return self._start(path, plan, asked, began)
 
-    def _start(self, path: Path, plan: RunPlan, asked: Asked, began: float) -> tuple[Session, Ending]:
+    def _start(self, path: Path, plan: RunPlan, asked: RunRequest, began: float) -> tuple[Session, Ending]:
         hardware = read_hardware()
         self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
         for text in asked.notes:  # only now: the process may have started anew

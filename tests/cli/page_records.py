@@ -12,6 +12,7 @@ from autotune.records import (
     GainRange,
     GpuInfo,
     HardwareInfo,
+    Issue,
     MachineReport,
     MatmulRate,
     Measurement,
@@ -27,7 +28,6 @@ from autotune.records import (
     StepWork,
     TargetFacts,
     TrainConfig,
-    Trouble,
     Verdict,
 )
 
@@ -245,12 +245,12 @@ def make_report(**changes: Any) -> ProbeReport:
             RuledOut(knob="user_knobs.width", value=None, reason="it changes what is learned"),
         ),
         "troubles": (
-            Trouble(
+            Issue(
                 name="shared-memory",
                 sentence="/dev/shm has 64 MiB, and 8 batches in flight need 144 MiB",
                 remedy="give the container more: docker run --shm-size=8g",
             ),
-            Trouble(
+            Issue(
                 name="power-cap",
                 sentence="GPU 0 runs at 1410 of 1980 MHz, held down by its power cap of 700 W",
                 remedy="nothing within this training; compare timings only on this GPU",

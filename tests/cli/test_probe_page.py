@@ -42,13 +42,13 @@ from autotune.records import (
     DataFacts,
     GainRange,
     GpuInfo,
+    Issue,
     MatmulRate,
     MemoryMode,
     ProbeReport,
     RuledOut,
     StepPhases,
     StepWork,
-    Trouble,
     Verdict,
 )
 
@@ -319,7 +319,7 @@ def make_hostile(text: str) -> ProbeReport:
         verdict=Verdict(limit="input", sentence=text, evidence=(text,), speedup_ceiling=2.0, ceiling_reason=text),
         advice=(Advice(knob=text, reason=text),),
         ruled_out=(RuledOut(knob=text, value=text, reason=text),),
-        troubles=(Trouble(name=text, sentence=text, remedy=text),),
+        troubles=(Issue(name=text, sentence=text, remedy=text),),
     )
 
 

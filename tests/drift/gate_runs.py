@@ -16,7 +16,7 @@ from typing import Literal
 
 from controls import Control
 
-from autotune.drift.gate.loss_check import GOOD_STEPS, DriftGate, DriftPlan
+from autotune.drift.gate.loss_check import GOOD_STEPS, DriftPlan, LossCheck
 from autotune.drift.gate.screen import Gate
 from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
@@ -25,12 +25,12 @@ from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits, QualityCheck, is_passed
-from autotune.records.trial import FidelityPlan, Target, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import GradientPlan, Target, TrialLimits, TrialResult, TrialSpec
 from autotune.space import BATCH_KNOBS, build_space, numerics_of
 from autotune.targets.script import read_script
 
 FOLDER = Path(__file__).parent
-PLAN = FidelityPlan(windows=16, later_steps=40)
+PLAN = GradientPlan(windows=16, later_steps=40)
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Small models gain nothing from more threads, and what runs beside them loses most to threads that wait busily."""
 
@@ -92,7 +92,7 @@ class OpenTarget:
         *,
         seeds: tuple[int, ...],
         steps: int,
-        plan: FidelityPlan | None = None,
+        plan: GradientPlan | None = None,
         evaluate: bool = False,
     ) -> TrialResult:
         facts = self.facts
@@ -115,7 +115,7 @@ class OpenTarget:
         return self.results[-1]
 
     def open_gate(
-        self, seed: int = 0, plan: FidelityPlan = PLAN, *, facts: TargetFacts | None = None, looks_closer: bool = True
+        self, seed: int = 0, plan: GradientPlan = PLAN, *, facts: TargetFacts | None = None, looks_closer: bool = True
     ) -> Gate:
         """Return a gate in which nothing has been tested.
 
@@ -127,17 +127,17 @@ class OpenTarget:
         """
 
         def run(
-            config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: FidelityPlan | None, steps: int
+            config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
         ) -> TrialResult:
             return self.launch(config, purpose, seeds=(seed,), steps=steps, plan=plan)
 
         knows_order = self.target.script is None
         return Gate(facts or self.facts, plan, run, knows_order=knows_order, affords=lambda _plan: looks_closer)
 
-    def open_drift_gate(self, seed: int = 0, steps: int = GOOD_STEPS) -> DriftGate:
+    def open_drift_gate(self, seed: int = 0, steps: int = GOOD_STEPS) -> LossCheck:
         """Return a gate of trainings; no two seeds share one of theirs."""
         plan = DriftPlan(steps=steps, evaluate=bool(self.facts.metrics), candidates=1)
-        return DriftGate(self.facts, DriftLimits(), plan, lambda config, plan: self._train(config, plan, seed))
+        return LossCheck(self.facts, DriftLimits(), plan, lambda config, plan: self._train(config, plan, seed))
 
     def offers_split(self) -> bool:
         """Return whether a search would try other micro batch sizes."""
@@ -164,11 +164,11 @@ class GateRuns:
         plan: what is looked at.
     """
 
-    def __init__(self, runner: TrialRunner, *, plan: FidelityPlan = PLAN) -> None:
+    def __init__(self, runner: TrialRunner, *, plan: GradientPlan = PLAN) -> None:
         self._runner, self._plan = runner, plan
         self._numbers = itertools.count(1)  # 0 is every probe's
         self._targets: dict[tuple[str, tuple[str, ...]], OpenTarget] = {}
-        self._gates: dict[tuple[int, int, bool], tuple[Gate, DriftGate]] = {}
+        self._gates: dict[tuple[int, int, bool], tuple[Gate, LossCheck]] = {}
 
     def open_target(self, name: str, knobs: tuple[str, ...] = ()) -> OpenTarget:
         """Return a target that has been probed: a workload of this folder, or a command line with a script of it."""
@@ -198,7 +198,7 @@ class GateRuns:
             gate.discard()
         opened.results.clear()
 
-    def _open_gates(self, opened: OpenTarget, seed: int, *, without_class: bool) -> tuple[Gate, DriftGate]:
+    def _open_gates(self, opened: OpenTarget, seed: int, *, without_class: bool) -> tuple[Gate, LossCheck]:
         key = (id(opened), seed, without_class)
         if key not in self._gates:
             facts = take_class_off(opened.facts) if without_class else opened.facts
@@ -211,7 +211,7 @@ def open_runner(folder: Path, environment: dict[str, str] | None = None) -> Tria
     return TrialRunner(folder, environment={**ENVIRONMENT, **(environment or {})})
 
 
-def run_checks(gate: Gate, drift_gate: DriftGate, config: TrainConfig) -> tuple[QualityCheck, ...]:
+def run_checks(gate: Gate, drift_gate: LossCheck, config: TrainConfig) -> tuple[QualityCheck, ...]:
     """Return the cheap checks of a config, and those of trainings where it needs them."""
     screened = gate.screen(config)
     assert screened is not None, "time is never up here"

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from autotune.drift.compare.gradients import (
-    Captured,
-    Layers,
+    GradientRows,
+    RowLayout,
     check_additivity,
     compare,
     judge,
     relative_error,
 )
 from autotune.drift.gate.comparisons import is_lost_in_noise
-from autotune.records.quality import Fidelity
+from autotune.records.quality import GradientEquivalence
 
 Rows = NDArray[np.floating]
 
@@ -26,22 +26,24 @@ WINDOWS = 16
 WIDTHS = (40, 8, 200)
 NAMES = ("layers.0.weight", "layers.0.bias", "layers.1.weight")
 SMALL = slice(40, 48)  # columns of layers.0.bias
-LAYERS = Layers(NAMES, np.array(WIDTHS), np.array(WIDTHS))
+LAYERS = RowLayout(NAMES, np.array(WIDTHS), np.array(WIDTHS))
 
 
-def _arm(rows: Rows, *, first_key: int = 32) -> Captured:
-    return Captured(first_key + 32 * np.arange(len(rows), dtype=np.int64), rows)
+def _arm(rows: Rows, *, first_key: int = 32) -> GradientRows:
+    return GradientRows(first_key + 32 * np.arange(len(rows), dtype=np.int64), rows)
 
 
-def _compare(candidate: Rows, baseline: Rows, *, layers: Layers = LAYERS, reference: Rows | None = None) -> Fidelity:
+def _compare(
+    candidate: Rows, baseline: Rows, *, layers: RowLayout = LAYERS, reference: Rows | None = None
+) -> GradientEquivalence:
     exact = None if reference is None else _arm(reference)
     return compare(
         _arm(candidate), _arm(baseline), layers, subject="gradients", point="initial weights", reference=exact
     )
 
 
-def _one_layer(columns: int) -> Layers:
-    return Layers(("weight",), np.array([columns]), np.array([columns]))
+def _one_layer(columns: int) -> RowLayout:
+    return RowLayout(("weight",), np.array([columns]), np.array([columns]))
 
 
 def _direction(generator: np.random.Generator, columns: int, size: float) -> NDArray[np.float64]:
@@ -122,14 +124,14 @@ def test_a_sampled_column_weighs_the_elements_it_stands_for(drowned: bool) -> No
     generator = np.random.default_rng(3)
     baseline = generator.normal(size=(6, 3)) + (0.0 if drowned else 1.0)
     candidate = baseline * [1.0, 1.5, 1.5] if drowned else baseline + generator.normal(size=(6, 3))
-    sampled = Layers(("a", "b"), np.array([1, 2]), np.array([3, 4]))
-    everything = Layers(("a", "b"), np.array([3, 4]), np.array([3, 4]))
+    sampled = RowLayout(("a", "b"), np.array([1, 2]), np.array([3, 4]))
+    everything = RowLayout(("a", "b"), np.array([3, 4]), np.array([3, 4]))
     copies = [0, 0, 0, 1, 1, 2, 2]
     expected = _figures(_compare(candidate[:, copies], baseline[:, copies], layers=everything))
     assert _figures(_compare(candidate, baseline, layers=sampled)) == pytest.approx(expected)
 
 
-def _figures(result: Fidelity) -> tuple[float, ...]:
+def _figures(result: GradientEquivalence) -> tuple[float, ...]:
     assert result.noise is not None
     assert result.bias is not None
     ends = (result.noise.low, result.noise.estimate, result.noise.high, result.bias.low, result.bias.high)
@@ -169,7 +171,7 @@ def test_columns_are_handled_in_pieces_without_a_seam() -> None:
     columns = 70_000  # more than are handled at once
     baseline = generator.normal(size=(4, columns)).astype(np.float32) + 1.0
     candidate = baseline + np.float32(0.1) * generator.normal(size=(4, columns)).astype(np.float32)
-    split = Layers(("a", "b"), np.array([30_000, 40_000]), np.array([30_000, 40_000]))
+    split = RowLayout(("a", "b"), np.array([30_000, 40_000]), np.array([30_000, 40_000]))
     parts, whole = (
         _compare(candidate, baseline, layers=split),
         _compare(candidate, baseline, layers=_one_layer(columns)),
@@ -359,7 +361,7 @@ def test_a_layer_in_doubt_leaves_it_to_a_training() -> None:
 @pytest.mark.parametrize(("windows", "signal_to_noise"), [(WINDOWS, 0.05), (24, 0.005)])
 def test_many_tiny_layers_with_rounding_noise_are_no_reason_to_fail(windows: int, signal_to_noise: float) -> None:
     widths = np.array([1, 2, 5, 10] * 30)
-    layers = Layers(tuple(f"layers.{number}.bias" for number in range(120)), widths, widths)
+    layers = RowLayout(tuple(f"layers.{number}.bias" for number in range(120)), widths, widths)
     for seed in range(60):
         generator = np.random.default_rng(seed)
         own, added = generator.normal(size=(2, windows, int(widths.sum())))
@@ -467,18 +469,18 @@ def test_windows_are_paired_by_their_keys() -> None:
     rows = _gradients(generator)
     keys = 32 * np.arange(1, WINDOWS + 1)
     candidate = 1.001 * rows
-    expected = compare(Captured(keys, candidate), Captured(keys, rows), LAYERS, subject="gradients", point="")
+    expected = compare(GradientRows(keys, candidate), GradientRows(keys, rows), LAYERS, subject="gradients", point="")
     order = generator.permutation(WINDOWS)
-    shuffled = Captured(keys[order], candidate[order])
-    assert compare(shuffled, Captured(keys, rows), LAYERS, subject="gradients", point="") == expected
-    more = Captured(np.append(keys, 7), np.vstack([candidate, np.full((1, 248), np.nan)]))
-    assert compare(more, Captured(keys, rows), LAYERS, subject="gradients", point="") == expected
+    shuffled = GradientRows(keys[order], candidate[order])
+    assert compare(shuffled, GradientRows(keys, rows), LAYERS, subject="gradients", point="") == expected
+    more = GradientRows(np.append(keys, 7), np.vstack([candidate, np.full((1, 248), np.nan)]))
+    assert compare(more, GradientRows(keys, rows), LAYERS, subject="gradients", point="") == expected
     fewer = compare(
-        Captured(keys[5:], candidate[5:]), Captured(keys[:8], rows[:8]), LAYERS, subject="gradients", point=""
+        GradientRows(keys[5:], candidate[5:]), GradientRows(keys[:8], rows[:8]), LAYERS, subject="gradients", point=""
     )
     assert (fewer.windows, fewer.verdict) == (3, "inconclusive")
     assert fewer.reason == "3 window(s) in common with the baseline: at least 4 are needed"
-    none = compare(Captured(keys + 1, rows), Captured(keys, rows), LAYERS, subject="gradients", point="")
+    none = compare(GradientRows(keys + 1, rows), GradientRows(keys, rows), LAYERS, subject="gradients", point="")
     assert (none.windows, none.verdict, none.reason) == (0, "inconclusive", "no window in common with the baseline")
 
 
@@ -645,7 +647,7 @@ def test_additivity_without_usable_values() -> None:
 
 
 def test_relative_error_is_over_all_windows_and_weighted() -> None:
-    layers = Layers(("a", "b"), np.array([1, 1]), np.array([1, 9]))
+    layers = RowLayout(("a", "b"), np.array([1, 1]), np.array([1, 9]))
     baseline = np.array([[3.0, 0.0], [0.0, 1.0]])
     candidate = np.array([[3.0, 0.0], [0.0, 2.0]])
     assert relative_error(_arm(candidate), _arm(baseline), layers) == pytest.approx(math.sqrt(9 / 18))
@@ -660,10 +662,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(ValueError, match="rows have 3 columns, the layers 248"):
         _compare(rows, rows)
     with pytest.raises(ValueError, match="a window occurs twice"):
-        Captured(np.array([1, 2, 2, 3]), rows)
+        GradientRows(np.array([1, 2, 2, 3]), rows)
     with pytest.raises(ValueError, match="3 keys do not fit"):
-        Captured(np.arange(3), rows)
+        GradientRows(np.arange(3), rows)
     with pytest.raises(ValueError, match="1 names, 2 widths and 1 elements"):
-        Layers(("a",), np.array([1, 2]), np.array([3]))
+        RowLayout(("a",), np.array([1, 2]), np.array([3]))
     with pytest.raises(ValueError, match="fewer elements than were sampled"):
-        Layers(("a",), np.array([2]), np.array([1]))
+        RowLayout(("a",), np.array([2]), np.array([1]))

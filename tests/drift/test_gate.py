@@ -11,18 +11,18 @@ import pytest
 from controls import CONTROLS, NEGATIVE, POSITIVE, Control
 from gate_runs import GateRuns, OpenTarget, Verdict, open_runner, run_checks, take_class_off
 
-from autotune.drift.gate.culprit import find_guilty
+from autotune.drift.gate.culprit import find_culprit
 from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
-from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict, is_passed
-from autotune.records.trial import FidelityPlan
+from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict, is_passed
+from autotune.records.trial import GradientPlan
 from autotune.sentences import describe_refusal
 from autotune.space import numerics_of
 
 FOUR_BY_FOUR: dict[str, Any] = {"micro_batch_size": 4, "gradient_accumulation_steps": 4}
-ONE_POINT = FidelityPlan(windows=8, later_steps=0)
+ONE_POINT = GradientPlan(windows=8, later_steps=0)
 BY_NAME = {control.name: control for control in CONTROLS}
 
 
@@ -300,7 +300,7 @@ def test_the_guilty_change_alone_is_dropped(runs: GateRuns, name: str) -> None:
     config = opened.change(**suspects.innocent, **suspects.guilty)
     checks = run_checks(gate, opened.open_drift_gate(steps=20), config)
     assert suspects.found_by in {check.test for check in checks if check.verdict == "inferior"}
-    blame = find_guilty(gate, config, checks)
+    blame = find_culprit(gate, config, checks)
     assert set(blame.knobs) == suspects.names(opened)
     assert blame.rest == opened.change(**suspects.innocent)
     screened = gate.screen(blame.rest)
@@ -310,7 +310,7 @@ def test_the_guilty_change_alone_is_dropped(runs: GateRuns, name: str) -> None:
 
 def check_of(test: Literal["gradients", "paired-losses"], verdict: QualityVerdict, bias: float = 0.0) -> QualityCheck:
     size = Interval(estimate=bias, low=0.0, high=2 * bias, confidence_level=0.9, method="made up")
-    looked = Fidelity(subject="gradients", point="initial weights", windows=16, bias=size, verdict=verdict)
+    looked = GradientEquivalence(subject="gradients", point="initial weights", windows=16, bias=size, verdict=verdict)
     return QualityCheck(
         test=test,
         metric=test,
@@ -341,7 +341,7 @@ class DoubtsLowPrecision:
 def test_what_fails_in_trainings_is_laid_to_the_change_in_doubt(runs: GateRuns) -> None:
     opened = runs.open_target("controls.py:mistaken_points")
     config = opened.change(precision="bf16", **switch_on("nothing"))
-    blame = find_guilty(DoubtsLowPrecision(opened.facts), config, FAILED_TRAINING)
+    blame = find_culprit(DoubtsLowPrecision(opened.facts), config, FAILED_TRAINING)
     assert blame.knobs == ("precision",)
     assert blame.rest == opened.change(**switch_on("nothing"))
 

@@ -26,13 +26,13 @@ from guarded_workloads import (
 
 from autotune.drift.compare.loss_band import calibrate_band
 from autotune.drift.guard import gradient_watch
-from autotune.drift.guard.check_schedule import LookPace, LookSchedule
+from autotune.drift.guard.check_schedule import CheckPace, LookSchedule
 from autotune.drift.guard.gradient_watch import ROUND_EVERY, WINDOWS, GradientWatch, rounds_needed
 from autotune.drift.guard.guard import DriftGuard
 from autotune.drift.guard.skipped_steps import SkipWatch
 from autotune.drift.record.numerics import GradientPair
 from autotune.records.measurement import Interval
-from autotune.records.quality import Fidelity
+from autotune.records.quality import GradientEquivalence
 from autotune.records.trial import LossCurve
 
 
@@ -214,7 +214,9 @@ def test_what_cannot_be_switched_is_named():
 
 def test_gradients_that_the_search_accepted_as_they_are_are_not_compared():
     interval = Interval(estimate=0.3, low=0.2, high=0.4, confidence_level=0.9, method="jackknife")
-    found = Fidelity(subject="gradients", point="initial weights", windows=16, noise=interval, verdict="inconclusive")
+    found = GradientEquivalence(
+        subject="gradients", point="initial weights", windows=16, noise=interval, verdict="inconclusive"
+    )
     loaded = load(Fit())
     config = loaded.baseline.replace(precision="bf16")
     training, _ = start(Fit(), precision="bf16")
@@ -285,7 +287,7 @@ class Clock:
 
 def test_looks_wait_until_they_are_paid_for():
     clock = Clock()
-    schedule = LookSchedule(LookPace(first_step=20, least_steps=500, most_cost=0.005), clock=clock)
+    schedule = LookSchedule(CheckPace(first_step=20, least_steps=500, most_cost=0.005), clock=clock)
     step_seconds, look_seconds, looks = 0.01, 0.1, []
     for step in range(1, 20_001):
         clock.now += step_seconds
@@ -300,7 +302,7 @@ def test_looks_wait_until_they_are_paid_for():
 
 def test_cheap_looks_come_every_500_steps_and_a_row_of_them_is_paid_for_together():
     clock = Clock()
-    schedule = LookSchedule(LookPace(first_step=20, least_steps=500, most_cost=0.005), clock=clock)
+    schedule = LookSchedule(CheckPace(first_step=20, least_steps=500, most_cost=0.005), clock=clock)
     looks = []
     for step in range(1, 6001):
         clock.now += 0.01
@@ -315,7 +317,7 @@ def test_cheap_looks_come_every_500_steps_and_a_row_of_them_is_paid_for_together
 
 def test_what_is_owed_is_still_owed_after_a_pause():
     clock = Clock()
-    pace = LookPace(first_step=20, least_steps=500, most_cost=0.005)
+    pace = CheckPace(first_step=20, least_steps=500, most_cost=0.005)
     schedule, other = (LookSchedule(pace, clock=clock) for _ in range(2))
     schedule.note(20, seconds=1.0, is_open=False)
     clock.now += 150.0  # three quarters of the 200 seconds that pay for it

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from autotune.drift.compare.gradient_rows import Layers
+from autotune.drift.compare.gradient_rows import RowLayout
 from autotune.drift.compare.noise_scale import gradient_noise_scale, predicted_samples_ratio
 
 COLUMNS = 50
-LAYERS = Layers(("weight",), np.array([COLUMNS]), np.array([COLUMNS]))
+LAYERS = RowLayout(("weight",), np.array([COLUMNS]), np.array([COLUMNS]))
 
 
 def _windows(seed: int, *, squared_gradient: float, batch_size: int, windows: int = 16) -> NDArray[np.float64]:
@@ -65,8 +65,8 @@ def test_signal_and_noise_are_each_unbiased() -> None:
 
 def test_a_sampled_column_weighs_the_elements_it_stands_for() -> None:
     rows = np.random.default_rng(2).normal(size=(6, 2)) + 2.0
-    sampled = Layers(("a", "b"), np.array([1, 1]), np.array([1, 3]))
-    everything = Layers(("a", "b"), np.array([1, 3]), np.array([1, 3]))
+    sampled = RowLayout(("a", "b"), np.array([1, 1]), np.array([1, 3]))
+    everything = RowLayout(("a", "b"), np.array([1, 3]), np.array([1, 3]))
     expected = gradient_noise_scale(rows[:, [0, 1, 1, 1]], everything, batch_size=8)
     assert expected is not None
     assert gradient_noise_scale(rows, sampled, batch_size=8) == pytest.approx(expected)

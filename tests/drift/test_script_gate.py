@@ -10,10 +10,10 @@ from controls import Control
 from gate_runs import GateRuns, open_runner
 from script_controls import SCRIPT_NEGATIVE, SCRIPT_POSITIVE
 
-from autotune.drift.gate.culprit import find_guilty
-from autotune.records.trial import FidelityPlan
+from autotune.drift.gate.culprit import find_culprit
+from autotune.records.trial import GradientPlan
 
-PLAN = FidelityPlan(windows=8, later_steps=10)
+PLAN = GradientPlan(windows=8, later_steps=10)
 """A script goes through every step of it in each of its processes."""
 MISSED = {
     "script-skipped-batch": "a step that is left out shows in no window in common, and steps between are not counted",
@@ -67,6 +67,6 @@ def test_the_guilty_change_of_a_script_alone_is_dropped(runs: GateRuns) -> None:
     config = opened.change(**innocent, **scaled.changes)
     checks = gate.screen(config)
     assert checks is not None
-    blame = find_guilty(gate, config, checks)
+    blame = find_culprit(gate, config, checks)
     assert blame.knobs == ("user_knobs.fault",)
     assert blame.rest == opened.change(**innocent)

@@ -33,6 +33,7 @@ from autotune.records import (
     GainRange,
     GpuInfo,
     Interval,
+    Issue,
     LossCurve,
     Margin,
     MemoryFacts,
@@ -46,7 +47,6 @@ from autotune.records import (
     TrainConfig,
     TrialResult,
     TrialStatus,
-    Trouble,
     Verdict,
 )
 from autotune.records.profile import Confirmation
@@ -258,7 +258,7 @@ def test_hostile_text_is_harmless_everywhere() -> None:
         probe=make_probe(
             target=make_facts(label=HOSTILE, warnings=(HOSTILE,), memory=MEMORY.replace(missing=HOSTILE)),
             verdict=Verdict(limit="unknown", sentence=HOSTILE, speedup_ceiling=2.0, ceiling_reason=HOSTILE),
-            troubles=(Trouble(name=HOSTILE, sentence=HOSTILE, remedy=HOSTILE),),
+            troubles=(Issue(name=HOSTILE, sentence=HOSTILE, remedy=HOSTILE),),
             advice=(Advice(knob=HOSTILE, reason=HOSTILE),),
             ruled_out=(RuledOut(knob=HOSTILE, value=HOSTILE, reason=HOSTILE),),
         ),
@@ -393,7 +393,7 @@ def test_a_shown_interval_holds_the_interval(low: float, width: float) -> None:
 
 
 def test_troubles_come_with_what_to_do() -> None:
-    trouble = Trouble(name="swap", sentence="1.5 GiB of swap is in use", remedy="free memory first")
+    trouble = Issue(name="swap", sentence="1.5 GiB of swap is in use", remedy="free memory first")
     page = Page(render(probe=make_probe(troubles=(trouble,))))
     assert "What slows it, and is no setting 1.5 GiB of swap is in use" in page.words()
     assert page.count("span", **{"class": "error"}) == 1

@@ -13,7 +13,7 @@ from engine_workloads import LineWorkload, build
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 
-from autotune.engine.gradients import MOST_ELEMENTS, NotedStep, StepRecorder, name_parameters
+from autotune.engine.gradients import MOST_ELEMENTS, RecordedStep, StepRecorder, name_parameters
 from autotune.records import TrainConfig
 
 LEAST_OF_LAYER = 256
@@ -65,7 +65,7 @@ def take_step(model: nn.Module, optimizer: Optimizer, number: int) -> None:
     optimizer.step()
 
 
-def note_step(model: nn.Module, optimizer: Optimizer, number: int = 0) -> NotedStep:
+def note_step(model: nn.Module, optimizer: Optimizer, number: int = 0) -> RecordedStep:
     """Return what a recorder of its own notes of one step."""
     recorder = StepRecorder()
     watch(recorder, optimizer)
@@ -75,7 +75,7 @@ def note_step(model: nn.Module, optimizer: Optimizer, number: int = 0) -> NotedS
     return noted
 
 
-def step_of(recorder: StepRecorder) -> NotedStep:
+def step_of(recorder: StepRecorder) -> RecordedStep:
     noted = recorder.take()
     assert noted is not None
     return noted

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autotune.measure.clock import AsideClock
+from autotune.measure.clock import PausableClock
 from autotune.measure.throughput import Steps, TrainingEndedError, measure_throughput
 from autotune.measure.timing import Timing
 from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits
@@ -65,88 +65,88 @@ def inner() -> FakeClock:
 
 
 @pytest.fixture
-def clock(inner: FakeClock) -> AsideClock:
-    return AsideClock(inner)
+def clock(inner: FakeClock) -> PausableClock:
+    return PausableClock(inner)
 
 
-def test_a_clock_that_never_stood_still_shows_the_time(clock: AsideClock, inner: FakeClock) -> None:
+def test_a_clock_that_never_stood_still_shows_the_time(clock: PausableClock, inner: FakeClock) -> None:
     inner.seconds += 3.0
     assert clock.now() == 1003.0
     assert clock.aside_seconds == 0.0
 
 
-def test_time_aside_does_not_pass(clock: AsideClock, inner: FakeClock) -> None:
+def test_time_aside_does_not_pass(clock: PausableClock, inner: FakeClock) -> None:
     inner.seconds += 1.0
-    clock.step_aside()
+    clock.pause()
     inner.seconds += 5.0
     assert clock.now() == 1001.0
-    clock.come_back()
+    clock.resume()
     assert clock.now() == 1001.0
     inner.seconds += 2.0
     assert clock.now() == 1003.0
     assert clock.aside_seconds == 5.0
 
 
-def test_standing_still_twice_is_standing_still(clock: AsideClock, inner: FakeClock) -> None:
-    clock.come_back()
+def test_standing_still_twice_is_standing_still(clock: PausableClock, inner: FakeClock) -> None:
+    clock.resume()
     for _ in range(3):
-        clock.step_aside()
+        clock.pause()
         inner.seconds += 1.0
-    clock.come_back()
+    clock.resume()
     inner.seconds += 10.0
-    clock.come_back()
+    clock.resume()
     assert (clock.aside_seconds, clock.now()) == (3.0, 1010.0)
-    clock.step_aside()
+    clock.pause()
     inner.seconds += 0.5
-    clock.come_back()
+    clock.resume()
     assert (clock.aside_seconds, clock.now()) == (3.5, 1010.0)
 
 
-def test_the_device_is_waited_for_before_the_time_is_read(clock: AsideClock, inner: FakeClock) -> None:
-    clock.step_aside()
-    clock.come_back()
+def test_the_device_is_waited_for_before_the_time_is_read(clock: PausableClock, inner: FakeClock) -> None:
+    clock.pause()
+    clock.resume()
     assert inner.asked == ["synchronize", "now"] * 2
-    clock.come_back()
+    clock.resume()
     clock.now()
     clock.synchronize()
     assert inner.asked[4:] == ["now", "synchronize"]
 
 
-def test_turning_to_what_it_does_already_costs_no_waiting(clock: AsideClock, inner: FakeClock) -> None:
-    clock.step_aside()
+def test_turning_to_what_it_does_already_costs_no_waiting(clock: PausableClock, inner: FakeClock) -> None:
+    clock.pause()
     inner.asked.clear()
-    clock.step_aside()
+    clock.pause()
     assert inner.asked == []
-    clock.come_back()
+    clock.resume()
     inner.asked.clear()
-    clock.come_back()
+    clock.resume()
     assert inner.asked == []
 
 
-def test_the_interval_in_which_it_stood_still_is_shorter_by_that(clock: AsideClock, inner: FakeClock) -> None:
+def test_the_interval_in_which_it_stood_still_is_shorter_by_that(clock: PausableClock, inner: FakeClock) -> None:
     clock.mark()
     for aside in (0.0, 4.0, 0.0, 0.5):
         inner.seconds += STEP
-        clock.step_aside()
+        clock.pause()
         inner.seconds += aside
-        clock.come_back()
+        clock.resume()
         clock.mark()
     assert clock.take_intervals() == [STEP] * 4
     assert clock.take_intervals() == []
 
 
-def test_intervals_start_anew_after_each_taking(clock: AsideClock, inner: FakeClock) -> None:
+def test_intervals_start_anew_after_each_taking(clock: PausableClock, inner: FakeClock) -> None:
     for _ in range(2):
         clock.mark()
         inner.seconds += 1.0
         clock.mark()
         assert clock.take_intervals() == [1.0]
-        clock.step_aside()
+        clock.pause()
         inner.seconds += 7.0
-        clock.come_back()
+        clock.resume()
 
 
-def test_no_interval_is_less_than_nothing(clock: AsideClock) -> None:
+def test_no_interval_is_less_than_nothing(clock: PausableClock) -> None:
     # A GPU's own clock, read at events, need not agree with the host's to the last digit.
     clock.mark()
     clock.aside_seconds += 1.0
@@ -164,7 +164,7 @@ class Training:
 
     def __init__(self, *, validates: Callable[[int], float] = lambda step: 0.0) -> None:
         self.inner = FakeClock()
-        self.clock = AsideClock(self.inner)
+        self.clock = PausableClock(self.inner)
         self.timing = Timing(clock=self.clock, compiled_graphs=lambda: 0)
         self._validates = validates
         self._taken = 0
@@ -178,9 +178,9 @@ class Training:
         while self._taken < most:
             aside = self._validates(self._taken)
             if aside:
-                self.clock.step_aside()
+                self.clock.pause()
                 self.inner.seconds += aside
-            self.clock.come_back()
+            self.clock.resume()
             self.inner.seconds += STEP
             self.timing.losses.append(torch.tensor(1.0))
             self.timing.samples += 10
@@ -250,7 +250,7 @@ def test_the_end_after_a_validation_is_no_part_of_the_block() -> None:
     training = Training()
     steps = training.start()
     assert training.run(steps, WARM + 1) is None
-    training.clock.step_aside()
+    training.clock.pause()
     training.inner.seconds += 60.0  # a last validation, a checkpoint
     assert end(steps).blocks == (Block(optimizer_steps=1, samples=10, seconds=0.125),)
 

@@ -16,7 +16,7 @@ from autotune.measure.throughput import TrainingEndedError, finite_or_none
 from autotune.measure.timing import DivergedError, make_timing
 from autotune.measure.warmup import backlog_steps
 from autotune.records import Block, Measurement, PeakMemory, TrainConfig
-from autotune.records.measurement import Canary, Interference
+from autotune.records.measurement import Interference, SpeedReference
 
 FEW_WORKERS = PLAIN.replace(num_workers=2, prefetch_factor=4)
 """A backlog of 10 steps."""
@@ -202,7 +202,7 @@ def test_memory_is_reset_after_the_warm_up_and_sampled_after_each_block() -> Non
 def test_the_canary_is_asked_before_the_first_step_and_after_the_memory_was_read() -> None:
     script = Scripted([STEP]).with_canary(0.5, 0.75)
     measured = script.measure()
-    assert measured.canary == Canary(before_seconds=0.5, after_seconds=0.75)
+    assert measured.canary == SpeedReference(before_seconds=0.5, after_seconds=0.75)
     assert script.events.count("canary") == 2
     assert script.events[0] == "canary"
     assert script.events[-2:] == ["read memory", "canary"]
@@ -211,7 +211,7 @@ def test_the_canary_is_asked_before_the_first_step_and_after_the_memory_was_read
 
 def test_the_canary_is_asked_twice_of_a_training_that_ends_early() -> None:
     script = Scripted([STEP]).with_canary(0.5, 0.75)
-    assert script.measure_until(WARM + 3).canary == Canary(before_seconds=0.5, after_seconds=0.75)
+    assert script.measure_until(WARM + 3).canary == SpeedReference(before_seconds=0.5, after_seconds=0.75)
 
 
 def test_no_second_canary_without_a_measurement() -> None:

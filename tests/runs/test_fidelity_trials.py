@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from test_script_trials import SELF_MADE, SELF_MADE_LOADERS, TORCHRUN, Project, open_project
 from trial_world import World, make_spec, open_world
 
-from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
 from autotune.drift.gate.data_checks import check_schedule
-from autotune.drift.record.step_records import NotedPoints
-from autotune.drift.record.trace_file import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, read_captures, write_captures
+from autotune.drift.record.step_records import StepRecords
+from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.engine.gradients import StepRecorder
 from autotune.engine.loop import Training
 from autotune.records import TrainConfig
 from autotune.records.config import changed_fields
-from autotune.records.trial import FidelityPlan, Tape, TrialResult, TrialStatus
+from autotune.records.trial import DataTrace, GradientPlan, TrialResult, TrialStatus
 from autotune.targets.workload import check_workload
 
 HERE = Path(__file__).parent
-PLAN = FidelityPlan(windows=5, later_steps=4)
-ONE_POINT = FidelityPlan(windows=5, later_steps=0)
+PLAN = GradientPlan(windows=5, later_steps=4)
+ONE_POINT = GradientPlan(windows=5, later_steps=0)
 KEYS = [8, 16, 24, 32, 38]
 """Samples seen; the last window is the end of the epoch, 6 samples of 62."""
 SPLITS: tuple[dict[str, int], ...] = tuple(
@@ -49,7 +49,7 @@ class Trials:
     world: World
     known: dict[str, TrialResult] = field(default_factory=dict)
 
-    def run(self, toy: str, *, plan: FidelityPlan | None = PLAN, again: int = 0, **changes: Any) -> TrialResult:
+    def run(self, toy: str, *, plan: GradientPlan | None = PLAN, again: int = 0, **changes: Any) -> TrialResult:
         """Return the result of a trial; the same is run once, unless `again` differs."""
         key = repr((toy, plan, again, sorted(changes.items())))
         if key not in self.known:
@@ -63,10 +63,10 @@ class Trials:
             assert self.world.find_strays() == {}
         return self.known[key]
 
-    def capture(self, toy: str, *, plan: FidelityPlan = PLAN, again: int = 0, **changes: Any) -> Captures:
+    def capture(self, toy: str, *, plan: GradientPlan = PLAN, again: int = 0, **changes: Any) -> GradientTrace:
         return captures_of(self.run(toy, plan=plan, again=again, **changes))
 
-    def candidate(self, toy: str, *, plan: FidelityPlan = PLAN, again: int = 1, **changes: Any) -> Captures:
+    def candidate(self, toy: str, *, plan: GradientPlan = PLAN, again: int = 1, **changes: Any) -> GradientTrace:
         """Return what a trial writes that starts its later point with the baseline's weights."""
         sources = {name: changes[name] for name in ("random_sources",) if name in changes}
         baseline = self.run(toy, plan=plan, **sources)
@@ -74,7 +74,7 @@ class Trials:
         weights = str(Path(baseline.captures).with_name(WEIGHTS_FILE))
         return self.capture(toy, plan=plan.replace(weights=weights), again=again, **changes)
 
-    def tape(self, toy: str, *, again: int = 0, **changes: Any) -> Tape:
+    def tape(self, toy: str, *, again: int = 0, **changes: Any) -> DataTrace:
         result = self.run(toy, plan=None, again=again, **changes)
         assert (result.status, result.error) == (TrialStatus.COMPLETED, "")
         assert result.tape is not None
@@ -87,20 +87,20 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
         yield Trials(world)
 
 
-def captures_of(result: TrialResult) -> Captures:
+def captures_of(result: TrialResult) -> GradientTrace:
     assert (result.status, result.cause, result.error) == (TrialStatus.COMPLETED, "", "")
     assert result.captures is not None
-    captures = read_captures(result.captures)
+    captures = read_trace(result.captures)
     assert captures is not None
     return captures
 
 
-def is_same(one: Captures, other: Captures) -> bool:
+def is_same(one: GradientTrace, other: GradientTrace) -> bool:
     """Return whether two trials have written the same, bit for bit."""
     return repr(everything_of(one)) == repr(everything_of(other))
 
 
-def everything_of(captures: Captures) -> list[Any]:
+def everything_of(captures: GradientTrace) -> list[Any]:
     layers = captures.layers
     found: list[Any] = [layers.names, layers.widths.tolist(), layers.elements.tolist()]
     for point in captures.points:
@@ -139,8 +139,8 @@ def test_a_candidate_stands_where_the_baseline_had_come_to(trials: Trials, toy: 
     assert not np.array_equal(baseline.points[1].gradients.rows, baseline.points[0].gradients.rows)
 
 
-def first_point(captures: Captures) -> Captures:
-    return Captures(captures.layers, captures.points[:1])
+def first_point(captures: GradientTrace) -> GradientTrace:
+    return GradientTrace(captures.layers, captures.points[:1])
 
 
 def test_samples_that_are_drawn_are_the_same_in_both_arms(trials: Trials) -> None:
@@ -340,7 +340,7 @@ def test_a_trial_that_goes_wrong_has_written_nothing(trials: Trials, toy: str, c
     assert told in result.error
     assert result.captures is None
     folder = trials.world.folder / f"{result.spec.number:04d}"
-    assert not (folder / CAPTURES_FILE).exists()
+    assert not (folder / TRACE_FILE).exists()
 
 
 def test_weights_that_are_not_there_are_an_error(trials: Trials) -> None:
@@ -418,7 +418,7 @@ SCRIPT: dict[str, Any] = {"training_loaders": SELF_MADE_LOADERS, "baseline": OWN
 DDP_LOADERS = ("TensorDataset[1400] by DistributedSampler",)
 
 
-def capture_script(project: Project, *words: str, plan: FidelityPlan = PLAN, **wanted: Any) -> TrialResult:
+def capture_script(project: Project, *words: str, plan: GradientPlan = PLAN, **wanted: Any) -> TrialResult:
     return project.run(*words, purpose="fidelity", fidelity=plan, **(SCRIPT | wanted))
 
 
@@ -449,7 +449,7 @@ def test_a_script_against_itself_is_the_same_at_both_points(project: Project) ->
     assert project.snapshot() == before
 
 
-def project_cast(project: Project, plan: FidelityPlan) -> Captures:
+def project_cast(project: Project, plan: GradientPlan) -> GradientTrace:
     config = make_config(precision="bf16")
     return captures_of(capture_script(project, "dropping.py", plan=plan, config=config))
 
@@ -575,13 +575,13 @@ def test_a_tape_of_a_script_is_the_same_with_workers(project: Project) -> None:
 # Points
 
 
-def note_points(*steps: int) -> Captures:
+def note_points(*steps: int) -> GradientTrace:
     """Return what is noted of a training with so many steps at each point."""
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer, recorder = torch.optim.SGD([parameter], lr=0.1), StepRecorder()
     optimizer.register_step_pre_hook(lambda one, _args, _kwargs: recorder.before(one))
     optimizer.register_step_post_hook(lambda one, _args, _kwargs: recorder.after(one))
-    points = NotedPoints(recorder)
+    points = StepRecords(recorder)
     for number, count in enumerate(steps):
         points.begin_point()
         for _ in range(max(1, count)):
@@ -612,68 +612,68 @@ def test_a_first_point_without_a_step_does_not_pass_the_later_one_off_as_itself(
 # The file
 
 
-def make_captures(points: int = 2, dtype: Any = np.float32) -> Captures:
+def make_captures(points: int = 2, dtype: Any = np.float32) -> GradientTrace:
     generator = np.random.default_rng(0)
-    layers = Layers(("0.weight", "schön.bias"), np.array([4, 2]), np.array([400, 2]))
+    layers = RowLayout(("0.weight", "schön.bias"), np.array([4, 2]), np.array([400, 2]))
     keys = np.array([8, 16, 22])
     made = [
         Point(
-            Captured(keys, generator.standard_normal((3, 6)).astype(dtype)),
-            Captured(keys, generator.standard_normal((3, 6)).astype(dtype)),
+            GradientRows(keys, generator.standard_normal((3, 6)).astype(dtype)),
+            GradientRows(keys, generator.standard_normal((3, 6)).astype(dtype)),
             generator.random((3, 2)),
         )
         for _ in range(points)
     ]
-    return Captures(layers, tuple(made))
+    return GradientTrace(layers, tuple(made))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("points", [0, 1, 2])
 def test_captures_are_read_as_they_were_written(tmp_path: Path, points: int, dtype: Any) -> None:
     captures = make_captures(points, dtype)
-    write_captures(tmp_path / CAPTURES_FILE, captures)
-    for path in (tmp_path / CAPTURES_FILE, str(tmp_path / CAPTURES_FILE)):
-        read = read_captures(path)
+    write_trace(tmp_path / TRACE_FILE, captures)
+    for path in (tmp_path / TRACE_FILE, str(tmp_path / TRACE_FILE)):
+        read = read_trace(path)
         assert read is not None
         assert everything_of(read) == everything_of(captures)
-    assert [path.name for path in tmp_path.iterdir()] == [CAPTURES_FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [TRACE_FILE]
 
 
 def test_values_that_are_not_finite_are_kept(tmp_path: Path) -> None:
     captures = make_captures(1)
     captures.points[0].gradients.rows[1, 1:3] = (np.nan, -np.inf)
-    write_captures(tmp_path / CAPTURES_FILE, captures)
-    read = read_captures(tmp_path / CAPTURES_FILE)
+    write_trace(tmp_path / TRACE_FILE, captures)
+    read = read_trace(tmp_path / TRACE_FILE)
     assert read is not None
     assert is_same(read, captures)
 
 
 def test_a_trial_that_noted_no_window_is_read_as_one_without(tmp_path: Path) -> None:
-    nothing = Captured(np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.float32))
-    captures = Captures(make_captures().layers, (Point(nothing, nothing, np.zeros((0, 0))),))
-    write_captures(tmp_path / CAPTURES_FILE, captures)
-    read = read_captures(tmp_path / CAPTURES_FILE)
+    nothing = GradientRows(np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.float32))
+    captures = GradientTrace(make_captures().layers, (Point(nothing, nothing, np.zeros((0, 0))),))
+    write_trace(tmp_path / TRACE_FILE, captures)
+    read = read_trace(tmp_path / TRACE_FILE)
     assert read is not None
     assert is_same(read, captures)
 
 
 def test_a_torn_file_is_none_wherever_it_is_torn(tmp_path: Path) -> None:
-    path = tmp_path / CAPTURES_FILE
-    write_captures(path, make_captures())
+    path = tmp_path / TRACE_FILE
+    write_trace(path, make_captures())
     content = path.read_bytes()
     for length in range(0, len(content), 37):
         path.write_bytes(content[:length])
-        assert read_captures(path) is None, length
+        assert read_trace(path) is None, length
 
 
 def test_a_file_whose_values_were_damaged_is_none(tmp_path: Path) -> None:
-    path = tmp_path / CAPTURES_FILE
+    path = tmp_path / TRACE_FILE
     captures = make_captures()
-    write_captures(path, captures)
+    write_trace(path, captures)
     content = path.read_bytes()
     place = content.index(captures.points[0].gradients.rows.tobytes())
     path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
-    assert read_captures(path) is None
+    assert read_trace(path) is None
 
 
 def write_zip(path: Path) -> None:
@@ -718,13 +718,13 @@ def savez(path: Path, **arrays: Any) -> None:
 
 @pytest.mark.parametrize("what", FOREIGN)
 def test_a_foreign_file_is_none(tmp_path: Path, what: str) -> None:
-    FOREIGN[what](tmp_path / CAPTURES_FILE)
-    assert read_captures(tmp_path / CAPTURES_FILE) is None
+    FOREIGN[what](tmp_path / TRACE_FILE)
+    assert read_trace(tmp_path / TRACE_FILE) is None
 
 
 def test_what_is_foreign_is_only_that(tmp_path: Path) -> None:
-    savez(tmp_path / CAPTURES_FILE, **described())
-    assert read_captures(tmp_path / CAPTURES_FILE) is not None
+    savez(tmp_path / TRACE_FILE, **described())
+    assert read_trace(tmp_path / TRACE_FILE) is not None
 
 
 def write_array(path: Path) -> None:
@@ -734,14 +734,14 @@ def write_array(path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_zip, write_array], ids=["a zip without arrays", "a single array"])
 def test_a_foreign_file_that_numpy_reads_is_none_too(tmp_path: Path, write: Any) -> None:
-    write(tmp_path / CAPTURES_FILE)
-    assert read_captures(tmp_path / CAPTURES_FILE) is None
+    write(tmp_path / TRACE_FILE)
+    assert read_trace(tmp_path / TRACE_FILE) is None
 
 
 def test_a_file_whose_flags_were_damaged_is_none(tmp_path: Path) -> None:
-    path = tmp_path / CAPTURES_FILE
-    write_captures(path, make_captures())
+    path = tmp_path / TRACE_FILE
+    write_trace(path, make_captures())
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
-    assert read_captures(path) is None
+    assert read_trace(path) is None

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.drift.compare.gradient_rows import Captured, Layers
-from autotune.drift.record.trace_file import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, write_captures
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
+from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, write_trace
 from autotune.measure.racing import is_clearly_slower
 from autotune.records import (
     Block,
@@ -40,10 +40,10 @@ from autotune.records import (
     Verdict,
 )
 from autotune.records.config import KnobValue
-from autotune.records.measurement import Canary
+from autotune.records.measurement import SpeedReference
 from autotune.records.script import Script
 from autotune.records.search import SearchState
-from autotune.records.trial import Rival, Tape
+from autotune.records.trial import DataTrace, Rival
 from autotune.search.explore.stage import Explorer
 from autotune.search.explore.strategy import Situation
 from autotune.search.explore.study import Proposal
@@ -153,7 +153,7 @@ class Machine:
             return TrialResult(spec=spec, status=status, cause="planted", error="planted", elapsed_seconds=took)
         result = TrialResult(spec=spec, status=status, elapsed_seconds=took, measurement=measurement)
         if spec.purpose == "tape":
-            return result.replace(tape=Tape(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000))
+            return result.replace(tape=DataTrace(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000))
         if spec.purpose == "fidelity":
             return result.replace(captures=self._capture(spec, config))
         result = result.replace(
@@ -171,11 +171,11 @@ class Machine:
         rounded = 0.0 if numerics_of(config, BASELINE) == "exact" else 1e-6
         rows = rows * (1 + self.gradient_error(config)) + rounded * luck.standard_normal(rows.shape)
         keys = 32 * np.arange(1, 1 + windows)
-        point = Point(Captured(keys, rows), Captured(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))
-        layers = Layers(("weight",), np.array([columns]), np.array([columns]))
-        path = self.trials / f"{spec.number:04d}" / CAPTURES_FILE
+        point = Point(GradientRows(keys, rows), GradientRows(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))
+        layers = RowLayout(("weight",), np.array([columns]), np.array([columns]))
+        path = self.trials / f"{spec.number:04d}" / TRACE_FILE
         path.parent.mkdir(exist_ok=True)
-        write_captures(path, Captures(layers, (point, point) if spec.fidelity.later_steps else (point,)))
+        write_trace(path, GradientTrace(layers, (point, point) if spec.fidelity.later_steps else (point,)))
         if spec.fidelity.later_steps and spec.fidelity.weights is None:
             path.with_name(WEIGHTS_FILE).touch()
         return str(path)
@@ -220,11 +220,11 @@ class Machine:
         slowdown = max(1.0, self.canary(self.now) / rival.canary_seconds)
         return rival.replace(seconds_per_sample=slowdown * rival.seconds_per_sample)
 
-    def _time_canary(self) -> Canary | None:
+    def _time_canary(self) -> SpeedReference | None:
         if self.canary is None:
             return None
         seconds = self.canary(self.now)
-        return Canary(before_seconds=seconds, after_seconds=seconds)
+        return SpeedReference(before_seconds=seconds, after_seconds=seconds)
 
     def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
         curves = []
@@ -408,7 +408,7 @@ def make_judged(
         warmup_seconds=0.5,
         compile_seconds=compile_seconds,
         peak_memory=PeakMemory(host_bytes=500 * 2**20),
-        canary=None if canary is None else Canary(before_seconds=canary, after_seconds=canary),
+        canary=None if canary is None else SpeedReference(before_seconds=canary, after_seconds=canary),
     )
     spec = TrialSpec(
         number=1,

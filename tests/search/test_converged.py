@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
 from autotune.drift.compare.gradients import judge
 from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise, compare_points
-from autotune.drift.record.trace_file import Captures, Point
+from autotune.drift.record.trace_file import GradientTrace, Point
 from autotune.records.quality import QualityCheck
 
 WINDOWS, BATCH, SAMPLES = 24, 32, 1024
@@ -42,7 +42,7 @@ def trained() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 
 def capture(
     trained: tuple[torch.nn.Module, torch.Tensor, torch.Tensor], *, casts: bool = False, decay: float = 0.02
-) -> Captures:
+) -> GradientTrace:
     """Return the gradients of some batches at the bottom, the decay of the weights among them."""
     model, samples, labels = trained
     order = torch.Generator().manual_seed(1)
@@ -56,9 +56,9 @@ def capture(
         grads = [one.grad + decay * one.detach() for one in model.parameters() if one.grad is not None]
         rows.append(torch.cat([one.flatten() for one in grads]).numpy())
     names, sizes = zip(*((name, one.numel()) for name, one in model.named_parameters()), strict=True)
-    arm = Captured(BATCH * np.arange(1, 1 + WINDOWS), np.stack(rows))
+    arm = GradientRows(BATCH * np.arange(1, 1 + WINDOWS), np.stack(rows))
     point = Point(arm, arm, np.full((WINDOWS, 1), 0.1))
-    return Captures(Layers(tuple(names), np.array(sizes), np.array(sizes)), (point,))
+    return GradientTrace(RowLayout(tuple(names), np.array(sizes), np.array(sizes)), (point,))
 
 
 def check_against_itself(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_curve, make_launcher, run_simulated
 
-from autotune.drift.compare.gradient_rows import Captured
-from autotune.drift.gate.stage import MOST_FINALISTS, MOST_TESTED, DriftStage
-from autotune.drift.gate.training_runs import Learner
-from autotune.drift.record.trace_file import Captures, Point, read_captures, write_captures
+from autotune.drift.compare.gradient_rows import GradientRows
+from autotune.drift.gate.stage import MOST_FINALISTS, MOST_TESTED, GateStage
+from autotune.drift.gate.training_runs import TrainingRuns
+from autotune.drift.record.trace_file import GradientTrace, Point, read_trace, write_trace
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
 from autotune.records.quality import CHEAP_TESTS
@@ -82,7 +82,7 @@ class Stage:
     machine: Machine
     launcher: Launcher
     findings: Findings
-    stage: DriftStage
+    stage: GateStage
     results: list[TrialResult]
 
     @property
@@ -129,8 +129,8 @@ def open_stage(
         block = Block(optimizer_steps=4, samples=128, seconds=20.0)
         launcher.report = report = report.replace(measurement=report.measurement.replace(blocks=(block,)))
     findings = Findings(report, judged=launcher.judged)
-    learner = Learner(launcher, report, startup, list(known))
-    stage = DriftStage(launcher, findings, learner, startup_seconds=startup, known=known)
+    learner = TrainingRuns(launcher, report, startup, list(known))
+    stage = GateStage(launcher, findings, learner, startup_seconds=startup, known=known)
     return Stage(machine, launcher, findings, stage, results)
 
 
@@ -648,13 +648,13 @@ class Converged(Machine):
 
     def _capture(self, spec: TrialSpec, config: TrainConfig) -> str | None:
         path = super()._capture(spec, config)
-        found = read_captures(path) if path is not None else None
+        found = read_trace(path) if path is not None else None
         if path is None or found is None:
             return path
         arm = found.points[0].gradients
         rows = arm.rows - arm.rows.mean(axis=0) + self.shift * (config.precision == "bf16")
-        point = Point(Captured(arm.keys, rows), found.points[0].updates, found.points[0].learning_rates)
-        write_captures(Path(path), Captures(found.layers, (point,) * len(found.points)))
+        point = Point(GradientRows(arm.keys, rows), found.points[0].updates, found.points[0].learning_rates)
+        write_trace(Path(path), GradientTrace(found.layers, (point,) * len(found.points)))
         return path
 
 

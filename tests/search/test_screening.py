@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from simulated import BASELINE, Machine, make_target
 
-from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
 from autotune.drift.gate.comparisons import (
     compare_points,
     compare_updates,
@@ -22,19 +22,19 @@ from autotune.drift.gate.comparisons import (
     report_other_model,
     report_unread,
 )
-from autotune.drift.gate.culprit import Blame, find_guilty
+from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
 from autotune.drift.gate.screen import Gate
 from autotune.drift.gate.trace_plans import plan_fidelity
-from autotune.drift.record.trace_file import CAPTURES_FILE, WEIGHTS_FILE, Captures, Point, read_captures, write_captures
+from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
 from autotune.records import Interval, LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
 from autotune.records.config import changed_fields
-from autotune.records.quality import Fidelity
-from autotune.records.trial import GROWTH_STEPS, FidelityPlan, Tape, TrialLimits, TrialResult, TrialSpec
+from autotune.records.quality import GradientEquivalence
+from autotune.records.trial import GROWTH_STEPS, DataTrace, GradientPlan, TrialLimits, TrialResult, TrialSpec
 from autotune.space import numerics_of, put_back
 
-PLAN = FidelityPlan(windows=12, later_steps=10)
+PLAN = GradientPlan(windows=12, later_steps=10)
 COLUMNS = 64
 OWN = "user_knobs.kernel"
 COMPLETED, CRASHED = TrialStatus.COMPLETED, TrialStatus.CRASHED
@@ -63,12 +63,12 @@ def make_rows(windows: int = PLAN.windows, columns: int = COLUMNS, *, seed: int 
 def make_point(rows: Any, updates: Any = None, *, rate: Any = 1e-3, every: int = 32) -> Point:
     keys = every * np.arange(1, 1 + len(rows))
     rates = np.broadcast_to(np.atleast_1d(rate), (len(rows), np.size(rate))).astype(np.float64)
-    return Point(Captured(keys, rows), Captured(keys, -1e-3 * rows if updates is None else updates), rates)
+    return Point(GradientRows(keys, rows), GradientRows(keys, -1e-3 * rows if updates is None else updates), rates)
 
 
-def make_layers(*names: str) -> Layers:
+def make_layers(*names: str) -> RowLayout:
     width = COLUMNS // max(1, len(names))
-    return Layers(names, np.full(len(names), width), np.full(len(names), width))
+    return RowLayout(names, np.full(len(names), width), np.full(len(names), width))
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Runs:
     """
 
     folder: Path
-    error: Callable[[TrainConfig, FidelityPlan], float] = lambda _config, _plan: 0.0
+    error: Callable[[TrainConfig, GradientPlan], float] = lambda _config, _plan: 0.0
     update_error: Callable[[TrainConfig], float] = lambda _config: 0.0
     every: Callable[[TrainConfig], int] = lambda _config: 32
     rate: Callable[[TrainConfig], float] = lambda _config: 1e-3
@@ -100,10 +100,10 @@ class Runs:
     draws: bool = False
     points: Callable[[TrainConfig], int] = lambda _config: 2
     most: int | None = None
-    calls: list[tuple[TrainConfig, str, FidelityPlan | None]] = field(default_factory=list)
+    calls: list[tuple[TrainConfig, str, GradientPlan | None]] = field(default_factory=list)
 
     def __call__(
-        self, config: TrainConfig, purpose: Any, *, plan: FidelityPlan | None, steps: int
+        self, config: TrainConfig, purpose: Any, *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
         if self.most is not None and len(self.calls) >= self.most:
             return None
@@ -117,7 +117,7 @@ class Runs:
             return result.replace(tape=make_tape(order=self.order(config)))
         return result.replace(captures=self._write(config, plan), draws_random=self.draws and plan.dropout)
 
-    def _write(self, config: TrainConfig, plan: FidelityPlan) -> str:
+    def _write(self, config: TrainConfig, plan: GradientPlan) -> str:
         folder = self.folder / f"{len(self.calls):04d}"
         folder.mkdir()
         luck = np.random.default_rng(len(self.calls))
@@ -127,15 +127,15 @@ class Runs:
         updates = -1e-3 * rows * (1 + self.update_error(config))
         point = make_point(rows, updates, rate=self.rate(config), every=self.every(config))
         points = (point,) * (min(2, self.points(config)) if plan.later_steps else 1)
-        write_captures(folder / CAPTURES_FILE, Captures(make_layers(*self.names(config)), points))
+        write_trace(folder / TRACE_FILE, GradientTrace(make_layers(*self.names(config)), points))
         if plan.later_steps and plan.weights is None:
             (folder / WEIGHTS_FILE).touch()
-        return str(folder / CAPTURES_FILE)
+        return str(folder / TRACE_FILE)
 
-    def of(self, purpose: str) -> list[tuple[TrainConfig, FidelityPlan | None]]:
+    def of(self, purpose: str) -> list[tuple[TrainConfig, GradientPlan | None]]:
         return [(config, plan) for config, kind, plan in self.calls if kind == purpose]
 
-    def plans_of(self, config: TrainConfig) -> list[FidelityPlan]:
+    def plans_of(self, config: TrainConfig) -> list[GradientPlan]:
         return [plan for one, _, plan in self.calls if one == config and plan is not None]
 
 
@@ -147,7 +147,7 @@ def make_result(config: TrainConfig = BASE, *, status: TrialStatus = COMPLETED, 
     return TrialResult(spec=spec, status=status, elapsed_seconds=1.0, **(failed | changes))
 
 
-def make_tape(*, order: str = "usual", count: int = 4, **changes: Any) -> Tape:
+def make_tape(*, order: str = "usual", count: int = 4, **changes: Any) -> DataTrace:
     usual: dict[str, Any] = {
         "batches": tuple(f"{order}{number}" for number in range(count)),
         "shapes": ("int64[32]",) * count,
@@ -156,7 +156,7 @@ def make_tape(*, order: str = "usual", count: int = 4, **changes: Any) -> Tape:
         "order": order,
         "samples": 1000,
     }
-    return Tape(**(usual | changes))
+    return DataTrace(**(usual | changes))
 
 
 def make_gate(runs: Runs, facts: TargetFacts = FACTS, **changes: Any) -> Gate:
@@ -448,7 +448,7 @@ def test_the_rest_is_compared_again_with_dropout(tmp_path: Path) -> None:
 
 
 def test_masks_that_a_recomputation_forgets_are_seen_with_dropout_only(tmp_path: Path) -> None:
-    def forget(config: TrainConfig, plan: FidelityPlan) -> float:
+    def forget(config: TrainConfig, plan: GradientPlan) -> float:
         return 0.2 if plan.dropout and config.activation_checkpointing == "full" else 0.0
 
     runs = Runs(tmp_path, draws=True, error=forget)
@@ -484,7 +484,7 @@ def test_gradients_that_clearly_pass_need_no_reference(tmp_path: Path) -> None:
     assert not any(plan is not None and plan.reference for _, plan in runs.of("fidelity"))
 
 
-def err_like_the_baseline(config: TrainConfig, plan: FidelityPlan) -> float:
+def err_like_the_baseline(config: TrainConfig, plan: GradientPlan) -> float:
     """A baseline that errs by 2 % against float64, and a candidate by 5 %."""
     return 0.0 if plan.reference else 0.05 if config.num_threads == 1 else 0.02
 
@@ -609,12 +609,12 @@ def test_without_captures_there_is_no_noise_scale(tmp_path: Path, trouble: str) 
 # Planning
 
 
-def plan(seconds: float, **changes: Any) -> FidelityPlan | None:
+def plan(seconds: float, **changes: Any) -> GradientPlan | None:
     usual = {"seconds_per_step": 0.05, "start_seconds": 4.0, "candidates": 2, "repeats_steps": False}
     return plan_fidelity(seconds, **(usual | changes))
 
 
-def size_of(found: FidelityPlan | None) -> tuple[int, int]:
+def size_of(found: GradientPlan | None) -> tuple[int, int]:
     return (found.windows, found.later_steps) if found is not None else (0, 0)
 
 
@@ -655,7 +655,7 @@ def test_a_plan_takes_no_longer_than_there_is(candidates: int, repeats: bool) ->
 # The bookkeeping: tapes
 
 
-def compare_tapes(ours: Tape | None, theirs: Tape | None, **options: Any) -> tuple[str, str]:
+def compare_tapes(ours: DataTrace | None, theirs: DataTrace | None, **options: Any) -> tuple[str, str]:
     arms = (make_result(tape=tape) for tape in (ours, theirs))
     check = check_tape(*arms, **({"whole": True} | options))
     assert check.test == "tape"
@@ -766,7 +766,7 @@ def test_a_tape_that_is_not_there(ours: dict[str, Any], theirs: dict[str, Any], 
 def with_keys(point: Point, keys: Sequence[int]) -> Point:
     """Return only the steps that end after some numbers of samples."""
     kept = np.isin(point.gradients.keys, keys)
-    arms = (Captured(one.keys[kept], one.rows[kept]) for one in (point.gradients, point.updates))
+    arms = (GradientRows(one.keys[kept], one.rows[kept]) for one in (point.gradients, point.updates))
     return Point(*arms, point.learning_rates[kept])
 
 
@@ -831,7 +831,9 @@ def test_a_rate_of_zero_is_compared_too() -> None:
 def test_a_short_batch_at_the_end_of_an_epoch_does_no_harm() -> None:
     keys = np.array([32, 64, 96, 103])
     point = make_point(make_rows(4))
-    short = Point(Captured(keys, point.gradients.rows), Captured(keys, point.updates.rows), point.learning_rates)
+    short = Point(
+        GradientRows(keys, point.gradients.rows), GradientRows(keys, point.updates.rows), point.learning_rates
+    )
     assert check_schedule(short, short).verdict == PASSED
 
 
@@ -868,26 +870,26 @@ def test_a_loss_scaler_may_leave_out_one_step_for_each_growth(
 # The comparisons
 
 
-def make_captures(*points: Point, layers: Layers | None = None) -> Captures:
-    return Captures(layers or make_layers("weight"), points)
+def make_captures(*points: Point, layers: RowLayout | None = None) -> GradientTrace:
+    return GradientTrace(layers or make_layers("weight"), points)
 
 
 @pytest.mark.parametrize(
     ("layers", "same"),
     [
-        (Layers(("a", "b"), np.array([8, 4]), np.array([80, 4])), True),
-        (Layers(("a", "c"), np.array([8, 4]), np.array([80, 4])), False),
-        (Layers(("b", "a"), np.array([8, 4]), np.array([80, 4])), False),
-        (Layers(("a", "b"), np.array([8, 4]), np.array([81, 4])), False),
-        (Layers(("a", "b"), np.array([7, 4]), np.array([80, 4])), False),
-        (Layers(("a",), np.array([8]), np.array([80])), False),
-        (Layers(("a", "b", "c"), np.array([8, 4, 1]), np.array([80, 4, 1])), False),
+        (RowLayout(("a", "b"), np.array([8, 4]), np.array([80, 4])), True),
+        (RowLayout(("a", "c"), np.array([8, 4]), np.array([80, 4])), False),
+        (RowLayout(("b", "a"), np.array([8, 4]), np.array([80, 4])), False),
+        (RowLayout(("a", "b"), np.array([8, 4]), np.array([81, 4])), False),
+        (RowLayout(("a", "b"), np.array([7, 4]), np.array([80, 4])), False),
+        (RowLayout(("a",), np.array([8]), np.array([80])), False),
+        (RowLayout(("a", "b", "c"), np.array([8, 4, 1]), np.array([80, 4, 1])), False),
     ],
 )
-def test_models_are_the_same_by_the_names_and_sizes_of_their_parameters(layers: Layers, same: bool) -> None:
-    base = Captures(Layers(("a", "b"), np.array([8, 4]), np.array([80, 4])), ())
-    assert have_same_layers(Captures(layers, ()), base) is same
-    assert have_same_layers(base, Captures(layers, ())) is same
+def test_models_are_the_same_by_the_names_and_sizes_of_their_parameters(layers: RowLayout, same: bool) -> None:
+    base = GradientTrace(RowLayout(("a", "b"), np.array([8, 4]), np.array([80, 4])), ())
+    assert have_same_layers(GradientTrace(layers, ()), base) is same
+    assert have_same_layers(base, GradientTrace(layers, ())) is same
 
 
 def test_points_are_compared_in_their_order() -> None:
@@ -909,7 +911,7 @@ def test_a_reference_serves_the_points_that_it_has() -> None:
     assert [one.reference_ratio is None for one in found] == [False, True]
 
 
-def noisy_updates(*, damage: float = 0.0) -> tuple[Captures, Captures]:
+def noisy_updates(*, damage: float = 0.0) -> tuple[GradientTrace, GradientTrace]:
     """Two optimizers that agree wherever there is a gradient; the sign of mere rounding is up to each of them."""
     rows = make_rows()
     rows[:, COLUMNS // 2 :] *= 1e-8
@@ -967,7 +969,11 @@ def make_check(test: str, verdict: str = PASSED, *, bias: float | None = None) -
     fidelity = ()
     if bias is not None:
         interval = Interval(estimate=bias, low=bias, high=bias, confidence_level=0.9, method="planted")
-        fidelity = (Fidelity(subject="gradients", point="initial weights", windows=16, bias=interval, verdict=verdict),)
+        fidelity = (
+            GradientEquivalence(
+                subject="gradients", point="initial weights", windows=16, bias=interval, verdict=verdict
+            ),
+        )
     return QualityCheck(
         test=test,
         metric=test,
@@ -1025,58 +1031,58 @@ def one(*names: str) -> frozenset[str]:
 @pytest.mark.parametrize("name", ["precision", "compile_mode", "num_threads", "memory_format"])
 def test_the_change_without_which_the_rest_passes_is_guilty(name: str) -> None:
     config = BASE.replace(**MANY)
-    blame = find_guilty(Screens([one(name)]), config, FAILED_GRADIENTS)
+    blame = find_culprit(Screens([one(name)]), config, FAILED_GRADIENTS)
     assert blame == Blame((name,), put_back(config, BASE, [name]))
 
 
 def test_guilt_in_steps_and_rates_is_found_by_leaving_out_too() -> None:
     config = BASE.replace(**MANY)
     checks = (make_check("schedule", "inferior"), make_check("gradients"))
-    assert find_guilty(Screens([one("num_threads")]), config, checks).knobs == ("num_threads",)
+    assert find_culprit(Screens([one("num_threads")]), config, checks).knobs == ("num_threads",)
 
 
 def test_the_search_for_the_guilty_ends_with_the_first_rest_that_passes() -> None:
     screens = Screens([one("precision")])
-    find_guilty(screens, BASE.replace(**MANY), FAILED_GRADIENTS)
+    find_culprit(screens, BASE.replace(**MANY), FAILED_GRADIENTS)
     assert len(screens.screened) == 1
 
 
 def test_changes_that_fail_only_together_cost_the_more_suspicious_one() -> None:
     screens = Screens([one("precision", "num_threads")])
-    assert find_guilty(screens, BASE.replace(**MANY), FAILED_GRADIENTS).knobs == ("precision",)
+    assert find_culprit(screens, BASE.replace(**MANY), FAILED_GRADIENTS).knobs == ("precision",)
 
 
 def test_two_guilty_changes_are_refused_with_all_that_is_not_exact() -> None:
     screens = Screens([one("precision"), one("num_threads")])
-    blame = find_guilty(screens, BASE.replace(**MANY), FAILED_GRADIENTS)
+    blame = find_culprit(screens, BASE.replace(**MANY), FAILED_GRADIENTS)
     assert {*blame.knobs} == {"precision", "compile_mode", "num_threads", "memory_format"}
     assert blame.rest is None
     assert len(screens.screened) == 4
 
 
 def test_without_time_to_look_every_change_is_refused() -> None:
-    blame = find_guilty(Screens([one("num_threads")], most=0), BASE.replace(**MANY), FAILED_GRADIENTS)
+    blame = find_culprit(Screens([one("num_threads")], most=0), BASE.replace(**MANY), FAILED_GRADIENTS)
     assert blame.rest is None
     assert {*blame.knobs} == {"precision", "compile_mode", "num_threads", "memory_format"}
 
 
 def test_a_guilty_change_found_before_the_time_was_up_is_the_one() -> None:
     screens = Screens([one("precision")], most=1)
-    assert find_guilty(screens, BASE.replace(**MANY), FAILED_GRADIENTS).knobs == ("precision",)
+    assert find_culprit(screens, BASE.replace(**MANY), FAILED_GRADIENTS).knobs == ("precision",)
 
 
 @pytest.mark.parametrize("checks", [FAILED_GRADIENTS, FAILED_TRAINING], ids=["gradients", "training"])
 def test_a_single_change_is_guilty_without_a_look(checks: Any) -> None:
     screens = Screens()
     config = BASE.replace(precision="bf16", num_workers=2)
-    assert find_guilty(screens, config, checks) == Blame(("precision",), BASE.replace(num_workers=2))
-    assert find_guilty(screens, BASE.replace(precision="bf16"), checks) == Blame(("precision",), None)
+    assert find_culprit(screens, config, checks) == Blame(("precision",), BASE.replace(num_workers=2))
+    assert find_culprit(screens, BASE.replace(precision="bf16"), checks) == Blame(("precision",), None)
     assert screens.screened == []
 
 
 def test_exact_changes_alone_are_refused_together() -> None:
     config = BASE.replace(host_allocator="glibc-tuned", num_workers=2)
-    blame = find_guilty(Screens(), config, FAILED_GRADIENTS)
+    blame = find_culprit(Screens(), config, FAILED_GRADIENTS)
     assert {*blame.knobs} == {"host_allocator", "num_workers"}
     assert blame.rest is None
 
@@ -1084,7 +1090,7 @@ def test_exact_changes_alone_are_refused_together() -> None:
 def test_a_tape_that_differs_is_the_loaders_doing() -> None:
     screens = Screens()
     config = BASE.replace(**MANY, **KERNEL, prefetch_factor=4)
-    blame = find_guilty(screens, config, (make_check("tape", "inferior"),))
+    blame = find_culprit(screens, config, (make_check("tape", "inferior"),))
     assert {*blame.knobs} == {"num_workers", "prefetch_factor"}
     rest = {name: value for name, value in MANY.items() if name != "num_workers"}
     assert blame.rest == BASE.replace(**rest, **KERNEL)
@@ -1093,14 +1099,14 @@ def test_a_tape_that_differs_is_the_loaders_doing() -> None:
 
 def test_a_tape_that_differs_without_a_loader_knob_is_the_own_knobs_doing() -> None:
     config = BASE.replace(**KERNEL, precision="bf16")
-    blame = find_guilty(Screens(), config, (make_check("tape", "inferior"),))
+    blame = find_culprit(Screens(), config, (make_check("tape", "inferior"),))
     assert blame == Blame((OWN,), BASE.replace(precision="bf16"))
 
 
 @pytest.mark.parametrize("verdict", ["inferior", "inconclusive"])
 def test_a_batch_that_is_not_its_parts_is_put_back_as_a_whole(verdict: str) -> None:
     config = BASE.replace(**SPLIT, precision="bf16")
-    blame = find_guilty(Screens(), config, (make_check("tape"), make_check("additivity", verdict)))
+    blame = find_culprit(Screens(), config, (make_check("tape"), make_check("additivity", verdict)))
     assert {*blame.knobs} == {*SPLIT}
     assert blame.rest == BASE.replace(precision="bf16")
 
@@ -1108,7 +1114,7 @@ def test_a_batch_that_is_not_its_parts_is_put_back_as_a_whole(verdict: str) -> N
 def test_the_batch_is_left_out_as_a_whole_and_last() -> None:
     screens = Screens([one("micro_batch_size")])
     config = BASE.replace(**SPLIT, num_threads=1, precision="bf16")
-    blame = find_guilty(screens, config, FAILED_GRADIENTS)
+    blame = find_culprit(screens, config, FAILED_GRADIENTS)
     assert {*blame.knobs} == {*SPLIT}
     assert blame.rest == BASE.replace(num_threads=1, precision="bf16")
     assert len(screens.screened) == 3
@@ -1118,16 +1124,16 @@ def test_the_batch_is_left_out_as_a_whole_and_last() -> None:
 def test_what_changes_the_training_itself_is_guilty_first(checks: Any) -> None:
     screens = Screens(facts=make_facts(numerics={}))
     config = BASE.replace(**KERNEL, **MANY)
-    assert find_guilty(screens, config, checks) == Blame((OWN,), BASE.replace(**MANY))
+    assert find_culprit(screens, config, checks) == Blame((OWN,), BASE.replace(**MANY))
     larger = BASE.replace(micro_batch_size=64, learning_rate_scale=2.0, precision="bf16")
-    assert {*find_guilty(screens, larger, checks).knobs} == {"micro_batch_size", "learning_rate_scale"}
+    assert {*find_culprit(screens, larger, checks).knobs} == {"micro_batch_size", "learning_rate_scale"}
     assert screens.screened == []
 
 
 def test_suspects_are_left_out_in_their_order_own_knobs_first() -> None:
     screens = Screens([one(OWN), one("num_threads")])
     config = BASE.replace(**MANY, **KERNEL, attention_backend="math", activation_checkpointing="full", **SPLIT)
-    find_guilty(screens, config, FAILED_GRADIENTS)
+    find_culprit(screens, config, FAILED_GRADIENTS)
     whole = {*changed_fields(config, BASE)}
     left_out = [sorted(whole - {*changed}) for changed in screens.screened]
     assert left_out == [
@@ -1149,7 +1155,7 @@ def training_failed(bias: float) -> tuple[QualityCheck, ...]:
 def test_trainings_that_drift_are_put_down_to_the_change_that_stands_out(name: str) -> None:
     bias = dict.fromkeys(("precision", "compile_mode", "num_threads", "memory_format"), 0.001) | {name: 0.015}
     screens = Screens(bias=bias)
-    blame = find_guilty(screens, BASE.replace(**MANY), training_failed(sum(bias.values())))
+    blame = find_culprit(screens, BASE.replace(**MANY), training_failed(sum(bias.values())))
     assert blame == Blame((name,), put_back(BASE.replace(**MANY), BASE, [name]))
     assert len(screens.screened) == 4
 
@@ -1164,20 +1170,20 @@ def test_trainings_that_drift_are_put_down_to_the_change_that_stands_out(name: s
     ids=["too small to tell", "about alike", "none"],
 )
 def test_where_none_stands_out_it_is_the_first_suspect(bias: dict[str, float]) -> None:
-    blame = find_guilty(Screens(bias=bias), BASE.replace(**MANY), training_failed(sum(bias.values())))
+    blame = find_culprit(Screens(bias=bias), BASE.replace(**MANY), training_failed(sum(bias.values())))
     assert blame.knobs == ("precision",)
 
 
 def test_where_trainings_drift_a_rest_with_other_gradients_is_no_way_out() -> None:
     screens = Screens([one("compile_mode")], bias={"precision": 0.02})
-    blame = find_guilty(screens, BASE.replace(**MANY), training_failed(0.02))
+    blame = find_culprit(screens, BASE.replace(**MANY), training_failed(0.02))
     assert blame.knobs == ("compile_mode",)
 
 
 def test_gradients_that_left_it_open_are_not_what_failed() -> None:
     bias = {"precision": 0.001, "num_threads": 0.03}
     checks = (make_check("gradients", "inconclusive", bias=0.031), make_check("paired-losses", "inferior"))
-    assert find_guilty(Screens(bias=bias), BASE.replace(**MANY), checks).knobs == ("num_threads",)
+    assert find_culprit(Screens(bias=bias), BASE.replace(**MANY), checks).knobs == ("num_threads",)
 
 
 def test_whoever_is_guilty_the_rest_has_what_is_not() -> None:
@@ -1185,7 +1191,7 @@ def test_whoever_is_guilty_the_rest_has_what_is_not() -> None:
     for size in (1, 2):
         for guilty in itertools.combinations(names, size):
             config = BASE.replace(**MANY)
-            blame = find_guilty(Screens([one(*guilty)]), config, FAILED_GRADIENTS)
+            blame = find_culprit(Screens([one(*guilty)]), config, FAILED_GRADIENTS)
             assert {*blame.knobs} & {*guilty}
             assert blame.rest is not None
             assert {*changed_fields(blame.rest, BASE)} == {*MANY} - {*blame.knobs}
@@ -1196,6 +1202,6 @@ def test_captures_made_here_are_read_as_they_were_written(tmp_path: Path) -> Non
     result = runs(BASE, "fidelity", plan=PLAN, steps=1)
     assert result is not None
     assert result.captures is not None
-    read = read_captures(result.captures)
+    read = read_trace(result.captures)
     assert read is not None
     assert np.array_equal(read.points[1].gradients.rows, make_rows())

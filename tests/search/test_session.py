@@ -10,7 +10,7 @@ from autotune.records import Margin, TrainConfig, TrialStatus
 from autotune.search.explore.study import Study
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.scores.ranking import Ranking
-from autotune.search.scores.schedule import ELITE_LAUNCHES, ELITES
+from autotune.search.scores.schedule import ELITE_LAUNCHES, TOP_K
 from autotune.targets.drift_limits import read_drift_limits
 
 
@@ -142,7 +142,7 @@ def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_pat
         again += 1
         ranking = Ranking(earlier, BASELINE)
         top = {ranking.challenger.key} if ranking.challenger else set()
-        top |= {entry.key for entry in ranking.entries[: 1 + ELITES] if entry.score > 0}
+        top |= {entry.key for entry in ranking.entries[: 1 + TOP_K] if entry.score > 0}
         assert one.key in top
     assert again >= 5
     assert len({one.key for one in launches}) > 15

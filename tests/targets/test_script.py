@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autotune.errors import UsageError
 from autotune.records.codec import parse_record
 from autotune.records.config import KnobValue, TrainConfig
-from autotune.records.script import Numerics, OwnKnob, PrintedMetric, Script
+from autotune.records.script import Numerics, PrintedMetric, Script, UserKnob
 from autotune.targets.metric import name_metric
 from autotune.targets.script import (
     PLACEHOLDER_FIELDS,
@@ -84,7 +84,7 @@ def refusal(command: Sequence[str] = ("python", "train.py"), **settings: Any) ->
     return caught.value
 
 
-def knob_of(text: str) -> OwnKnob:
+def knob_of(text: str) -> UserKnob:
     name = text.partition("=")[0].strip()
     return read_script(["python", "train.py", f"{{{name}}}"], knobs=[text]).knobs[0]
 
@@ -99,7 +99,7 @@ def test_a_command_is_read_as_typed() -> None:
     )
     assert script == Script(
         command=tuple(COMMAND),
-        knobs=(OwnKnob(name="lr", values=(0.001, 0.002), numerics="semantic"),),
+        knobs=(UserKnob(name="lr", values=(0.001, 0.002), numerics="semantic"),),
         metrics=(PrintedMetric(name="val_acc", direction="maximize", pattern="val_acc=([0-9.]+)"),),
         quality_steps=300,
     )

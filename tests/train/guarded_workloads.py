@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.drift.guard.check_schedule import LookPace
+from autotune.drift.guard.check_schedule import CheckPace
 from autotune.drift.guard.guard import Alarm, DriftGuard
 from autotune.engine.loop import Training
 from autotune.records import TrainConfig
@@ -23,7 +23,7 @@ SAMPLES, BATCH = 250, 8
 class Guarded(DriftGuard):
     """Looks every ten steps, whatever it costs."""
 
-    pace = LookPace(first_step=5, least_steps=10, most_cost=1e9)
+    pace = CheckPace(first_step=5, least_steps=10, most_cost=1e9)
 
 
 class Fit:

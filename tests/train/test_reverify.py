@@ -21,7 +21,7 @@ from autotune.records.script import Script
 from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
 from autotune.train.settings import reverify as module
 from autotune.train.settings.choice import Settings
-from autotune.train.settings.reverify import LEAST_PAIRS, PAIRS, Frame, reverify, reverify_in_processes
+from autotune.train.settings.reverify import LEAST_PAIRS, PAIRS, ReverifyOptions, reverify, reverify_in_processes
 
 OWN = CONFIG
 FAST = CONFIG.replace(precision="bf16", num_workers=1)
@@ -83,7 +83,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(machine: Machine, settings: Settings = SETTINGS, target: Target = TARGET, **frame: Any) -> Reverification:
-    return reverify(settings, target, Frame(now=machine.now, **frame), run_trial=machine)
+    return reverify(settings, target, ReverifyOptions(now=machine.now, **frame), run_trial=machine)
 
 
 def test_settings_that_are_faster_here_too_are_used() -> None:
@@ -237,7 +237,7 @@ def test_real_pairs_of_fresh_processes_leave_nothing_behind(tmp_path: Path, monk
         monkeypatch.setenv(name, str(2**30))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     told: list[str] = []
-    frame = Frame(say=told.append, random_sources=("torch", "numpy", "random"), measure_seconds=0.2)
+    frame = ReverifyOptions(say=told.append, random_sources=("torch", "numpy", "random"), measure_seconds=0.2)
     settings = Settings(CONFIG.replace(host_allocator="glibc-tuned"), CONFIG, "profile", None, None, ("x",))
     target = Target(spec="watched.py:workload", folder=str(tmp_path))
     found = reverify_in_processes(settings, target, frame)
@@ -258,7 +258,7 @@ def test_only_the_profiles_malloc_library_is_taken_out_of_the_environment(monkey
     target = Target(spec="watched.py:workload", folder=".")
     for preload, without in ((f"libm.so.6:{library}", "libm.so.6"), (library, None), ("libm.so.6", "libm.so.6")):
         monkeypatch.setenv("LD_PRELOAD", preload)
-        with module._processes(settings, target, Frame()):
+        with module._processes(settings, target, ReverifyOptions()):
             assert os.environ.get("LD_PRELOAD") == without
         assert os.environ["LD_PRELOAD"] == preload
 
@@ -266,7 +266,7 @@ def test_only_the_profiles_malloc_library_is_taken_out_of_the_environment(monkey
 def test_a_stop_reaches_a_launch_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hangs.py").write_text("import time\nopen('reached', 'w').close()\ntime.sleep(600)\n")
     monkeypatch.chdir(tmp_path)
-    frame = Frame(should_stop=(tmp_path / "reached").exists)
+    frame = ReverifyOptions(should_stop=(tmp_path / "reached").exists)
     target = Target(spec="hangs.py:workload", folder=str(tmp_path))
     found = reverify_in_processes(SETTINGS, target, frame)
     assert not found.trusted

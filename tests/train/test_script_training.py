@@ -30,7 +30,7 @@ from autotune.train.recovery.supervisor import Ended, Start
 from autotune.train.script.folder import NEXT_FILE
 from autotune.train.script.progress_files import Failure, ScriptProgress
 from autotune.train.script.run import prepare_script_run, refuse_workload_options
-from autotune.train.script.steps_down import Levers, choose_for_later, choose_script_step_down
+from autotune.train.script.steps_down import AdjustableKnobs, choose_for_later, choose_script_step_down
 from autotune.train.script.supervisor import ScriptEnd, train_script
 from autotune.train.settings.choice import Settings
 
@@ -426,8 +426,8 @@ def test_settings_that_the_command_cannot_take_are_refused(bench: Bench) -> None
         bench.train(micro_batch_size=16)
 
 
-ALL = Levers(frozenset({"micro_batch_size", "gradient_accumulation_steps", "num_workers"}), knows_loaders=True)
-NONE = Levers(frozenset(), knows_loaders=False)
+ALL = AdjustableKnobs(frozenset({"micro_batch_size", "gradient_accumulation_steps", "num_workers"}), knows_loaders=True)
+NONE = AdjustableKnobs(frozenset(), knows_loaders=False)
 
 
 def make_plan(**changes: Any) -> RunPlan:
@@ -459,7 +459,7 @@ def make_plan(**changes: Any) -> RunPlan:
     ],
 )
 def test_a_script_is_stepped_down_as_far_as_it_can_be_set(
-    cause: str, changes: dict[str, Any], levers: Levers, action: str | None
+    cause: str, changes: dict[str, Any], levers: AdjustableKnobs, action: str | None
 ) -> None:
     choice = choose_script_step_down(Fault(cause, "", 0), make_plan(**changes), levers)
     assert (choice.action if choice else None) == action

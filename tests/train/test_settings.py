@@ -25,7 +25,7 @@ from autotune.records.probe import ProbeReport, Verdict
 from autotune.records.profile import Evidence, Profile, ProfileTarget
 from autotune.records.quality import DriftLimits
 from autotune.records.run import CheckpointManifest, RunPlan
-from autotune.records.script import OwnKnob, Script
+from autotune.records.script import Script, UserKnob
 from autotune.records.search import Preset, SearchState
 from autotune.records.trial import Target
 from autotune.search.store.folder import create_search_folder, write_report
@@ -540,7 +540,7 @@ def test_a_probe_that_was_stopped_is_no_failure_of_the_training(
 @pytest.fixture
 def script(tmp_path: Path) -> Target:
     (tmp_path / "train.py").write_text("print('hello')\n")
-    knob = OwnKnob(name="width", values=(8, 16))
+    knob = UserKnob(name="width", values=(8, 16))
     return Target(
         spec="python train.py --width {width}",
         folder=str(tmp_path),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from train_world import Workplace, make_profile, read_metrics, read_state
 
-from autotune.drift.guard.check_schedule import LookPace
+from autotune.drift.guard.check_schedule import CheckPace
 from autotune.drift.guard.guard import DriftGuard
 from autotune.errors import TargetError
 from autotune.records.codec import read_record
@@ -119,7 +119,7 @@ def test_what_is_not_finite_goes_back_to_the_baselines_arithmetic(faulty: Workpl
 )
 def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps of a fraction of a millisecond leave next to no time for looks.
-    monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=20, least_steps=1, most_cost=1.0))
+    monkeypatch.setattr(DriftGuard, "pace", CheckPace(first_step=20, least_steps=1, most_cost=1.0))
     train(faulty, "quiet", out="straight", epochs=12)
     summary = train(faulty, "drifts_in_bf16", BF16, epochs=12)
     (step_down,) = summary.step_downs
@@ -133,7 +133,7 @@ def test_gradients_that_drift_go_back_to_the_baseline(faulty: Workplace, monkeyp
 
 @pytest.mark.slow
 def test_drift_that_comes_later_goes_back_to_before_it(faulty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DriftGuard, "pace", LookPace(first_step=10, least_steps=1, most_cost=1.0))
+    monkeypatch.setattr(DriftGuard, "pace", CheckPace(first_step=10, least_steps=1, most_cost=1.0))
     summary = train(faulty, "drifts_later_in_bf16", BF16, epochs=24)
     (step_down,) = summary.step_downs
     assert (step_down.cause, step_down.config) == ("drift-gradients", BASELINE)

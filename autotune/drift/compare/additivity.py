@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from autotune.drift.compare.gradient_rows import Captured, Layers, find_flaw, pair, place_of, sum_squares
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout, find_flaw, pair, place_of, sum_squares
 from autotune.records.measurement import Interval
 from autotune.records.quality import Margin, QualityCheck, QualityVerdict
 
@@ -27,7 +27,9 @@ _CONFIDENCE_LEVEL = 0.90  # as everywhere; the ends are the estimate itself
 _LARGEST_ERROR = 1e12  # cut there: it decides the same, and a record holds no infinity
 
 
-def check_additivity(candidate: Captured, baseline: Captured, layers: Layers, *, reordering: float) -> QualityCheck:
+def check_additivity(
+    candidate: GradientRows, baseline: GradientRows, layers: RowLayout, *, reordering: float
+) -> QualityCheck:
     """Compare the gradients of whole batches with those accumulated over their parts, window by window.
 
     Args:
@@ -57,7 +59,7 @@ def check_additivity(candidate: Captured, baseline: Captured, layers: Layers, *,
     return _judge(ours, theirs, layers, limit=limit)
 
 
-def relative_error(candidate: Captured, baseline: Captured, layers: Layers) -> float:
+def relative_error(candidate: GradientRows, baseline: GradientRows, layers: RowLayout) -> float:
     """Return |candidate - baseline| / |baseline| over all elements of all common windows.
 
     Infinite when a value is not finite, no window is common, or the baseline is zero where the candidate is not.
@@ -72,7 +74,7 @@ def relative_error(candidate: Captured, baseline: Captured, layers: Layers) -> f
     return _root_ratio(differences, float(sum_squares(theirs.rows, layers).sum()))
 
 
-def _judge(ours: Captured, theirs: Captured, layers: Layers, *, limit: float) -> QualityCheck:
+def _judge(ours: GradientRows, theirs: GradientRows, layers: RowLayout, *, limit: float) -> QualityCheck:
     differences = sum_squares(ours.rows, layers, minus=theirs.rows).sum(axis=0)
     sizes = sum_squares(theirs.rows, layers).sum(axis=0)
     errors = [min(_LARGEST_ERROR, _root_ratio(*squares)) for squares in zip(differences, sizes, strict=True)]

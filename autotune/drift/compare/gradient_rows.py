@@ -30,7 +30,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layers:
+class RowLayout:
     """Which columns of a row belong to which parameter.
 
     Attributes:
@@ -63,7 +63,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Captured:
+class GradientRows:
     """One arm at one point of the training.
 
     Attributes:
@@ -83,15 +83,15 @@ class Captured:
         if len(np.unique(self.keys)) != len(self.keys):
             raise ValueError("a window occurs twice in one arm: windows are paired by their key")
 
-    def in_order_of(self, keys: NDArray[np.int64]) -> Captured:
+    def in_order_of(self, keys: NDArray[np.int64]) -> GradientRows:
         """Return only the windows with these keys, in their order; all of them must be there."""
         if np.array_equal(self.keys, keys):
             return self  # rows can be hundreds of megabytes
         order = np.argsort(self.keys)
-        return Captured(keys, self.rows[order[np.searchsorted(self.keys, keys, sorter=order)]])
+        return GradientRows(keys, self.rows[order[np.searchsorted(self.keys, keys, sorter=order)]])
 
 
-def pair(layers: Layers, *arms: Captured) -> tuple[Captured, ...]:
+def pair(layers: RowLayout, *arms: GradientRows) -> tuple[GradientRows, ...]:
     """Return the windows that all arms have, by rising key.
 
     Raises:
@@ -105,7 +105,7 @@ def pair(layers: Layers, *arms: Captured) -> tuple[Captured, ...]:
     return tuple(arm.in_order_of(keys) for arm in arms)
 
 
-def find_flaw(arm: Captured, layers: Layers, *, beside: Captured | None = None) -> str | None:
+def find_flaw(arm: GradientRows, layers: RowLayout, *, beside: GradientRows | None = None) -> str | None:
     """Return, for people, where a value of an arm is not finite or absurdly large; None when all are fine.
 
     Args:
@@ -129,7 +129,7 @@ def place_of(key: int) -> str:
 
 
 def sum_squares(
-    rows: NDArray[np.floating], layers: Layers, *, minus: NDArray[np.floating] | None = None
+    rows: NDArray[np.floating], layers: RowLayout, *, minus: NDArray[np.floating] | None = None
 ) -> NDArray[np.float64]:
     """Return the weighted sums of squares of finite rows, or of their differences, `[layers, windows]`."""
     sums = np.zeros((len(layers.names), len(rows)))

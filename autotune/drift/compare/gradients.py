@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.drift.compare.additivity import check_additivity, relative_error
-from autotune.drift.compare.gradient_rows import Captured, Layers, find_flaw, pair, sum_squares
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout, find_flaw, pair, sum_squares
 from autotune.drift.compare.moments import (
     NO_VARIANCE,
     Ends,
@@ -35,9 +35,9 @@ from autotune.drift.compare.moments import (
     steering_ends,
 )
 from autotune.records.measurement import Interval
-from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
+from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict
 
-__all__ = ["Captured", "Layers", "check_additivity", "compare", "judge", "relative_error"]
+__all__ = ["GradientRows", "RowLayout", "check_additivity", "compare", "judge", "relative_error"]
 
 NOISE_PASSES, NOISE_FAILS = 0.01, 0.1
 """Non-inferior when the noise is shown to be at most the first, inferior when it is shown to be beyond the second."""
@@ -66,14 +66,14 @@ class _Finding(NamedTuple):
 
 
 def compare(
-    candidate: Captured,
-    baseline: Captured,
-    layers: Layers,
+    candidate: GradientRows,
+    baseline: GradientRows,
+    layers: RowLayout,
     *,
     subject: Literal["gradients", "updates"],
     point: str,
-    reference: Captured | None = None,
-) -> Fidelity:
+    reference: GradientRows | None = None,
+) -> GradientEquivalence:
     """Compare the same windows under two settings.
 
     Noise is var(e) / var(g). Bias is the root of (|mean e|² - var(e) / M) / |G|² with |G|² = |mean g|² - var(g) / M, at
@@ -97,7 +97,7 @@ def compare(
         ValueError: an arm's rows do not have the layers' columns.
     """
     ours, theirs = pair(layers, candidate, baseline)
-    result = Fidelity(subject=subject, point=point, windows=len(theirs.keys), verdict="inconclusive")
+    result = GradientEquivalence(subject=subject, point=point, windows=len(theirs.keys), verdict="inconclusive")
     finding = _find_unusable(ours, theirs, layers)
     if finding is None and np.array_equal(ours.rows, theirs.rows):
         zero = _interval(Ends(*np.zeros(3)), "equal bit for bit")
@@ -115,7 +115,7 @@ def compare(
     return _judge_moments(result, moments, errors, layers.names)
 
 
-def judge(found: Sequence[Fidelity], *, samples: int) -> QualityCheck:
+def judge(found: Sequence[GradientEquivalence], *, samples: int) -> QualityCheck:
     """Return one check over all comparisons: as bad as the worst of them, whose bias is the check's difference.
 
     Args:
@@ -141,7 +141,7 @@ def judge(found: Sequence[Fidelity], *, samples: int) -> QualityCheck:
     )
 
 
-def _find_unusable(ours: Captured, theirs: Captured, layers: Layers) -> _Finding | None:
+def _find_unusable(ours: GradientRows, theirs: GradientRows, layers: RowLayout) -> _Finding | None:
     if not len(theirs.keys):
         return _Finding("inconclusive", "no window in common with the baseline")
     flaw = find_flaw(ours, layers, beside=theirs)
@@ -154,7 +154,7 @@ def _find_unusable(ours: Captured, theirs: Captured, layers: Layers) -> _Finding
 
 
 def _errors_to_reference(
-    candidate: Captured, baseline: Captured, reference: Captured, layers: Layers
+    candidate: GradientRows, baseline: GradientRows, reference: GradientRows, layers: RowLayout
 ) -> NDArray[np.float64] | None:
     """Squared errors, of the candidate and of the baseline, [2, layers]; None without a usable common window."""
     ours, theirs, exact = pair(layers, candidate, baseline, reference)
@@ -164,8 +164,8 @@ def _errors_to_reference(
 
 
 def _judge_moments(
-    result: Fidelity, moments: Moments, errors: NDArray[np.float64] | None, names: Sequence[str]
-) -> Fidelity:
+    result: GradientEquivalence, moments: Moments, errors: NDArray[np.float64] | None, names: Sequence[str]
+) -> GradientEquivalence:
     total = moments.sum()
     method = f"jackknife over {result.windows} windows, Student t"
     bias = _interval(bias_ends(total, confidence=_CONFIDENCE), method)

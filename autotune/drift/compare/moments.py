@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.drift.compare.gradient_rows import Layers
+from autotune.drift.compare.gradient_rows import RowLayout
 from autotune.measure.student_t import student_t_quantile
 
 Rows = NDArray[np.floating]
@@ -145,7 +145,7 @@ class Ends(NamedTuple):
     """Upper ends."""
 
 
-def measure_spread(rows: Rows, layers: Layers) -> Spread:
+def measure_spread(rows: Rows, layers: RowLayout) -> Spread:
     """Return the spread of each layer's columns, [layers, 1 + windows], of at least 3 finite rows."""
     sums = np.zeros((len(layers.names), 1 + 2 * len(rows)))
     for layer, columns, weight in layers.split():
@@ -153,7 +153,7 @@ def measure_spread(rows: Rows, layers: Layers) -> Spread:
     return _spread(sums)
 
 
-def measure_moments(candidate: Rows, baseline: Rows, layers: Layers) -> Moments:
+def measure_moments(candidate: Rows, baseline: Rows, layers: RowLayout) -> Moments:
     """Return the moments of each layer's columns, [layers, 1 + windows], of at least 3 finite rows in each arm.
 
     Row i of both arms is the same window.

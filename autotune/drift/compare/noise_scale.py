@@ -13,13 +13,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.drift.compare.gradient_rows import Layers
+from autotune.drift.compare.gradient_rows import RowLayout
 from autotune.drift.compare.moments import measure_spread
 
 _FEWEST_WINDOWS = 4
 
 
-def gradient_noise_scale(rows: NDArray[np.floating], layers: Layers, *, batch_size: int) -> float | None:
+def gradient_noise_scale(rows: NDArray[np.floating], layers: RowLayout, *, batch_size: int) -> float | None:
     """Return B_noise in samples, from the gradients of windows at the same weights.
 
     Args:

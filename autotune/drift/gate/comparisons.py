@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from autotune.drift.compare.additivity import relative_error
-from autotune.drift.compare.gradient_rows import Captured
+from autotune.drift.compare.gradient_rows import GradientRows
 from autotune.drift.compare.gradients import BIAS_PASSES, LAYER_BIAS_IN_DOUBT, NOISE_PASSES, compare
-from autotune.drift.record.trace_file import Captures
-from autotune.records.quality import Fidelity, Margin, QualityCheck, QualityVerdict
+from autotune.drift.record.trace_file import GradientTrace
+from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict
 from autotune.records.trial import TrialResult, TrialStatus
 
 _LEAST_GRADIENT = 1e-5
@@ -22,7 +22,7 @@ FARTHEST_REFERENCE = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
 """Relative distance of the baseline's gradients from a reference that may be taken for one, by its precision."""
 
 
-def have_same_layers(candidate: Captures, baseline: Captures) -> bool:
+def have_same_layers(candidate: GradientTrace, baseline: GradientTrace) -> bool:
     """Return whether two trainings have parameters of the same names and sizes in the same order."""
     ours, theirs = candidate.layers, baseline.layers
     return (
@@ -33,8 +33,13 @@ def have_same_layers(candidate: Captures, baseline: Captures) -> bool:
 
 
 def compare_points(
-    candidate: Captures, baseline: Captures, reference: Captures | None, *, steps: int, farthest: float = 0.01
-) -> list[Fidelity]:
+    candidate: GradientTrace,
+    baseline: GradientTrace,
+    reference: GradientTrace | None,
+    *,
+    steps: int,
+    farthest: float = 0.01,
+) -> list[GradientEquivalence]:
     """Compare the gradients at each point.
 
     Args:
@@ -44,16 +49,16 @@ def compare_points(
         steps: between the points.
         farthest: relative distance of the baseline from a reference; beyond, there is none.
     """
-    found: list[Fidelity] = []
+    found: list[GradientEquivalence] = []
     if len(candidate.points) < len(baseline.points):
         reason = "the candidate did not get to the later point"
         found.append(
-            Fidelity(
+            GradientEquivalence(
                 subject="gradients", point=f"after {steps} steps", windows=0, verdict="inconclusive", reason=reason
             )
         )
     for number, (ours, theirs) in enumerate(zip(candidate.points, baseline.points, strict=False)):
-        exact: Captured | None = None
+        exact: GradientRows | None = None
         if reference is not None and len(reference.points) > number:
             exact = reference.points[number].gradients
             # Far from the baseline's own gradients it is of another computation, and both are far from it.
@@ -68,7 +73,7 @@ def compare_points(
     return found
 
 
-def compare_updates(candidate: Captures, baseline: Captures) -> Fidelity:
+def compare_updates(candidate: GradientTrace, baseline: GradientTrace) -> GradientEquivalence:
     """Compare what two optimizers do at the initial weights, where neither has seen anything else yet.
 
     Elements whose gradient is rounding noise are left out: Adam divides a gradient by its own size.
@@ -79,7 +84,7 @@ def compare_updates(candidate: Captures, baseline: Captures) -> Fidelity:
     if not matters.any():
         matters[:] = True  # without any gradient there is nothing to leave out
     matters |= ~np.isfinite(ours.updates.rows).all(axis=0)
-    mine, base = (Captured(one.updates.keys, np.where(matters, one.updates.rows, 0.0)) for one in (ours, theirs))
+    mine, base = (GradientRows(one.updates.keys, np.where(matters, one.updates.rows, 0.0)) for one in (ours, theirs))
     return compare(mine, base, baseline.layers, subject="updates", point="initial weights")
 
 
@@ -102,7 +107,7 @@ def require_equality(check: QualityCheck) -> QualityCheck:
     return check.replace(verdict="inconclusive", reason=f"not bit for bit, as it should be: {check.reason}")
 
 
-def is_lost_in_noise(found: Fidelity) -> bool:
+def is_lost_in_noise(found: GradientEquivalence) -> bool:
     """Return whether all that keeps a comparison from passing is a bias of a mean that has vanished.
 
     Nothing else is in doubt, and what steers is shown to be at most 2 % of the spread of one step's own gradient. Where

@@ -15,7 +15,7 @@ from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
 from autotune.knobs import DATA_KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
-from autotune.records.trial import FidelityPlan
+from autotune.records.trial import GradientPlan
 from autotune.space import classify_changes, put_back
 
 _TAPE_BATCHES = 70
@@ -48,7 +48,7 @@ class ProofCosts:
         affordable = int(_TAPE_SECONDS / max(1e-6, self.seconds_per_step))
         return max(_LEAST_TAPE_STEPS, min(_MOST_TAPE_STEPS, affordable))
 
-    def of_trial(self, config: TrainConfig, plan: FidelityPlan | None, *, goes_on: bool = True) -> float:
+    def of_trial(self, config: TrainConfig, plan: GradientPlan | None, *, goes_on: bool = True) -> float:
         """Return what one trial of the gate takes.
 
         Args:
@@ -65,7 +65,7 @@ class ProofCosts:
         samples = _TAPE_BATCHES * self.facts.baseline.effective_batch_size
         return self.start_seconds + samples * self.facts.data.seconds_per_sample
 
-    def patience(self, config: TrainConfig, plan: FidelityPlan | None) -> float:
+    def patience(self, config: TrainConfig, plan: GradientPlan | None) -> float:
         """Return how long a trial of the gate may take before it counts as hanging; arguments as of `of_trial`."""
         return _HANGS * self.of_trial(config, plan) + _LEAST_PATIENCE_SECONDS
 
@@ -97,7 +97,7 @@ class ProofCosts:
             seconds += self._of_gradients(others, gate, plan)
         return seconds
 
-    def _of_gradients(self, config: TrainConfig, gate: Gate, plan: FidelityPlan) -> float:
+    def _of_gradients(self, config: TrainConfig, gate: Gate, plan: GradientPlan) -> float:
         baseline = self.facts.baseline
         changed = {*changed_fields(config, baseline)}
         own = self.of_trial(baseline, plan)

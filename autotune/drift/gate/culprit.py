@@ -52,7 +52,7 @@ class Blame:
     rest: TrainConfig | None
 
 
-def find_guilty(gate: Screens, config: TrainConfig, checks: Sequence[QualityCheck]) -> Blame:
+def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityCheck]) -> Blame:
     """Return which change is to be dropped, found by leaving out one after the other.
 
     What changes the training itself is guilty first. Else the change without which the gradients are closest to the

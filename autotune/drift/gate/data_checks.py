@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autotune.drift.record.trace_file import Point
 from autotune.records.measurement import Interval
 from autotune.records.quality import Margin, QualityCheck, QualityTest, QualityVerdict
-from autotune.records.trial import GROWTH_STEPS, LossCurve, Tape, TrialResult, TrialStatus
+from autotune.records.trial import GROWTH_STEPS, DataTrace, LossCurve, TrialResult, TrialStatus
 
 MOST_SKIPPED = 0.01
 """Share of steps that a loss scaler may leave out, beyond one for each growth of its scale."""
@@ -122,7 +122,7 @@ def _samples_per_step(keys: NDArray[np.int64]) -> float:
     return float(np.median(np.diff(keys, prepend=0))) if len(keys) else 0.0
 
 
-def _find_tape_fault(ours: Tape, theirs: Tape, *, contents: bool) -> str | None:
+def _find_tape_fault(ours: DataTrace, theirs: DataTrace, *, contents: bool) -> str | None:
     if ours.samples != theirs.samples:
         return f"an epoch has {ours.samples} samples, the baseline's {theirs.samples}"
     if ours.repeated > theirs.repeated:

@@ -51,7 +51,7 @@ Train = Callable[[TrainConfig, DriftPlan], TrialResult | None]
 
 
 @dataclass
-class DriftGate:
+class LossCheck:
     """Judges candidates against one set of baseline runs.
 
     Attributes:

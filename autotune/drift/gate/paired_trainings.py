@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from autotune.drift.compare.noise_scale import predicted_samples_ratio
-from autotune.drift.gate.loss_check import DriftGate, DriftPlan
-from autotune.drift.gate.training_runs import Learner
+from autotune.drift.gate.loss_check import DriftPlan, LossCheck
+from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.records.config import TrainConfig
 from autotune.records.quality import QualityCheck
 from autotune.search.answer.profile import Findings
@@ -40,9 +40,9 @@ class Trainings:
         learner: trains.
     """
 
-    def __init__(self, launcher: Launcher, findings: Findings, learner: Learner) -> None:
+    def __init__(self, launcher: Launcher, findings: Findings, learner: TrainingRuns) -> None:
         self._launcher, self._findings, self._learner = launcher, findings, learner
-        self._drift: DriftGate | None = None
+        self._drift: LossCheck | None = None
 
     @property
     def least_seconds(self) -> float:
@@ -71,7 +71,7 @@ class Trainings:
                 return None
             self._announce(plan)
             learn = partial(self._learner.learn, left=arms.left)
-            self._drift = DriftGate(self._findings.report.target, self._launcher.state.max_drift, plan, learn)
+            self._drift = LossCheck(self._findings.report.target, self._launcher.state.max_drift, plan, learn)
         entry = self._launcher.ranking().find(config)
         outlook = None if entry is None else math.exp(entry.score)
         predicted = self._predict_samples(config, arms)

@@ -28,13 +28,13 @@ from autotune.drift.gate.comparisons import (
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import GateTrials, Run
-from autotune.drift.record.trace_file import Captures, find_weights
+from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.records.script import Numerics
-from autotune.records.trial import FidelityPlan
+from autotune.records.trial import GradientPlan
 from autotune.space import SPLIT_KNOBS, classify_changes, put_back
 
 CLOSER_WINDOWS = 64
@@ -58,11 +58,11 @@ class Gate:
     """
 
     facts: TargetFacts
-    plan: FidelityPlan | None
+    plan: GradientPlan | None
     run: Run
     knows_order: bool = True
     tape_steps: int = 24
-    affords: Callable[[FidelityPlan], bool] = lambda _plan: False
+    affords: Callable[[GradientPlan], bool] = lambda _plan: False
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -124,7 +124,7 @@ class Gate:
         return gradient_noise_scale(rows, captures.layers, batch_size=self.facts.baseline.effective_batch_size)
 
     @property
-    def _planned(self) -> FidelityPlan:
+    def _planned(self) -> GradientPlan:
         assert self.plan is not None
         return self.plan
 
@@ -203,7 +203,7 @@ class Gate:
             return checks
         return self._look(config, closer) or checks
 
-    def _look(self, config: TrainConfig, plan: FidelityPlan) -> list[QualityCheck] | None:
+    def _look(self, config: TrainConfig, plan: GradientPlan) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
         arms = self._capture_pair(config, plan)
         if not isinstance(arms, tuple):
@@ -237,8 +237,8 @@ class Gate:
         return {"optimizer_implementation"} | {f"user_knobs.{name}" for name in config.user_knobs}
 
     def _capture_pair(
-        self, config: TrainConfig, plan: FidelityPlan
-    ) -> tuple[Captures, Captures] | list[QualityCheck] | None:
+        self, config: TrainConfig, plan: GradientPlan
+    ) -> tuple[GradientTrace, GradientTrace] | list[QualityCheck] | None:
         """Return a config's and the baseline's captures; a check that says why there are none; None without time."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         if theirs is None:
@@ -255,7 +255,7 @@ class Gate:
             return [report_unread(ours if candidate is None else theirs, "gradients")]
         return candidate, baseline
 
-    def _capture_reference(self, plan: FidelityPlan) -> Captures | None:
+    def _capture_reference(self, plan: GradientPlan) -> GradientTrace | None:
         """Return the baseline's captures in float64; None where it does not run."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)

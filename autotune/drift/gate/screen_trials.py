@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from autotune.drift.record.trace_file import Captures, discard_captures, read_captures
+from autotune.drift.record.trace_file import GradientTrace, discard_captures, read_trace
 from autotune.records.config import TrainConfig
-from autotune.records.trial import FidelityPlan, TrialResult
+from autotune.records.trial import GradientPlan, TrialResult
 
 GatePurpose = Literal["fidelity", "tape"]
 
@@ -15,7 +15,7 @@ class Run(Protocol):
     """Runs one trial of the gate."""
 
     def __call__(
-        self, config: TrainConfig, purpose: GatePurpose, *, plan: FidelityPlan | None, steps: int
+        self, config: TrainConfig, purpose: GatePurpose, *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
         """Return its result; None when the time is up or the user stopped."""
         ...
@@ -33,9 +33,9 @@ class GateTrials:
     def __init__(self, run: Run, baseline: TrainConfig, *, tape_steps: int) -> None:
         self._run, self._baseline, self._tape_steps = run, baseline, tape_steps
         self._results: dict[str, TrialResult] = {}
-        self._captures: dict[str, Captures | None] = {}
+        self._captures: dict[str, GradientTrace | None] = {}
 
-    def launch(self, config: TrainConfig, purpose: GatePurpose, plan: FidelityPlan | None = None) -> TrialResult | None:
+    def launch(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None = None) -> TrialResult | None:
         """Return the result of a trial, run when there is none yet; None when there was no time for it."""
         key = _key(config, purpose, plan)
         if key not in self._results:
@@ -45,7 +45,7 @@ class GateTrials:
             self._results[key] = result
         return self._results[key]
 
-    def has_run(self, config: TrainConfig, purpose: GatePurpose, plan: FidelityPlan | None = None) -> bool:
+    def has_run(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None = None) -> bool:
         """Return whether a trial was run."""
         return _key(config, purpose, plan) in self._results
 
@@ -54,13 +54,13 @@ class GateTrials:
         """The baseline was seen to draw random numbers: there is dropout or the like."""
         return any(one.draws_random for one in self._results.values() if one.spec.config == self._baseline)
 
-    def read(self, result: TrialResult) -> Captures | None:
+    def read(self, result: TrialResult) -> GradientTrace | None:
         """Return what a trial wrote down; the baseline's are kept, for they are compared again and again."""
         if result.captures is None:
             return None
         if result.captures in self._captures:
             return self._captures[result.captures]
-        found = read_captures(result.captures)
+        found = read_trace(result.captures)
         if result.spec.config == self._baseline:
             self._captures[result.captures] = found
         return found if found is not None and found.points else None
@@ -73,5 +73,5 @@ class GateTrials:
                 discard_captures(result.captures)
 
 
-def _key(config: TrainConfig, purpose: str, plan: FidelityPlan | None) -> str:
+def _key(config: TrainConfig, purpose: str, plan: GradientPlan | None) -> str:
     return f"{purpose} {config.model_dump_json()} {plan.model_dump_json() if plan else ''}"

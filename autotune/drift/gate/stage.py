@@ -15,17 +15,17 @@ from typing import Literal
 
 from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise
 from autotune.drift.gate.costs import ProofCosts
-from autotune.drift.gate.culprit import find_guilty, promises
+from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import Gate
 from autotune.drift.gate.trace_plans import PLANS, plan_for_some
-from autotune.drift.gate.training_runs import LEAST_SECONDS, PROCESS_SECONDS, Learner
+from autotune.drift.gate.training_runs import LEAST_SECONDS, PROCESS_SECONDS, TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
-from autotune.records.trial import FidelityPlan, TrialResult, TrialStatus
+from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
 from autotune.search.answer.profile import Findings, samples_ratio
 from autotune.search.launch.launcher import Launcher, Look, list_changes
 from autotune.sentences import describe_refusal
@@ -42,7 +42,7 @@ _CLOSER_SHARE = 0.3
 _EARLY_CANDIDATES, _CANDIDATES = 2, 4
 
 
-class DriftStage:
+class GateStage:
     """The drift gate at work in one search.
 
     Args:
@@ -57,7 +57,7 @@ class DriftStage:
         self,
         launcher: Launcher,
         findings: Findings,
-        learner: Learner,
+        learner: TrainingRuns,
         *,
         startup_seconds: float,
         known: Sequence[TrialResult] = (),
@@ -226,7 +226,7 @@ class DriftStage:
     def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
         """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""
         launcher = self._launcher
-        blame = find_guilty(self._gate, config, checks)
+        blame = find_culprit(self._gate, config, checks)
         refused = list_changes(config, launcher.baseline, blame.knobs)
         entry = launcher.ranking().find(config)
         launcher.refused.append(refused)
@@ -267,14 +267,14 @@ class DriftStage:
             if self.needed_seconds(candidates[0]) <= seconds:  # with all that goes with it
                 return
 
-    def _affords(self, plan: FidelityPlan) -> bool:
+    def _affords(self, plan: GradientPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
         baseline = self._launcher.baseline
         closer = sum(self._costs.of_trial(baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
         return closer <= _CLOSER_SHARE * self._left()
 
     def _run(
-        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: FidelityPlan | None, steps: int
+        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
         launcher = self._launcher
         for one in self._known:

@@ -11,12 +11,12 @@ a small plan never passes what a large one would not. What it cannot tell it lea
 
 from __future__ import annotations
 
-from autotune.records.trial import FidelityPlan
+from autotune.records.trial import GradientPlan
 
 _PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0), (6, 0), (4, 0))
 """Windows at each point and steps between the points, the best first."""
 
-PLANS = tuple(FidelityPlan(windows=windows, later_steps=later) for windows, later in _PLANS)
+PLANS = tuple(GradientPlan(windows=windows, later_steps=later) for windows, later in _PLANS)
 SMALLEST_PLAN = PLANS[-1]
 
 PATIENCE = 1.6
@@ -25,7 +25,7 @@ PATIENCE = 1.6
 
 def plan_for_some(
     seconds: float, *, seconds_per_step: float, start_seconds: float, candidates: int, repeats_steps: bool
-) -> FidelityPlan | None:
+) -> GradientPlan | None:
     """Return what fits the time for the baseline and as many candidates as it can; None when not even one fits.
 
     Two points for fewer candidates come before one point for more: what one point leaves open costs trainings.
@@ -47,7 +47,7 @@ def plan_for_some(
 
 def plan_fidelity(
     seconds: float, *, seconds_per_step: float, start_seconds: float, candidates: int, repeats_steps: bool
-) -> FidelityPlan | None:
+) -> GradientPlan | None:
     """Return what fits the time for the baseline and some candidates; None when nothing does.
 
     Args:
@@ -64,7 +64,7 @@ def plan_fidelity(
     return None
 
 
-def count_steps(plan: FidelityPlan, *, candidates: int, repeats_steps: bool) -> int:
+def count_steps(plan: GradientPlan, *, candidates: int, repeats_steps: bool) -> int:
     """Return the optimizer steps that a plan takes for the baseline and some candidates; arguments as above."""
     held = (2 if plan.later_steps else 1) * plan.windows
     return held + plan.later_steps + candidates * (held + plan.later_steps * repeats_steps)

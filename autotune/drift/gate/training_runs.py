@@ -18,7 +18,7 @@ PROCESS_SECONDS = 1.0
 """What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
 
 
-class Learner:
+class TrainingRuns:
     """Trains configs for the drift checks.
 
     Args:

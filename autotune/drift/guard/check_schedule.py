@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class LookPace:
+class CheckPace:
     """How often gradients are looked at.
 
     Attributes:
@@ -34,7 +34,7 @@ class LookSchedule:
         spent_seconds: all looks together.
     """
 
-    def __init__(self, pace: LookPace, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, pace: CheckPace, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._pace, self._clock = pace, clock
         self.next_step = pace.first_step
         self.spent_seconds = 0.0

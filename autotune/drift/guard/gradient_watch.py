@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.drift.compare.gradient_rows import Captured, Layers, sum_squares
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout, sum_squares
 from autotune.drift.compare.gradients import (
     BIAS_FAILS,
     LAYER_BIAS_FAILS,
@@ -28,7 +28,7 @@ from autotune.drift.compare.gradients import (
     compare,
 )
 from autotune.drift.record.numerics import GradientPair, PairedGradients
-from autotune.records.quality import Fidelity
+from autotune.records.quality import GradientEquivalence
 
 WINDOWS, MOST_WINDOWS = 16, 64
 """Micro batches of a round, at first and where it leaves open what looks bad."""
@@ -80,10 +80,10 @@ class GradientWatch:
             scales_loss: a loss scaler answers for gradients that overflow.
         """
         names, widths, elements = zip(*gradients.layers, strict=True)
-        self._layers = Layers(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
+        self._layers = RowLayout(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
         self._gradients, self._samples_per_step, self._scales_loss = gradients, samples_per_step, scales_loss
         self.checks, self.largest_error = 0, 0.0
-        self.last: Fidelity | None = None
+        self.last: GradientEquivalence | None = None
         self._limits = dict(_LIMITS)
         self._looks = self._judgements = self._agreeing = 0
         self._size = WINDOWS
@@ -143,7 +143,7 @@ class GradientWatch:
         """Go on from a captured state."""
         self.checks, self._looks, self._judgements = state["counts"]
         self.largest_error, self._limits = float(state["largest_error"]), dict(state["limits"])
-        self.last = None if state["last"] is None else Fidelity.model_validate_json(state["last"])
+        self.last = None if state["last"] is None else GradientEquivalence.model_validate_json(state["last"])
         self._rows, self._suspected, self._agreeing = None, None, 0
         self._is_asked = bool(state["is_asked"])
 
@@ -169,7 +169,7 @@ class GradientWatch:
     def _judge_round(self, step: int) -> Seen:
         assert self._rows is not None
         keys, ours, theirs = zip(*self._rows, strict=True)
-        own, baseline = (Captured(np.array(keys, dtype=np.int64), np.stack(arm)) for arm in (ours, theirs))
+        own, baseline = (GradientRows(np.array(keys, dtype=np.int64), np.stack(arm)) for arm in (ours, theirs))
         point = f"steps {keys[0] // self._samples_per_step} to {step}"
         self.last = compare(own, baseline, self._layers, subject="gradients", point=point)
         if not self._agreeing:
@@ -189,7 +189,7 @@ class GradientWatch:
         return Seen("fine")
 
 
-def _looks_bad(found: Fidelity) -> bool:
+def _looks_bad(found: GradientEquivalence) -> bool:
     """Return whether a comparison that proves nothing estimates what would fail."""
     noise = 0.0 if found.noise is None else found.noise.estimate
     steering = found.bias if found.steering is None else found.steering
@@ -208,7 +208,7 @@ def find_beyond(figures: Figures, limits: Figures) -> set[str]:
     return {f"{name}{'+' if value > 0.0 else '-'}" for name, value in figures.items() if abs(value) > limits[name]}
 
 
-def measure_figures(pair: GradientPair, layers: Layers) -> Figures:
+def measure_figures(pair: GradientPair, layers: RowLayout) -> Figures:
     """Return how far apart the gradients of one micro batch are.
 
     error is |own - baseline|² / |baseline|², scale <own, baseline> / |baseline|² - 1; those of the layers are the

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from autotune.drift.compare.gradients import LAYER_BIAS_FAILS, NOISE_FAILS
-from autotune.drift.guard.check_schedule import LookPace, LookSchedule
+from autotune.drift.guard.check_schedule import CheckPace, LookSchedule
 from autotune.drift.guard.gradient_watch import GradientWatch, Seen
 from autotune.drift.guard.loss_watch import LossWatch
 from autotune.drift.guard.skipped_steps import WINDOW_STEPS, SkipWatch
@@ -28,7 +28,7 @@ from autotune.engine.length import count_epoch_steps
 from autotune.engine.loop import Training
 from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
-from autotune.records.quality import Fidelity, LossBand, Margin
+from autotune.records.quality import GradientEquivalence, LossBand, Margin
 from autotune.records.run import GuardSummary
 from autotune.records.trial import TrialStatus
 from autotune.space import classify_changes
@@ -62,7 +62,7 @@ class DriftGuard:
         warnings: what was seen that going back would not mend; `take_warning` hands them over.
     """
 
-    pace = LookPace()
+    pace = CheckPace()
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DriftGuard:
         device: torch.device,
         band: LossBand | None = None,
         limit: Margin | None = None,
-        accepted: Sequence[Fidelity] = (),
+        accepted: Sequence[GradientEquivalence] = (),
     ) -> None:
         """Find out what can be looked at.
 
@@ -231,7 +231,11 @@ class DriftGuard:
         )
 
     def _prepare_gradients(
-        self, loaded: LoadedWorkload, config: TrainConfig, baseline: TrainConfig, accepted: Sequence[Fidelity]
+        self,
+        loaded: LoadedWorkload,
+        config: TrainConfig,
+        baseline: TrainConfig,
+        accepted: Sequence[GradientEquivalence],
     ) -> None:
         if not set(self._inexact) & set(SWITCHED):
             return
@@ -283,6 +287,6 @@ class DriftGuard:
         return "; ".join(reasons)
 
 
-def _differ(found: Fidelity) -> bool:
+def _differ(found: GradientEquivalence) -> bool:
     noise = 0.0 if found.noise is None else found.noise.estimate
     return noise > NOISE_FAILS or (found.worst_bias or 0.0) > LAYER_BIAS_FAILS

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from autotune.drift.compare.gradient_rows import Captured, Layers
-from autotune.drift.record.trace_file import CAPTURES_FILE, Captures, Point, write_captures
-from autotune.engine.gradients import NotedStep, StepRecorder
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
+from autotune.drift.record.trace_file import TRACE_FILE, GradientTrace, Point, write_trace
+from autotune.engine.gradients import RecordedStep, StepRecorder
 from autotune.errors import TargetError
 
 
-class NotedPoints:
+class StepRecords:
     """The steps noted at each point of one training.
 
     Args:
@@ -22,7 +22,7 @@ class NotedPoints:
 
     def __init__(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
-        self._points: list[list[tuple[int, NotedStep]]] = []
+        self._points: list[list[tuple[int, RecordedStep]]] = []
         self._samples = 0
 
     def begin_point(self, *, restarts: bool = True) -> None:
@@ -50,17 +50,17 @@ class NotedPoints:
         """Return how many steps the last point has."""
         return len(self._points[-1])
 
-    def assemble(self) -> Captures:
+    def assemble(self) -> GradientTrace:
         """Return what was noted; points without a step are left out."""
         names, widths, elements = zip(*self._recorder.layers, strict=True) if self._recorder.layers else ((), (), ())
-        layers = Layers(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
+        layers = RowLayout(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
         # Where a second optimizer joined late, the first rows lack its part.
         noted = self._points if self._points and self._points[0] else []
         # Further on the optimizers of two arms have seen other gradients: what they do then is not compared.
         points = (
             _assemble(steps, width=sum(widths), has_updates=not number) for number, steps in enumerate(noted) if steps
         )
-        return Captures(layers, tuple(points))
+        return GradientTrace(layers, tuple(points))
 
     def write(self, folder: Path) -> str:
         """Write what was noted into a folder and return the file's path.
@@ -71,19 +71,21 @@ class NotedPoints:
         captures = self.assemble()
         if not captures.points:
             raise TargetError("no optimizer step was seen, so no gradient can be compared")
-        path = folder / CAPTURES_FILE
-        write_captures(path, captures)
+        path = folder / TRACE_FILE
+        write_trace(path, captures)
         return str(path)
 
 
-def _assemble(steps: list[tuple[int, NotedStep]], *, width: int, has_updates: bool) -> Point:
+def _assemble(steps: list[tuple[int, RecordedStep]], *, width: int, has_updates: bool) -> Point:
     whole = [(samples, step) for samples, step in steps if step.gradient.numel() == width]
     groups = max((len(step.learning_rates) for _, step in whole), default=0)
     keys = np.array([samples for samples, _ in whole], dtype=np.int64)
     rates = np.array([step.learning_rates for _, step in whole], dtype=np.float64).reshape(len(whole), groups)
     return Point(
-        gradients=Captured(keys, _stack([step.gradient for _, step in whole], width)),
-        updates=Captured(keys, _stack([step.update[: width * has_updates] for _, step in whole], width * has_updates)),
+        gradients=GradientRows(keys, _stack([step.gradient for _, step in whole], width)),
+        updates=GradientRows(
+            keys, _stack([step.update[: width * has_updates] for _, step in whole], width * has_updates)
+        ),
         learning_rates=rates,
     )
 

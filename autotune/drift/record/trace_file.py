@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.drift.compare.gradient_rows import Captured, Layers
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
 
-CAPTURES_FILE = "captures.npz"
+TRACE_FILE = "captures.npz"
 WEIGHTS_FILE = "weights.pt"
 
 POINTS = ("initial", "later")
@@ -28,13 +28,13 @@ class Point:
         learning_rates: float64 `[windows, groups]`.
     """
 
-    gradients: Captured
-    updates: Captured
+    gradients: GradientRows
+    updates: GradientRows
     learning_rates: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Captures:
+class GradientTrace:
     """What a fidelity trial wrote down.
 
     Attributes:
@@ -42,11 +42,11 @@ class Captures:
         points: the initial weights first.
     """
 
-    layers: Layers
+    layers: RowLayout
     points: tuple[Point, ...]
 
 
-def write_captures(path: Path, captures: Captures) -> None:
+def write_trace(path: Path, captures: GradientTrace) -> None:
     """Write a trial's captures.
 
     Raises:
@@ -67,16 +67,16 @@ def write_captures(path: Path, captures: Captures) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def read_captures(path: str | Path) -> Captures | None:
+def read_trace(path: str | Path) -> GradientTrace | None:
     """Return a trial's captures; None when the file is missing or torn."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names: Sequence[str] = arrays["names"].tolist()
-            layers = Layers(tuple(names), arrays["widths"], arrays["elements"])
+            layers = RowLayout(tuple(names), arrays["widths"], arrays["elements"])
             points = tuple(_read_point(arrays, name) for name in POINTS if f"{name}_keys" in arrays)
     except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile):
         return None
-    return Captures(layers, points)
+    return GradientTrace(layers, points)
 
 
 def have_captures(path: str | Path | None) -> bool:
@@ -99,7 +99,7 @@ def find_weights(path: str | Path | None) -> str | None:
 def _read_point(arrays: np.lib.npyio.NpzFile, name: str) -> Point:
     keys = arrays[f"{name}_keys"]
     return Point(
-        gradients=Captured(keys, arrays[f"{name}_gradients"]),
-        updates=Captured(keys, arrays[f"{name}_updates"]),
+        gradients=GradientRows(keys, arrays[f"{name}_gradients"]),
+        updates=GradientRows(keys, arrays[f"{name}_updates"]),
         learning_rates=arrays[f"{name}_rates"],
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.emit.report.wording import format_gain, shorten
-from autotune.records import Advice, MemoryMode, ProbeReport, TargetFacts, Trouble
+from autotune.records import Advice, Issue, MemoryMode, ProbeReport, TargetFacts
 from autotune.units import format_bytes
 
 _MAX_NAME_LENGTH = 60
@@ -23,7 +23,7 @@ class ModeRow:
     is_baseline: bool
 
 
-def list_troubles(troubles: Sequence[Trouble]) -> list[tuple[str, str]]:
+def list_troubles(troubles: Sequence[Issue]) -> list[tuple[str, str]]:
     """Return what was seen and what to do of everything that slows the training and is no setting."""
     return [(shorten(trouble.sentence), shorten(trouble.remedy)) for trouble in troubles]
 

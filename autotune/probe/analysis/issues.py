@@ -1,4 +1,4 @@
-"""What slows a training or endangers it, and is no knob. Records in, one `Trouble` each out; pure.
+"""What slows a training or endangers it, and is no knob. Records in, one `Issue` each out; pure.
 
     machine ── swap, memory, GPUs, CPU quota      target ── hazards, hidden waits, /dev/shm, CPUs asked for twice
     timing  ── blocks in which the machine was busy with something else
@@ -17,7 +17,7 @@ from autotune.records.ceilings import Ceilings
 from autotune.records.facts import Hazard, TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
-from autotune.records.probe import Trouble
+from autotune.records.probe import Issue
 from autotune.sentences import count
 from autotune.units import format_bytes
 
@@ -53,7 +53,7 @@ def find_troubles(
     facts: TargetFacts | None = None,
     measurement: Measurement | None = None,
     ceilings: Ceilings | None = None,
-) -> tuple[Trouble, ...]:
+) -> tuple[Issue, ...]:
     """Return what is wrong with a machine, and with a training on it, the most dangerous first.
 
     Args:
@@ -66,7 +66,7 @@ def find_troubles(
     found = [*_look_at_memory(hardware)]
     if facts is not None:
         found += _look_at_shared_memory(hardware, facts, measurement)
-        found += [Trouble(name=name, sentence=_HAZARDS[name][0], remedy=_HAZARDS[name][1]) for name in facts.hazards]
+        found += [Issue(name=name, sentence=_HAZARDS[name][0], remedy=_HAZARDS[name][1]) for name in facts.hazards]
     if facts is None or facts.device == "cuda":
         found += find_gpu_troubles(hardware, measurement)
     found += _look_at_cpus(hardware, facts)
@@ -80,17 +80,17 @@ def find_troubles(
     return tuple(found)
 
 
-def _look_at_memory(hardware: HardwareInfo) -> Iterator[Trouble]:
+def _look_at_memory(hardware: HardwareInfo) -> Iterator[Issue]:
     limit, available = hardware.memory_limit_bytes, hardware.memory_available_bytes
     if hardware.swap_used_bytes > _SWAP_FRACTION * hardware.memory_total_bytes:
         used, total = format_bytes(hardware.swap_used_bytes), format_bytes(hardware.swap_total_bytes)
-        yield Trouble(
+        yield Issue(
             name="swap",
             sentence=f"{used} of {total} swap are in use: pages that come back from the disk stop a training",
             remedy="end what needs the memory, then empty the swap (swapoff -a; swapon -a)",
         )
     if available < _LITTLE_MEMORY_FRACTION * limit:
-        yield Trouble(
+        yield Issue(
             name="memory",
             sentence=f"memory is nearly full: {format_bytes(available)} of {format_bytes(limit)} are available",
             remedy="end other processes, or give the job more memory",
@@ -99,7 +99,7 @@ def _look_at_memory(hardware: HardwareInfo) -> Iterator[Trouble]:
 
 def _look_at_shared_memory(
     hardware: HardwareInfo, facts: TargetFacts, measurement: Measurement | None
-) -> Iterator[Trouble]:
+) -> Iterator[Issue]:
     """Yield that /dev/shm does not hold the batches of the user's workers, or of those a search will try."""
     total, free = hardware.shared_memory_total_bytes, hardware.shared_memory_free_bytes
     if total is None and free == 0:
@@ -109,7 +109,7 @@ def _look_at_shared_memory(
     for workers, verb in ((used, "need"), (planned, "would need")):
         needed = count_shared_memory_bytes(facts, workers)
         if needed is not None and needed > free:
-            yield Trouble(
+            yield Issue(
                 name="shared-memory",
                 sentence=f"{count(workers, 'loader worker')} {verb} {format_bytes(needed)} of /dev/shm for their "
                 f"batches, {format_bytes(free)} are free: they end with a bus error",
@@ -117,7 +117,7 @@ def _look_at_shared_memory(
             )
             return
     if used > 0 and total is not None and total <= _DOCKER_SHARED_MEMORY_BYTES and facts.data.batch_bytes is None:
-        yield Trouble(
+        yield Issue(
             name="shared-memory",
             sentence=f"{count(used, 'loader worker')} share {format_bytes(total)} of /dev/shm, a container's default: "
             "larger batches end with a bus error",
@@ -125,26 +125,26 @@ def _look_at_shared_memory(
         )
 
 
-def _look_at_cpus(hardware: HardwareInfo, facts: TargetFacts | None) -> Iterator[Trouble]:
+def _look_at_cpus(hardware: HardwareInfo, facts: TargetFacts | None) -> Iterator[Issue]:
     usable, quota, affinity = hardware.usable_cpu_count, hardware.cpu_quota, hardware.affinity_cpu_count
     workers = 0 if facts is None else facts.baseline.num_workers
     wanted = (affinity or usable) if facts is None else workers + _count_threads(hardware, facts)
     if quota is not None and affinity is not None and quota < affinity and quota < wanted:
         asked = f"{affinity} CPUs are visible" if facts is None else f"threads and workers want {wanted}"
-        yield Trouble(
+        yield Issue(
             name="cpu-quota",
             sentence=f"the control group grants the time of {quota:.3g} CPUs, {asked}: it stops all of them in turn",
             remedy=f"raise the quota (docker: --cpus; kubernetes: limits.cpu), or use {usable} threads and workers",
         )
     elif facts is not None and workers <= usable < wanted:
-        yield Trouble(
+        yield Issue(
             name="oversubscribed",
             sentence=f"{count(wanted - workers, 'thread')} and {count(workers, 'loader worker')} share "
             f"{count(usable, 'usable CPU')}",
             remedy="use fewer of either: num_threads + num_workers <= usable CPUs",
         )
     if workers > usable:
-        yield Trouble(
+        yield Issue(
             name="workers",
             sentence=f"{count(workers, 'loader worker')} share {count(usable, 'usable CPU')}",
             remedy=f"use num_workers={usable} or fewer, unless the workers only wait for a disk or a network",
@@ -158,19 +158,19 @@ def _count_threads(hardware: HardwareInfo, facts: TargetFacts) -> int:
     return facts.baseline.num_threads or hardware.affinity_cpu_count or hardware.usable_cpu_count
 
 
-def _look_at_syncs(facts: TargetFacts) -> Iterator[Trouble]:
+def _look_at_syncs(facts: TargetFacts) -> Iterator[Issue]:
     syncs = 0.0 if facts.work is None else facts.work.host_syncs_per_step
     if syncs < 1 or "anomaly-detection" in facts.hazards:  # which itself asks after each operation
         return
     meaning = "each waits for the GPU" if facts.device == "cuda" else "on a GPU each would wait for it"
-    yield Trouble(
+    yield Issue(
         name="host-syncs",
         sentence=f".item() or the like runs {syncs:.3g} times a step: {meaning}",
         remedy="keep values on the device (detach(), add them up there) and read them every hundred steps",
     )
 
 
-def _look_at_peak(hardware: HardwareInfo, measurement: Measurement, *, on_gpu: bool) -> Iterator[Trouble]:
+def _look_at_peak(hardware: HardwareInfo, measurement: Measurement, *, on_gpu: bool) -> Iterator[Issue]:
     peak = measurement.peak_memory
     device = hardware.gpus[0].memory_total_bytes if on_gpu and hardware.gpus else 0
     for name, used, limit in (
@@ -179,7 +179,7 @@ def _look_at_peak(hardware: HardwareInfo, measurement: Measurement, *, on_gpu: b
     ):
         if limit > 0 and used > _PEAK_FRACTION * limit:
             where = "memory" if name == "host-peak" else "the GPU's memory"
-            yield Trouble(
+            yield Issue(
                 name=name,
                 sentence=f"the training's peak is {format_bytes(used)} of {format_bytes(limit)} of {where}: "
                 "a longer sample or an evaluation may not fit",
@@ -187,7 +187,7 @@ def _look_at_peak(hardware: HardwareInfo, measurement: Measurement, *, on_gpu: b
             )
 
 
-def _look_at_rates(ceilings: Ceilings) -> Iterator[Trouble]:
+def _look_at_rates(ceilings: Ceilings) -> Iterator[Issue]:
     plain = ceilings.flops_per_second("fp32") or 0.0  # what is slower is emulated, and nobody trains with it
     held = {
         rate.dtype: rate.sustained_flops_per_second / rate.flops_per_second
@@ -196,7 +196,7 @@ def _look_at_rates(ceilings: Ceilings) -> Iterator[Trouble]:
     }
     dtype = min(held, key=held.__getitem__, default=None)
     if dtype is not None and held[dtype] < _SUSTAINED_FRACTION:
-        yield Trouble(
+        yield Issue(
             name="sustained-rate",
             sentence=f"{dtype} matrix products keep up {100 * held[dtype]:.0f} % of their best rate: "
             "clocks come down under load, or something else runs",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.records.hardware import GpuInfo, HardwareInfo
 from autotune.records.measurement import Measurement
-from autotune.records.probe import Trouble
+from autotune.records.probe import Issue
 from autotune.sentences import count
 from autotune.units import format_bytes
 
@@ -26,7 +26,7 @@ _SLOWDOWNS = {
 }
 
 
-def find_gpu_troubles(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Trouble]:
+def find_gpu_troubles(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Issue]:
     """Yield what is wrong with the GPUs.
 
     Args:
@@ -39,14 +39,14 @@ def find_gpu_troubles(hardware: HardwareInfo, measurement: Measurement | None) -
         yield from _look_at_partition(index, gpu)
     names = list(dict.fromkeys(gpu.name for gpu in hardware.gpus))
     if len(names) > 1:
-        yield Trouble(
+        yield Issue(
             name="unlike-gpus",
             sentence=f"the GPUs are unlike ({', '.join(names)}): ranks that work in step wait for the slowest",
             remedy="set CUDA_VISIBLE_DEVICES to GPUs of one kind",
         )
 
 
-def _look_at_clocks(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Trouble]:
+def _look_at_clocks(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Issue]:
     states = [block.interference.gpu for block in measurement.blocks if block.interference] if measurement else []
     for reason, (cause, remedy) in _SLOWDOWNS.items():
         where = []
@@ -55,48 +55,48 @@ def _look_at_clocks(hardware: HardwareInfo, measurement: Measurement | None) -> 
         if held := sum(state is not None and reason in state.slowdowns for state in states):
             where.append(f"in {held} of {count(len(states), 'timed block')}")
         if where:
-            yield Trouble(
+            yield Issue(
                 name="hardware-slowdown" if reason == "hardware" else reason,
                 sentence=f"the clock is held down {cause}: {' and '.join(where)}",
                 remedy=remedy,
             )
 
 
-def _look_at_sharing(index: int, gpu: GpuInfo) -> Iterator[Trouble]:
+def _look_at_sharing(index: int, gpu: GpuInfo) -> Iterator[Issue]:
     taken = gpu.memory_total_bytes - gpu.memory_free_bytes
     busy = gpu.utilization_fraction or 0.0
     if gpu.other_processes > 0:
         memory = f" ({format_bytes(taken)} of its memory in use)" if taken > 0 else ""
-        yield Trouble(
+        yield Issue(
             name="gpu-shared",
             sentence=f"{count(gpu.other_processes, 'other process', 'other processes')} on GPU {index}{memory}: "
             "timings depend on what they do",
             remedy="end them, or choose another GPU with CUDA_VISIBLE_DEVICES",
         )
     elif taken > _TAKEN_FRACTION * gpu.memory_total_bytes:
-        yield Trouble(
+        yield Issue(
             name="gpu-memory",
             sentence=f"{format_bytes(taken)} of {format_bytes(gpu.memory_total_bytes)} on GPU {index} are in use "
             "before the training starts",
             remedy="look for processes of other users or containers (nvidia-smi), or choose another GPU",
         )
     if busy > _BUSY_FRACTION:
-        yield Trouble(
+        yield Issue(
             name="gpu-busy",
             sentence=f"GPU {index} was busy {100 * busy:.0f} % of the time before the training started",
             remedy="end what runs on it, or choose another GPU with CUDA_VISIBLE_DEVICES",
         )
 
 
-def _look_at_partition(index: int, gpu: GpuInfo) -> Iterator[Trouble]:
+def _look_at_partition(index: int, gpu: GpuInfo) -> Iterator[Issue]:
     if gpu.mig == "on":
-        yield Trouble(
+        yield Issue(
             name="mig",
             sentence=f"GPU {index} is divided (MIG): a training gets one slice of it, never the whole",
             remedy="name a slice in CUDA_VISIBLE_DEVICES, or have MIG switched off",
         )
     elif gpu.mig == "slice":
-        yield Trouble(
+        yield Issue(
             name="mig",
             sentence=f"GPU {index} is a slice of one (MIG): what is found here holds for slices of this size only",
             remedy="probe and search on the size you will train on",

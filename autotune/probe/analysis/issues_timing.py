@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autotune.records.measurement import MUCH_STEAL, Interference, Measurement
-from autotune.records.probe import Trouble
+from autotune.records.probe import Issue
 from autotune.sentences import count
 
 _MUCH = 0.10
@@ -56,7 +56,7 @@ _DISTURBANCES = {
 }
 
 
-def find_timing_troubles(measurement: Measurement) -> Iterator[Trouble]:
+def find_timing_troubles(measurement: Measurement) -> Iterator[Issue]:
     """Yield what went on beside the training while it was timed.
 
     Args:
@@ -69,14 +69,14 @@ def find_timing_troubles(measurement: Measurement) -> Iterator[Trouble]:
         much = [share for share in shares if share > disturbance.threshold]
         if much:
             told = disturbance.sentence.format(share=f"{100 * max(much):.0f} %")
-            yield Trouble(
+            yield Issue(
                 name=name,
                 sentence=f"{told} in {len(much)} of {count(total, 'timed block')}",
                 remedy=disturbance.remedy,
             )
     compiled = sum(block.recompiled for block in measurement.blocks)
     if compiled:
-        yield Trouble(
+        yield Issue(
             name="recompilation",
             sentence=f"a graph was compiled in {compiled} of {count(total, 'timed block')}: shapes keep changing",
             remedy="keep shapes alike (drop_last, padding to few lengths), or mark the dimension as dynamic",

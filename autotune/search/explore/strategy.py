@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.presets import load_presets
-from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_own, with_knob
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_user_knob, with_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.search import Preset
 from autotune.space import SearchSpace, needs_compilation, numerics_of
@@ -117,7 +117,9 @@ def _plan(now: Situation) -> Iterator[TrainConfig]:
     yield from (space.keep(preset.apply_to(space.baseline)) for preset in now.presets)
     # What users put into a knob of their own is what they take for the bottleneck; everything else goes on top of it.
     base = space.baseline.replace(user_knobs=now.incumbent.user_knobs)
-    yield from (_move(space, base, name, v) for name in space.choices if is_own(name) for v in space.choices[name])
+    yield from (
+        _move(space, base, name, v) for name in space.choices if is_user_knob(name) for v in space.choices[name]
+    )
     moves = _rank_moves(now)
     cheap = [move for move in moves if move.knob in _CHEAP]
     # By value for time; but no bundle before what is cheap was tried, and nothing dear before half of it was.
@@ -149,7 +151,7 @@ def _rank_moves(now: Situation) -> list[_Move]:
     for name, values in now.space.choices.items():
         hope = hopes.get(name, 0.0)
         for value in _order_values(now, name, values):
-            if hope <= 0.0 or is_own(name) or (name, value) in now.space.unproven:
+            if hope <= 0.0 or is_user_knob(name) or (name, value) in now.space.unproven:
                 continue
             is_loss = now.effects.get(f"{name}={value}", 0.0) < _CLEAR_LOSS
             hope *= _LOST if is_loss else 1.0

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records.config import TrainConfig, changed_fields, get_knob, is_own
+from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.search import SearchState
-from autotune.records.trial import FidelityPlan, Rival, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.forecast import Forecast
 from autotune.search.launch.pace import make_pace
@@ -45,7 +45,7 @@ class Look:
     steps: int = 1
     evaluate: bool = False
     seeds: tuple[int, ...] = ()
-    fidelity: FidelityPlan | None = None
+    fidelity: GradientPlan | None = None
 
 
 @dataclass
@@ -261,7 +261,7 @@ class Launcher:
         """Refuse the user's own values of a config that learned something else, where nothing but them can be why."""
         classes = classify_changes(config, self.baseline, self.known_report.target.numerics)
         suspects = [name for name, kind in classes.items() if kind != "exact"]
-        if suspects and all(is_own(name) for name in suspects):
+        if suspects and all(is_user_knob(name) for name in suspects):
             self.refused.append(list_changes(config, self.baseline, suspects))
 
     def schedule(self) -> Schedule:

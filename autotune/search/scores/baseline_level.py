@@ -27,7 +27,7 @@ _STEP_CONFIDENCE = 0.999
 """One-sided: so sure it must be that two anchors differ by more than luck."""
 
 
-class Anchors:
+class BaselineLevel:
     """The launches of the baseline; false when there is none.
 
     Args:
@@ -110,7 +110,7 @@ class Anchors:
             outlier = is_step and after is not None and not stays
         return jumps
 
-    def is_shaky(self, place: int) -> bool:
+    def is_across_change(self, place: int) -> bool:
         """Return whether the machine changed around a place: what was launched there cannot be compared."""
         after = bisect_left(self._places, place)
         return 0 < after < len(self._places) and self._places[after] != place and self._jumps[after - 1]
@@ -124,7 +124,7 @@ class Anchors:
         return max(self._levels_around(place))
 
     def _levels_around(self, place: int) -> list[float]:
-        if not self.is_shaky(place):
+        if not self.is_across_change(place):
             return [self.level(place)[0]]
         after = bisect_left(self._places, place)
         return [value for _, value in self._anchors[after - 1 : after + 1]]

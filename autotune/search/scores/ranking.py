@@ -19,7 +19,7 @@ from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, Anchors
+from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, BaselineLevel
 from autotune.search.scores.objective import Judged
 from autotune.space import BATCH_KNOBS, put_back
 
@@ -91,7 +91,7 @@ class Ranking:
         self._baseline, self._baseline_key = baseline, baseline.model_dump_json()
         self._planned_samples = planned_samples
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
-        self.anchors = Anchors([(place, value) for place, value in launched if value is not None], len(judged))
+        self.anchors = BaselineLevel([(place, value) for place, value in launched if value is not None], len(judged))
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -196,7 +196,7 @@ class Ranking:
             return None
         launches = tuple(one for _, one in group)
         scores = tuple(value - self.anchors.level(place)[0] for place, value in timed)
-        shaky = tuple(self.anchors.is_shaky(place) for place, _ in timed)
+        shaky = tuple(self.anchors.is_across_change(place) for place, _ in timed)
         sound = [score for score, bad in zip(scores, shaky, strict=True) if not bad]
         # Where every launch was made around a change, nothing may lead for it: the faster level is the one to beat.
         sound = sound or [value - self.anchors.highest_level(place) for place, value in timed]

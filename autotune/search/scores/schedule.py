@@ -20,7 +20,7 @@ from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 
 ANCHOR_SECONDS = 120.0
-ELITES = 5
+TOP_K = 5
 ELITE_LAUNCHES = 4
 _ELITE_EVERY = 4
 _CANARY_CHANGE = math.log(1.15)
@@ -74,7 +74,7 @@ class Schedule:
             return max(shaky, key=lambda one: one.hope).config
         if not exhausted and (self._launches_since_repeat() < _ELITE_EVERY - 1 or not self.ranking.has_rivals()):
             return None
-        elites = [one for one in best[:ELITES] if one.score > 0 and len(one.launches) < ELITE_LAUNCHES]
+        elites = [one for one in best[:TOP_K] if one.score > 0 and len(one.launches) < ELITE_LAUNCHES]
         fewest = min(elites, key=lambda one: len(one.launches), default=None)
         return None if fewest is None else fewest.config
 

@@ -14,7 +14,7 @@ from autotune.train.recovery.steps_down import Fault, FaultFound
 _THRASHING_LOOKS = 3
 
 
-class Looks:
+class HealthChecks:
     """Looks at one training.
 
     Args:

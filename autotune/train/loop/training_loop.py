@@ -28,7 +28,7 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.checkpoint import Checkpoints
 from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.evaluations import CUT_KEY, Evaluations
-from autotune.train.loop.health_checks import Looks
+from autotune.train.loop.health_checks import HealthChecks
 from autotune.train.loop.meters import Meters
 from autotune.train.loop.metrics import MetricsFile, cut_metrics
 from autotune.train.loop.progress import Pace, Standing, Watch
@@ -92,7 +92,7 @@ class RunLoop:
 
     def __post_init__(self) -> None:
         self._lines = MetricsFile(self.folder)
-        self._looks = Looks(self.training, self.meters, self.guard, self.evaluations.warn)
+        self._looks = HealthChecks(self.training, self.meters, self.guard, self.evaluations.warn)
         # Weights that hold infinities from the start are meant to.
         self._checks_weights = find_non_finite(self.training) is None
 

@@ -26,7 +26,7 @@ from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import own_values, placeholder_names, render_command, script_values
 from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.train.recovery.supervisor import Start
-from autotune.train.script.steps_down import Levers
+from autotune.train.script.steps_down import AdjustableKnobs
 
 if TYPE_CHECKING:
     from autotune.train.settings.choice import Settings
@@ -82,9 +82,9 @@ class ScriptRun:
         return self.profile is not None or self.origin != "baseline"
 
     @property
-    def levers(self) -> Levers:
+    def levers(self) -> AdjustableKnobs:
         """What can be set about it."""
-        return Levers(
+        return AdjustableKnobs(
             frozenset(self.values(self.config)) & TrainConfig.model_fields.keys(), bool(self.training_loaders)
         )
 

@@ -25,7 +25,7 @@ _BATCH_FLAGS = frozenset({"micro_batch_size", "gradient_accumulation_steps"})
 
 
 @dataclass(frozen=True)
-class Levers:
+class AdjustableKnobs:
     """What can be set about a script.
 
     Attributes:
@@ -47,7 +47,7 @@ class Levers:
         return self.knows_loaders or "num_workers" in self.flags
 
 
-def choose_script_step_down(fault: Fault, plan: RunPlan, levers: Levers) -> Choice | None:
+def choose_script_step_down(fault: Fault, plan: RunPlan, levers: AdjustableKnobs) -> Choice | None:
     """Return the smallest safe step down of a script; None when none of ours would help."""
     if fault.cause == "user-error":
         return None  # a workload's first step shows whether it is the settings; a script has done more by then
@@ -65,7 +65,7 @@ def choose_script_step_down(fault: Fault, plan: RunPlan, levers: Levers) -> Choi
     return _to_baseline(plan, levers) if choice.action == "baseline" or not is_settable else choice
 
 
-def choose_for_later(fault: Fault, plan: RunPlan, levers: Levers) -> Choice | None:
+def choose_for_later(fault: Fault, plan: RunPlan, levers: AdjustableKnobs) -> Choice | None:
     """Return what to start a script with after it has failed for good; once more the same is no answer then."""
     choice = choose_script_step_down(fault, plan, levers)
     if choice is None or choice.action != "again":
@@ -87,7 +87,7 @@ def _once_more(fault: Fault, plan: RunPlan) -> Choice | None:
     return None if was_tried else Choice("again", plan.current_config)
 
 
-def _to_baseline(plan: RunPlan, levers: Levers) -> Choice | None:
+def _to_baseline(plan: RunPlan, levers: AdjustableKnobs) -> Choice | None:
     config = plan.baseline_config
     if levers.set_batches:
         config = baseline_settings(plan)

@@ -16,7 +16,7 @@ _COUNTED_AGAIN = "it was started more than once: steps that it took again were c
 
 
 @dataclass
-class ScriptTally:
+class ScriptSummary:
     """The attempts of one training.
 
     Attributes:

@@ -23,7 +23,7 @@ from autotune.train.script.folder import ScriptFolder, opened_folder
 from autotune.train.script.progress_files import ScriptProgress, clear_progress, find_failure, read_progress
 from autotune.train.script.run import ScriptRun
 from autotune.train.script.steps_down import choose_for_later, choose_script_step_down
-from autotune.train.script.summary import ScriptTally
+from autotune.train.script.summary import ScriptSummary
 from autotune.units import format_rate
 
 MOST_STARTS = 12
@@ -80,7 +80,7 @@ class _ScriptParent:
     say: Callable[[str], None]
     restarts_left: int
     as_json: bool
-    tally: ScriptTally = field(default_factory=ScriptTally)
+    tally: ScriptSummary = field(default_factory=ScriptSummary)
 
     def start(self, _attempt: int) -> Start:
         """Return how to start the next attempt."""

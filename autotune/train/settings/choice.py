@@ -222,8 +222,8 @@ def _announce(settings: Settings, profile: Profile, fingerprint: str | None, not
     for sentence in settings.differences:
         note(sentence)
     evidence = profile.evidence
-    is_own = profile.config == profile.baseline_config
-    promised = evidence.baseline_samples_per_second if is_own else evidence.samples_per_second
+    is_user_knob = profile.config == profile.baseline_config
+    promised = evidence.baseline_samples_per_second if is_user_knob else evidence.samples_per_second
     is_for_these = settings.config == profile.config and fingerprint == profile.target.fingerprint
     if not is_for_these or profile.hardware.fingerprint != read_hardware().fingerprint:
         promised = None

@@ -51,7 +51,7 @@ RunTrial = Callable[[TrialSpec], TrialResult]
 
 
 @dataclass(frozen=True)
-class Frame:
+class ReverifyOptions:
     """How a re-verification asks and is asked.
 
     Attributes:
@@ -71,7 +71,7 @@ class Frame:
     now: Callable[[], float] = time.monotonic
 
 
-def reverify_in_processes(settings: Settings, target: Target, frame: Frame) -> Reverification:
+def reverify_in_processes(settings: Settings, target: Target, frame: ReverifyOptions) -> Reverification:
     """Return whether a profile's settings are to be used, from launches in fresh processes of this machine.
 
     Call it while this process holds no memory of the device.
@@ -89,7 +89,7 @@ def reverify_in_processes(settings: Settings, target: Target, frame: Frame) -> R
         return reverify(settings, target, frame, run_trial=runner)
 
 
-def reverify(settings: Settings, target: Target, frame: Frame, *, run_trial: RunTrial) -> Reverification:
+def reverify(settings: Settings, target: Target, frame: ReverifyOptions, *, run_trial: RunTrial) -> Reverification:
     """Return whether a profile's settings are to be used, from launches that a callable runs.
 
     Args:
@@ -132,7 +132,7 @@ class _Launches:
 
     settings: Settings
     target: Target
-    frame: Frame
+    frame: ReverifyOptions
     run_trial: RunTrial
     limits: TrialLimits
     began: float
@@ -169,7 +169,7 @@ class _Launches:
         )
 
 
-def _make_limits(hardware: HardwareInfo, frame: Frame) -> TrialLimits:
+def _make_limits(hardware: HardwareInfo, frame: ReverifyOptions) -> TrialLimits:
     # A driver that does not tell its free memory reports 0; the device then sets its own limit.
     device = int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) if hardware.gpus else 0
     return TrialLimits(
@@ -183,7 +183,7 @@ def _make_limits(hardware: HardwareInfo, frame: Frame) -> TrialLimits:
 
 
 @contextmanager
-def _processes(settings: Settings, target: Target, frame: Frame) -> Iterator[TrialRunner]:
+def _processes(settings: Settings, target: Target, frame: ReverifyOptions) -> Iterator[TrialRunner]:
     """Yield what runs trials in fresh processes, the profile's allocators taken out of this process's environment.
 
     It may have been started with them, and the launches of the own settings would inherit them.

@@ -9,7 +9,7 @@ from probe_records import BASELINE, GPU_HOST, ceilings, hardware, target, timing
 
 from autotune.probe.analysis.verdict import judge
 from autotune.records import Measurement
-from autotune.records.measurement import Canary, Interference
+from autotune.records.measurement import Interference, SpeedReference
 
 # What a fresh look at a busy machine saw.
 SLOW_TRAFFIC = work(0.33, 0.66, bytes_per_second=0.0611e9)
@@ -79,7 +79,7 @@ def test_a_gpu_wants_one_cpu_and_one_for_each_worker() -> None:
 
 @pytest.mark.parametrize(("after", "limit"), [(0.019, "compute"), (0.021, "unreliable"), (0.0049, "unreliable")])
 def test_a_machine_that_changed_its_speed_gets_no_verdict(after: float, limit: str) -> None:
-    seen = timing().replace(canary=Canary(before_seconds=0.01, after_seconds=after))
+    seen = timing().replace(canary=SpeedReference(before_seconds=0.01, after_seconds=after))
     verdict, _ = judge(target(work=work(0.72, 0.2)), seen, hardware())
     assert verdict.limit == limit
     assert ("changed its speed" in verdict.sentence) is (limit == "unreliable")

@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from autotune.probe.time_shares import Allowance, OutOfTimeError, time_limit
+from autotune.probe.time_shares import OutOfTimeError, TimeShares, time_limit
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(300.0, 8.0), (120.0, 8.0), (60.0, 4.0), (15.0, 1.0)])
 def test_a_short_probe_has_short_parts(limit: float, expected: float) -> None:
-    assert Allowance(time.monotonic(), limit).grant(8.0) == pytest.approx(expected)
+    assert TimeShares(time.monotonic(), limit).grant(8.0) == pytest.approx(expected)
 
 
 def test_what_is_not_begun_in_time_is_left_out() -> None:
-    assert Allowance(time.monotonic() - 61.0, 100.0).grant(8.0) == 0.0
-    assert Allowance(time.monotonic() - 50.0, 100.0).grant(8.0) > 0.0
+    assert TimeShares(time.monotonic() - 61.0, 100.0).grant(8.0) == 0.0
+    assert TimeShares(time.monotonic() - 50.0, 100.0).grant(8.0) > 0.0
 
 
 def run_users_code() -> None:

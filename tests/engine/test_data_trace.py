@@ -15,12 +15,12 @@ from engine_workloads import AugmentedImages, Numbers, NumberStream
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from autotune.engine.data_trace import FIRST_BATCHES, digest_batches, record_data
 from autotune.engine.dataloader import Order, build_loader, find_random_sources
-from autotune.engine.tape import FIRST_BATCHES, digest_batches, record_tape
 from autotune.engine.windows import Windows
 from autotune.errors import TargetError
 from autotune.records import TrainConfig
-from autotune.records.trial import Tape
+from autotune.records.trial import DataTrace
 
 ORDER = Order(seed=0, shuffle=True, drop_last=False)
 CONFIG = TrainConfig(micro_batch_size=8)
@@ -32,9 +32,9 @@ def open_windows(dataset: Any, config: TrainConfig = CONFIG, order: Order = ORDE
     return Windows(loader, sampler, config.gradient_accumulation_steps)
 
 
-def tape_of(dataset: Any, config: TrainConfig = CONFIG, order: Order = ORDER) -> Tape:
+def tape_of(dataset: Any, config: TrainConfig = CONFIG, order: Order = ORDER) -> DataTrace:
     windows = open_windows(dataset, config, order)
-    return record_tape(windows, windows.sampler, config.gradient_accumulation_steps)
+    return record_data(windows, windows.sampler, config.gradient_accumulation_steps)
 
 
 class Changed(Dataset[Any]):
@@ -149,7 +149,7 @@ class Repeating:
 def test_samples_that_come_more_than_once_are_counted(batches: Any, repeated: int) -> None:
     sampler: Any = Repeating(batches)
     loader = torch.utils.data.DataLoader(Numbers(4), batch_sampler=sampler)
-    tape = record_tape(Windows(loader, sampler, 1), sampler, 1)
+    tape = record_data(Windows(loader, sampler, 1), sampler, 1)
     assert (tape.samples, tape.repeated) == (4, repeated)
 
 
@@ -217,7 +217,7 @@ def test_an_empty_dataset_has_no_tape(dataset: Any) -> None:
 def test_the_loader_can_be_read_from_the_start_again(dataset: Any, workers: int) -> None:
     config = CONFIG.replace(num_workers=workers)
     windows = open_windows(dataset, config)
-    tape = record_tape(windows, windows.sampler, 1)
+    tape = record_data(windows, windows.sampler, 1)
     assert (windows.sampler.epoch, windows.sampler.start) == (0, 0)
     windows.move_to(epoch=0, batches_done=0)
     again = [digest_batches(windows.next_window().batches)[0] for _ in range(12)]

@@ -18,7 +18,7 @@ _CPU_SIZE, _CUDA_SIZE = 192, 1024
 _CPU_COPY_BYTES, _CUDA_COPY_BYTES = 2**20, 2**24
 
 
-def time_canary(device: torch.device, *, seconds: float = ROUND_SECONDS) -> float:
+def time_reference(device: torch.device, *, seconds: float = ROUND_SECONDS) -> float:
     """Return the mean seconds of one matrix product and one copy, repeated for a while; draws no random number.
 
     Args:

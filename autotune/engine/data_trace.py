@@ -15,7 +15,7 @@ import torch
 
 from autotune.engine.dataloader import EpochBatchSampler
 from autotune.engine.windows import Windows
-from autotune.records.trial import Tape
+from autotune.records.trial import DataTrace
 
 FIRST_BATCHES = 64
 """Effective batches compared at the start of an epoch."""
@@ -25,7 +25,7 @@ _MOST_SECONDS = 6.0
 _LEAST_BATCHES = 4
 
 
-def record_tape(windows: Windows, sampler: EpochBatchSampler | None, accumulation: int) -> Tape:
+def record_data(windows: Windows, sampler: EpochBatchSampler | None, accumulation: int) -> DataTrace:
     """Return what a loader hands over: the first batches, the end of the first epoch, the beginning of the second.
 
     Args:
@@ -40,13 +40,13 @@ def record_tape(windows: Windows, sampler: EpochBatchSampler | None, accumulatio
         if time.monotonic() - began > _MOST_SECONDS and len(noted) >= _LEAST_BATCHES:
             break
     if sampler is None:
-        return Tape(batches=tuple(digest for digest, _ in noted), shapes=tuple(shape for _, shape in noted))
+        return DataTrace(batches=tuple(digest for digest, _ in noted), shapes=tuple(shape for _, shape in noted))
     count = -(-len(sampler) // accumulation)
     windows.move_to(epoch=0, batches_done=max(0, count - _ENDS) * accumulation)
     ends = [digest_batches(batches) for batches in islice(_read_windows(windows, _ENDS + 1), _ENDS + 1)]
     sampler.epoch, sampler.start = 0, 0
     keys = [key for batch in sampler for key in batch]
-    return Tape(
+    return DataTrace(
         batches=tuple(digest for digest, _ in noted),
         shapes=tuple(shape for _, shape in noted),
         ends=tuple(digest for digest, _ in ends),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from autotune.engine.precision import tf32
-from autotune.measure.canary import time_canary
+from autotune.measure.speed_reference import time_reference
 from autotune.records import TrainConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -101,13 +101,13 @@ def state() -> dict[str, object]:
 @pytest.mark.usefixtures("setting")
 def test_the_canary_leaves_everything_as_it_was() -> None:
     before = state()
-    assert time_canary(CPU, seconds=BRIEF) > 0.0
+    assert time_reference(CPU, seconds=BRIEF) > 0.0
     assert state() == before
 
 
 @pytest.mark.usefixtures("setting")
 def test_the_canary_does_the_same_work_in_every_setting(products: list[dict[str, object]]) -> None:
-    time_canary(CPU, seconds=BRIEF)
+    time_reference(CPU, seconds=BRIEF)
     assert len(products) >= 2
     for product in products:
         assert product == {
@@ -126,7 +126,7 @@ def test_the_thread_count_is_restored_when_the_canary_fails(monkeypatch: pytest.
     monkeypatch.setattr(torch, "mm", fail)
     before = state()
     with pytest.raises(RuntimeError, match="no such product"):
-        time_canary(CPU, seconds=BRIEF)
+        time_reference(CPU, seconds=BRIEF)
     assert state() == before
 
 
@@ -135,24 +135,24 @@ def test_the_time_is_the_mean_of_its_rounds(
     monkeypatch: pytest.MonkeyPatch, products: list[dict[str, object]], seconds: float, rounds: int
 ) -> None:
     ticks = itertools.count(start=64.0, step=0.25)
-    monkeypatch.setattr("autotune.measure.canary.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("autotune.measure.speed_reference.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     if rounds == 0:
         seconds, rounds = 2.0**-20, 1  # however short, there is one
-    assert time_canary(CPU, seconds=seconds) == 0.25
+    assert time_reference(CPU, seconds=seconds) == 0.25
     first_call = 1
     assert len(products) == first_call + rounds
 
 
 def test_no_graph_is_recorded() -> None:
     with torch.enable_grad():
-        time_canary(CPU, seconds=BRIEF)
+        time_reference(CPU, seconds=BRIEF)
         assert torch.is_grad_enabled()
 
 
 def test_no_pool_of_threads_is_started() -> None:
     code = (
         "import os, torch\n"
-        "from autotune.measure.canary import time_canary\n"
+        "from autotune.measure.speed_reference import time_canary\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         f"time_canary(torch.device('cpu'), seconds={BRIEF})\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"
@@ -167,7 +167,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("full", "zeros"):
         make = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *args, _make=make, **kw: _make(*args, **{**kw, "device": CPU}))
-    monkeypatch.setattr("autotune.measure.canary._CUDA_SIZE", 64)
+    monkeypatch.setattr("autotune.measure.speed_reference._CUDA_SIZE", 64)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
@@ -177,7 +177,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu_the_work_does_not_depend_on_the_config(products: list[dict[str, object]], allowed: bool) -> None:
     with tf32(TrainConfig(allow_tf32=allowed), CUDA):
         before = torch.get_float32_matmul_precision()
-        time_canary(CUDA, seconds=BRIEF)
+        time_reference(CUDA, seconds=BRIEF)
         assert torch.get_float32_matmul_precision() == before
     assert {product["precision"] for product in products} == {"highest"}
 
@@ -188,10 +188,10 @@ def test_on_a_gpu_the_work_does_not_depend_on_the_config(products: list[dict[str
 def test_on_a_gpu_everything_is_left_as_it_was(precision: str) -> None:
     torch.cuda.init()
     with restored(torch.set_float32_matmul_precision, precision, torch.get_float32_matmul_precision()):
-        time_canary(CUDA, seconds=0.01)  # what the library sets up at its first product stays
+        time_reference(CUDA, seconds=0.01)  # what the library sets up at its first product stays
         before, generator = state(), torch.cuda.get_rng_state()
         allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        assert time_canary(CUDA, seconds=0.01) > 0.0
+        assert time_reference(CUDA, seconds=0.01) > 0.0
         assert state() == before
         assert torch.equal(torch.cuda.get_rng_state(), generator)
         assert torch.cuda.memory_allocated() == allocated
@@ -212,4 +212,4 @@ def test_on_a_gpu_everything_is_left_as_it_was(precision: str) -> None:
 )
 def test_on_a_gpu_it_works_in_every_setting(within: Callable[[], AbstractContextManager[Any]]) -> None:
     with within():
-        assert time_canary(CUDA, seconds=0.01) > 0.0
+        assert time_reference(CUDA, seconds=0.01) > 0.0
