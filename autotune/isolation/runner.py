@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,6 +35,7 @@ from autotune.measure.hopeless import Hopeless, find_overdue
 from autotune.records.codec import make_folder, write_record
 from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.scratch import make_scratch, remove_scratch
 
 KILL_SECONDS = 1.2
 """Longest time the kill ladder takes, from the stack dump to the last reaped process."""
@@ -42,6 +44,10 @@ _POLL_SECONDS = 0.05
 _MEMORY_POLL_SECONDS = 0.5
 _DUMP_SECONDS = 0.15
 _TERM_SECONDS = 0.5
+_LONGEST_SOCKET = 107
+"""Characters of a UNIX socket's path (unix(7): 108 with the closing NUL)."""
+_SOCKET_CHARACTERS = len("/pymp-01234567/listener-01234567")
+"""What multiprocessing adds to the temporary folder."""
 _SERVERS = 3
 """Fork servers that are started one after another before every trial is started cold."""
 
@@ -75,7 +81,9 @@ class TrialRunner:
         self._should_stop = should_stop
         self._on_poll = on_poll
         self._say = say
-        self._environment = dict(environment or {})
+        self._temporary = _make_temporary_folder()
+        own = {} if self._temporary is None else {"TMPDIR": str(self._temporary)}
+        self._environment = {**own, **(environment or {})}
         self._keeper = Keeper()
         self._servers_left = _SERVERS if warm else 0
         self._server = self._open_server()
@@ -91,6 +99,9 @@ class TrialRunner:
         self._keeper.sweep()
         self._keeper.close()
         self._scripts.discard()
+        if self._temporary is not None:
+            with suppress(OSError):  # what cannot be removed is left to the next sweep
+                remove_scratch(self._temporary)
         adopt_orphans(self._adopted_before)
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
@@ -225,6 +236,21 @@ class TrialRunner:
             _end_group(process.pid)
             status = process.wait(KILL_SECONDS - _DUMP_SECONDS - _TERM_SECONDS)
         return -signal.SIGKILL if status is None else status
+
+
+def _make_temporary_folder() -> Path | None:
+    """Return a temporary folder for the trials: a killed compiler or loader worker leaves its files there.
+
+    None where it cannot be made, or where its path would be too long for the sockets in it.
+    """
+    try:
+        folder = make_scratch()
+    except OSError:
+        return None
+    if len(str(folder)) + _SOCKET_CHARACTERS <= _LONGEST_SOCKET:
+        return folder
+    remove_scratch(folder)
+    return None
 
 
 def _end_group(pid: int) -> None:

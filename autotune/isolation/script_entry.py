@@ -17,7 +17,7 @@ from autotune.isolation.prepare import exit_at_once, prepare_process
 from autotune.isolation.progress import open_progress
 from autotune.isolation.sandbox.audit import watch_writes
 from autotune.isolation.sandbox.view import View, enter_view
-from autotune.isolation.script_starter import find_script, forget_hidden, unpack_hidden
+from autotune.isolation.script_starter import enter_temporary_folder, find_script, forget_hidden, unpack_hidden
 from autotune.lifeline import die_with_parent
 from autotune.records.codec import read_record
 from autotune.records.layout import SPEC_FILE, VIEW_FILE
@@ -65,6 +65,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
         started: `time.monotonic()` when the trial was started.
     """
     forget_hidden()
+    enter_temporary_folder()
     hung: list[ScriptTrial] = []
     heard = [""]
     progress = open_progress(folder)  # before any of the script runs

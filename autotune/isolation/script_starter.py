@@ -70,12 +70,13 @@ class ScriptStarter:
         view = prepare_view(work, scratch, kind=kind, kept=(folder, *_list_kept(spec, environment, kind)))
         self._running = view, spec
         (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
+        temporary = {_TEMPORARY if name == "TMPDIR" else name: value for name, value in environment.items()}
         return ColdProcess(
             folder,
             # Without a fixed hash seed, sets of strings have another order in each process.
             {
                 "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-                **environment,
+                **temporary,
                 **pack_hidden(_find_command(spec)),
             },
             log,
@@ -205,6 +206,7 @@ def _try_import(
 
 
 _VARIABLE = "AUTOTUNE_HIDDEN_WORDS"
+_TEMPORARY = "AUTOTUNE_TMPDIR"
 
 
 def pack_hidden(command: Sequence[str]) -> dict[str, str]:
@@ -222,6 +224,14 @@ def unpack_hidden(spec: TrialSpec) -> TrialSpec:
         return spec
     command = tuple(hidden.get(str(index), word) for index, word in enumerate(script.command))
     return spec.replace(target=spec.target.replace(script=script.replace(command=command)))
+
+
+def enter_temporary_folder() -> None:
+    """From here on temporary files go to the trials' own folder; the view was made with the user's."""
+    folder = os.environ.pop(_TEMPORARY, None)
+    if folder is not None:
+        os.environ["TMPDIR"] = folder
+        tempfile.tempdir = None
 
 
 def forget_hidden() -> None:

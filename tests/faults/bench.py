@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,19 +91,16 @@ class Bench:
         return self.find_processes()
 
     def list_scratch(self) -> list[str]:
-        """Return what lies in the temporary folder, but for what torch and multiprocessing keep there themselves.
-
-        That is a cache for later processes, and the folder of a loader worker's socket, left where it is killed.
-        """
-        theirs = ("torchinductor_", "pymp-")
-        return sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith(theirs))
+        """Return what lies in the temporary folder, but for a cache that torch keeps there for later processes."""
+        return sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith("torchinductor_"))
 
 
 def open_bench(folder: Path, **environment: str) -> Bench:
     """Return a bench in an empty folder."""
-    bench = Bench(folder / "work", folder / "tmp", environment=dict(environment))
+    scratch = Path(tempfile.mkdtemp(prefix="bench-"))  # a short path: sockets are made in it
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    bench = Bench(folder / "work", scratch, environment=dict(environment))
     bench.folder.mkdir()
-    bench.scratch.mkdir(mode=0o700)
     shutil.copy(Path(__file__).with_name("tiny.py"), bench.folder)
     return bench
 

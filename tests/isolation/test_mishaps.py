@@ -353,3 +353,25 @@ def test_our_interpreter_by_another_name_is_not_looked_at(tmp_path: Path) -> Non
     checked: set[str] = set()
     check_interpreter(str(other), checked, seconds=0.0)
     assert checked == set()
+
+
+_LITTER = """
+import os, tempfile
+from pathlib import Path
+Path(tempfile.gettempdir(), "cc01.s").touch()
+Path(__file__).with_name("where").write_text(tempfile.gettempdir())
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.fault("20", injected="a trial killed with a compiler's files in TMPDIR", outcome="removed with the search")
+def test_temporary_files_of_a_killed_trial_go_with_its_runner(tmp_path: Path, warm: bool) -> None:
+    (tmp_path / "littering.py").write_text(_LITTER)
+    spec = make_spec(f"{tmp_path / 'littering.py'}:workload")
+    with TrialRunner(tmp_path / "trials", warm=warm) as runner:
+        assert runner(spec).status is TrialStatus.CRASHED
+        ours = Path((tmp_path / "where").read_text())
+        assert (ours / "cc01.s").exists()
+    assert ours.name.startswith("autotune-scratch-")
+    assert not ours.exists()
