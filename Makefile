@@ -2,6 +2,8 @@
 #             where there is no NVIDIA GPU it installs the CPU build of torch
 # make test   what CI runs: ruff, mypy --strict, pytest
 # make check  ruff and mypy alone
+# make test-slow   the long tests: an hour and more on two free cores
+# make check-all   the types of benchmarks and examples
 # make audit  asks whether a vulnerability is known of any version in constraints.txt; needs the network
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +11,7 @@ BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
 
-.PHONY: demo test check slow audit clean
+.PHONY: demo test test-slow check check-all audit clean
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -29,10 +31,12 @@ check: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check-all: check
 	for folder in benchmarks examples/*/; do (cd "$$folder" && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" .) || exit 1; done
 
-slow: .venv/.tested
-	$(BIN)/pytest -q -m slow
+test-slow: .venv/.tested
+	$(BIN)/pytest -q -m slow -n 2 --dist worksteal
 
 audit: .venv-audit/bin/pip-audit
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict

@@ -7,62 +7,16 @@ import importlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from layers import IMPORTS, LAYERS, ROOT, SOURCES, TREES, Import, draw, home_of, is_below, list_imports, read_imports
 
 import autotune
 from autotune.emit.export import EXPORTERS
 from autotune.knobs import KNOBS
 from autotune.records import TrainConfig
 
-ROOT = Path(autotune.__file__).parent
 FIELDS = tuple(TrainConfig.model_fields)
-
-LAYERS = {
-    "autotune.errors": 0,
-    "autotune.lifeline": 0,
-    "autotune.scratch": 0,
-    "autotune.units": 0,
-    "autotune.user_cache": 0,
-    "autotune.version": 0,
-    "autotune.records": 1,
-    "autotune.arithmetics": 2,
-    "autotune.knobs": 2,
-    "autotune.lock": 2,
-    "autotune.presets": 2,
-    "autotune.sentences": 2,
-    "autotune.space": 2,
-    "autotune.targets": 2,
-    "autotune.engine": 3,
-    "autotune.machine": 4,
-    "autotune.measure": 4,
-    "autotune.drift": 5,
-    "autotune.drift.compare": 5,
-    "autotune.isolation": 5,
-    "autotune.drift.record": 6,
-    "autotune.drift.guard": 7,
-    "autotune.runs": 7,
-    "autotune.probe": 8,
-    "autotune.runs.script": 9,
-    "autotune.runs.workload": 9,
-    "autotune.isolation.forkserver": 10,
-    "autotune.isolation.script_entry": 10,
-    "autotune.isolation.entry": 11,
-    "autotune.search": 12,
-    "autotune.drift.gate": 13,
-    "autotune.search.session": 14,
-    "autotune.search.run": 15,
-    "autotune.emit": 16,
-    "autotune.selftest": 16,
-    "autotune.train": 16,
-    "autotune.cli": 17,
-    "autotune.__main__": 18,
-    "autotune": 18,
-}
-"""Row of a module by its longest prefix; a module imports from rows above its own, and from its own package."""
 
 SAME_ROW = {
     ("autotune.units", "autotune.errors"): "a duration that does not parse is the user's error",
@@ -170,60 +124,19 @@ LARGE_PACKAGES = {
 }
 
 
-@dataclass(frozen=True)
-class Import:
-    """One import statement's target.
-
-    Attributes:
-        target: module imported, e.g. `autotune.runs.workload`.
-        for_types: it stands under TYPE_CHECKING.
-        lazy: it stands in a function.
-    """
-
-    target: str
-    for_types: bool
-    lazy: bool
+def test_the_picture_is_up_to_date() -> None:
+    picture = (ROOT.parent / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    assert picture == draw(), "run: python tests/layers.py > docs/architecture.svg"
 
 
-def name_of(path: Path) -> str:
-    parts = ("autotune", *path.relative_to(ROOT).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-SOURCES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
-
-
-def is_below(module: str, prefix: str) -> bool:
-    return module == prefix or module.startswith(prefix + ".")
-
-
-def home_of(module: str) -> str:
-    return max((prefix for prefix in LAYERS if is_below(module, prefix)), key=len)
-
-
-def read_imports(node: ast.AST, *, for_types: bool = False, lazy: bool = False) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from (Import(alias.name, for_types, lazy) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            assert child.level == 0, f"relative import of {child.module}"
-            assert child.module is not None
-            for alias in child.names:
-                submodule = f"{child.module}.{alias.name}"
-                is_module = submodule in SOURCES or child.module == "autotune"
-                yield Import(submodule if is_module else child.module, for_types, lazy)
-        else:
-            is_guard = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from read_imports(child, for_types=for_types or is_guard, lazy=lazy or is_function)
-
-
-IMPORTS = {name: tuple(read_imports(tree)) for name, tree in TREES.items()}
-
-
-def list_imports() -> Iterator[tuple[str, Import]]:
-    yield from ((module, found) for module in SOURCES for found in IMPORTS[module])
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    needed_by = {module: {found.target for found in IMPORTS[module] if not found.for_types} for module in SOURCES}
+    targets = {module: needed & SOURCES.keys() for module, needed in needed_by.items()}
+    while leaves := [module for module, needed in targets.items() if not needed - {"autotune"}]:
+        for module in leaves:
+            del targets[module]
+        targets = {module: needed - {*leaves} for module, needed in targets.items()}
+    assert targets == {}
 
 
 def test_every_module_has_a_row_of_its_own() -> None:

@@ -22,7 +22,7 @@ _HEAD = """\
 
 What can go wrong around a search or a training, how the tests make it happen, and what has to come of it. The page is
 written by `python tests/faults/table.py > docs/faults.md` from the marks of the tests; a test holds it up to date.
-`make test` runs the quick ones, `make slow` the others.
+`make test` runs the quick ones, `make test-slow` the others.
 
 Every fault is injected for real: processes are killed, stopped and starved, disks are full, files are torn.
 """
