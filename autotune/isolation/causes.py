@@ -7,10 +7,10 @@ import signal
 import traceback
 
 from autotune.measure.hopeless import Hopeless
-from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
 from autotune.units import format_bytes
 
-Outcome = tuple[TrialStatus, str, str]
+Outcome = tuple[TrialStatus, Cause, str]
 """Status, short cause, one sentence."""
 
 _DEVICE_OOM = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "HIP out of memory")
@@ -23,7 +23,7 @@ _SHARED_MEMORY = (
     "</torch_",  # PyTorch's own files there, named when one cannot be written or grown
 )
 _NO_KERNEL = ("No available kernel", "No viable backend", "not implemented for", "Unsupported", "does not support")
-_CRASHES = {
+_CRASHES: dict[Cause, tuple[str, ...]] = {
     # "Caught ... in DataLoader worker process" is the dataset's own error
     "dataloader-worker-died": ("DataLoader worker (pid",),
     "dataloader-worker-hung": ("DataLoader timed out after",),
@@ -84,17 +84,18 @@ def describe_hopeless(spec: TrialSpec, hopeless: Hopeless, *, elapsed_seconds: f
     )
 
 
-def explain_exit(exit_status: int | None, *, log_tail: str, oom_kills: int | None = None) -> Outcome:
+def explain_exit(exit_status: int | None, *, log_tail: str | None, oom_kills: int | None = None) -> Outcome:
     """Return how a trial ended that left no result and was not killed by us.
 
     Args:
         exit_status: as `subprocess` gives it: the exit code, or minus the signal's number; None where nobody can tell,
             because the fork server died first.
-        log_tail: the end of what it printed.
+        log_tail: the end of what it printed; None where nobody has read it.
         oom_kills: kills for want of memory that the kernel counted meanwhile; None when that cannot be read.
     """
-    lines = log_tail.strip().splitlines()[-_LAST_LINES:] or ["it printed nothing"]
+    lines = (log_tail or "").strip().splitlines()[-_LAST_LINES:] or ["it printed nothing"]
     last = lines[-1][:200]
+    ending = "" if log_tail is None else f"; last line: {last}"
     if oom_kills and (exit_status is None or exit_status > 0 or exit_status == -signal.SIGKILL):
         return TrialStatus.OUT_OF_MEMORY, "oom-killed", "killed by the kernel for want of memory"
     if exit_status is None:
@@ -107,14 +108,14 @@ def explain_exit(exit_status: int | None, *, log_tail: str, oom_kills: int | Non
         return TrialStatus.OUT_OF_MEMORY, "oom-killed", sentence
     if exit_status == -signal.SIGKILL:
         sentence = "killed by SIGKILL, and not by the kernel for want of memory"
-        return TrialStatus.CRASHED, "crash-signal", f"{sentence}; last line: {last}"
+        return TrialStatus.CRASHED, "crash-signal", sentence + ending
     if exit_status == -signal.SIGBUS:
         return TrialStatus.CRASHED, "shm", "killed by SIGBUS, most likely because /dev/shm is full"
     if exit_status < 0:
-        return TrialStatus.CRASHED, "crash-signal", f"killed by {_signal_name(-exit_status)}; last line: {last}"
+        return TrialStatus.CRASHED, "crash-signal", f"killed by {_signal_name(-exit_status)}{ending}"
     if exit_status == 0:
         return TrialStatus.CRASHED, "no-result", "the process ended without a result"
-    return TrialStatus.CRASHED, "crash-exit", f"exit status {exit_status}; last line: {last}"
+    return TrialStatus.CRASHED, "crash-exit", f"exit status {exit_status}{ending}"
 
 
 def describe_wait(log_tail: str) -> str:

@@ -11,6 +11,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interval, NonNegative
 from autotune.records.profile import ProfileTarget
 from autotune.records.quality import DriftLimits, GradientEquivalence, LossBand, Margin
+from autotune.records.trial import Cause
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -32,8 +33,8 @@ class StepDown(Record):
     """Optimizer steps taken when it went wrong."""
     resumed_step: Count
     """Optimizer steps that were kept: those of the checkpoint it went on from."""
-    cause: str
-    """Short name, as of a trial's cause: `oom-device`, `dataloader-worker-died`, `non-finite`, `drift-gradients`."""
+    cause: Cause
+    """What went wrong, in a word."""
     detail: str
     """What was seen, one sentence."""
     action: StepDownAction

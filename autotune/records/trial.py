@@ -29,6 +29,44 @@ class TrialStatus(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+Cause = Literal[
+    "",  # completed
+    "allocator-thrash",
+    "oom-device",
+    "oom-host",
+    "oom-killed",
+    "dataloader-worker-died",
+    "dataloader-worker-hung",
+    "shm",
+    "compile-error",
+    "compile-timeout",
+    "device-error",
+    "flag-ignored",
+    "inference-tensor",
+    "not-supported",
+    "drift-gradients",
+    "drift-loss",
+    "non-finite",
+    "skipped-steps",
+    "crash-exit",
+    "crash-signal",
+    "limits",
+    "no-result",
+    "protocol-error",
+    "server-died",
+    "user-error",
+    "no-optimizer-step",
+    "target",
+    "usage",
+    "budget",
+    "disturbed",
+    "interrupted",
+    "slow-steps",
+    "timeout",
+]
+"""What went wrong in a trial or in a final training, in a word."""
+
+
 class Target(Record):
     """What is tuned."""
 
@@ -193,8 +231,8 @@ class TrialResult(Record):
     """What was asked."""
     status: TrialStatus
     """How it ended."""
-    cause: str = ""
-    """Short name of what went wrong, e.g. `oom-device`, `crash-signal`; empty when completed."""
+    cause: Cause = ""
+    """What went wrong; empty when completed."""
     error: str = ""
     """One sentence for the user; empty when completed."""
     hint: str = ""

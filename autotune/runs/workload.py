@@ -16,7 +16,7 @@ import torch
 from autotune.engine.determinism import make_reference
 from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import backend_settings
-from autotune.errors import AutotuneError, TargetError, UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.isolation.causes import describe_hopeless, encodable, explain_exception
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.progress import ProgressWriter, open_progress
@@ -24,7 +24,7 @@ from autotune.measure.hopeless import TooSlowError
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
-from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
 from autotune.runs.source import Found
 from autotune.runs.workload_source import WorkloadSource
@@ -78,7 +78,7 @@ def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
         return describe_hopeless(spec, error.hopeless, elapsed_seconds=time.monotonic() - started)
     except AutotuneError as error:
         traceback.print_exc()
-        cause = {UsageError: "usage", TargetError: "target"}.get(type(error), "target")
+        cause: Cause = "usage" if isinstance(error, UsageError) else "target"
         failed = _failed(spec, TrialStatus.CRASHED, cause, encodable(error.message), started=started)
         return failed.replace(hint=encodable(error.hint))
     except BaseException as error:  # also SystemExit, and what derives from BaseException alone
@@ -139,6 +139,6 @@ def _run_with(
     return _SeedRun(source.drive(run), built)
 
 
-def _failed(spec: TrialSpec, status: TrialStatus, cause: str, error: str, *, started: float) -> TrialResult:
+def _failed(spec: TrialSpec, status: TrialStatus, cause: Cause, error: str, *, started: float) -> TrialResult:
     elapsed = time.monotonic() - started
     return TrialResult(spec=spec, status=status, cause=cause, error=error, elapsed_seconds=elapsed)

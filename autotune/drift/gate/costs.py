@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autotune.drift.gate.screen import REORDERING_KNOBS, Gate, asked_tests
 from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
 from autotune.knobs import DATA_KNOBS, DriftTest
-from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.trial import GradientPlan
 from autotune.space import classify_changes, put_back
@@ -106,6 +106,6 @@ class ProofCosts:
             seconds += own
         if gate.trials.draws_random and changed & REORDERING_KNOBS:
             seconds += own + (self.of_trial(baseline, plan) if changed - REORDERING_KNOBS else 0.0)
-        if any(name == "optimizer_implementation" or "." in name for name in changed):
+        if any(name == "optimizer_implementation" or is_user_knob(name) for name in changed):
             seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))
         return seconds

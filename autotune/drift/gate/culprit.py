@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.knobs import DATA_KNOBS
-from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.search.explore.stage import LEAST_GAIN
@@ -69,7 +69,7 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
     failed = find_failed(checks).test
     certain: tuple[str, ...] = ()
     if failed == "tape":
-        certain = tuple(name for name in classes if name in DATA_KNOBS) or tuple(n for n in classes if "." in n)
+        certain = tuple(name for name in classes if name in DATA_KNOBS) or tuple(n for n in classes if is_user_knob(n))
     elif failed == "additivity":
         certain = tuple(name for name in classes if name in BATCH_KNOBS)
     else:
@@ -133,7 +133,7 @@ def _group(names: Sequence[str]) -> list[tuple[str, ...]]:
     batch = tuple(name for name in names if name in BATCH_KNOBS)
     alone = [name for name in names if name not in BATCH_KNOBS]
     order = {name: place for place, name in enumerate(_SUSPECTS, start=1)}
-    alone.sort(key=lambda name: 0 if "." in name else order.get(name, len(order) + 1))
+    alone.sort(key=lambda name: 0 if is_user_knob(name) else order.get(name, len(order) + 1))
     return [*((name,) for name in alone), *([batch] if batch else [])]
 
 

@@ -30,7 +30,7 @@ from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import GateTrials, Run
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
-from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.records.script import Numerics
@@ -141,7 +141,7 @@ class Gate:
         if ours is None or theirs is None:
             return None
         sources = self.facts.data.random_sources
-        rounds = any("." in name and kind == "rounding" for name, kind in self._classify(config).items())
+        rounds = any(is_user_knob(name) and kind == "rounding" for name, kind in self._classify(config).items())
         return [check_tape(ours, theirs, random_sources=sources, whole=self.knows_order, rounds=rounds)]
 
     def _test_additivity(self, config: TrainConfig) -> list[QualityCheck] | None:
@@ -279,7 +279,7 @@ def asked_tests(config: TrainConfig, baseline: TrainConfig) -> frozenset[DriftTe
     changed = changed_fields(config, baseline)
     asked: set[DriftTest] = {test for knob in KNOBS if knob.field in changed for test in knob.tests}
     # A knob of the user's own that is declared to be no more than rounding has to show it like every other.
-    return frozenset(asked | ({"tape", "gradients"} if any("." in name for name in changed) else set()))
+    return frozenset(asked | ({"tape", "gradients"} if any(is_user_knob(name) for name in changed) else set()))
 
 
 def _screen_key(config: TrainConfig, shown: frozenset[DriftTest]) -> str:

@@ -19,6 +19,7 @@ from autotune.engine.loop import Training
 from autotune.errors import TargetError
 from autotune.isolation.causes import explain_exception
 from autotune.records.run import Best
+from autotune.records.trial import Cause
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.checkpoint import Checkpoints
 from autotune.train.loop.meters import Meters
@@ -162,7 +163,7 @@ class Evaluations:
         return {"step": step, **self.metrics}
 
 
-def _find_cause(error: TargetError) -> str:
+def _find_cause(error: TargetError) -> Cause:
     if isinstance(error.__cause__, ConnectionError | EOFError):
         return WORKER_CAUSES[0]  # a worker's end, found at its pipe
     return explain_exception(error.__cause__ or error)[1]

@@ -22,6 +22,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError, MachineError, ProfileError
 from autotune.records.layout import CHECKPOINTS_FOLDER, MANIFEST_FILE, METRICS_FILE
 from autotune.records.run import RunPlan, StepDown, StepDownAction
+from autotune.records.trial import Cause
 from autotune.scratch import scratch_folder
 from autotune.train.folder import RunFolder, read_plan
 from autotune.train.recovery.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE, read_run_note
@@ -143,7 +144,7 @@ class _Restarts:
             self.hint = f"go on with --resume --out {folder}"
         return not why
 
-    def _step_down(self, run: RunFolder, cause: str, detail: str) -> str:
+    def _step_down(self, run: RunFolder, cause: Cause, detail: str) -> str:
         """Write what the next process is to do into the run's record; return why there will be none, or nothing."""
         kept = _newest_checkpoint(run.path)
         fault = Fault(cause, detail, max(kept, _last_step(run.path)))

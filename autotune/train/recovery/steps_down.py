@@ -20,13 +20,14 @@ from autotune.errors import TargetError
 from autotune.knobs import KNOBS
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.run import RunPlan, StepDown, StepDownAction
+from autotune.records.trial import Cause
 
 PATIENCE_STEPS = 1000
 """A fault that comes again after more optimizer steps than these counts as a new one."""
 
-MEMORY_CAUSES = ("oom-device", "oom-host", "oom-killed", "allocator-thrash")
-WORKER_CAUSES = ("dataloader-worker-died", "dataloader-worker-hung", "shm")
-DRIFT_CAUSES = ("drift-gradients", "drift-loss")
+MEMORY_CAUSES: tuple[Cause, ...] = ("oom-device", "oom-host", "oom-killed", "allocator-thrash")
+WORKER_CAUSES: tuple[Cause, ...] = ("dataloader-worker-died", "dataloader-worker-hung", "shm")
+DRIFT_CAUSES: tuple[Cause, ...] = ("drift-gradients", "drift-loss")
 
 _KEPT = ("host_allocator", "device_allocator", "learning_rate_scale")  # of the process, or of the effective batch
 _UNSUITED = ("compile-error", "not-supported")
@@ -38,13 +39,13 @@ class Fault:
     """Something that went wrong in a training.
 
     Attributes:
-        cause: short name, as of a trial's cause.
+        cause: in a word.
         detail: what was seen, one sentence.
         step: optimizer steps taken by then.
         clean_step: of drift, the optimizer steps up to which all was well; None where the last checkpoint is good.
     """
 
-    cause: str
+    cause: Cause
     detail: str
     step: int
     clean_step: int | None = None

@@ -25,6 +25,7 @@ from autotune.errors import UsageError
 from autotune.isolation.causes import explain_exit
 from autotune.isolation.keeper import Keeper
 from autotune.machine.cgroups import read_oom_kills
+from autotune.records.trial import Cause
 from autotune.train.recovery.child import PARENT_VARIABLE
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -80,8 +81,8 @@ class Ended:
         """What a shell would call it: 128 + N after signal N."""
         return self.status if self.status >= 0 else 128 - self.status
 
-    def explain(self, *, has_workers: bool = True) -> tuple[str, str]:
-        """Return the short cause and one sentence, for a process that left no word itself.
+    def explain(self, *, has_workers: bool = True) -> tuple[Cause, str]:
+        """Return the cause and one sentence, for a process that left no word itself.
 
         Args:
             has_workers: loader workers may have handed it batches through /dev/shm.
@@ -92,8 +93,8 @@ class Ended:
             return "crash-exit", f"it ended with exit status {self.status}"
         if self.status == -signal.SIGBUS and not has_workers:
             return "crash-signal", "it was killed by SIGBUS"
-        _, cause, sentence = explain_exit(self.status, log_tail="", oom_kills=self.oom_kills)
-        return cause, f"it was {sentence.partition(';')[0]}"
+        _, cause, sentence = explain_exit(self.status, log_tail=None, oom_kills=self.oom_kills)
+        return cause, f"it was {sentence}"
 
 
 def supervise(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
+from autotune.records.trial import Cause
 from autotune.runs.run_script import run_script
 from autotune.sentences import count
 from autotune.targets.launch.command import Launch
@@ -55,7 +56,7 @@ class ScriptTraining:
         self._aside_since: float | None = None
         self._noted = -math.inf
         self._line_due, self._line_samples, self._line_seconds = _FIRST_LINES_SECONDS, 0, 0.0
-        self._caught: tuple[int, str, str] | None = None
+        self._caught: tuple[int, Cause, str] | None = None
         self._hooks: ScriptHooks | None = None
         self._stack = ExitStack()
 

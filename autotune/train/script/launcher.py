@@ -40,8 +40,8 @@ def main(plan: dict[str, Any], arguments: list[str]) -> None:
 def _note_death(notes: Path, rank: int, status: int) -> None:
     """Write down which signal killed a process, which cannot do so itself."""
     progress = next((one for one in read_progress(notes) if one.rank == rank), ScriptProgress(rank=rank))
-    _, cause, sentence = explain_exit(status, log_tail="")
-    progress.failure = Failure(cause, f"process {rank} was {sentence.partition(';')[0]}", time.time())
+    _, cause, sentence = explain_exit(status, log_tail=None)
+    progress.failure = Failure(cause, f"process {rank} was {sentence}", time.time())
     progress.write(notes)
 
 

@@ -11,7 +11,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from autotune.records.trial import Cause
 
 _PATTERN = "progress-*.json"
 _MAX_BYTES = 64 * 1024
@@ -22,12 +24,12 @@ class Failure:
     """What went wrong in a script.
 
     Attributes:
-        cause: short name, as of a trial's cause.
+        cause: in a word.
         detail: one sentence.
         at: `time.time()` then, to find the first of several processes.
     """
 
-    cause: str
+    cause: Cause
     detail: str
     at: float
 
@@ -110,6 +112,8 @@ def _is_whole(progress: ScriptProgress) -> bool:
     texts = [found.pop("eager_detail"), *(failure[name] for name in ("cause", "detail") if len(failure) > 1)]
     maybe = ("loss", "non_finite_step", "eager_step")
     numbers = [value for name, value in found.items() if value is not None or name not in maybe]
+    if "cause" in failure and failure["cause"] not in get_args(Cause):
+        return False
     return all(isinstance(text, str) for text in texts) and all(
         isinstance(number, int | float) and not isinstance(number, bool) for number in (*numbers, failure["at"])
     )
