@@ -161,14 +161,18 @@ def draw() -> str:
         'aria-label="the layers of autotune">',
         f"<style>{_STYLE}</style>",
     ]
-    for room, needed in find_room_imports().items():
+    edges = find_room_imports()
+    for room, needed in edges.items():
         x, y, _ = boxes[room]
         for other in sorted(needed):
             to_x, to_y, _ = boxes[other]
             bend = (y + to_y) / 2
             ends = f"{x:.0f},{bend:.0f} {to_x:.0f},{bend:.0f} {to_x:.0f},{to_y:.0f}"
             lines.append(f'<path d="M{x:.0f},{y + _BOX_HEIGHT:.0f} C{ends}"/>')
+    used = {room for room, needed in edges.items() if needed} | {one for needed in edges.values() for one in needed}
     for room, (x, y, width) in boxes.items():
+        if room not in used:  # holds nothing but rooms
+            continue
         name = room.removeprefix("autotune.")
         lines.append(f'<rect x="{x - width / 2:.0f}" y="{y:.0f}" width="{width:.0f}" height="{_BOX_HEIGHT}" rx="6"/>')
         lines.append(f'<text x="{x:.0f}" y="{y + 20:.0f}">{name}</text>')

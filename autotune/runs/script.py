@@ -100,7 +100,7 @@ class ScriptTrial:
         baseline = spec.baseline
         step = self._world_size * (baseline.effective_batch_size if baseline is not None else 1)
         self._source = ScriptSource(self.hooks, spec, samples_per_window=step)
-        times = spec.purpose in ("measure", "probe")
+        times = spec.purpose not in ("quality", "fidelity", "tape")
         if self._leads or not times:  # of several processes one is timed; the others would only keep it waiting
             self._run = self._probe_steps(resident_bytes()) if inspects else self._make_run()
 
