@@ -1,0 +1,241 @@
+"""Every run over both ways in: a workload that is driven, and a script whose hooks hand over its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autotune.drift.record.trace_file import WEIGHTS_FILE, GradientTrace, read_trace
+from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
+from autotune.engine.hooks.steps import ScriptStep
+from autotune.engine.loop import backend_settings
+from autotune.measure.throughput import TrainingEndedError
+from autotune.records.config import TrainConfig
+from autotune.records.script import PrintedMetric, Script
+from autotune.records.trial import GradientPlan, Target, TrialLimits, TrialSpec
+from autotune.runs.purpose import make_run
+from autotune.runs.script_source import ScriptSource
+from autotune.runs.source import Found
+from autotune.runs.workload_source import WorkloadSource
+from autotune.targets.workload import check_workload
+
+SAMPLES, BATCH = 40, 8
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(micro_batch_size=BATCH, num_threads=1, optimizer_implementation="for-loop")
+LOADER = f"TensorDataset[{SAMPLES}] by RandomSampler"
+METRIC = PrintedMetric(name="metric", direction="minimize", pattern="error=([0-9.]+)")
+
+
+class Small:
+    """A small regression, as a workload and as the parts of a script."""
+
+    baseline = CONFIG
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        self.dropout = dropout
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.dropout), nn.Linear(8, 1))
+
+    def train_dataset(self) -> TensorDataset:
+        inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(3))
+        return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> float:
+        return 0.5
+
+
+class RunEnded(Exception):
+    """Ends the script, as the trial's process does."""
+
+
+def make_spec(purpose: Any, **more: Any) -> TrialSpec:
+    script = Script(command=("python", "train.py"), metrics=(METRIC,))
+    return TrialSpec(
+        number=0,
+        purpose=purpose,
+        target=Target(spec="small", folder=".", script=script),
+        config=CONFIG,
+        baseline=CONFIG,
+        limits=TrialLimits(time_limit_seconds=60.0, measure_seconds=0.5, **more.pop("limits", {})),
+        training_loaders=(LOADER,),
+        **more,
+    )
+
+
+def run_workload(small: Small, spec: TrialSpec, folder: Path, *, steps: int | None = None) -> Found:
+    assert steps is None, "a workload has no end"
+    loaded = check_workload(small, label="toy.py:workload", fingerprint="0" * 12)
+    with backend_settings(CONFIG, CPU):
+        source = WorkloadSource(loaded, CONFIG, CPU, seed=0)
+        return source.drive(make_run(source, spec, CONFIG, folder, seed=0))
+
+
+class HookedScript:
+    """A script with hooks on it, whose steps go to a run; `RunEnded` ends it, as the end of its process does.
+
+    Attributes:
+        found: by the run, once it has ended.
+    """
+
+    def __init__(self, spec: TrialSpec, folder: Path) -> None:
+        self.found: Found | None = None
+        self.hooks = ScriptHooks(
+            ScriptSettings(TrainConfig()), on_step=self._take, turn=self._turn, now=time.perf_counter
+        )
+        self.source = ScriptSource(self.hooks, spec, samples_per_window=BATCH)
+        self._run = make_run(self.source, spec, CONFIG, folder, seed=0)
+        self._has_begun = False
+
+    def print(self, line: str) -> None:
+        if self.source.metrics.read(line):
+            self._resume(lambda: self._run.throw(TrainingEndedError()))
+
+    def end(self) -> None:
+        while True:
+            self._resume(lambda: self._run.throw(TrainingEndedError()))
+
+    def _turn(self, is_training: bool) -> None:
+        if not self._has_begun and is_training:
+            self._has_begun = True
+            self.source.begin()
+            self._resume(lambda: next(self._run))
+        if self._has_begun:
+            self.source.turn(is_training)
+
+    def _take(self, step: ScriptStep) -> None:
+        taken = self.source.note(step, step.losses[0])
+        self._resume(lambda: self._run.send(taken))
+
+    def _resume(self, advance: Callable[[], object]) -> None:
+        try:
+            advance()
+        except StopIteration as end:
+            self.found = end.value
+            raise RunEnded from None
+
+
+def train(small: Small, script: HookedScript, steps: int | None) -> None:
+    """Train as scripts do, for so many steps or for ever."""
+    torch.manual_seed(0)
+    model = small.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(small.train_dataset(), batch_size=BATCH, shuffle=True)
+    count = 0
+    while True:
+        for batch in loader:
+            if count == steps:
+                return
+            optimizer.zero_grad()
+            small.compute_loss(model, batch).backward()
+            optimizer.step()
+            count += 1
+        script.print("error=0.5")
+
+
+def run_script(small: Small, spec: TrialSpec, folder: Path, *, steps: int | None = None) -> Found:
+    script = HookedScript(spec, folder)
+    with script.hooks.installed():
+        try:
+            train(small, script, steps)
+            script.end()
+        except RunEnded:
+            assert script.found is not None
+            return script.found
+    raise AssertionError("the run went on after the script's end")
+
+
+RUNS = {"workload": run_workload, "script": run_script}
+Runner = Callable[..., Found]
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    threads, generators = torch.get_num_threads(), read_generators()
+    torch.set_num_threads(1)
+    yield RUNS[request.param]
+    torch.set_num_threads(threads)
+    restore_generators(generators)
+
+
+def trace_of(found: Found) -> GradientTrace:
+    assert found.captures is not None
+    trace = read_trace(found.captures)
+    assert trace is not None
+    return trace
+
+
+def test_steps_are_timed_with_their_losses(run: Runner, tmp_path: Path) -> None:
+    found = run(Small(), make_spec("measure"), tmp_path)
+    assert found.measurement is not None
+    assert found.measurement.samples_per_second > 0
+    (curve,) = found.curves
+    blocks = sum(block.optimizer_steps for block in found.measurement.blocks)
+    assert len(curve.losses) >= found.measurement.warmup_steps + blocks
+    assert curve.samples == BATCH * len(curve.losses)
+    assert curve.losses[-1] < curve.losses[0]
+
+
+def test_a_training_learns_so_many_steps_and_is_evaluated(run: Runner, tmp_path: Path) -> None:
+    (curve,) = run(Small(), make_spec("quality", quality_steps=12, evaluate=True), tmp_path).curves
+    assert (len(curve.losses), curve.samples, curve.metrics) == (12, 12 * BATCH, {"metric": 0.5})
+    (short,) = run(Small(), make_spec("quality", quality_steps=12), tmp_path).curves
+    assert short.losses == curve.losses
+    assert short.metrics == {}
+
+
+@pytest.mark.parametrize("later_steps", [0, 3])
+def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: int) -> None:
+    traces = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" and later_steps else None
+        plan = GradientPlan(windows=4, later_steps=later_steps, weights=weights)
+        found = run(Small(), make_spec("fidelity", fidelity=plan), folder)
+        assert not found.draws_random
+        traces.append(trace_of(found))
+    assert [len(point.gradients.keys) for point in traces[0].points] == [4, 4][: 1 + bool(later_steps)]
+    for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
+        assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
+        assert np.array_equal(ours.gradients.keys, theirs.gradients.keys)
+        assert np.array_equal(ours.updates.rows, theirs.updates.rows)
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_draws_unless_it_is_taken_out(run: Runner, tmp_path: Path, dropout: bool) -> None:
+    plan = GradientPlan(windows=3, later_steps=0, dropout=dropout)
+    assert run(Small(dropout=0.5), make_spec("fidelity", fidelity=plan), tmp_path).draws_random is dropout
+
+
+def test_data_are_recorded_batch_by_batch(run: Runner, tmp_path: Path) -> None:
+    one, two = (run(Small(), make_spec("tape", quality_steps=5), tmp_path).tape for _ in range(2))
+    assert one is not None
+    assert one == two
+    assert set(one.shapes[:5]) == {"float32[8, 4] + float32[8, 1]"}
+    assert one.samples == SAMPLES
+
+
+def test_a_script_that_ends_makes_do_with_what_it_took(tmp_path: Path) -> None:
+    (curve,) = run_script(Small(), make_spec("quality", quality_steps=12, evaluate=True), tmp_path, steps=7).curves
+    assert (len(curve.losses), curve.metrics) == (7, {"metric": 0.5})
+    plan = GradientPlan(windows=5, later_steps=4)
+    trace = trace_of(run_script(Small(), make_spec("fidelity", fidelity=plan), tmp_path, steps=3))
+    assert [len(point.gradients.keys) for point in trace.points] == [3]
+    with pytest.raises(TrainingEndedError):
+        run_script(Small(), make_spec("measure"), tmp_path, steps=1)
