@@ -281,6 +281,15 @@ def _move_fields(batch: Any, move: Callable[[Any], Any]) -> Any:
     return moved
 
 
+def read_batch_size(loader: DataLoader[Any]) -> int | None:
+    """Return the samples of a loader's batches; None where only the batches themselves can tell.
+
+    A loader that was given a batch sampler, as accelerate's are, has no batch size itself.
+    """
+    size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def count_samples(batch: Any) -> int:
     """Return the length of the first tensor found in a batch.
 

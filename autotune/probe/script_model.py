@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
 from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.dataloader import read_batch_size
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.memory_format import has_4d_convolution
 from autotune.engine.optimizer import current_implementation, read_optimizer_facts
@@ -49,7 +50,7 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
     }
     if loader is not None:
         seen |= {
-            "micro_batch_size": loader.batch_size or seen["micro_batch_size"],
+            "micro_batch_size": read_batch_size(loader) or seen["micro_batch_size"],
             "num_workers": loader.num_workers,
             "prefetch_factor": loader.prefetch_factor or 2,
             "pin_memory": loader.pin_memory,

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import torch
 
+from autotune.engine.dataloader import read_batch_size
 from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
@@ -308,8 +309,9 @@ class ScriptTrial:
 
     def _find_ignored_flag(self, step: ScriptStep, names: frozenset[str], config: TrainConfig) -> str:
         loader = self.hooks.loaders.training_loader
-        if "micro_batch_size" in names and loader is not None and loader.batch_size != config.micro_batch_size:
-            return f"the command asks for micro batches of {config.micro_batch_size}, and they are {loader.batch_size}"
+        size = None if loader is None else read_batch_size(loader)
+        if "micro_batch_size" in names and size not in (None, config.micro_batch_size):
+            return f"the command asks for micro batches of {config.micro_batch_size}, and they are {size}"
         if "gradient_accumulation_steps" in names and step.micro_batches != config.gradient_accumulation_steps:
             wanted = config.gradient_accumulation_steps
             return f"the command asks for {wanted} micro batches a step, and a step takes {step.micro_batches}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from autotune.engine.data_trace import FIRST_BATCHES, digest_batches
+from autotune.engine.dataloader import read_batch_size
 from autotune.engine.gradients import StepRecorder
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
@@ -208,7 +209,7 @@ class ScriptSource:
         samples = None
         if loader is not None:
             try:
-                samples = len(loader) * (loader.batch_size or 1)
+                samples = len(loader) * (read_batch_size(loader) or 1)
             except Exception:  # a length that cannot be told, for whatever reason of the script's own
                 samples = None
         return DataTrace(

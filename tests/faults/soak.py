@@ -135,7 +135,8 @@ def _look_on(bench: Bench, command: int, soak: Soak) -> None:
                 file.seek(read)
                 lines = [json.loads(line) for line in file if line.endswith("\n")]
                 read = file.tell()
-            (training,) = psutil.Process(command).children()
+            children = psutil.Process(command).children()  # the training, and the keeper of both
+            training = max(children, key=lambda child: child.memory_info().rss)
             memory, handles = training.memory_info().rss, training.num_fds()
         except (OSError, ValueError, psutil.Error):
             continue  # it starts, or ends

@@ -42,12 +42,13 @@ class Candidates:
         """
         bar, baseline_key = self._bar(), self.baseline.model_dump_json()
         faster = [one for one in self.ranking.entries if one.score > bar and one.key != baseline_key]
-        ranked = [one.config for one in faster]
         simplest = self.ranking.simplest_of_best()
-        if simplest is not None and simplest.config in ranked:
-            ranked = [simplest.config, *(config for config in ranked if config != simplest.config)]
-        failed = [config for config, checks in self.findings.checks if not is_passed(checks)]
-        return [config for config in ranked if config not in self.settled and config not in failed]
+        if simplest is not None and simplest in faster:
+            faster = [simplest, *(one for one in faster if one is not simplest)]
+        # Compared by their keys: a search of a thousand trials asks this after each of them.
+        ended = [config for config, checks in self.findings.checks if not is_passed(checks)]
+        keys = {config.model_dump_json() for config in (*self.settled, *ended)}
+        return [one.config for one in faster if one.key not in keys]
 
     def may_win(self, config: TrainConfig) -> bool:
         """Return whether a config was shown to learn as well and is still promising."""

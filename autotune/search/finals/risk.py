@@ -66,6 +66,7 @@ class RiskPurse:
         before = record or FinalsRecord(machine=machine)
         is_same = before.machine == machine
         self._looks = [look if is_same else look.replace(rounds=()) for look in before.looks]
+        self._keys = [look.candidate.model_dump_json() for look in self._looks]
         self._machine, self._save = machine, save
         numbered = {one.spec.number: one for one in results}
         found = [[_find_pair(one, numbered) for one in look.rounds] for look in self._looks]
@@ -79,15 +80,16 @@ class RiskPurse:
     @property
     def candidates(self) -> list[TrainConfig]:
         """Everyone who was looked at, in order."""
-        keys: dict[str, TrainConfig] = {}
-        for look in self._looks:
-            keys.setdefault(look.candidate.model_dump_json(), look.candidate)
-        return list(keys.values())
+        found: dict[str, TrainConfig] = {}
+        for key, look in zip(self._keys, self._looks, strict=True):
+            found.setdefault(key, look.candidate)
+        return list(found.values())
 
     def pairs_of(self, candidate: TrainConfig) -> list[Pair]:
         """Return the pairs of a candidate over all looks, in order."""
-        looks = zip(self._looks, self._pairs, strict=True)
-        return [pair for look, pairs in looks if look.candidate == candidate for pair in pairs]
+        key = candidate.model_dump_json()
+        looks = zip(self._keys, self._pairs, strict=True)
+        return [pair for own, pairs in looks if own == key for pair in pairs]
 
     def last_look(self, candidate: TrainConfig) -> LookTaken | None:
         """Return the latest look at a candidate, the one that proved it where it is proven; None without one."""
@@ -96,15 +98,17 @@ class RiskPurse:
 
     def share_for(self, candidate: TrainConfig) -> float:
         """Return the share of the risk that the next look at a candidate has."""
-        proven = {look.candidate.model_dump_json() for look in self._looks if look.proven}
-        spent = math.fsum(one.share for one in self._looks if one.candidate.model_dump_json() not in proven)
+        looks = list(zip(self._keys, self._looks, self._pairs, strict=True))
+        proven = {key for key, look, _ in looks if look.proven}
+        spent = math.fsum(look.share for key, look, _ in looks if key not in proven)
         share = SHARE_OF_A_LOOK * max(0.0, 1.0 - spent)
-        rivals = [one for one in self.candidates if one.model_dump_json() not in proven and self.pairs_of(one)]
-        return share / len(rivals) if candidate in rivals else share
+        rivals = {key for key, _, pairs in looks if pairs} - proven
+        return share / len(rivals) if candidate.model_dump_json() in rivals else share
 
     def begin(self, candidate: TrainConfig, pilot: Pilot) -> float:
         """Begin a look: set its share aside for good, and return it."""
         share = self.share_for(candidate)
+        self._keys.append(candidate.model_dump_json())
         self._looks.append(LookTaken(candidate=candidate, share=share, pilot_sd=pilot.sd, pilot_degrees=pilot.degrees))
         self._pairs.append([])
         self._write()
@@ -121,6 +125,7 @@ class RiskPurse:
         if self._pairs[-1] or failure:
             self._change(proven=proven, futile=futile, failure=failure)
             return
+        self._keys.pop()
         self._looks.pop()
         self._pairs.pop()
         self._write()

@@ -38,6 +38,7 @@ class BaselineLevel:
     def __init__(self, anchors: Sequence[tuple[int, float]], launches: int) -> None:
         self._anchors, self._launches = list(anchors), launches
         self._places = [place for place, _ in self._anchors]
+        self._known: dict[float, tuple[float, float]] = {}
         self._steps = self._find_steps()
         self._jumps = self._find_jumps()
 
@@ -68,6 +69,12 @@ class BaselineLevel:
         """
         if not self._anchors:
             raise ValueError("the baseline was never launched")
+        known = self._known.get(place)
+        if known is None:
+            known = self._known[place] = self._find_level(place)
+        return known
+
+    def _find_level(self, place: float) -> tuple[float, float]:
         first, last = self._same_machine(place)
         weights = [math.exp(-abs(place - where) / ANCHOR_SPACING) for where, _ in self._anchors[first : last + 1]]
         values = [value for _, value in self._anchors[first : last + 1]]
