@@ -209,7 +209,7 @@ class Machine(simulated.Machine):  # type: ignore[misc]
         if seconds > limit:
             self.now += limit
             status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
-            return TrialResult(spec=spec, status=status, cause="planted", elapsed_seconds=limit)
+            return TrialResult(spec=spec, status=status, cause="user-error", elapsed_seconds=limit)
         self.now += seconds
         usual: dict[str, Any] = {"status": TrialStatus.COMPLETED, "spec": spec, "elapsed_seconds": seconds}
         return TrialResult(**(usual | found))

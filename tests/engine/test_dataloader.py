@@ -14,7 +14,7 @@ import pytest
 import torch
 from engine_workloads import AugmentedImages, Numbers, NumberStream
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
 from autotune.engine.dataloader import (
     EpochBatchSampler,
@@ -25,6 +25,7 @@ from autotune.engine.dataloader import (
     find_random_sources,
     mix_seed,
     move_batch,
+    read_batch_size,
     read_generators,
     restore_generators,
     seed_generators,
@@ -355,3 +356,12 @@ def test_workers_chosen_by_measurement_are_no_reason_to_warn(monkeypatch: pytest
     assert len(list(loader)) == 2
     apply_loader_knobs(own, TrainConfig(micro_batch_size=1, num_workers=3), frozenset({"num_workers"}))
     assert len(list(own)) == 8
+
+
+def test_a_loader_with_a_batch_sampler_has_its_batch_size() -> None:
+    data = TensorDataset(torch.zeros(10, 2))
+    order = SequentialSampler(data)
+    assert read_batch_size(DataLoader(data, batch_size=4)) == 4
+    assert read_batch_size(DataLoader(data, batch_sampler=BatchSampler(order, 3, drop_last=False))) == 3
+    assert read_batch_size(DataLoader(data, batch_sampler=[[0, 1], [2]])) is None  # type: ignore[arg-type]
+    assert read_batch_size(DataLoader(data, batch_size=None)) is None

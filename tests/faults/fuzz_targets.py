@@ -464,7 +464,7 @@ def _runs() -> list[bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         run = plant_run(Path(scratch) / "a")
         plan, summary = (run / "run.json").read_bytes(), make_run_summary(run).to_json().encode()
-    progress = json.dumps({"rank": 0, "steps": 3, "failure": {"cause": "oom", "detail": "it", "at": 1.0}}).encode()
+    progress = json.dumps({"rank": 0, "steps": 3, "failure": {"cause": "oom-host", "detail": "it", "at": 1.0}}).encode()
     return [bytes([index]) + content for index, content in enumerate((plan, summary, lines.encode(), progress))]
 
 

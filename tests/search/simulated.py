@@ -145,12 +145,12 @@ class Machine:
         if took < full:
             cut = spec.limits.ends_with_stage
             status = TrialStatus.INTERRUPTED if cut else TrialStatus.TIMED_OUT
-            return TrialResult(spec=spec, status=status, cause="planted", elapsed_seconds=took)
+            return TrialResult(spec=spec, status=status, cause="user-error", elapsed_seconds=took)
         if self.should_stop():
             return TrialResult(spec=spec, status=TrialStatus.INTERRUPTED, elapsed_seconds=took)
         status = self.fate(config)
         if status is not TrialStatus.COMPLETED:
-            return TrialResult(spec=spec, status=status, cause="planted", error="planted", elapsed_seconds=took)
+            return TrialResult(spec=spec, status=status, cause="user-error", error="planted", elapsed_seconds=took)
         result = TrialResult(spec=spec, status=status, elapsed_seconds=took, measurement=measurement)
         if spec.purpose == "tape":
             return result.replace(tape=DataTrace(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000))

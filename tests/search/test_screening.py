@@ -143,7 +143,7 @@ def make_result(config: TrainConfig = BASE, *, status: TrialStatus = COMPLETED, 
     spec = TrialSpec(
         number=1, purpose="fidelity", target=make_target(), config=config, limits=TrialLimits(time_limit_seconds=60)
     )
-    failed = {} if status is COMPLETED else {"cause": "planted", "error": "it broke"}
+    failed = {} if status is COMPLETED else {"cause": "user-error", "error": "it broke"}
     return TrialResult(spec=spec, status=status, elapsed_seconds=1.0, **(failed | changes))
 
 
@@ -745,7 +745,7 @@ def test_samples_of_a_script_that_are_drawn_are_compared_by_their_shapes() -> No
             {"status": TrialStatus.TIMED_OUT, "error": "", "tape": make_tape()},
             {"tape": make_tape()},
             "inferior",
-            "the candidate's loader fails: planted",
+            "the candidate's loader fails: user-error",
         ),
         (
             {"tape": make_tape()},
@@ -948,7 +948,7 @@ def test_updates_without_any_gradient_show_nothing() -> None:
     [
         (make_result(), "nothing was written down"),
         (make_result(status=CRASHED), "crashed: it broke"),
-        (make_result(status=TrialStatus.TIMED_OUT, error=""), "timed_out: planted"),
+        (make_result(status=TrialStatus.TIMED_OUT, error=""), "timed_out: user-error"),
         (make_result(status=CRASHED, error="x" * 500), "crashed: " + 191 * "x"),
     ],
 )

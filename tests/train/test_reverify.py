@@ -66,7 +66,7 @@ class Machine:
             end = TrialStatus.INTERRUPTED
         if end is not None:
             error = "no memory left\x1b[2J"
-            return TrialResult(spec=spec, status=end, cause="planted", error=error, elapsed_seconds=took)
+            return TrialResult(spec=spec, status=end, cause="user-error", error=error, elapsed_seconds=took)
         rate = 1000.0 * (self.ratio if spec.config == FAST else 1.0) * math.exp(self._random.gauss(0.0, self.noise))
         return TrialResult(
             spec=spec,
