@@ -215,7 +215,7 @@ def test_the_page_stays_small_with_many_long_trials() -> None:
     error = HOSTILE * 200
     config = TUNED.replace(user_knobs={f"knob {i} {HOSTILE[:50]}": HOSTILE[:-9] * 20 for i in range(20)})
     trials = [
-        make_trial(number, config, rate=None, status=TrialStatus.CRASHED, cause=error, error=error)
+        make_trial(number, config, rate=None, status=TrialStatus.CRASHED, cause="user-error", error=error)
         for number in range(200)
     ]
     assert len(render(trials=trials).encode()) < 1_000_000
@@ -263,7 +263,7 @@ def test_hostile_text_is_harmless_everywhere() -> None:
             ruled_out=(RuledOut(knob=HOSTILE, value=HOSTILE, reason=HOSTILE),),
         ),
         trials=[
-            make_trial(1, config, rate=None, status=TrialStatus.CRASHED, cause=HOSTILE, error=HOSTILE),
+            make_trial(1, config, rate=None, status=TrialStatus.CRASHED, cause="user-error", error=HOSTILE),
             make_trial(2, config, rate=1100.0),
         ],
     )
@@ -283,7 +283,7 @@ def test_hostile_text_is_harmless_everywhere() -> None:
 @given(text=st.text(st.characters(), max_size=60))
 def test_any_text_gives_a_well_formed_page(text: str) -> None:
     target = ProfileTarget(label=text, fingerprint="0" * 12)
-    trial = make_trial(1, rate=None, status=TrialStatus.CRASHED, error=text, cause=text)
+    trial = make_trial(1, rate=None, status=TrialStatus.CRASHED, error=text, cause="user-error")
     html = render(profile=make_profile(target=target), trials=[trial])
     Page(html)
     html.encode("utf-8")
@@ -782,3 +782,10 @@ def test_a_trial_is_screened_with_the_limit_of_its_search(limit: float | None, s
     page = Page(render_report(make_profile(evidence=evidence), make_probe(), trials))
     (row,) = (cells for cells in page.cells if cells[:2] == ["1", "measure"])
     assert row[2] == status
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e20, 1e308])
+@pytest.mark.fault("37", injected="rates of 1e-300 and 1e308 in a search's trials", outcome="a page, whatever it says")
+def test_rates_that_nobody_measured_are_written_too(rate: float) -> None:
+    page = Page(render(trials=[*search_trials(), make_trial(99, TUNED, rate=rate)]))
+    assert page.words()

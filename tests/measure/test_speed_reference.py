@@ -152,9 +152,9 @@ def test_no_graph_is_recorded() -> None:
 def test_no_pool_of_threads_is_started() -> None:
     code = (
         "import os, torch\n"
-        "from autotune.measure.speed_reference import time_canary\n"
+        "from autotune.measure.speed_reference import time_reference\n"
         "before = len(os.listdir('/proc/self/task'))\n"
-        f"time_canary(torch.device('cpu'), seconds={BRIEF})\n"
+        f"time_reference(torch.device('cpu'), seconds={BRIEF})\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

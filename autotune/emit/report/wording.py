@@ -11,6 +11,8 @@ from autotune.records import GainRange, Interval, ProbeReport, Profile, TrialRes
 from autotune.sentences import describe_untested
 
 _MAX_LENGTH = 300
+_MOST_WRITTEN_OUT = 1e15
+"""A ratio beyond that is no measurement; the decimal module refuses it from 1e26 on."""
 _STAGES = {
     "probe": "of the probe",
     "machine": "of the probe",
@@ -146,6 +148,8 @@ def shorten(text: str, limit: int = _MAX_LENGTH) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _quantize(value: float, rounding: str) -> Decimal:
+def _quantize(value: float, rounding: str) -> str:
+    if not abs(value) < _MOST_WRITTEN_OUT:
+        return f"{value:.3g}"
     # repr first: 1.13 is stored a little below 1.13, and must not be rounded down to 1.12.
-    return Decimal(repr(value)).quantize(Decimal("0.01"), rounding=rounding)
+    return str(Decimal(repr(value)).quantize(Decimal("0.01"), rounding=rounding))
