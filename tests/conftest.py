@@ -18,7 +18,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("ci")
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autotune-tests-cache-")
