@@ -42,7 +42,7 @@ class Candidates:
         """
         bar, baseline_key = self._bar(), self.baseline.model_dump_json()
         faster = [one for one in self.ranking.entries if one.score > bar and one.key != baseline_key]
-        simplest = self.ranking.simplest_of_best()
+        simplest = self.ranking.simplest_of_best
         if simplest is not None and simplest in faster:
             faster = [simplest, *(one for one in faster if one is not simplest)]
         # Compared by their keys: a search of a thousand trials asks this after each of them.

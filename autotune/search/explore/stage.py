@@ -150,7 +150,7 @@ class Explorer:
         self.study.close(proposal, judged, launcher.ranking().score_of(judged))
         if judged.score.status is TrialStatus.DRIFTED:
             launcher.refuse_own_values(judged.config)
-        best = launcher.ranking().simplest_of_best()
+        best = launcher.ranking().simplest_of_best
         if best is not None and best.config == judged.config and best.score > LEAST_GAIN:
             self.look_at(best.config)
 
@@ -180,7 +180,7 @@ class Explorer:
 
     def _look(self, tried: Tried) -> Situation:
         ranking = self.launcher.ranking()
-        best = ranking.simplest_of_best()
+        best = ranking.simplest_of_best
         incumbent = best.config if best else self.launcher.baseline
         effects = measure_effects(ranking.entries, self.launcher.baseline)
         return dataclasses.replace(self.situation, incumbent=incumbent, tried=tried, effects=effects)

@@ -162,8 +162,9 @@ class Ranking:
         scores = sorted((one.score for one in self.entries), reverse=True)
         return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.noise[0]
 
+    @cached_property
     def simplest_of_best(self) -> Entry | None:
-        """Return the config with the fewest changes among those the noise cannot tell from the fastest."""
+        """The config with the fewest changes among those the noise cannot tell from the fastest."""
         if not self.entries:
             return None
         best = max(self.entries, key=lambda one: one.score)
