@@ -362,6 +362,17 @@ def test_packages_can_be_taken_in_at_a_glance() -> None:
     assert LARGE_PACKAGES.keys() - large.keys() == set()
 
 
+def test_a_module_gives_each_name_one_meaning() -> None:
+    for module, tree in TREES.items():
+        bound = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                bound += [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+        twice = {name for name, count in Counter(bound).items() if count > 1}
+        assert twice == set(), f"{module} binds {twice} twice"
+
+
 def test_only_the_command_line_prints() -> None:
     offenders = [
         f"{module}:{node.lineno}"

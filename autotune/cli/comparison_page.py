@@ -25,7 +25,7 @@ def print_comparison(comparison: RunComparison) -> None:
     _show_rows(page, "speed", list_speeds(comparison))
     note = "" if pair is None else f"loss: mean from {pair.from_samples:,} to {pair.to_samples:,} samples"
     _show_rows(page, "learning", list_losses(comparison), note)
-    _show_rows(page, "trouble", list_troubles(comparison))
+    _show_rows(page, "trouble", list_issues(comparison))
     page.heading("notes")
     for note in comparison.notes:
         page.sentence(note, bullet=True)
@@ -104,7 +104,7 @@ def list_losses(comparison: RunComparison) -> list[Row]:
     return rows
 
 
-def list_troubles(comparison: RunComparison) -> list[Row]:
+def list_issues(comparison: RunComparison) -> list[Row]:
     """Return what went wrong; empty when nothing did and nothing was guarded."""
 
     def downs(side: RunSide) -> str:

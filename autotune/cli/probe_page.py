@@ -24,7 +24,7 @@ def print_report(report: ProbeReport) -> None:
     _show_cautions(page, report.cautions)
     _show_notes(page, (*report.target.warnings, *report.hardware.missing))
     _show_verdict(page, report.verdict)
-    _show_troubles(page, report.troubles)
+    _show_issues(page, report.troubles)
     _show_advice(page, report.advice)
 
 
@@ -34,7 +34,7 @@ def print_machine(report: MachineReport) -> None:
     show_machine(page, report.hardware, report.software)
     show_limits(page, report.ceilings, report.ceilings_age_seconds)
     _show_notes(page, report.hardware.missing)
-    _show_troubles(page, report.troubles)
+    _show_issues(page, report.troubles)
     page.heading("next")
     page.entry("autotune probe -- python train.py", "where the time of your script goes, and what to try")
     page.entry("autotune probe train.py:workload", "the same for a workload, which can be varied further")
@@ -51,7 +51,7 @@ def _show_verdict(page: LinePage, verdict: Verdict) -> None:
         page.sentence(f"at most {format_factor(verdict.speedup_ceiling)} is possible here{reason}")
 
 
-def _show_troubles(page: LinePage, troubles: Sequence[Issue]) -> None:
+def _show_issues(page: LinePage, troubles: Sequence[Issue]) -> None:
     if troubles:
         page.heading("troubles")
     for trouble in troubles:

@@ -16,11 +16,11 @@ from autotune.cli.training_words import (
     describe_position,
     format_done,
     format_figure,
+    list_issues,
     list_machine,
     list_metrics,
     list_speed,
     list_time,
-    list_troubles,
 )
 from autotune.train.report import Report
 
@@ -108,7 +108,7 @@ def list_block_lines(figures: Figures, width: int, *, is_plain: bool = False) ->
         ("machine", list_machine(report)),
         ("time", list_time(report, datetime.now(), since_seconds=figures.since_seconds)),
         ("guard", [report.guard] if report.guard else []),
-        ("trouble", list_troubles(report)),
+        ("trouble", list_issues(report)),
     )
     lines = [Text(), _bar_line(report, room, _PLAIN_BAR if is_plain else _BAR)]
     for name, facts in rows:

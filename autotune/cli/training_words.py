@@ -116,7 +116,7 @@ def format_clock(now: datetime, seconds: float) -> str:
     return f"{then:%H:%M}" if seconds < _TELLING_HOURS else f"{then:%d %b %H:%M}"
 
 
-def list_troubles(report: Report) -> list[str]:
+def list_issues(report: Report) -> list[str]:
     """Return what went wrong so far, the gravest first; empty when nothing did."""
     facts = []
     if report.step_downs:
@@ -141,7 +141,7 @@ def describe_line(report: Report, promised: float | None, now: datetime) -> str:
         *list_machine(report),
         *list_time(report, now),
         *([f"guard: {report.guard}"] if report.guard else []),
-        *list_troubles(report),
+        *list_issues(report),
     ]
     return f"{phase}{describe_position(report)}: {', '.join(facts)}".replace("\n", " ")
 

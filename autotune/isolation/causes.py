@@ -34,6 +34,22 @@ _LOADER_WAITS = ("in _try_get_data", "in _get_data")
 
 _LAST_LINES = 5
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
+_OF_FILES = ("Too many open files", "received 0 items of ancdata")
+_OF_THREADS = (
+    "can't start new thread",
+    "Thread creation failed",
+    "pthread_create failed",
+    "pthread_create() failed",
+)
+_OF_ADDRESSES = (
+    "MemoryError",
+    "Cannot allocate memory",
+    "can't allocate memory",
+    "failed to map segment",
+    "std::bad_alloc",
+)
+_FORKS = ("multiprocessing/popen_fork.py", "multiprocessing/util.py", "subprocess.py")
+"""Where Python starts processes: EAGAIN says there that there may be no more, elsewhere that a pipe is empty."""
 
 
 def explain_exception(error: BaseException) -> Outcome:
@@ -159,24 +175,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-_OF_FILES = ("Too many open files", "received 0 items of ancdata")
-_OF_THREADS = (
-    "can't start new thread",
-    "Thread creation failed",
-    "pthread_create failed",
-    "pthread_create() failed",
-)
-_OF_ADDRESSES = (
-    "MemoryError",
-    "Cannot allocate memory",
-    "can't allocate memory",
-    "failed to map segment",
-    "std::bad_alloc",
-)
-_FORKS = ("multiprocessing/popen_fork.py", "multiprocessing/util.py", "subprocess.py")
-"""Where Python starts processes: EAGAIN says there that there may be no more, elsewhere that a pipe is empty."""
 
 
 def describe_limit(text: str) -> str | None:

@@ -39,6 +39,8 @@ from autotune.scratch import make_scratch, remove_scratch
 
 KILL_SECONDS = 1.2
 """Longest time the kill ladder takes, from the stack dump to the last reaped process."""
+LEAST_SLEEP_SECONDS = 5.0
+"""A shorter gap may be a busy machine's."""
 
 _POLL_SECONDS = 0.05
 _MEMORY_POLL_SECONDS = 0.5
@@ -277,10 +279,6 @@ def _resident_bytes(pid: int, limit: int) -> int:
         return quick if quick <= limit else sum(process.memory_full_info().pss for process in tree)
     except (psutil.Error, OSError):
         return 0
-
-
-LEAST_SLEEP_SECONDS = 5.0
-"""A shorter gap may be a busy machine's."""
 
 
 def read_clock() -> float:

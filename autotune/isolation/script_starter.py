@@ -27,6 +27,8 @@ IMPORT_SECONDS = 120.0
 
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _POLL_SECONDS = 0.05
+_HIDDEN_WORDS = "AUTOTUNE_HIDDEN_WORDS"
+_TEMPORARY = "AUTOTUNE_TMPDIR"
 
 
 class ScriptStarter:
@@ -205,21 +207,17 @@ def _try_import(
                     return "stopped" if should_stop() else "it was not done in time"
 
 
-_VARIABLE = "AUTOTUNE_HIDDEN_WORDS"
-_TEMPORARY = "AUTOTUNE_TMPDIR"
-
-
 def pack_hidden(command: Sequence[str]) -> dict[str, str]:
     """Return what the environment of a trial needs to know the words that its spec has masked."""
     masked = mask_words(command)
     hidden = {index: word for index, word in enumerate(command) if word != masked[index]}
-    return {_VARIABLE: json.dumps(hidden)} if hidden else {}
+    return {_HIDDEN_WORDS: json.dumps(hidden)} if hidden else {}
 
 
 def unpack_hidden(spec: TrialSpec) -> TrialSpec:
     """Return the spec of a trial, read from its file, with the words that this process was given."""
     script = spec.target.script
-    hidden = json.loads(os.environ.get(_VARIABLE, "{}"))
+    hidden = json.loads(os.environ.get(_HIDDEN_WORDS, "{}"))
     if script is None or not hidden:
         return spec
     command = tuple(hidden.get(str(index), word) for index, word in enumerate(script.command))
@@ -236,4 +234,4 @@ def enter_temporary_folder() -> None:
 
 def forget_hidden() -> None:
     """Take the words out of the environment: what the script starts is given them by the script, or not at all."""
-    os.environ.pop(_VARIABLE, None)
+    os.environ.pop(_HIDDEN_WORDS, None)

@@ -16,7 +16,7 @@ from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.machine.limits.cache import find_cached_ceilings, save_ceilings
-from autotune.probe.analysis.issues import find_troubles
+from autotune.probe.analysis.issues import find_issues
 from autotune.probe.analysis.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
 from autotune.probe.analysis.verdict import judge
 from autotune.records.ceilings import Ceilings
@@ -102,7 +102,7 @@ def run_machine_probe(*, should_stop: Callable[[], bool] = lambda: False) -> Mac
         software=software,
         ceilings=ceilings,
         ceilings_age_seconds=age,
-        troubles=find_troubles(hardware, ceilings=ceilings),
+        troubles=find_issues(hardware, ceilings=ceilings),
         elapsed_seconds=time.monotonic() - began,
     )
 
@@ -201,7 +201,7 @@ def judge_facts(
         advice=tuple(item for item in advice if item.knob in space.choices),
         ruled_out=space.ruled_out,
         cautions=tuple(caution for caution in space.cautions if (caution.knob, caution.value) in space.unproven),
-        troubles=find_troubles(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
+        troubles=find_issues(hardware, facts=facts, measurement=measurement, ceilings=facts.ceilings),
     )
 
 

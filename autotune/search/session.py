@@ -15,15 +15,17 @@ from collections.abc import Callable
 
 from autotune.drift.gate.stage import GateStage
 from autotune.drift.gate.training_runs import TrainingRuns
+from autotune.errors import UsageError
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.knobs import Facts
 from autotune.probe.run import drop_idle_knobs, probe_target
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
+from autotune.records.search import PlannedRun
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer.candidates import Candidates
-from autotune.search.answer.notes import describe_config, describe_ending, find_planned_samples
+from autotune.search.answer.notes import describe_config, describe_ending
 from autotune.search.answer.profile import Findings, build_profile
 from autotune.search.explore.stage import Explorer
 from autotune.search.explore.strategy import Situation, Suggest, describe_left_out, suggest
@@ -145,7 +147,7 @@ class Session:
             self._folder.write_probe(report)
         require_metrics(launcher.state.max_drift, report.target.metrics)
         launcher.report = report
-        launcher.planned_samples = find_planned_samples(launcher.state.planned_run, report)
+        launcher.planned_samples = _find_planned_samples(launcher.state.planned_run, report)
         self._space = self._build_space(report)
         self._findings = Findings(report, judged=launcher.judged, planned_samples=launcher.planned_samples)
         self._findings.note_state(launcher.state)
@@ -292,3 +294,23 @@ class Session:
         if known and any(one.config == self._launcher.baseline for one in self._launcher.judged):
             self._findings.finals = recall(self._launcher, self._purse)
             self._findings.plan = plan_finals(self._launcher, known[:1], look=self._purse, seconds=0.0)
+
+
+def _find_planned_samples(planned: PlannedRun | None, report: ProbeReport) -> float | None:
+    """Return how many samples the planned training has; None when its length is not known.
+
+    Raises:
+        UsageError: it is given in epochs of a dataset without a length.
+    """
+    if planned is None:
+        return None
+    if planned.unit == "samples":
+        return planned.amount
+    if planned.unit == "seconds":
+        return planned.amount * report.measurement.samples_per_second
+    count = report.target.data.sample_count
+    if count is None:
+        raise UsageError(
+            "--planned-run is in epochs, and this dataset has no length", hint="give it as a time or in samples"
+        )
+    return planned.amount * count

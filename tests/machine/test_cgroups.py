@@ -254,6 +254,14 @@ def test_a_throttle_reader_follows_its_file(tmp_path: Path) -> None:
     assert read() is None
 
 
+def test_kills_are_those_of_the_nearest_group_that_counts(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/pod/job\n", "proc/self/mountinfo": V2})
+    write(tmp_path, {"sys/fs/cgroup/pod/memory.events": "oom_kill 9\n"})
+    assert read_oom_kills(tmp_path) == 9  # the limit that binds the job is its pod's
+    write(tmp_path, {"sys/fs/cgroup/pod/job/memory.events": "oom_kill 2\n"})
+    assert read_oom_kills(tmp_path) == 2
+
+
 @pytest.mark.parametrize(
     ("files", "file"),
     [

@@ -41,7 +41,7 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "work": charts.draw_work(probe.target),
         "memory": probed.describe_memory(probe.target),
         "modes": probed.list_modes(probe),
-        "troubles": probed.list_troubles(probe.troubles),
+        "troubles": probed.list_issues(probe.troubles),
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "finals_chart": charts.draw_finals(ordered, profile),
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),

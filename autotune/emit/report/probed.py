@@ -23,7 +23,7 @@ class ModeRow:
     is_baseline: bool
 
 
-def list_troubles(troubles: Sequence[Issue]) -> list[tuple[str, str]]:
+def list_issues(troubles: Sequence[Issue]) -> list[tuple[str, str]]:
     """Return what was seen and what to do of everything that slows the training and is no setting."""
     return [(shorten(trouble.sentence), shorten(trouble.remedy)) for trouble in troubles]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.probe.analysis.issues_gpu import find_gpu_troubles
-from autotune.probe.analysis.issues_timing import find_timing_troubles
+from autotune.probe.analysis.issues_gpu import find_gpu_issues
+from autotune.probe.analysis.issues_timing import find_timing_issues
 from autotune.probe.analysis.pipeline import count_shared_memory_bytes, plan_pipeline
 from autotune.records.ceilings import Ceilings
 from autotune.records.facts import Hazard, TargetFacts
@@ -47,7 +47,7 @@ _HAZARDS: dict[Hazard, tuple[str, str]] = {
 }
 
 
-def find_troubles(
+def find_issues(
     hardware: HardwareInfo,
     *,
     facts: TargetFacts | None = None,
@@ -68,13 +68,13 @@ def find_troubles(
         found += _look_at_shared_memory(hardware, facts, measurement)
         found += [Issue(name=name, sentence=_HAZARDS[name][0], remedy=_HAZARDS[name][1]) for name in facts.hazards]
     if facts is None or facts.device == "cuda":
-        found += find_gpu_troubles(hardware, measurement)
+        found += find_gpu_issues(hardware, measurement)
     found += _look_at_cpus(hardware, facts)
     if facts is not None:
         found += _look_at_syncs(facts)
     if measurement is not None:
         found += _look_at_peak(hardware, measurement, on_gpu=facts is not None and facts.device == "cuda")
-        found += find_timing_troubles(measurement)
+        found += find_timing_issues(measurement)
     if limits is not None:
         found += _look_at_rates(limits)
     return tuple(found)

@@ -26,7 +26,7 @@ _SLOWDOWNS = {
 }
 
 
-def find_gpu_troubles(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Issue]:
+def find_gpu_issues(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Issue]:
     """Yield what is wrong with the GPUs.
 
     Args:

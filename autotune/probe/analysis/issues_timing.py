@@ -56,7 +56,7 @@ _DISTURBANCES = {
 }
 
 
-def find_timing_troubles(measurement: Measurement) -> Iterator[Issue]:
+def find_timing_issues(measurement: Measurement) -> Iterator[Issue]:
     """Yield what went on beside the training while it was timed.
 
     Args:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 
-from autotune.errors import UsageError
 from autotune.probe.run import describe_written
 from autotune.records.config import TrainConfig, changed_fields, get_knob
-from autotune.records.probe import ProbeReport
 from autotune.records.quality import is_passed
-from autotune.records.search import PlannedRun
 from autotune.records.trial import TrialStatus
 from autotune.search.answer.profile import Findings
 from autotune.search.explore.stage import LEAST_GAIN
@@ -67,23 +64,3 @@ def _describe_screened_out(launcher: Launcher) -> list[str]:
         f"{describe_config(fastest.config, launcher.baseline)} ran at {math.exp(score):.2f}x and was left out: "
         f"its training loss is worse by {worse} within its first steps"
     ]
-
-
-def find_planned_samples(planned: PlannedRun | None, report: ProbeReport) -> float | None:
-    """Return how many samples the planned training has; None when its length is not known.
-
-    Raises:
-        UsageError: it is given in epochs of a dataset without a length.
-    """
-    if planned is None:
-        return None
-    if planned.unit == "samples":
-        return planned.amount
-    if planned.unit == "seconds":
-        return planned.amount * report.measurement.samples_per_second
-    count = report.target.data.sample_count
-    if count is None:
-        raise UsageError(
-            "--planned-run is in epochs, and this dataset has no length", hint="give it as a time or in samples"
-        )
-    return planned.amount * count

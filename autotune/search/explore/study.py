@@ -28,6 +28,8 @@ from autotune.space import SearchSpace
 _MOST_REPEATS = 12
 _RANDOM_DRAWS = 500
 _STARTUP_TRIALS = 8
+STUDY_NAME = "autotune"
+"""Name of the study in the file."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,6 @@ class _Parameter:
 
     def decode(self, value: Any) -> Any:
         return self.values[value] if self.ordered else value
-
-
-STUDY_NAME = "autotune"
-"""Name of the study in the file."""
 
 
 class StudyFile:

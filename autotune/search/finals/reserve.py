@@ -1,4 +1,4 @@
-"""What a search keeps back of its budget to prove its leader, computed from what a proof needs here.
+"""What a search keeps back of its budget to prove its leader, and the least that it must have been given at all.
 
 nothing leads    the cheapest loss check of this target, and the least rounds that can claim anything
 a leader         its own loss check, and the rounds that its gain asks for at the noise seen;
@@ -31,6 +31,8 @@ _CHECK_SHARE, _GENEROUS, _LITTLE_MORE, _LEAST_CHECK_SECONDS = 0.15, 2.0, 1.4, 3.
 
 _SPARE = 1.3
 """Of the rounds that the gain asks for: the search's reading flatters the best of many."""
+_SPARE_BUDGET = 1.1
+"""Of the least budget: what is told where the one given is too small."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,6 @@ class Reserve:
         return math.fsum((base, other))
 
 
-_SPARE = 1.1
-"""Of the least budget: what is told where the one given is too small."""
-
-
 def require_memory(report: ProbeReport, limits: Limits) -> None:
     """Refuse a limit on the memory that the user's own settings break.
 
@@ -125,7 +123,7 @@ def require_time(launcher: Launcher, reserve: Reserve, probed: TrialResult) -> N
     launch = launcher.predict_seconds(launcher.baseline)
     needed = 2 * launch + reserve.least_seconds()
     if needed > launcher.budget.remaining_seconds:
-        least = _SPARE * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
+        least = _SPARE_BUDGET * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
         asked = format_duration(launcher.budget.seconds)
         raise UsageError(
             f"--budget {asked} is too small for this target: one launch takes {launch:.1f} s",

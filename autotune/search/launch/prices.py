@@ -21,6 +21,14 @@ _CLOSING = 0.3
 """Seconds from the last block of a launch to its result."""
 _RERUN = 1.5
 """Of what a launch took until the end of its time cut it: what it is priced at from then on."""
+_START_SECONDS = 20.0
+_SECONDS_PER_OPERATION = 0.02
+_UNKNOWN_SECONDS = 45.0
+"""What a first compilation is taken to cost where the operations of a step were not counted and none was seen."""
+_FACTORS: dict[CompileMode, float] = {"max-autotune": 2.5, "max-autotune-no-cudagraphs": 2.5}
+"""Autotuning times several kernels for each product."""
+_CACHED = 0.75
+"""Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +95,6 @@ class Prices:
         # However long a step is, a few of them are measured.
         measured = max(self.measure_seconds, LEAST_MEASURED_STEPS * measurement.seconds_per_step)
         return self.startup_seconds + measurement.warmup_seconds + measured + _CLOSING
-
-
-_START_SECONDS = 20.0
-_SECONDS_PER_OPERATION = 0.02
-_UNKNOWN_SECONDS = 45.0
-"""What a first compilation is taken to cost where the operations of a step were not counted and none was seen."""
-
-_FACTORS: dict[CompileMode, float] = {"max-autotune": 2.5, "max-autotune-no-cudagraphs": 2.5}
-"""Autotuning times several kernels for each product."""
-
-_CACHED = 0.75
-"""Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
 
 
 def predict_compilation(config: TrainConfig, facts: TargetFacts, seen: Sequence[TrialResult]) -> float:

@@ -5,25 +5,25 @@ from typing import Any
 import pytest
 from probe_records import BASELINE, GIB, GPU_HOST, MIB, ceilings, gpu, hardware, target, timing, work
 
-from autotune.probe.analysis.issues import find_troubles
+from autotune.probe.analysis.issues import find_issues
 from autotune.records import HardwareInfo, PeakMemory
 from autotune.records.measurement import GpuState, Interference
 
 
 def names(machine: HardwareInfo, **known: Any) -> list[str]:
-    return [trouble.name for trouble in find_troubles(machine, **known)]
+    return [trouble.name for trouble in find_issues(machine, **known)]
 
 
 def only(machine: HardwareInfo, **known: Any) -> str:
-    (trouble,) = find_troubles(machine, **known)
+    (trouble,) = find_issues(machine, **known)
     assert trouble.remedy
     return trouble.sentence
 
 
 def test_a_healthy_machine_and_training_have_none() -> None:
-    assert find_troubles(hardware()) == ()
-    assert find_troubles(GPU_HOST, facts=target(device="cuda"), measurement=timing()) == ()
-    assert find_troubles(hardware(), facts=target(), measurement=timing(), ceilings=ceilings({"fp32": 1e11})) == ()
+    assert find_issues(hardware()) == ()
+    assert find_issues(GPU_HOST, facts=target(device="cuda"), measurement=timing()) == ()
+    assert find_issues(hardware(), facts=target(), measurement=timing(), ceilings=ceilings({"fp32": 1e11})) == ()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_shared_memory(workers: int, batch: int | None, free: int, total: int | 
 def test_shared_memory_for_the_workers_a_search_will_try() -> None:
     facts = target(device="cuda", compute_ms=30.0, data={"seconds_per_sample": 0.0055, "batch_bytes": 10 * MIB})
     machine = GPU_HOST.replace(shared_memory_free_bytes=64 * MIB)
-    (trouble,) = find_troubles(machine, facts=facts, measurement=timing(wait_ms=70.0))
+    (trouble,) = find_issues(machine, facts=facts, measurement=timing(wait_ms=70.0))
     assert trouble.sentence == (
         "3 loader workers would need 78.0 MiB of /dev/shm for their batches, 64.0 MiB are free: "
         "they end with a bus error"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from probe_records import BASELINE, ceilings, gpu, hardware, memory, phases, target, timing, work
 
 from autotune.knobs import KNOBS, Facts
-from autotune.probe.analysis.issues import find_troubles
+from autotune.probe.analysis.issues import find_issues
 from autotune.probe.analysis.pipeline import compute_knobs_gain_nothing, plan_pipeline
 from autotune.probe.analysis.verdict import judge
 from autotune.records import HardwareInfo, Measurement, TargetFacts, TrainConfig, get_knob
@@ -175,7 +175,7 @@ def test_whatever_was_measured_the_verdict_holds_together(
 def test_whatever_was_measured_troubles_and_plans_are_sentences(
     facts: TargetFacts | None, measurement: Measurement, machine: HardwareInfo
 ) -> None:
-    for trouble in find_troubles(machine, facts=facts, measurement=measurement if facts else None):
+    for trouble in find_issues(machine, facts=facts, measurement=measurement if facts else None):
         check_words(trouble.name, trouble.sentence, trouble.remedy)
     if facts is None:
         return
