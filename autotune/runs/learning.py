@@ -22,10 +22,10 @@ def learn(source: StepSource, steps: int, *, seed: int, evaluate: bool) -> Run[L
         TrainingEndedError: it took no step.
     """
     losses: list[Tensor] = []
-    samples = skipped = 0
-    counts_skipped = source.pin_loss_scale()
+    samples = 0
+    skipped = 0 if source.pin_loss_scale() else None  # None: not counted, which is not none
     for number in range(steps):
-        scale = source.read_loss_scale() or 0.0
+        scale = None if skipped is None else source.read_loss_scale()
         try:
             step = yield
         except TrainingEndedError:
@@ -35,8 +35,8 @@ def learn(source: StepSource, steps: int, *, seed: int, evaluate: bool) -> Run[L
         losses.append(step.loss)
         samples += max(1, step.samples)
         # A scale that starts too high falls in the first steps of any training; one that still does leaves steps out.
-        fell = counts_skipped and (source.read_loss_scale() or 0.0) < scale
-        skipped += int(fell and number >= steps // 2)
+        if skipped is not None and scale is not None and number >= steps // 2:
+            skipped += int((source.read_loss_scale() or 0.0) < scale)
     metrics = (yield from source.find_metrics()) if evaluate else {}
     return LossCurve(
         seed=seed,

@@ -148,7 +148,7 @@ class ScriptSource:
         return self._hooks.optimizers.read_scale()
 
     def pin_loss_scale(self) -> bool:
-        return False  # it is the script's
+        return False  # the scaler is the script's, and grows as the script has it
 
     def find_metrics(self) -> Run[dict[str, float]]:
         self.metrics.await_all()

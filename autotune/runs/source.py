@@ -109,7 +109,7 @@ class StepSource(Protocol):
         ...
 
     def pin_loss_scale(self) -> bool:
-        """Keep the loss scale from growing by itself; True where its falls can be told from then on."""
+        """Keep the loss scale from growing by itself; False where the steps that it leaves out cannot be counted."""
         ...
 
     def find_metrics(self) -> Run[dict[str, float]]:

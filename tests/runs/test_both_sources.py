@@ -164,6 +164,13 @@ RUNS = {"workload": run_workload, "script": run_script}
 Runner = Callable[..., Found]
 
 
+def test_only_a_workloads_skipped_steps_are_counted(tmp_path: Path) -> None:
+    """What was not counted is not none: the loss check of half precision would take it for a proof."""
+    spec = make_spec("quality", quality_steps=4)
+    assert run_workload(Small(), spec, tmp_path).curves[0].skipped == 0
+    assert run_script(Small(), spec, tmp_path).curves[0].skipped is None
+
+
 @pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
     threads, generators = torch.get_num_threads(), read_generators()

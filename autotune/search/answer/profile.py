@@ -293,7 +293,7 @@ def _confirmation(
 
 
 def add_flops(evidence: Evidence, facts: TargetFacts, config: TrainConfig) -> Evidence:
-    """Return the evidence with both, as far as the probe found them.
+    """Return the evidence with what a training's model FLOPs utilization is reckoned with, as far as it was found.
 
     Args:
         evidence: of a profile.
