@@ -21,7 +21,7 @@ from autotune.records.config import (
     changed_fields,
     get_knob,
     is_user_knob,
-    with_knob,
+    with_knobs,
 )
 from autotune.records.probe import Caution, RuledOut
 from autotune.records.script import Numerics
@@ -81,14 +81,12 @@ class SearchSpace:
 
     def complete(self, values: dict[str, KnobValue | None]) -> TrainConfig:
         """Return the config with some knobs set, accumulation following the micro batch, in canonical spelling."""
-        config = self.baseline
-        for name, value in values.items():
-            config = with_knob(config, name, value)
+        config = with_knobs(self.baseline, values)
         if config.micro_batch_size != self.baseline.micro_batch_size:
             steps = max(1, self.baseline.effective_batch_size // config.micro_batch_size)
-            config = config.replace(gradient_accumulation_steps=steps)
-            scale = scale_learning_rate(self._growth(config), self.learning_rate_rule)
-            config = config.replace(learning_rate_scale=self.baseline.learning_rate_scale * scale)
+            growth = steps * config.micro_batch_size / self.baseline.effective_batch_size
+            scale = self.baseline.learning_rate_scale * scale_learning_rate(growth, self.learning_rate_rule)
+            config = config.replace(gradient_accumulation_steps=steps, learning_rate_scale=scale)
         return canonical(config, self.baseline)
 
     def keep(self, config: TrainConfig) -> TrainConfig:
@@ -236,9 +234,7 @@ def put_back(config: TrainConfig, baseline: TrainConfig, names: Iterable[str]) -
     wanted = set(names)
     if wanted & BATCH_KNOBS:
         wanted |= BATCH_KNOBS
-    for name in wanted:
-        config = with_knob(config, name, get_knob(baseline, name))
-    return canonical(config, baseline)
+    return canonical(with_knobs(config, {name: get_knob(baseline, name) for name in wanted}), baseline)
 
 
 def inexact_changes(

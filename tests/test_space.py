@@ -25,7 +25,7 @@ from autotune.records import (
     TrainConfig,
     changed_fields,
     get_knob,
-    with_knob,
+    with_knobs,
 )
 from autotune.records.codec import read_record
 from autotune.records.search import Preset
@@ -170,7 +170,7 @@ def test_reasons_are_sentences_about_values_that_are_not_tried(name: str) -> Non
         assert not item.reason.endswith(".")
         assert item.value not in space.choices.get(item.knob, ())
         assert item.value != get_knob(space.baseline, item.knob)
-        assert with_knob(space.baseline, item.knob, item.value)  # a value the knob knows
+        assert with_knobs(space.baseline, {item.knob: item.value})  # a value the knob knows
     assert len({(item.knob, item.value) for item in space.ruled_out}) == len(space.ruled_out)
 
 

@@ -2,7 +2,7 @@
 
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.codec import SCHEMA_VERSION, Record, parse_record, read_record, write_record
-from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
+from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knobs
 from autotune.records.facts import (
     DataFacts,
     MemoryFacts,
@@ -68,6 +68,6 @@ __all__ = [
     "get_knob",
     "parse_record",
     "read_record",
-    "with_knob",
+    "with_knobs",
     "write_record",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -25,6 +27,9 @@ LearningRateRule = Literal["none", "sqrt", "linear"]
 """What a larger effective batch does to the learning rate."""
 
 PositiveCount = Annotated[int, Field(ge=1, le=2**24)]
+
+_MOST_COMPARED = 2**13
+"""Pairs of configs whose differences are kept: a search asks for the same ones after each of its launches."""
 
 
 class TrainConfig(Record):
@@ -71,12 +76,22 @@ class TrainConfig(Record):
     user_knobs: dict[str, KnobValue] = Field(default_factory=dict)
     """Values of the workload's own knobs, by name."""
 
+    def __hash__(self) -> int:
+        """Return a hash by the settings as text."""
+        return hash(self.key)
+
+    @cached_property
+    def key(self) -> str:
+        """The settings as text, to look them up by."""
+        return self.model_dump_json()
+
     @property
     def effective_batch_size(self) -> int:
         """Samples per optimizer step on one device: micro batch size x accumulation steps."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
 
+@lru_cache(maxsize=_MOST_COMPARED)
 def changed_fields(config: TrainConfig, reference: TrainConfig) -> tuple[str, ...]:
     """Return the names of the knobs in which two configs differ, the workload's own as `user_knobs.NAME`."""
     plain = [
@@ -104,9 +119,9 @@ def get_knob(config: TrainConfig, name: str) -> KnobValue | None:
     return value
 
 
-def with_knob(config: TrainConfig, name: str, value: KnobValue | None) -> TrainConfig:
-    """Return a copy with one knob changed, `user_knobs.NAME` for the workload's own (None removes that one)."""
-    if is_user_knob(name):
-        own = {**config.user_knobs, name.removeprefix("user_knobs."): value}
-        return config.replace(user_knobs={key: kept for key, kept in own.items() if kept is not None})
-    return config.replace(**{name: value})
+def with_knobs(config: TrainConfig, values: Mapping[str, KnobValue | None]) -> TrainConfig:
+    """Return a copy with some knobs changed, `user_knobs.NAME` for the workload's own (None removes that one)."""
+    plain = {name: value for name, value in values.items() if not is_user_knob(name)}
+    own = {name.removeprefix("user_knobs."): value for name, value in values.items() if is_user_knob(name)}
+    kept = {name: value for name, value in {**config.user_knobs, **own}.items() if value is not None}
+    return config.replace(**plain, user_knobs=kept)

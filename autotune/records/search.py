@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
-from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knob
+from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knobs
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target, TrialResult
@@ -39,9 +39,7 @@ class Preset(Record):
 
     def apply_to(self, config: TrainConfig) -> TrainConfig:
         """Return a config with these values."""
-        for name, value in self.settings.items():
-            config = with_knob(config, name, value)
-        return config
+        return with_knobs(config, self.settings)
 
     @field_validator("settings")
     @classmethod

@@ -98,6 +98,7 @@ class Session:
             self._prove(explorer)
             if (self._launcher.number, len(self._attempted)) == before:
                 break
+        explorer.study.save()
         if not self._launcher.should_stop():  # one that is resumed goes on with them
             self._drift.close()
         if self._launcher.should_stop():
@@ -221,15 +222,13 @@ class Session:
         """Return the leaders, but for those that there was no time to check, the one to prove first."""
         findings = self._findings
         open_ones = (
-            one
-            for one in self._candidates.ranked()
-            if one.model_dump_json() not in self._attempted or findings.checks_of(one)
+            one for one in self._candidates.ranked() if one.key not in self._attempted or findings.checks_of(one)
         )
         # The one to prove is the most promising of those that there is still time for.
         return sorted(itertools.islice(open_ones, _MOST_LEADERS), key=lambda one: not self._reserve.is_provable(one))
 
     def _is_proof_due(self) -> bool:
-        leaders = [one for one in self._leaders()[:1] if one.model_dump_json() not in self._attempted]
+        leaders = [one for one in self._leaders()[:1] if one.key not in self._attempted]
         return any(self._reserve.is_provable(one) for one in leaders)
 
     def _count_pairs(self, config: TrainConfig) -> int:
@@ -258,7 +257,7 @@ class Session:
             candidates = self._leaders()
         if not candidates or launcher.should_stop():
             return []
-        self._attempted.add(candidates[0].model_dump_json())
+        self._attempted.add(candidates[0].key)
         if not findings.checks_of(candidates[0]) and self._reserve.check_seconds(candidates[0]) > 0:
             fresh = [config for config in candidates if not findings.checks_of(config)]
             launcher.enter("drift", f"{count(len(fresh), 'candidate')} faster than your settings so far")

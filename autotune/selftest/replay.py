@@ -194,6 +194,9 @@ class _Simulation:
     def abandon(self, proposal: Proposal) -> None:
         pass
 
+    def save(self) -> None:
+        pass
+
     def run(self, spec: TrialSpec) -> TrialResult:
         """Run a trial: real stop rules over simulated blocks."""
         began = self.now

@@ -32,7 +32,7 @@ from autotune.records import (
     changed_fields,
     get_knob,
     parse_record,
-    with_knob,
+    with_knobs,
 )
 from autotune.records.profile import MAX_PROFILE_BYTES
 from autotune.records.quality import Margin, QualityCheck
@@ -197,7 +197,7 @@ def test_changed_fields_are_exactly_those_that_differ(config: TrainConfig, refer
     rebuilt = reference
     for name in changed:
         assert get_knob(config, name) != get_knob(reference, name)
-        rebuilt = with_knob(rebuilt, name, get_knob(config, name))
+        rebuilt = with_knobs(rebuilt, {name: get_knob(config, name)})
     assert rebuilt == config
     assert changed_fields(config, config) == ()
 
@@ -205,19 +205,19 @@ def test_changed_fields_are_exactly_those_that_differ(config: TrainConfig, refer
 @given(configs, configs, knob_names)
 def test_one_knob_is_set_and_every_other_kept(config: TrainConfig, other: TrainConfig, name: str) -> None:
     value = get_knob(other, name)
-    changed = with_knob(config, name, value)
+    changed = with_knobs(config, {name: value})
     assert get_knob(changed, name) == value
     assert set(changed_fields(changed, config)) <= {name}
-    assert with_knob(config, name, get_knob(config, name)) == config
+    assert with_knobs(config, {name: get_knob(config, name)}) == config
 
 
 @given(configs, st.text(min_size=1, max_size=8), st.none() | st.integers() | st.text(max_size=5) | st.booleans())
 def test_a_knob_of_the_workload_is_set_and_removed(config: TrainConfig, own: str, value: Any) -> None:
     name = f"user_knobs.{own}"
-    changed = with_knob(config, name, value)
+    changed = with_knobs(config, {name: value})
     assert get_knob(changed, name) == value
     assert (own in changed.user_knobs) is (value is not None)
-    assert own not in with_knob(changed, name, None).user_knobs
+    assert own not in with_knobs(changed, {name: None}).user_knobs
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_knob_of_the_workload_is_set_and_removed(config: TrainConfig, own: str
 )
 def test_a_bad_knob_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=name):
-        with_knob(TrainConfig(), name, value)
+        with_knobs(TrainConfig(), {name: value})
 
 
 @given(configs)

@@ -351,6 +351,9 @@ class Placebos:
     def abandon(self, proposal: Proposal) -> None:
         pass
 
+    def save(self) -> None:
+        pass
+
 
 class RandomStudy:
     """Proposes at random, without Optuna and its database: for whole searches that are not about these."""
@@ -375,6 +378,9 @@ class RandomStudy:
         pass
 
     def abandon(self, proposal: Proposal) -> None:
+        pass
+
+    def save(self) -> None:
         pass
 
 

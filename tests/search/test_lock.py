@@ -115,6 +115,7 @@ def test_a_holder_that_is_no_more_keeps_nobody_out(tmp_path: Path, change: str) 
 
 
 def _wait(connection: Any) -> None:
+    connection.send("up")
     connection.recv()
 
 
@@ -124,6 +125,7 @@ def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:
     with hold_lock(tmp_path / "lock", "busy"):
         child = context.Process(target=_wait, args=(theirs,))
         child.start()
+        assert ours.recv() == "up"
     with hold_lock(tmp_path / "lock", "busy"):
         pass
     ours.send("done")

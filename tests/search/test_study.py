@@ -12,6 +12,7 @@ import pytest
 from optuna.trial import TrialState
 from simulated import BASELINE, Machine
 
+import autotune.search.explore.study
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware
 from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
@@ -254,3 +255,21 @@ def test_a_study_file_has_what_the_study_has(space, tmp_path):
     assert kept == [
         (one.number, one.params, one.value, one.constraints, one.datetime_start) for one in study.get_trials()
     ]
+
+
+def test_a_long_study_is_not_written_for_each_trial(space, tmp_path, monkeypatch):
+    path, writes = tmp_path / "study.db", []
+    plain = autotune.search.explore.study.write_bytes
+
+    def count(*given, **options):
+        writes.append(given)
+        plain(*given, **options)
+
+    monkeypatch.setattr("autotune.search.explore.study.write_bytes", count)
+    study, judged = Study(path, space, seed=0), judge(BASELINE)
+    for done in range(1, 121):
+        study.close(study.open(BASELINE), judged, 0.0)
+        assert done % 25 or done - len(load(path)) <= 0.02 * done
+    assert len(writes) < 100
+    study.save()
+    assert len(load(path)) == 120

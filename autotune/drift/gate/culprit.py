@@ -108,7 +108,7 @@ def promises(entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfi
         rest: of it, without the guilty change.
     """
     scores = {entry.key: entry.score for entry in entries}
-    left = scores.get(rest.model_dump_json())
+    left = scores.get(rest.key)
     if left is not None:
         return left > LEAST_GAIN
     whole, kept = (list_changes(one, baseline, changed_fields(one, baseline)) for one in (config, rest))
@@ -120,7 +120,7 @@ def promises(entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfi
         and not kept <= made
     ]
     # Where the guilty change was as fast without the others, they add nothing.
-    return scores.get(config.model_dump_json(), math.inf) - max(without, default=0.0) > LEAST_GAIN
+    return scores.get(config.key, math.inf) - max(without, default=0.0) > LEAST_GAIN
 
 
 def _rest(config: TrainConfig, baseline: TrainConfig, names: Sequence[str]) -> TrainConfig | None:

@@ -73,9 +73,9 @@ class EqualLosses:
         """
         if self._launches != len(judged):
             self._launches, self._found = len(judged), {}
-        key = config.model_dump_json()
+        key = config.key
         if key not in self._found:
-            keys = (key, self._baseline.model_dump_json())
+            keys = (key, self._baseline.key)
             launches = [one.result for one in judged if one.key in keys]
             self._found[key] = find_equal_losses(config, self._baseline, launches, margin=self._margin)
         return self._found[key]

@@ -283,4 +283,4 @@ def asked_tests(config: TrainConfig, baseline: TrainConfig) -> frozenset[DriftTe
 
 
 def _screen_key(config: TrainConfig, shown: frozenset[DriftTest]) -> str:
-    return f"{config.model_dump_json()} {sorted(shown)}"
+    return f"{config.key} {sorted(shown)}"

@@ -74,4 +74,4 @@ class GateTrials:
 
 
 def _key(config: TrainConfig, purpose: str, plan: GradientPlan | None) -> str:
-    return f"{purpose} {config.model_dump_json()} {plan.model_dump_json() if plan else ''}"
+    return f"{purpose} {config.key} {plan.model_dump_json() if plan else ''}"

@@ -156,7 +156,7 @@ class GateStage:
             self._findings.checks.append((config, checks))
             if is_passed(checks):
                 # Where it needs more samples for the same loss, only the net speed-up may be claimed.
-                launcher.samples_ratios[config.model_dump_json()] = samples_ratio(checks)
+                launcher.samples_ratios[config.key] = samples_ratio(checks)
                 passed.append(config)
                 continue
             rest = self._refuse(config, checks)

@@ -40,14 +40,14 @@ class Candidates:
 
         First the simplest of those the noise cannot tell from the fastest, then the fastest.
         """
-        bar, baseline_key = self._bar(), self.baseline.model_dump_json()
+        bar, baseline_key = self._bar(), self.baseline.key
         faster = [one for one in self.ranking.entries if one.score > bar and one.key != baseline_key]
         simplest = self.ranking.simplest_of_best
         if simplest is not None and simplest in faster:
             faster = [simplest, *(one for one in faster if one is not simplest)]
         # Compared by their keys: a search of a thousand trials asks this after each of them.
         ended = [config for config, checks in self.findings.checks if not is_passed(checks)]
-        keys = {config.model_dump_json() for config in (*self.settled, *ended)}
+        keys = {config.key for config in (*self.settled, *ended)}
         return [one.config for one in faster if one.key not in keys]
 
     def may_win(self, config: TrainConfig) -> bool:

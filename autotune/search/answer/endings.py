@@ -121,7 +121,7 @@ def find_checked(
     scores = {one.key: score for one in judged if (score := ranking.score_of(one)) is not None}
 
     def rank(checked: tuple[TrainConfig, tuple[QualityCheck, ...]]) -> tuple[bool, float]:
-        return is_passed(checked[1]), scores.get(checked[0].model_dump_json(), -math.inf)
+        return is_passed(checked[1]), scores.get(checked[0].key, -math.inf)
 
     return max(checks, key=rank)[0] if checks else None
 

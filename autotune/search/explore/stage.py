@@ -55,6 +55,10 @@ class Proposals(Protocol):
         """Take back a proposal that was not finished."""
         ...
 
+    def save(self) -> None:
+        """Keep everything that was told."""
+        ...
+
 
 class Tried(Sequence[TrainConfig]):
     """The configs that need not be proposed: they ran, are refused, suspected or hopeless, or do not fit the time.
@@ -76,7 +80,7 @@ class Tried(Sequence[TrainConfig]):
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, TrainConfig):
             return False
-        if config.model_dump_json() in self._configs:
+        if config.key in self._configs:
             return True
         launcher = self._launcher
         if launcher.is_refused(config) or self._suspects.is_blocked(config) or launcher.is_hopeless(config):

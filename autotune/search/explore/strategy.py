@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.presets import load_presets
-from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_user_knob, with_knob
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_user_knob, with_knobs
 from autotune.records.probe import ProbeReport
 from autotune.records.search import Preset
 from autotune.space import SearchSpace, needs_compilation, numerics_of
@@ -242,9 +242,7 @@ def _presets(now: Situation, base: TrainConfig) -> Iterator[TrainConfig]:
 
 
 def _keep(now: Situation, config: TrainConfig, values: Mapping[str, KnobValue]) -> TrainConfig:
-    for name, value in values.items():
-        config = with_knob(config, name, value)
-    return now.space.keep(config)
+    return now.space.keep(with_knobs(config, values))
 
 
 def _holds(now: Situation, name: str, value: KnobValue) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,9 @@ from autotune.records.codec import write_bytes
 from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.search.scores.objective import KEYS, Judged
 from autotune.space import SearchSpace
+
+_MOST_BEHIND = 0.02
+"""Of the trials: so many may be missing in the copy while the search runs; to write it for each costs the square."""
 
 _MOST_REPEATS = 12
 _RANDOM_DRAWS = 500
@@ -87,7 +90,7 @@ class Study:
             return None
         for repeat in range(_MOST_REPEATS):
             seed = (self._seed * 7919 + len(tried) * 31 + repeat) % 2**32
-            self._study.sampler = TPESampler(n_startup_trials=_STARTUP_TRIALS, multivariate=True, seed=seed)
+            self._study.sampler = _StaticSpaceSampler(self._distributions(), seed)
             trial = self._study.ask(self._distributions())
             config = self._space.complete({name: p.decode(trial.params[p.key]) for name, p in self._parameters.items()})
             if config not in tried:
@@ -116,6 +119,10 @@ class Study:
         self._study.tell(proposal.trial, state=TrialState.FAIL)
         self._copy()
 
+    def save(self) -> None:
+        """Bring the copy up to date."""
+        self._file.update(self._study.get_trials(deepcopy=False))
+
     def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement
         assert trial is not None
@@ -130,7 +137,7 @@ class Study:
             self._study.tell(trial, value)
 
     def _copy(self) -> None:
-        self._file.update(self._study.get_trials(deepcopy=False))
+        self._file.update(self._study.get_trials(deepcopy=False), most_behind=_MOST_BEHIND)
 
     def _draw_untried(self, tried: Sequence[TrainConfig]) -> TrainConfig | None:
         rng = random.Random(self._seed * 7919 + len(tried))
@@ -142,6 +149,18 @@ class Study:
 
     def _distributions(self) -> dict[str, BaseDistribution]:
         return {parameter.key: parameter.distribution for parameter in self._parameters.values()}
+
+
+class _StaticSpaceSampler(TPESampler):
+    """Multivariate TPE over a space that every trial has, and that need not be found in all of them each time."""
+
+    def __init__(self, space: Mapping[str, BaseDistribution], seed: int) -> None:
+        super().__init__(n_startup_trials=_STARTUP_TRIALS, multivariate=True, seed=seed)
+        self._space = {name: one for name, one in sorted(space.items()) if not one.single()}
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the space."""
+        return self._space
 
 
 class _Parameter:
@@ -176,13 +195,14 @@ class StudyFile:
         self._copied = 0
         self._is_given_up = False
 
-    def update(self, trials: Sequence[FrozenTrial]) -> None:
-        """Bring the file up to date.
+    def update(self, trials: Sequence[FrozenTrial], *, most_behind: float = 0.0) -> None:
+        """Bring the file up to date, where it is behind by more than a share of the trials.
 
         Args:
             trials: all of the study so far, in order; those that are new here have ended.
+            most_behind: the share.
         """
-        if self._is_given_up:
+        if self._is_given_up or (self._copied and len(trials) - self._copied <= most_behind * self._copied):
             return
         try:
             storage, study = self._copy

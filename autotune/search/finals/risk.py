@@ -66,7 +66,7 @@ class RiskPurse:
         before = record or FinalsRecord(machine=machine)
         is_same = before.machine == machine
         self._looks = [look if is_same else look.replace(rounds=()) for look in before.looks]
-        self._keys = [look.candidate.model_dump_json() for look in self._looks]
+        self._keys = [look.candidate.key for look in self._looks]
         self._machine, self._save = machine, save
         numbered = {one.spec.number: one for one in results}
         found = [[_find_pair(one, numbered) for one in look.rounds] for look in self._looks]
@@ -87,7 +87,7 @@ class RiskPurse:
 
     def pairs_of(self, candidate: TrainConfig) -> list[Pair]:
         """Return the pairs of a candidate over all looks, in order."""
-        key = candidate.model_dump_json()
+        key = candidate.key
         looks = zip(self._keys, self._pairs, strict=True)
         return [pair for own, pairs in looks if own == key for pair in pairs]
 
@@ -103,12 +103,12 @@ class RiskPurse:
         spent = math.fsum(look.share for key, look, _ in looks if key not in proven)
         share = SHARE_OF_A_LOOK * max(0.0, 1.0 - spent)
         rivals = {key for key, _, pairs in looks if pairs} - proven
-        return share / len(rivals) if candidate.model_dump_json() in rivals else share
+        return share / len(rivals) if candidate.key in rivals else share
 
     def begin(self, candidate: TrainConfig, pilot: Pilot) -> float:
         """Begin a look: set its share aside for good, and return it."""
         share = self.share_for(candidate)
-        self._keys.append(candidate.model_dump_json())
+        self._keys.append(candidate.key)
         self._looks.append(LookTaken(candidate=candidate, share=share, pilot_sd=pilot.sd, pilot_degrees=pilot.degrees))
         self._pairs.append([])
         self._write()

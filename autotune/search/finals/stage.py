@@ -181,8 +181,8 @@ def recall(launcher: Launcher, look: RiskPurse, candidate: TrainConfig | None = 
     known = look.candidates
     settled = [_settle(launcher, look, one) for one in known + [candidate] * (candidate not in known) if one]
     finalists = [one for one, _ in settled]
-    futile = {one.config.model_dump_json() for one in finalists if _was_futile(look, one.config)}
-    standing = [one for one in finalists if one.config.model_dump_json() not in futile]
+    futile = {one.config.key for one in finalists if _was_futile(look, one.config)}
+    standing = [one for one in finalists if one.config.key not in futile]
     winner = pick_best(standing, launcher.baseline)
     shown = winner or FinalsOutcome(Finalist(launcher.baseline), tuple(finalists), None).best
     base = next((base for one, base in settled if one is shown), Finalist(launcher.baseline))
@@ -260,7 +260,7 @@ def _take_look(launcher: Launcher, plan: FinalsPlan, rounds: int, *, to_follow: 
 
 def _cost_of(launcher: Launcher) -> Cost:
     def cost(config: TrainConfig, finals: Sequence[TrialResult]) -> float:
-        key = config.model_dump_json()
+        key = config.key
         # Faster samples, of which more are needed: what counts is the net figure, by the upper end.
         more = math.log(launcher.samples_ratios.get(key, 1.0))
         if launcher.planned_samples is None:

@@ -30,7 +30,7 @@ def make_pace(config: TrainConfig, baseline: TrainConfig, judged: Sequence[Judge
         baseline: the user's own settings.
         judged: the search's launches so far.
     """
-    key = baseline.model_dump_json()
+    key = baseline.key
     seen = [one.result.measurement for one in judged if one.key == key]
     theirs = [one for one in seen if one is not None and one.first_step_seconds is not None]
     if not theirs:

@@ -56,7 +56,7 @@ class Prices:
 
     def usual_seconds(self, config: TrainConfig) -> float:
         """Return the same by the launches that came to their end."""
-        own = self._completed.get(config.model_dump_json())
+        own = self._completed.get(config.key)
         if own:
             return predict_again(own) if needs_compilation(config) else max(one.elapsed_seconds for one in own)
         return self._plain_seconds + self.compile_seconds(config)
@@ -136,5 +136,5 @@ def _first_of_each(seen: Sequence[TrialResult]) -> list[TrialResult]:
     first: dict[str, TrialResult] = {}
     for one in seen:
         if one.spec.config is not None and needs_compilation(one.spec.config) and one.measurement is not None:
-            first.setdefault(one.spec.config.model_dump_json(), one)
+            first.setdefault(one.spec.config.key, one)
     return list(first.values())

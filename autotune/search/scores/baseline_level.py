@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from autotune.measure.confidence import pooled_sd
 from autotune.measure.student_t import student_t_quantile
 
 PRIOR_SD = 0.03
@@ -27,6 +27,26 @@ _STEP_CONFIDENCE = 0.999
 """One-sided: so sure it must be that two anchors differ by more than luck."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Sums over some anchors: of their weights, of weight times value, of squared weights."""
+
+    weight: float
+    total: float
+    squared: float
+
+    def __add__(self, other: _Weights) -> _Weights:
+        return _Weights(self.weight + other.weight, self.total + other.total, self.squared + other.squared)
+
+    def fade(self, launches: float) -> _Weights:
+        """Return the same seen from so many launches further away."""
+        left = math.exp(-launches / ANCHOR_SPACING)
+        return _Weights(left * self.weight, left * self.total, left**2 * self.squared)
+
+
+_NO_WEIGHTS = _Weights(0.0, 0.0, 0.0)
+
+
 class BaselineLevel:
     """The launches of the baseline; false when there is none.
 
@@ -38,9 +58,11 @@ class BaselineLevel:
     def __init__(self, anchors: Sequence[tuple[int, float]], launches: int) -> None:
         self._anchors, self._launches = list(anchors), launches
         self._places = [place for place, _ in self._anchors]
-        self._known: dict[float, tuple[float, float]] = {}
         self._steps = self._find_steps()
         self._jumps = self._find_jumps()
+        self._before = self._accumulate(self._anchors, self._jumps)
+        after = self._accumulate([(-place, value) for place, value in reversed(self._anchors)], self._jumps[::-1])
+        self._after = after[::-1]
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -69,18 +91,23 @@ class BaselineLevel:
         """
         if not self._anchors:
             raise ValueError("the baseline was never launched")
-        known = self._known.get(place)
-        if known is None:
-            known = self._known[place] = self._find_level(place)
-        return known
+        after = bisect_left(self._places, place)
+        weighed = _NO_WEIGHTS
+        if after < len(self._places):
+            weighed = self._after[after].fade(self._places[after] - place)
+        if after > 0 and not (after < len(self._places) and self._places[after] == place and self._jumps[after - 1]):
+            weighed += self._before[after - 1].fade(place - self._places[after - 1])
+        return weighed.total / weighed.weight, weighed.weight**2 / weighed.squared
 
-    def _find_level(self, place: float) -> tuple[float, float]:
-        first, last = self._same_machine(place)
-        weights = [math.exp(-abs(place - where) / ANCHOR_SPACING) for where, _ in self._anchors[first : last + 1]]
-        values = [value for _, value in self._anchors[first : last + 1]]
-        total = math.fsum(weights)
-        mean = math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total
-        return mean, total**2 / math.fsum(w * w for w in weights)
+    @staticmethod
+    def _accumulate(anchors: Sequence[tuple[float, float]], jumps: Sequence[bool]) -> list[_Weights]:
+        """Return for each anchor what it and those before it weigh at its place, back to where the machine changed."""
+        sums: list[_Weights] = []
+        for index, (place, value) in enumerate(anchors):
+            reached = not index or jumps[index - 1]
+            earlier = _NO_WEIGHTS if reached else sums[-1].fade(place - anchors[index - 1][0])
+            sums.append(earlier + _Weights(1.0, value, 1.0))
+        return sums
 
     def level_now(self) -> tuple[float, float]:
         """Return the level for a launch to come.
@@ -92,18 +119,13 @@ class BaselineLevel:
 
     def _find_steps(self) -> list[bool]:
         """Return for each two anchors in a row whether they differ by more than all smaller differences explain."""
-        pairs = sorted(self._pairs(), key=_size)
-        usual: list[list[float]] = []
-        for pair in pairs:
-            noise, degrees = pooled_sd(usual, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
-            if _size(pair) > student_t_quantile(_STEP_CONFIDENCE, degrees) * math.sqrt(2) * noise:
+        largest, squares, degrees = -1.0, PRIOR_DEGREES * PRIOR_SD**2, PRIOR_DEGREES
+        for size in sorted(abs(now - then) for then, now in pairwise(self.values)):
+            noise = math.sqrt(squares / degrees)
+            if size > student_t_quantile(_STEP_CONFIDENCE, degrees) * math.sqrt(2) * noise:
                 break
-            usual.append(pair)
-        largest = _size(usual[-1]) if usual else -1.0
-        return [_size(pair) > largest for pair in self._pairs()]
-
-    def _pairs(self) -> list[list[float]]:
-        return [list(pair) for pair in pairwise(self.values)]
+            largest, squares, degrees = size, squares + size**2 / 2, degrees + 1
+        return [abs(now - then) > largest for then, now in pairwise(self.values)]
 
     def _find_jumps(self) -> list[bool]:
         """Return which steps stayed: the anchor after one is near its end. One that comes back was a launch's luck."""
@@ -136,25 +158,9 @@ class BaselineLevel:
         after = bisect_left(self._places, place)
         return [value for _, value in self._anchors[after - 1 : after + 1]]
 
-    def _same_machine(self, place: float) -> tuple[int, int]:
-        """Return the first and the last anchor between which the machine did not change, around a place."""
-        after = min(bisect_left(self._places, place), len(self._places) - 1)
-        first = last = after
-        if after > 0 and place < self._places[after]:
-            first = after - 1  # between two anchors: both count, also where they differ
-        while first > 0 and not self._jumps[first - 1]:
-            first -= 1
-        while last < len(self._jumps) and not self._jumps[last]:
-            last += 1
-        return first, last
-
     def quiet_pairs(self) -> list[list[float]]:
         """Return each two anchors in a row between which the machine did not change.
 
         The probe's reading is none of them: its process has run a profiler and more by then, or it ran an hour ago.
         """
-        return [pair for pair, jump in zip(self._pairs(), self._jumps, strict=True) if not jump]
-
-
-def _size(pair: Sequence[float]) -> float:
-    return abs(pair[1] - pair[0])
+        return [list(pair) for pair, jump in zip(pairwise(self.values), self._jumps, strict=True) if not jump]

@@ -120,4 +120,4 @@ class Judged:
     @cached_property
     def key(self) -> str:
         """The settings as text, the same for every launch of them."""
-        return self.config.model_dump_json()
+        return self.config.key

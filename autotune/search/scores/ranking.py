@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
@@ -24,6 +24,7 @@ from autotune.search.scores.objective import Judged
 from autotune.space import BATCH_KNOBS, put_back
 
 _SETTLED_CONFIDENCE = 0.995
+_MOST_CONFIGS = 2**13
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Ranking:
         is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> None:
         self._judged, self._is_refused = judged, is_refused
-        self._baseline, self._baseline_key = baseline, baseline.model_dump_json()
+        self._baseline, self._baseline_key = baseline, baseline.key
         self._planned_samples = planned_samples
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
         self.anchors = BaselineLevel([(place, value) for place, value in launched if value is not None], len(judged))
@@ -127,7 +128,7 @@ class Ranking:
 
     def find(self, config: TrainConfig) -> Entry | None:
         """Return where a config stands; None when it was not tried or failed."""
-        key = config.model_dump_json()
+        key = config.key
         return next((one for one in self.entries if one.key == key), None)
 
     @cached_property
@@ -215,9 +216,12 @@ class Ranking:
         """Return what compiling costs beyond what it costs the baseline."""
         if self._planned_samples is None:
             return 0.0
-        own = compile_cost([one.result for one in launches], self._planned_samples)
-        base = [one.result for one in self._judged if one.key == self._baseline_key]
-        return own - compile_cost(base, self._planned_samples)
+        return compile_cost([one.result for one in launches], self._planned_samples) - self._baseline_cost
+
+    @cached_property
+    def _baseline_cost(self) -> float:
+        launches = [one.result for one in self._judged if one.key == self._baseline_key]
+        return 0.0 if self._planned_samples is None else compile_cost(launches, self._planned_samples)
 
     @cached_property
     def _repeats(self) -> list[list[float]]:
@@ -247,11 +251,19 @@ def measure_effects(entries: Sequence[Entry], baseline: TrainConfig) -> Mapping[
     scores = {one.key: one.score for one in entries}
     effects: dict[str, float] = {}
     for one in entries:
-        for name in changed_fields(one.config, baseline):
-            if name in BATCH_KNOBS and name != "micro_batch_size":
-                continue  # it follows from the micro batch
-            without = scores.get(put_back(one.config, baseline, [name]).model_dump_json())
+        for change, rest in _list_single_changes(one.config, baseline):
+            without = scores.get(rest)
             if without is not None:
-                change, gain = f"{name}={get_knob(one.config, name)}", one.score - without
+                gain = one.score - without
                 effects[change] = max(effects.get(change, gain), gain)
     return effects
+
+
+@lru_cache(maxsize=_MOST_CONFIGS)
+def _list_single_changes(config: TrainConfig, baseline: TrainConfig) -> tuple[tuple[str, str], ...]:
+    """Return each change of a config, as `name=value`, with the key of the config that lacks only that one."""
+    return tuple(
+        (f"{name}={get_knob(config, name)}", put_back(config, baseline, [name]).key)
+        for name in changed_fields(config, baseline)
+        if name not in BATCH_KNOBS or name == "micro_batch_size"  # the others follow from it
+    )

@@ -54,7 +54,7 @@ class Schedule:
 
     @cached_property
     def _baseline_key(self) -> str:
-        return self.baseline.model_dump_json()
+        return self.baseline.key
 
     def find_due(self, *, exhausted: bool = False) -> TrainConfig | None:
         """Return the config to launch again; None when something new may be tried.

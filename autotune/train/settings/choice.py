@@ -17,7 +17,7 @@ from autotune.engine.allocator import launch_environment
 from autotune.errors import MachineError, UsageError
 from autotune.machine.hardware import read_hardware
 from autotune.presets import find_preset
-from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knob
+from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knobs
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.profile import Profile
@@ -251,7 +251,7 @@ def _move_changes(
                 f"your own knob {printable(own)} stays as it is: it cannot have the profile's value any more"
             )
             continue
-        config = with_knob(config, name, value)
+        config = with_knobs(config, {name: value})
     effective, before = baseline.effective_batch_size, profile.baseline_config.effective_batch_size
     if effective != before:
         config = put_back(config, baseline, BATCH_KNOBS)
