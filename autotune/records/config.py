@@ -28,7 +28,7 @@ LearningRateRule = Literal["none", "sqrt", "linear"]
 
 PositiveCount = Annotated[int, Field(ge=1, le=2**24)]
 
-_MOST_COMPARED = 2**13
+_MOST_COMPARED = 2**11
 """Pairs of configs whose differences are kept: a search asks for the same ones after each of its launches."""
 
 

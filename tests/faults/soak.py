@@ -2,8 +2,9 @@
 
     python tests/faults/soak.py search|train [--count 1000] [--json soak.json]
 
-What has to stay flat: the memory and the open files of the supervisor, or of the training; the time that the supervisor
-spends on each trial beside the trial itself, or the training on a step; the length of metrics.jsonl for a step.
+What has to stay flat: the memory and the open files of the supervisor, or of the training; the CPU time that the
+supervisor spends on each trial (a neighbour does not change it), or the training's seconds for a step; the length of
+metrics.jsonl for a step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Look:
         done: share of its work, from 0 to 1.
         memory_bytes: resident.
         handles: open files.
-        seconds: that it spends on one trial or step now.
+        seconds: of its CPU time for the last trial, or of the clock for a step now.
     """
 
     done: float
@@ -82,15 +83,15 @@ class _Looker(SearchReporter):
         self.soak = soak
         self.trials = 0
         self._process = psutil.Process()
-        self._ended = time.monotonic()
+        self._ended = time.process_time()
 
     def trial_finished(self, standing: Standing, result: TrialResult) -> None:
-        now, self.trials = time.monotonic(), self.trials + 1
+        now, self.trials = time.process_time(), self.trials + 1
         look = Look(
             done=self.trials / self.soak.count,
             memory_bytes=self._process.memory_info().rss,
             handles=self._process.num_fds(),
-            seconds=now - self._ended - result.elapsed_seconds,
+            seconds=now - self._ended,
         )
         self.soak.looks.append(look)
         self._ended = now

@@ -24,7 +24,7 @@ from autotune.search.scores.objective import Judged
 from autotune.space import BATCH_KNOBS, put_back
 
 _SETTLED_CONFIDENCE = 0.995
-_MOST_CONFIGS = 2**13
+_MOST_CONFIGS = 2**11
 
 
 @dataclass(frozen=True)
