@@ -23,9 +23,6 @@ from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 from autotune.sentences import count, find_failed
 
-WORTH_TELLING = math.log(1.005)
-"""A candidate that was not even this much faster in the search does not lead."""
-
 TELLING_GAP = 1.5
 """A probe and the first launch of the same settings that differ by more are told of."""
 
@@ -103,13 +100,20 @@ def find_shown(finals: FinalsOutcome | None) -> Finalist | None:
     return finals.winner or finals.best or begun
 
 
-def find_leader(ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome | None) -> TrainConfig | None:
-    """Return the config that the search saw as the fastest; None where none was faster, or those failed in finals."""
+def find_leader(
+    ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome | None, *, least_gain: float
+) -> TrainConfig | None:
+    """Return the config that the search saw as the fastest; None where none was faster, or those failed in finals.
+
+    Args:
+        ranking: of the search's trials.
+        baseline: the user's own settings.
+        finals: of the search; None before they were held.
+        least_gain: log speed-up that a config has to have to lead.
+    """
     failed = [one.config for one in finals.candidates if one.failure] if finals else []
     leading = [
-        one
-        for one in ranking.entries
-        if one.score > WORTH_TELLING and one.config != baseline and one.config not in failed
+        one for one in ranking.entries if one.score > least_gain and one.config != baseline and one.config not in failed
     ]
     return max(leading, key=lambda one: one.score).config if leading else None
 
