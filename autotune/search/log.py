@@ -305,9 +305,9 @@ class SearchLog:
     @property
     def baseline_rate(self) -> float:
         """The baseline's samples per second now; the probe's reading until it was launched."""
-        if not self._judged or not self.ranking.anchors.values:
+        if not self._judged or not self.ranking.baseline_level.values:
             return self.problem.report.measurement.samples_per_second
-        return math.exp(self.ranking.anchors.level_now()[0])
+        return math.exp(self.ranking.baseline_level.level_now()[0])
 
     def _derive(self, name: str, make: Callable[[], _Derived]) -> _Derived:
         """Return what follows from the log, made once until it grows."""

@@ -131,7 +131,7 @@ def around_a_jump(config: TrainConfig, value: float) -> list[Judged]:
 def test_a_shaky_one_near_the_top_is_launched_again():
     judged = around_a_jump(ONE, 0.2)
     ranking = Ranking(judged, BASELINE)
-    assert ranking.anchors.jumps == 1
+    assert ranking.baseline_level.jumps == 1
     assert schedule(judged).find_due() == ONE
 
 
@@ -189,7 +189,7 @@ def test_the_margin_holds_the_luck_of_all_launches_compared():
     rival = schedule(judged).make_rival(TWO)
     assert rival is not None
     noise, degrees = ranking.noise
-    launch = noise**2 * (1 + 1 / ranking.anchors.level_now()[1] + 1.5 / 3)
+    launch = noise**2 * (1 + 1 / ranking.baseline_level.level_now()[1] + 1.5 / 3)
     t = student_t_quantile(USUAL_POLICY.racing_confidence, degrees)
     assert rival.margin == pytest.approx(t * math.sqrt(launch + ranking.block_sd**2 / 8), rel=1e-6)
 
@@ -264,7 +264,7 @@ def test_a_machine_that_slows_down_bit_by_bit_ends_no_equal_config_early(canary)
     assert share_raced(searches) < 0.01
     # What came late is not taken for slow.
     late = [
-        score for search in searches for one in search.log.judged[-10:] if (score := search.ranking().score_of(one))
+        score for search in searches for one in search.log.judged[-10:] if (score := search.log.ranking.score_of(one))
     ]
     assert abs(sum(late) / len(late)) < 0.03
 
@@ -273,11 +273,11 @@ def test_a_machine_that_slows_down_at_once_ends_launches_only_until_the_next_anc
     searches = drifting(drop, canary=False)
     assert share_raced(searches) < 0.10
     for search in searches:
-        assert search.ranking().anchors.jumps == 1
+        assert search.log.ranking.baseline_level.jumps == 1
         places = [place for place, one in enumerate(search.log.judged) if is_raced(one)]
         assert len(places) <= ANCHOR_SPACING
-        entries = {one.key: one for one in search.ranking().entries}
-        assert all(entries[search.log.judged[place].key].shaky[0] for place in places)
+        entries = {one.key: one for one in search.log.ranking.entries}
+        assert all(entries[search.log.judged[place].key].across_change[0] for place in places)
 
 
 def launched_around_the_drop(search: Search) -> list[int]:
@@ -333,7 +333,7 @@ def test_the_best_configs_own_the_most_launches(long_searches):
         others = [count[number] for number in count if number not in (0, 17, 5, 30, 11)]
         assert len(others) == 56
         assert sum(others) / len(others) < 1.3
-        assert max(search.ranking().entries, key=lambda one: one.score).config == PLACEBOS[16]
+        assert max(search.log.ranking.entries, key=lambda one: one.score).config == PLACEBOS[16]
 
 
 def test_the_baseline_is_never_more_than_eight_launches_away(long_searches):
@@ -349,6 +349,6 @@ def test_a_new_incumbent_was_launched_twice_or_leads_by_more_than_luck(long_sear
         for place in range(1, len(search.log.judged)):
             incumbent = Ranking(search.log.judged[:place], BASELINE).incumbent
             assert incumbent is not None
-            assert incumbent.config == BASELINE or incumbent.sound_launches >= 2 or incumbent.score > 0.1
+            assert incumbent.config == BASELINE or incumbent.valid_launches >= 2 or incumbent.score > 0.1
             incumbents.add(number_of(incumbent.config))
         assert {0, 5, 17} <= incumbents

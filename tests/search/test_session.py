@@ -140,7 +140,7 @@ def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_pat
             continue
         again += 1
         ranking = Ranking(earlier, BASELINE)
-        top = {ranking.challenger.key} if ranking.challenger else set()
+        top = {ranking.contender.key} if ranking.contender else set()
         top |= {entry.key for entry in ranking.entries[: 1 + USUAL_POLICY.top_k] if entry.score > 0}
         assert one.key in top
     assert again >= 5

@@ -19,6 +19,7 @@ from autotune.records.profile import Candidate, NotTested, SearchVerdict
 from autotune.records.quality import QualityCheck, is_passed
 from autotune.records.trial import TrialStatus
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
+from autotune.search.finals.more_time import LONGER
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 from autotune.sentences import count, find_failed
@@ -28,9 +29,6 @@ TELLING_GAP = 1.5
 
 _SEARCH_SHARE = 0.4
 """Of a budget: what is left to try things in, the probe, the checks and the finals taken off."""
-
-_LONGER = 1.5
-"""A budget that is not larger than this many times the one that was too small would be another throw of the dice."""
 
 _MOST_REASON = 200
 
@@ -89,7 +87,7 @@ class Effort:
             return None
         # One launch each, and the baseline's own beside them.
         needed = self.probe_seconds + (launches + 1) * self.launch_seconds / _SEARCH_SHARE
-        return max(_LONGER * self.budget_seconds, needed)
+        return max(LONGER * self.budget_seconds, needed)
 
 
 def find_shown(finals: FinalsOutcome | None) -> Finalist | None:

@@ -47,7 +47,7 @@ class Candidates:
         entry, probed = ranking.find(config), problem.report.measurement.samples_per_second
         values = [one.score.value for one in entry.launches if one.score.value is not None] if entry else []
         beats_probe = max(values, default=-math.inf) > math.log(probed) + problem.policy.least_gain
-        return not beats_probe and len(ranking.anchors) < problem.policy.sure_launches
+        return not beats_probe and len(ranking.baseline_level) < problem.policy.sure_launches
 
     def _bar(self) -> float:
         """Return the log speed-up to beat: the proven winner's, as the search saw it."""

@@ -1,9 +1,9 @@
 """Which known config to launch again, before anything new is tried. Pure.
 
 baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
-challenger       looks better than the incumbent, and has to do it twice where one launch may be luck
-shaky            near the top, but the machine changed around its launch
-elite            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
+contender        looks better than the incumbent, and has to do it twice where one launch may be luck
+across a change  near the top, but the machine changed around its launch
+top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ class Schedule:
         """
         if self._is_anchor_due():
             return self.baseline
-        challenger = self.ranking.challenger
-        if challenger is not None:
-            return challenger.config
+        contender = self.ranking.contender
+        if contender is not None:
+            return contender.config
         best = [one for one in self.ranking.entries if one.key != self._baseline_key]
         bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
-        shaky = [one for one in best if one.sound_launches == 0 and one.hope > bar]
-        if shaky:
-            return max(shaky, key=lambda one: one.hope).config
+        across_change = [one for one in best if one.valid_launches == 0 and one.upper_score > bar]
+        if across_change:
+            return max(across_change, key=lambda one: one.upper_score).config
         if not exhausted and (
             self._launches_since_repeat() < self.policy.repeat_every - 1 or not self.ranking.has_rivals()
         ):
             return None
-        elites = [
+        top_k = [
             one for one in best[: self.policy.top_k] if one.score > 0 and len(one.launches) < self.policy.most_repeats
         ]
-        fewest = min(elites, key=lambda one: len(one.launches), default=None)
+        fewest = min(top_k, key=lambda one: len(one.launches), default=None)
         return None if fewest is None else fewest.config
 
     def make_rival(self, config: TrainConfig) -> Rival | None:
@@ -82,9 +82,9 @@ class Schedule:
         incumbent = self.ranking.incumbent
         if incumbent is None or config in (self.baseline, incumbent.config):
             return None
-        level, launches = self.ranking.anchors.level_now()
+        level, launches = self.ranking.baseline_level.level_now()
         noise, degrees = self.ranking.noise
-        own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.sound_launches)
+        own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.valid_launches)
         block_sd = self.ranking.block_sd
         # The mean of the rival's blocks is off by the same amount at every look, which the boundary does not cover.
         variance = noise**2 * (1 + 1 / launches + own) + block_sd**2 / _RIVAL_BLOCKS
@@ -100,7 +100,7 @@ class Schedule:
         since = self._since_anchor()
         if since is None:
             return True
-        if not since and self.ranking.anchors.may_have_changed and self.judged[-1].score.value is not None:
+        if not since and self.ranking.baseline_level.may_have_changed and self.judged[-1].score.value is not None:
             return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
         if len(since) >= ANCHOR_SPACING or (since and seconds >= self.policy.anchor_seconds):
