@@ -51,9 +51,9 @@ from autotune.records.search import SearchState  # noqa: E402
 from autotune.records.trial import DataTrace  # noqa: E402
 from autotune.search.explore.study import StudyFile  # noqa: E402
 from autotune.search.launch.budget import Budget, measure_seconds_for  # noqa: E402
-from autotune.search.launch.launcher import Launcher  # noqa: E402
+from autotune.search.launch.starter import SearchContext  # noqa: E402
 from autotune.search.progress import SearchReporter  # noqa: E402
-from autotune.search.session import Session  # noqa: E402
+from autotune.search.session import run_session  # noqa: E402
 from autotune.search.store.folder import create_search_folder  # noqa: E402
 
 MINUTES = (2, 7, 20)
@@ -247,10 +247,10 @@ def run_search(machine: Machine, budget: float) -> Run:
     folder.write_state(state)
     machine.trials = folder.trials
     clock = Budget(budget, machine.now, machine.clock)
-    launcher = Launcher(state, clock, machine, SearchReporter(), machine.should_stop, number=0)
+    context = SearchContext(clock, machine, SearchReporter(), machine.should_stop)
     verdict, told = "refused", ""
     try:
-        verdict = Session(folder, launcher, lambda _profile: None).run().verdict
+        verdict = run_session(folder, state, context, lambda _profile: None, number=0).profile.verdict
     except UsageError as error:
         told = error.hint
     finally:

@@ -24,9 +24,9 @@ from autotune.records.search import PlannedRun, Preset, SearchState
 from autotune.records.trial import Target
 from autotune.scratch import sweep_scratch
 from autotune.search.launch.budget import Budget, measure_seconds_for
-from autotune.search.launch.launcher import Launcher
+from autotune.search.launch.starter import SearchContext
 from autotune.search.progress import SearchReporter
-from autotune.search.session import Session
+from autotune.search.session import run_session
 from autotune.search.store.folder import (
     SearchFolder,
     check_output,
@@ -174,8 +174,8 @@ def _search(
         say=reporter.told,
         warm=state.target.script is None,
     ) as runner:
-        launcher = Launcher(state, budget, runner, reporter, should_stop, number=place.next_number())
-        return Session(place, launcher, save).run()
+        context = SearchContext(budget, runner, reporter, should_stop)
+        return run_session(place, state, context, save, number=place.next_number()).profile
 
 
 def _remove_unfinished(root: Path, out: Path) -> None:

@@ -33,10 +33,10 @@ from autotune.records.selftest import Outcome
 from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.budget import Budget
-from autotune.search.launch.launcher import Launcher
+from autotune.search.launch.starter import SearchContext
 from autotune.search.progress import SearchReporter
 from autotune.search.scores.objective import Judged
-from autotune.search.session import Session
+from autotune.search.session import run_session
 from autotune.selftest.machines import Machine
 from autotune.selftest.placebo import KNOB, PLACEBOS
 from autotune.selftest.simulated_target import BLOCK_SAMPLES, TARGET, make_facts, make_report
@@ -121,15 +121,16 @@ def replay_one(case: Case, seed: int) -> Outcome:
         measure_seconds=MEASURE_SECONDS,
     )
     budget = Budget(case.budget_seconds, 0.0, simulation.clock)
-    launcher = Launcher(state, budget, simulation.run, SearchReporter(), lambda: False, number=1)
-    session = Session(
+    outcome = run_session(
         simulation,
-        launcher,
+        state,
+        SearchContext(budget, simulation.run, SearchReporter(), lambda: False),
         lambda _profile: None,
+        number=1,
         open_study=simulation.open_study,
         suggest=_suggest_nothing,
     )
-    return read_outcome(session.run(), truth=case.truth, noise=case.name)
+    return read_outcome(outcome.profile, truth=case.truth, noise=case.name)
 
 
 @dataclass

@@ -44,17 +44,17 @@ from autotune.records.measurement import SpeedReference
 from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import DataTrace, Rival
-from autotune.search.explore.stage import Explorer
-from autotune.search.explore.strategy import Situation
+from autotune.search.explore.stage import Explorer, OpenStudy
 from autotune.search.explore.study import Proposal
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import Terms, run_finals
 from autotune.search.launch.budget import Budget
-from autotune.search.launch.launcher import Launcher
-from autotune.search.place import OpenStudy
+from autotune.search.launch.starter import SearchContext, TrialStarter
+from autotune.search.log import SearchLog
+from autotune.search.problem import SearchProblem
 from autotune.search.progress import SearchReporter
 from autotune.search.scores.objective import KEYS, Judged, Score
-from autotune.search.session import Session
+from autotune.search.session import run_session
 from autotune.search.store.folder import SearchFolder, create_search_folder
 from autotune.space import SearchSpace, numerics_of
 
@@ -314,21 +314,49 @@ def make_report(machine: Machine) -> ProbeReport:
     )
 
 
-def make_launcher(machine: Machine, *, budget: float = 600.0, planned_samples: float | None = None) -> Launcher:
-    """Return a launcher past its probe: no disk, no database."""
-    state = SearchState(
-        target=make_target(), seed=machine.seed, max_drift=DriftLimits(), memory_limit_bytes=None, measure_seconds=2.0
+def make_problem(machine: Machine, **changes: Any) -> SearchProblem:
+    """Return the problem of a search without knobs; what is changed are its fields, or those of its state."""
+    asked: dict[str, Any] = {"max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
+    asked |= {name: changes.pop(name) for name in [*changes] if name in SearchState.model_fields}
+    report = changes.pop("report", None) or make_report(machine)
+    usual: dict[str, Any] = {"startup_seconds": 1.0, "baseline_losses": make_curve()}
+    return SearchProblem(
+        SearchState(**({"target": make_target(), "seed": machine.seed} | asked)),
+        report,
+        SearchSpace(baseline=report.target.baseline, choices={}, ruled_out=()),
+        **(usual | changes),
     )
-    return Launcher(
-        state,
-        Budget(budget, machine.now, machine.clock),
-        machine,
-        SearchReporter(),
-        machine.should_stop,
-        number=1,
-        report=make_report(machine),
-        planned_samples=planned_samples,
-    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search past its probe: no disk, no database.
+
+    Attributes:
+        log: still without a launch.
+        starter: of its trials.
+    """
+
+    log: SearchLog
+    starter: TrialStarter
+
+    @property
+    def budget(self) -> Budget:
+        return self.starter.budget
+
+
+def open_search(
+    machine: Machine,
+    *,
+    budget: float = 600.0,
+    run_trial: Callable[[TrialSpec], TrialResult] | None = None,
+    **changes: Any,
+) -> Search:
+    """Return a search on a machine; what is changed are fields of its problem or its state."""
+    log = SearchLog(make_problem(machine, **changes))
+    clock = Budget(budget, machine.now, machine.clock)
+    context = SearchContext(clock, run_trial or machine, SearchReporter(), machine.should_stop)
+    return Search(log, TrialStarter(log, context, number=1))
 
 
 class Placebos:
@@ -437,26 +465,21 @@ def make_curve() -> LossCurve:
     return Machine().curves(BASELINE, seeds=(0,), steps=40)[0]
 
 
-def make_situation(launcher: Launcher) -> Situation:
-    """Return what a plan is made from, of a search without knobs."""
-    space = SearchSpace(baseline=launcher.baseline, choices={}, ruled_out=())
-    return Situation(space, launcher.known_report, incumbent=launcher.baseline)
-
-
 def number_of(config: TrainConfig) -> int:
     """Return which placebo a config is; 0 for the baseline."""
     return int(config.user_knobs.get("placebo", 0))
 
 
-def explore_placebos(machine: Machine, *, budget: float = 600.0, count: int = 1000) -> Launcher:
-    """Run the exploring stage over placebos and return the launcher, which holds all launches."""
-    launcher = make_launcher(machine, budget=budget)
-    study = Placebos(make_placebos(count))
-    kept = FINALS_SHARE * budget
-    Explorer(
-        launcher, study, lambda _now: None, make_situation(launcher), make_curve(), kept_seconds=lambda: kept
-    ).run()
-    return launcher
+def explore(search: Search, *, count: int = 100, **asked: Any) -> str:
+    """Run the exploring stage over placebos, without a plan, and return why it ended."""
+    return Explorer(search.log, search.starter, Placebos(make_placebos(count)), lambda _now: None, **asked).run()
+
+
+def explore_placebos(machine: Machine, *, budget: float = 600.0, count: int = 1000) -> Search:
+    """Return a search whose exploring stage went over placebos."""
+    search = open_search(machine, budget=budget)
+    explore(search, count=count, kept_seconds=lambda: FINALS_SHARE * budget)
+    return search
 
 
 @dataclass
@@ -468,14 +491,14 @@ class Run:
         saved: every answer written on the way.
         machine: with the trials it ran and the clock.
         folder: of the search.
-        launcher: with the launches of its exploring stage.
+        log: with the launches of its exploring stage.
     """
 
     profile: Profile
     saved: list[Profile]
     machine: Machine
     folder: SearchFolder
-    launcher: Launcher
+    log: SearchLog
 
 
 def run_simulated(
@@ -507,16 +530,15 @@ def run_simulated(
         (place / "result.json").write_text(result.to_json())
         return result
 
-    launcher = Launcher(
+    outcome = run_session(
+        folder,
         folder.read_state(),
-        Budget(budget, machine.now, machine.clock),
-        run_and_keep,
-        SearchReporter(),
-        machine.should_stop,
+        SearchContext(Budget(budget, machine.now, machine.clock), run_and_keep, SearchReporter(), machine.should_stop),
+        saved.append,
         number=folder.next_number(),
+        open_study=open_study,
     )
-    session = Session(folder, launcher, saved.append, open_study=open_study)
-    return Run(session.run(), saved, machine, folder, launcher)
+    return Run(outcome.profile, saved, machine, folder, outcome.log)
 
 
 def play_finals(

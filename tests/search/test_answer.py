@@ -13,11 +13,11 @@ from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, 
 from autotune.records import Interval, Margin, Profile, QualityCheck
 from autotune.records.quality import QualityVerdict
 from autotune.records.trial import LossCurve
-from autotune.search.answer.profile import WORTH_PROVING, Findings, build_profile
+from autotune.search.answer.findings import Findings
+from autotune.search.answer.profile import WORTH_PROVING, build_profile
 from autotune.search.finals.finalist import FinalsOutcome, smallest_provable
 from autotune.search.finals.more_time import budget_for
-from autotune.search.finals.rounds import Terms
-from autotune.search.finals.stage import FinalsPlan
+from autotune.search.finals.rounds import FinalsPlan, Terms
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 
@@ -36,7 +36,7 @@ def answer(
     judged.append(make_judged(TWO, None))
     findings = Findings(
         make_report(Machine()),
-        judged=judged,
+        judged=tuple(judged),
         plan=FinalsPlan([ONE], planned_rounds, pair_sd=0.02, round_seconds=6.0, samples=2000) if finals else None,
         finals=finals,
         stop_reason="budget",
@@ -96,7 +96,7 @@ def test_the_candidate_shown_without_finals_is_the_fastest_that_passed_else_the_
     values = (0.0, 0.05, 0.1, 0.15)  # the fourth was never launched alone
     judged = [make_judged(config, value) for config, value in zip((BASELINE, *configs[:3]), values, strict=True)]
     checks = [(config, (check(verdict),)) for config, verdict in zip(configs, verdicts, strict=True)]
-    findings = Findings(make_report(Machine()), judged=judged, checks=checks)
+    findings = Findings(make_report(Machine()), judged=tuple(judged), checks=tuple(checks))
     profile = build_profile(findings, Ranking(judged, BASELINE), budget_seconds=BUDGET)
     assert profile.candidate_config == configs[shown]
 
@@ -235,7 +235,7 @@ def test_the_baselines_trainings_become_the_band_of_the_final_one():
 
 def end(judged: Sequence[Judged], **known: Any) -> Profile:
     """Return the profile of a search without finals."""
-    findings = Findings(make_report(Machine()), judged=list(judged), **known)
+    findings = Findings(make_report(Machine()), judged=tuple(judged), **known)
     ranking = Ranking(judged, BASELINE)
     return build_profile(findings, ranking, budget_seconds=BUDGET)
 
@@ -319,5 +319,7 @@ def test_a_probe_that_the_first_launch_does_not_bear_out_is_told_of(log_ratio, i
     report = make_report(Machine())
     probed = math.log(report.measurement.samples_per_second / BASE_RATE)
     judged = [make_judged(BASELINE, probed + log_ratio), make_judged(BASELINE, probed)]
-    notes = build_profile(Findings(report, judged=judged), Ranking(judged, BASELINE), budget_seconds=BUDGET).evidence
+    notes = build_profile(
+        Findings(report, judged=tuple(judged)), Ranking(judged, BASELINE), budget_seconds=BUDGET
+    ).evidence
     assert any("the probe read" in note for note in notes.notes) == is_told

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
-from simulated import BASELINE, Machine, all_equal, make_judged, make_launcher, make_placebos, number_of
+from simulated import BASELINE, Machine, Search, all_equal, make_judged, make_placebos, number_of, open_search
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records import TrainConfig, TrialStatus
 from autotune.records.finals import FinalsRecord
-from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, Finalist, rounds_needed
+from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, Finalist, FinalsOutcome, rounds_needed
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
-from autotune.search.finals.stage import FinalsPlan, confirm, find_pilot, plan_finals, recall
-from autotune.search.launch.launcher import Launcher
+from autotune.search.finals.rounds import FinalsPlan
+from autotune.search.finals.stage import confirm, find_pilot, plan_finals, recall
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 from autotune.search.scores.ranking import Ranking
 
@@ -23,21 +24,27 @@ ONE, TWO = make_placebos(2)
 
 def searched(
     *, gain: float = 0.1, luck: float = 0.0, budget: float = 600.0, machine: Machine | None = None, **options: float
-) -> Launcher:
-    """Return a launcher after a search in which every config was launched eight times, off by its luck by turns."""
-    launcher = make_launcher(machine or Machine(), budget=budget, **options)
+) -> Search:
+    """Return a search in which every config was launched eight times, off by its luck by turns."""
+    search = open_search(machine or Machine(), budget=budget, **options)
     for number in range(8):
         shift = luck * (-1) ** number
-        launcher.judged += [
-            make_judged(BASELINE, shift),
-            make_judged(ONE, gain + shift),
-            make_judged(TWO, gain - shift),
-        ]
-    return launcher
+        search.log.add_judged(
+            make_judged(BASELINE, shift), make_judged(ONE, gain + shift), make_judged(TWO, gain - shift)
+        )
+    return search
+
+
+def plan_for(search: Search, candidates: list[TrainConfig], **options: Any) -> FinalsPlan:
+    return plan_finals(search.log, search.budget, candidates, **options)
+
+
+def hold(search: Search, plan: FinalsPlan) -> FinalsOutcome:
+    return confirm(search.log, search.starter, plan)
 
 
 def plan_one(**options: float) -> FinalsPlan:
-    return plan_finals(searched(**options), [ONE])
+    return plan_for(searched(**options), [ONE])
 
 
 def test_more_noise_takes_more_rounds():
@@ -65,8 +72,8 @@ def test_no_round_that_fits_is_left_out_up_to_three_times_what_is_needed(afforda
 
 
 def test_the_rounds_are_those_that_prove_the_gain_without_its_luck():
-    launcher = searched(luck=0.03, gain=0.1, budget=1e4)
-    plan, ranking = plan_finals(launcher, [ONE]), launcher.ranking()
+    search = searched(luck=0.03, gain=0.1, budget=1e4)
+    plan, ranking = plan_for(search, [ONE]), search.log.ranking
     entry = ranking.find(ONE)
     assert entry is not None
     assert plan.pair_sd == pytest.approx(math.sqrt(2) * ranking.noise[0])
@@ -85,25 +92,25 @@ def test_the_rounds_are_those_that_prove_the_gain_without_its_luck():
 
 
 def test_the_pilot_is_what_repeats_have_shown_and_no_guess():
-    launcher = make_launcher(Machine())
-    launcher.judged += [make_judged(BASELINE, 0.0), make_judged(ONE, 0.30), make_judged(ONE, 0.20)]
-    ranking = launcher.ranking()
+    search = open_search(Machine())
+    search.log.add_judged(make_judged(BASELINE, 0.0), make_judged(ONE, 0.30), make_judged(ONE, 0.20))
+    ranking = search.log.ranking
     sd, degrees = ranking.noise
     squares = sd**2 * degrees - PRIOR_DEGREES * PRIOR_SD**2
     pilot = find_pilot(ranking)
     assert pilot.degrees == pytest.approx(0.5 * (degrees - PRIOR_DEGREES))
     assert pilot.sd == pytest.approx(math.sqrt(2 * squares / (degrees - PRIOR_DEGREES)))
-    assert find_pilot(searched(luck=0.03).ranking()).degrees == 6.0
+    assert find_pilot(searched(luck=0.03).log.ranking).degrees == 6.0
     assert find_pilot(Ranking([make_judged(BASELINE, 0.0)], BASELINE)) == NO_PILOT
 
 
 def test_every_launch_of_the_finals_measures_the_same_samples():
     machine = Machine(speed=lambda config: 2.0 if number_of(config) else 1.0)
-    launcher = searched(machine=machine, gain=0.7)
-    plan = plan_finals(launcher, [ONE])
-    own = [one.result.measurement for one in launcher.judged if one.config == BASELINE]
+    search = searched(machine=machine, gain=0.7)
+    plan = plan_for(search, [ONE])
+    own = [one.result.measurement for one in search.log.judged if one.config == BASELINE]
     assert plan.samples in {measurement.samples for measurement in own if measurement is not None}
-    outcome = confirm(launcher, plan)
+    outcome = hold(search, plan)
     assert {spec.limits.measure_samples for spec in machine.specs} == {plan.samples}
     assert {spec.limits.rival for spec in machine.specs} == {None}
     assert {spec.purpose for spec in machine.specs} == {"final"}
@@ -116,17 +123,17 @@ def test_every_launch_of_the_finals_measures_the_same_samples():
 
 def test_finals_end_at_the_deadline_with_what_is_finished():
     machine = Machine(seconds=4.0)  # slower than in the search
-    launcher = searched(machine=machine, luck=0.03, budget=60.0)
-    plan = plan_finals(launcher, [ONE])
+    search = searched(machine=machine, luck=0.03, budget=60.0)
+    plan = plan_for(search, [ONE])
     assert plan.rounds >= 5
-    outcome = confirm(launcher, plan)
+    outcome = hold(search, plan)
     assert 2 <= len(outcome.baseline.rates) == len(outcome.candidates[0].rates) < plan.rounds
     assert machine.now <= 60.0
 
 
 def test_a_stop_ends_the_finals():
     machine = Machine(stop_after=5)
-    outcome = confirm(launcher := searched(machine=machine), plan_finals(launcher, [ONE]))
+    outcome = hold(search := searched(machine=machine), plan_for(search, [ONE]))
     assert len(outcome.baseline.rates) == 2
     assert len(machine.specs) == 5
 
@@ -135,8 +142,8 @@ def test_a_candidate_that_fails_is_out_of_the_finals():
     def fate(config: TrainConfig) -> TrialStatus:
         return TrialStatus.CRASHED if config == ONE else TrialStatus.COMPLETED
 
-    launcher = searched(machine=Machine(fate=fate))
-    outcome = confirm(launcher, plan_finals(launcher, [ONE]))
+    search = searched(machine=Machine(fate=fate))
+    outcome = hold(search, plan_for(search, [ONE]))
     assert outcome.winner is None
     assert outcome.candidates[0].failure == "crashed: planted"
 
@@ -149,9 +156,9 @@ def test_compiling_turns_the_gain_of_a_short_run_into_none(planned, outcome):
         speed=lambda config: 1.3 if number_of(config) else 1.0,
         compile_seconds=lambda config: 20.0 if number_of(config) else 0.0,
     )
-    launcher = make_launcher(machine, planned_samples=planned)
-    launcher.judged += [make_judged(BASELINE, 0.0), make_judged(ONE, 0.26, elapsed=23.0)]
-    finals = confirm(launcher, plan_finals(launcher, [ONE]))
+    search = open_search(machine, planned_samples=planned)
+    search.log.add_judged(make_judged(BASELINE, 0.0), make_judged(ONE, 0.26, elapsed=23.0))
+    finals = hold(search, plan_for(search, [ONE]))
     assert finals.candidates[0].outcome == outcome
     assert finals.baseline.cost == 0.0
     cost = 0.0 if planned is None else math.log1p(20.0 * 1300.0 / planned)
@@ -160,18 +167,18 @@ def test_compiling_turns_the_gain_of_a_short_run_into_none(planned, outcome):
 
 def test_a_compilation_that_the_search_paid_counts_for_the_run():
     # Later launches find it cached; the run to come may not.
-    launcher = make_launcher(Machine(speed=lambda config: 1.3 if number_of(config) else 1.0), planned_samples=1e4)
-    launcher.judged += [make_judged(BASELINE, 0.0), make_judged(ONE, 0.26, compile_seconds=20.0)]
-    finals = confirm(launcher, plan_finals(launcher, [ONE]))
+    search = open_search(Machine(speed=lambda config: 1.3 if number_of(config) else 1.0), planned_samples=1e4)
+    search.log.add_judged(make_judged(BASELINE, 0.0), make_judged(ONE, 0.26, compile_seconds=20.0))
+    finals = hold(search, plan_for(search, [ONE]))
     assert finals.candidates[0].cost == pytest.approx(math.log1p(20.0 * 1300.0 / 1e4), rel=0.02)
     assert finals.candidates[0].outcome == "no gain"
 
 
 def test_hopeless_finals_give_their_time_back():
     machine = Machine(speed=all_equal, noise=0.001)
-    launcher = searched(machine=machine, luck=0.03, gain=0.08)
-    plan = plan_finals(launcher, [ONE])
-    outcome = confirm(launcher, plan)
+    search = searched(machine=machine, luck=0.03, gain=0.08)
+    plan = plan_for(search, [ONE])
+    outcome = hold(search, plan)
     assert plan.rounds >= 6
     assert outcome.futile
     assert len(machine.specs) == 2 * (plan.rounds // 2)
@@ -181,10 +188,10 @@ def test_hopeless_finals_give_their_time_back():
 def test_the_reserve_is_a_second_look_where_the_first_leaves_it_open(gain, looks):
     # The search saw 0.5, which a few pairs prove, and not 0.1.
     machine = Machine(speed=lambda config: math.exp(gain) if number_of(config) else 1.0, noise=0.02, seed=4)
-    launcher = searched(machine=machine, gain=0.5, luck=0.02)
+    search = searched(machine=machine, gain=0.5, luck=0.02)
     purse = RiskPurse()
-    plan = plan_finals(launcher, [ONE], look=purse)
-    outcome = confirm(launcher, plan)
+    plan = plan_for(search, [ONE], look=purse)
+    outcome = hold(search, plan)
     assert len(purse.looks) == looks
     assert len(outcome.candidates[0].rates) == plan.rounds + (looks - 1) * plan.reserve
     assert outcome.winner is not None
@@ -193,10 +200,10 @@ def test_the_reserve_is_a_second_look_where_the_first_leaves_it_open(gain, looks
 def test_the_next_candidate_is_tested_only_after_the_first_is_proven_and_with_the_whole_share():
     speeds = {1: 1.2, 2: 1.5}
     machine = Machine(speed=lambda config: speeds.get(number_of(config), 1.0), noise=0.01)
-    launcher = searched(machine=machine, gain=0.18)
-    launcher.judged += [make_judged(TWO, 0.4) for _ in range(30)]
+    search = searched(machine=machine, gain=0.18)
+    search.log.add_judged(*[make_judged(TWO, 0.4) for _ in range(30)])
     purse = RiskPurse()
-    outcome = confirm(launcher, plan_finals(launcher, [ONE, TWO], look=purse))
+    outcome = hold(search, plan_for(search, [ONE, TWO], look=purse))
     assert [look.candidate for look in purse.looks] == [ONE, TWO]
     assert [look.share for look in purse.looks] == [SHARE_OF_A_LOOK, SHARE_OF_A_LOOK]
     assert outcome.winner is not None
@@ -207,22 +214,22 @@ def test_the_next_candidate_is_tested_only_after_the_first_is_proven_and_with_th
 @pytest.mark.parametrize(("speed", "order"), [(1.0, [ONE, TWO]), (1.2, [TWO, ONE])], ids=["unproven", "behind"])
 def test_a_candidate_that_has_nothing_to_win_is_not_tested(speed, order):
     machine = Machine(speed=lambda config: speed if number_of(config) else 1.0, noise=0.02)
-    launcher = searched(machine=machine, gain=0.18, luck=0.01)
-    confirm(launcher, plan_finals(launcher, order))
+    search = searched(machine=machine, gain=0.18, luck=0.01)
+    hold(search, plan_for(search, order))
     assert {number_of(spec.config) for spec in machine.specs if spec.config} == {0, number_of(order[0])}
 
 
 def test_later_finals_go_on_with_the_pairs_and_a_smaller_share():
     machine = Machine(speed=lambda config: 1.05 if number_of(config) else 1.0, noise=0.04, seed=1)
-    launcher = searched(machine=machine, gain=0.4, luck=0.02)
+    search = searched(machine=machine, gain=0.4, luck=0.02)
     purse = RiskPurse()
-    first = confirm(launcher, plan_finals(launcher, [ONE], look=purse, seconds=24.0))
+    first = hold(search, plan_for(search, [ONE], look=purse, seconds=24.0))
     pairs = len(first.candidates[0].rates)
     assert first.winner is None
     assert pairs == 4
-    plan = plan_finals(launcher, [ONE], look=purse)
+    plan = plan_for(search, [ONE], look=purse)
     assert plan.kept == pairs
-    second = confirm(launcher, plan)
+    second = hold(search, plan)
     assert len(second.candidates[0].rates) > pairs
     assert second.candidates[0].log_ratios[:pairs] == first.candidates[0].log_ratios
     assert [look.share for look in purse.looks[:2]] == pytest.approx([0.6, 0.24])
@@ -230,13 +237,13 @@ def test_later_finals_go_on_with_the_pairs_and_a_smaller_share():
 
 def test_finals_are_recalled_by_another_session():
     machine = Machine(speed=lambda config: 1.05 if number_of(config) else 1.0, noise=0.04, seed=1)
-    launcher = searched(machine=machine, gain=0.4, luck=0.02)
+    search = searched(machine=machine, gain=0.4, luck=0.02)
     saved: list[FinalsRecord] = []
     purse = RiskPurse(machine="here", save=saved.append)
-    first = confirm(launcher, plan_finals(launcher, [ONE], look=purse, seconds=24.0))
+    first = hold(search, plan_for(search, [ONE], look=purse, seconds=24.0))
     results = [*first.baseline.results, *first.candidates[0].results]
     record = FinalsRecord.model_validate_json(saved[-1].to_json())
-    again = recall(launcher, RiskPurse(record, results=results, machine="here"))
+    again = recall(search.log, RiskPurse(record, results=results, machine="here"))
     assert again.candidates[0].log_ratios == first.candidates[0].log_ratios
     assert again.candidates[0].ratio == first.candidates[0].ratio
     assert again.next_share == first.next_share

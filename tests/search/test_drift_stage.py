@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_curve, make_launcher, run_simulated
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, make_target, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
 from autotune.drift.gate.stage import MOST_FINALISTS, MOST_TESTED, GateStage
-from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import GradientTrace, Point, read_trace, write_trace
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
 from autotune.records.quality import CHEAP_TESTS
 from autotune.records.script import Script
-from autotune.search.answer.profile import Findings
-from autotune.search.launch.launcher import Launcher
-from autotune.search.scores.objective import Judged, score_trial
+from autotune.search.launch.starter import TrialStarter
+from autotune.search.log import SearchLog
 from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
 
@@ -73,15 +71,15 @@ class Stage:
 
     Attributes:
         machine: with the trials that it ran.
-        launcher: starts them.
-        findings: what the stage found.
+        log: what the stage found.
+        starter: starts them.
         stage: under test.
         results: of all trials.
     """
 
     machine: Machine
-    launcher: Launcher
-    findings: Findings
+    log: SearchLog
+    starter: TrialStarter
     stage: GateStage
     results: list[TrialResult]
 
@@ -91,14 +89,14 @@ class Stage:
 
     def choose(self, *candidates: TrainConfig) -> list[TrainConfig]:
         return self.stage.choose(
-            candidates, seconds=self.launcher.budget.remaining_seconds - KEPT * self.launcher.budget.seconds
+            candidates, seconds=self.starter.budget.remaining_seconds - KEPT * self.starter.budget.seconds
         )
 
     def look_at(self, config: TrainConfig) -> None:
-        self.stage.look_at(config, seconds=EARLY * self.launcher.budget.seconds)
+        self.stage.look_at(config, seconds=EARLY * self.starter.budget.seconds)
 
     def tests_of(self, config: TrainConfig) -> list[tuple[str, str]]:
-        return [(check.test, check.verdict) for check in self.findings.checks_of(config)]
+        return [(check.test, check.verdict) for check in self.log.checks_of(config)]
 
 
 def open_stage(
@@ -114,30 +112,33 @@ def open_stage(
     machine = machine or Machine()
     machine.trials = folder / "trials"
     machine.trials.mkdir(exist_ok=True)
-    launcher = make_launcher(machine, budget=budget)
-    target = launcher.state.target.replace(script=script)
-    launcher.state = launcher.state.replace(max_drift=limits or DriftLimits(), target=target)
     results: list[TrialResult] = []
 
     def run_and_keep(spec: TrialSpec) -> TrialResult:
         results.append(machine(spec))
         return results[-1]
 
-    launcher.run_trial = run_and_keep
-    report = launcher.known_report
+    report = make_report(machine)
     if isinstance(machine, Slow):
         block = Block(optimizer_steps=4, samples=128, seconds=20.0)
-        launcher.report = report = report.replace(measurement=report.measurement.replace(blocks=(block,)))
-    findings = Findings(report, judged=launcher.judged)
-    learner = TrainingRuns(launcher, report, startup, list(known))
-    stage = GateStage(launcher, findings, learner, startup_seconds=startup, known=known)
-    return Stage(machine, launcher, findings, stage, results)
+        report = report.replace(measurement=report.measurement.replace(blocks=(block,)))
+    search = open_search(
+        machine,
+        budget=budget,
+        run_trial=run_and_keep,
+        report=report,
+        startup_seconds=startup,
+        max_drift=limits or DriftLimits(),
+        target=make_target().replace(script=script),
+    )
+    stage = GateStage(search.log, search.starter, known)
+    return Stage(machine, search.log, search.starter, stage, results)
 
 
 def open_late(folder: Path, machine: Machine, seconds_left: float, **options: Any) -> Stage:
     """Return a stage that begins with so many seconds left for it."""
     stage = open_stage(folder, machine, **options)
-    budget = stage.launcher.budget
+    budget = stage.starter.budget
     machine.now = budget.seconds * (1 - KEPT) - 1.0 - seconds_left
     assert budget.remaining_seconds - KEPT * budget.seconds == pytest.approx(seconds_left)
     return stage
@@ -151,7 +152,7 @@ def test_a_candidate_that_rounds_is_screened_and_then_trained(tmp_path: Path) ->
     assert stage.choose(CAST) == [CAST]
     assert stage.purposes == ["fidelity", "fidelity", "quality", "quality"]
     assert stage.tests_of(CAST) == [(test, "non-inferior") for test in ("schedule", "gradients", "paired-losses")]
-    assert stage.findings.notes == []
+    assert stage.log.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,8 @@ def test_what_fails_the_cheap_tests_is_not_trained(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
     assert stage.choose(CAST) == []
     assert "quality" not in stage.purposes
-    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
-    (note,) = stage.findings.notes
+    assert stage.log.refused == (frozenset({"precision=bf16"}),)
+    (note,) = stage.log.notes
     assert note.startswith("precision=bf16 was refused by the drift check: gradients, ")
     assert "limit 4 %" in note
 
@@ -201,7 +202,7 @@ def refuse_what_was_open(folder: Path) -> Stage:
 
 
 def test_the_training_that_refused_what_gradients_left_open_is_told(tmp_path: Path) -> None:
-    (note,) = refuse_what_was_open(tmp_path).findings.notes
+    (note,) = refuse_what_was_open(tmp_path).log.notes
     assert note.endswith("training loss worse by +5.00%, limit +0.50%")
 
 
@@ -217,7 +218,7 @@ def test_no_more_finalists_are_chosen_than_the_finals_take(tmp_path: Path) -> No
     stage = open_stage(tmp_path)
     candidates = [CAST, FUSED, TUNED, CAST.replace(num_workers=2)]
     assert stage.choose(*candidates) == candidates[:MOST_FINALISTS]
-    assert [config for config, _ in stage.findings.checks] == candidates[:MOST_FINALISTS]
+    assert [config for config, _ in stage.log.checks] == candidates[:MOST_FINALISTS]
 
 
 def test_not_more_candidates_are_tested_than_there_is_patience(tmp_path: Path) -> None:
@@ -233,21 +234,21 @@ def test_not_more_candidates_are_tested_than_there_is_patience(tmp_path: Path) -
         {"compile_mode": "default"},
     ]
     assert stage.choose(*(BASELINE.replace(**change) for change in changes)) == []
-    assert len(stage.findings.checks) == MOST_TESTED < len(changes)
+    assert len(stage.log.checks) == MOST_TESTED < len(changes)
 
 
 def test_a_candidate_with_a_refused_change_is_passed_over(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
     assert stage.choose(CAST, CAST.replace(num_threads=1), CAST.replace(num_workers=2), TUNED) == [TUNED]
-    assert [config for config, _ in stage.findings.checks] == [CAST, TUNED]
+    assert [config for config, _ in stage.log.checks] == [CAST, TUNED]
 
 
 def test_the_rest_of_a_refused_candidate_is_the_next_one(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
     both = CAST.replace(optimizer_implementation="fused")
     assert stage.choose(both, TUNED) == [FUSED]
-    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
-    assert [config for config, _ in stage.findings.checks] == [both, FUSED]
+    assert stage.log.refused == (frozenset({"precision=bf16"}),)
+    assert [config for config, _ in stage.log.checks] == [both, FUSED]
 
 
 def test_the_baseline_is_no_candidate(tmp_path: Path) -> None:
@@ -276,10 +277,8 @@ class Repeating(Machine):
 
 def measure(stage: Stage, *configs: TrainConfig) -> None:
     """Launch configs as the search does."""
-    launcher = stage.launcher
     for config in configs:
-        result = launcher.launch(config, "measure", 60.0)
-        launcher.judged.append(Judged(result, score_trial(result, make_curve(), launcher.limits())))
+        stage.log.add_launch(stage.starter.launch(config, "measure", 60.0))
     stage.machine.specs.clear()
 
 
@@ -289,7 +288,7 @@ def test_equal_losses_prove_what_is_exact_and_cost_nothing(tmp_path: Path) -> No
     assert stage.stage.needed_seconds(TUNED) == 0.0
     assert stage.stage.choose([TUNED], seconds=0.0) == [TUNED]
     assert stage.purposes == []
-    (check,) = stage.findings.checks_of(TUNED)
+    (check,) = stage.log.checks_of(TUNED)
     assert (check.test, check.verdict, check.seeds, check.samples) == ("exact-losses", "non-inferior", 1, 1280)
     assert check.reason == "all 40 losses of its launches in the search equal the baseline's bit for bit"
 
@@ -425,7 +424,7 @@ def test_a_promising_config_is_screened_once_and_not_trained(tmp_path: Path) -> 
     assert len(stage.purposes) == 2
     stage.look_at(CAST.replace(optimizer_implementation="fused"))
     assert len(stage.purposes) > 2
-    assert stage.launcher.refused == []
+    assert stage.log.refused == ()
 
 
 def test_what_was_screened_in_the_search_is_not_screened_again(tmp_path: Path) -> None:
@@ -445,10 +444,10 @@ def test_a_config_that_is_exact_is_not_looked_at_early(tmp_path: Path) -> None:
 def test_what_fails_the_look_is_refused_with_its_reason(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(gradient_error=wrong_when_cast))
     stage.look_at(CAST.replace(optimizer_implementation="fused"))
-    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
-    assert len(stage.findings.notes) == 1
-    assert stage.launcher.is_refused(CAST.replace(num_workers=2))
-    assert not stage.launcher.is_refused(FUSED)
+    assert stage.log.refused == (frozenset({"precision=bf16"}),)
+    assert len(stage.log.notes) == 1
+    assert stage.log.is_refused(CAST.replace(num_workers=2))
+    assert not stage.log.is_refused(FUSED)
 
 
 def test_without_time_for_a_look_it_is_left_to_the_end(tmp_path: Path) -> None:
@@ -456,7 +455,7 @@ def test_without_time_for_a_look_it_is_left_to_the_end(tmp_path: Path) -> None:
     stage.stage.look_at(CAST, seconds=2.9)  # two processes take 1.5 s each before their first step
     assert stage.machine.specs == []
     assert stage.choose(CAST) == []
-    assert stage.launcher.refused == [frozenset({"precision=bf16"})]
+    assert stage.log.refused == (frozenset({"precision=bf16"}),)
 
 
 # Whole searches
@@ -492,7 +491,7 @@ def test_wrong_gradients_are_refused_while_the_search_goes_on_and_the_next_best_
 
 def test_a_search_without_a_wrong_gradient_refuses_nothing(tmp_path: Path) -> None:
     run = run_search(tmp_path)
-    assert run.launcher.refused == []
+    assert run.log.refused == ()
     assert makes(run.profile.config, CAST)
     assert not any("refused" in note for note in run.profile.evidence.notes)
 
@@ -508,7 +507,7 @@ def test_a_loader_that_hands_over_something_else_is_refused_and_the_rest_wins(tm
     assert run.profile.verdict == "improved"
     assert makes(run.profile.config, FUSED)
     assert run.profile.config.num_workers == 0
-    assert any(any(change.startswith("num_workers=") for change in refused) for refused in run.launcher.refused)
+    assert any(any(change.startswith("num_workers=") for change in refused) for refused in run.log.refused)
     assert not any(config.num_workers for config in trained(run.machine.specs))
     told = [note for note in run.profile.evidence.notes if "was refused by the drift check" in note]
     assert told
@@ -544,7 +543,7 @@ def test_a_wrong_change_never_gets_into_the_answer_whatever_it_comes_with(tmp_pa
 def test_the_gates_time_is_told(tmp_path: Path) -> None:
     run = run_search(tmp_path)
     spent = sum(LAUNCH_SECONDS for spec in run.machine.specs if spec.purpose in ("fidelity", "tape", "quality"))
-    assert run.launcher.gate_seconds == pytest.approx(spent)
+    assert run.log.gate_seconds == pytest.approx(spent)
     assert run.profile.evidence.drift_fraction == pytest.approx(spent / run.machine.now, rel=0.02)
 
 
@@ -593,14 +592,14 @@ SHORT = 6.0 * 3
 def test_without_time_for_trainings_equal_gradients_are_accepted_and_it_is_told(tmp_path: Path) -> None:
     stage = open_late(tmp_path, Machine(seconds=6.0), SHORT)
     assert stage.choose(CAST) == [CAST]
-    assert stage.findings.notes == [NO_TIME]
+    assert stage.log.notes == (NO_TIME,)
     assert {test for test, _ in stage.tests_of(CAST)} == {"schedule", "gradients"}
 
 
 def test_without_time_for_trainings_half_precision_is_not_accepted(tmp_path: Path) -> None:
     stage = open_late(tmp_path, Machine(seconds=6.0), SHORT)
     assert stage.choose(HALF) == []
-    assert NO_TIME not in stage.findings.notes
+    assert NO_TIME not in stage.log.notes
 
 
 def test_without_time_for_trainings_a_required_improvement_is_not_shown(tmp_path: Path) -> None:
@@ -612,7 +611,7 @@ def test_without_time_for_trainings_a_required_improvement_is_not_shown(tmp_path
 def test_without_time_for_trainings_a_semantic_change_is_not_accepted(tmp_path: Path) -> None:
     machine = Machine(seconds=6.0, knobs={"variant": ("a", "b")})
     stage = open_late(tmp_path, machine, SHORT)
-    assert stage.choose(stage.launcher.baseline.replace(user_knobs={"variant": "b"})) == []
+    assert stage.choose(stage.log.problem.baseline.replace(user_knobs={"variant": "b"})) == []
 
 
 def test_without_time_for_trainings_gradients_that_leave_it_open_are_no_pass(tmp_path: Path) -> None:
@@ -624,7 +623,7 @@ def test_without_time_for_trainings_gradients_that_leave_it_open_are_no_pass(tmp
 def test_without_time_for_the_cheap_tests_nothing_is_accepted(tmp_path: Path) -> None:
     stage = open_late(tmp_path, Machine(seconds=6.0), 12.0)
     assert stage.choose(CAST) == []
-    assert stage.findings.checks == []
+    assert stage.log.checks == ()
 
 
 def test_half_precision_is_trained_and_its_skipped_steps_are_counted(tmp_path: Path) -> None:
@@ -745,4 +744,4 @@ def test_a_trial_that_is_cut_short_by_the_end_of_its_time_is_no_result(tmp_path:
     stage = open_late(tmp_path, Machine(seconds=30.0), 25.0)
     assert stage.choose(CAST) == []
     assert [result.status for result in stage.results] == [TrialStatus.INTERRUPTED]
-    assert stage.findings.checks == []
+    assert stage.log.checks == ()

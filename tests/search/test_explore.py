@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 from simulated import (
     BASELINE,
     LAUNCH_SECONDS,
     Machine,
-    Placebos,
-    make_curve,
+    Search,
+    explore,
     make_judged,
-    make_launcher,
-    make_placebos,
-    make_situation,
+    make_report,
     number_of,
+    open_search,
 )
 
 from autotune.records import TrainConfig, TrialStatus
-from autotune.search.explore.stage import Explorer, Tried
-from autotune.search.launch.launcher import Launcher
+from autotune.search.explore.stage import Tried
 from autotune.search.launch.prices import predict_compilation
-
-
-def explore(launcher: Launcher, *, count: int = 100, **asked: Any) -> str:
-    study = Placebos(make_placebos(count))
-    return Explorer(launcher, study, lambda _now: None, make_situation(launcher), make_curve(), **asked).run()
 
 
 def test_what_is_kept_back_is_not_touched():
     machine = Machine()
-    launcher = make_launcher(machine, budget=100.0)
-    assert explore(launcher, kept_seconds=lambda: 60.0) == "budget"
+    search = open_search(machine, budget=100.0)
+    assert explore(search, kept_seconds=lambda: 60.0) == "budget"
     assert 100.0 - 60.0 - 2 * LAUNCH_SECONDS < machine.now <= 100.0 - 60.0
 
 
@@ -52,49 +44,57 @@ def test_a_launch_that_is_cut_does_not_end_the_stage():
                 self.seconds = usual
 
     kept = iter([88.0] * 4 + [60.0] * 1000)  # while nothing leads more is kept back
-    launcher = make_launcher(OneSlow(), budget=100.0)
-    explore(launcher, kept_seconds=lambda: next(kept))
-    assert [one.status for one in launcher.interrupted] == [TrialStatus.INTERRUPTED]
-    assert number_of(launcher.interrupted[0].spec.config) == 1
-    assert len([one for one in launcher.judged if number_of(one.config) > 1]) > 2
-    assert launcher.predict_seconds(launcher.interrupted[0].spec.config) > launcher.interrupted[0].elapsed_seconds
+    search = open_search(OneSlow(), budget=100.0)
+    explore(search, kept_seconds=lambda: next(kept))
+    assert [one.status for one in search.log.interrupted] == [TrialStatus.INTERRUPTED]
+    assert number_of(search.log.interrupted[0].spec.config) == 1
+    assert len([one for one in search.log.judged if number_of(one.config) > 1]) > 2
+    assert (
+        search.log.prices.launch_seconds(search.log.interrupted[0].spec.config)
+        > search.log.interrupted[0].elapsed_seconds
+    )
 
 
 def test_what_does_not_fit_the_time_counts_as_tried():
-    launcher = make_launcher(Machine())
-    launcher.judged.append(make_judged(BASELINE, 0.0))
+    log = open_search(Machine()).log
+    log.add_judged(make_judged(BASELINE, 0.0))
     compiled = BASELINE.replace(compile_mode="default")
-    price = launcher.predict_seconds(compiled)
+    price = log.prices.launch_seconds(compiled)
     assert price > LAUNCH_SECONDS + 10
-    short, long = Tried(launcher, price - 1.0), Tried(launcher, price + 1.0)
+    suspects = log.find_suspects(count_overdue=True)
+    short, long = Tried(log, suspects, price - 1.0), Tried(log, suspects, price + 1.0)
     assert compiled in short
     assert short.too_dear
     assert compiled not in long
     assert not long.too_dear
 
 
+def open_bounded(machine: Machine, bound: float | None, *, budget: float) -> Search:
+    """Return a search whose probe tells of a bound on the speed-up."""
+    report = make_report(machine)
+    return open_search(
+        machine, budget=budget, report=report.replace(verdict=report.verdict.replace(speedup_ceiling=bound))
+    )
+
+
 @pytest.mark.parametrize(("bound", "stops"), [(1.5, True), (1.55, True), (2.0, False), (1.2, False), (None, False)])
 def test_it_stops_where_the_probes_bound_is_reached(bound, stops):
-    launcher = make_launcher(Machine(speed=lambda one: 1.5 if number_of(one) == 3 else 1.0), budget=400.0)
-    report = launcher.known_report
-    launcher.report = report.replace(verdict=report.verdict.replace(speedup_ceiling=bound))
-    assert (explore(launcher, count=60) == "bound") == stops
+    search = open_bounded(Machine(speed=lambda one: 1.5 if number_of(one) == 3 else 1.0), bound, budget=400.0)
+    assert (explore(search, count=60) == "bound") == stops
     if stops:
-        assert len(launcher.judged) < 10
+        assert len(search.log.judged) < 10
 
 
 def test_nothing_that_is_no_faster_reaches_the_bound():
     """A bound of next to nothing must not end a search that has not found even that."""
-    launcher = make_launcher(Machine(speed=lambda _one: 1.0, noise=0.0), budget=100.0)
-    report = launcher.known_report
-    launcher.report = report.replace(verdict=report.verdict.replace(speedup_ceiling=1.01))
-    assert explore(launcher) != "bound"
+    search = open_bounded(Machine(speed=lambda _one: 1.0, noise=0.0), 1.01, budget=100.0)
+    assert explore(search) != "bound"
 
 
 def test_a_proof_that_is_due_comes_before_anything_beyond_the_plan():
-    launcher = make_launcher(Machine(), budget=400.0)
-    assert explore(launcher, is_proof_due=lambda: len(launcher.judged) > 4) == "budget"
-    assert len(launcher.judged) == 5
+    search = open_search(Machine(), budget=400.0)
+    assert explore(search, is_proof_due=lambda: len(search.log.judged) > 4) == "budget"
+    assert len(search.log.judged) == 5
 
 
 def test_compiling_is_priced_by_the_operations_and_then_by_what_was_seen():

@@ -8,7 +8,8 @@ import pytest
 from simulated import BASELINE, Machine, make_report
 
 from autotune.records import Ceilings, Evidence, MatmulRate, TargetFacts
-from autotune.search.answer.profile import Findings, add_flops, build_profile
+from autotune.search.answer.findings import Findings
+from autotune.search.answer.profile import add_flops, build_profile
 from autotune.search.scores.ranking import Ranking
 
 CEILINGS = Ceilings(

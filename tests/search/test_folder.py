@@ -138,7 +138,7 @@ def test_nothing_is_written_through_a_link(tmp_path, name, exists):
     (root / name).symlink_to(victim)
     with lock_searches(tmp_path):
         assert (root / "holder.json").read_text().startswith("{")
-        write_report(tmp_path, run_simulated(Machine(stop_after=3), tmp_path).launcher.known_report)
+        write_report(tmp_path, run_simulated(Machine(stop_after=3), tmp_path).log.problem.report)
     assert (victim.read_text() if victim.exists() else None) == ("theirs" if exists else None)
     assert not (root / name).is_symlink()
 

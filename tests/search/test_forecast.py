@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulated import BASELINE, Machine, all_equal, make_launcher, make_report, run_simulated
+from simulated import BASELINE, Machine, all_equal, make_report, open_search, run_simulated
 
 from autotune.records import DataFacts, MemoryFacts, MemoryMode, TrainConfig
 from autotune.search.explore.stage import Tried
@@ -84,11 +84,11 @@ def test_on_a_gpu_a_peak_is_that_of_the_allocator() -> None:
 
 
 def test_a_hopeless_config_counts_as_tried_and_is_remembered_once() -> None:
-    launcher = make_launcher(Machine(facts={"memory": memory(per_sample=GIB)}))
-    tried = Tried(launcher)
+    log = open_search(Machine(facts={"memory": memory(per_sample=GIB)})).log
+    tried = Tried(log, log.find_suspects(count_overdue=True))
     assert config(4096) in tried
     assert config(4096) in tried
-    assert launcher.hopeless == [config(4096)]
+    assert log.hopeless == (config(4096),)
 
 
 def test_a_search_leaves_out_what_would_not_fit_and_says_so(tmp_path: Any) -> None:

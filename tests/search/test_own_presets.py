@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import Machine, make_launcher, make_report, run_simulated
+from simulated import Machine, make_report, open_search, run_simulated
 
 from autotune.errors import ProfileError, UsageError
 from autotune.knobs import Facts
@@ -73,11 +73,11 @@ def test_a_recipes_own_values_are_tried_unless_ruled_out() -> None:
     ("other", "is_refused"), [({}, True), ({"precision": "bf16"}, False), ({"num_workers": 1}, True)]
 )
 def test_an_own_value_is_refused_where_nothing_else_can_be_why(other: dict[str, Any], is_refused: bool) -> None:
-    launcher = make_launcher(Machine(knobs={"kernel": ("old", "new")}))
-    new = launcher.baseline.replace(user_knobs={"kernel": "new"})
-    launcher.refuse_own_values(new.replace(**other))
-    assert launcher.is_refused(new) == is_refused
-    assert not launcher.is_refused(launcher.baseline.replace(**other))
+    log = open_search(Machine(knobs={"kernel": ("old", "new")})).log
+    new = log.problem.baseline.replace(user_knobs={"kernel": "new"})
+    log.refuse_user_values(new.replace(**other))
+    assert log.is_refused(new) == is_refused
+    assert not log.is_refused(log.problem.baseline.replace(**other))
 
 
 def test_a_search_tries_the_own_preset_first_and_a_resumed_one_has_to_have_it(tmp_path: Path) -> None:

@@ -10,21 +10,18 @@ from simulated import (
     BASE_RATE,
     BASELINE,
     Machine,
-    Placebos,
+    explore,
     make_curve,
     make_judged,
-    make_launcher,
     make_placebos,
-    make_situation,
+    open_search,
 )
 
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.search.explore.stage import Explorer
 from autotune.search.launch.pace import make_pace
 from autotune.search.scores.noise import summarise_noise
 from autotune.search.scores.objective import Judged, score_trial
 from autotune.search.scores.ranking import Ranking
-from autotune.search.scores.schedule import Schedule
 
 ONE, TWO, *_ = make_placebos(8)
 
@@ -48,7 +45,7 @@ def cut(config: Any, bound: float, number: int = 9) -> Judged:
         elapsed_seconds=4.0,
         samples_per_second_bound=bound,
     )
-    limits = make_launcher(Machine()).limits()
+    limits = open_search(Machine()).log.problem.limits
     return Judged(result, score_trial(result, make_curve(), limits))
 
 
@@ -96,12 +93,12 @@ def test_where_the_training_compiles_by_itself_every_launch_may() -> None:
 
 def test_only_a_launch_that_races_has_a_pace() -> None:
     machine = Machine()
-    launcher = make_launcher(machine)
-    launcher.judged.append(anchor())
-    rival = Schedule(launcher.judged, BASELINE, launcher.ranking()).make_rival(ONE)
-    launcher.launch(ONE, "measure", 60.0, rival=rival)
-    launcher.launch(BASELINE, "measure", 60.0)
-    launcher.launch(ONE, "final", 60.0)
+    search = open_search(machine)
+    search.log.add_judged(anchor())
+    rival = search.log.schedule.make_rival(ONE)
+    search.starter.launch(ONE, "measure", 60.0, rival=rival)
+    search.starter.launch(BASELINE, "measure", 60.0)
+    search.starter.launch(ONE, "final", 60.0)
     assert [spec.limits.pace is not None for spec in machine.specs[-3:]] == [True, False, False]
 
 
@@ -143,10 +140,8 @@ def test_a_search_goes_on_after_one_and_does_not_try_it_again() -> None:
             return cut(ONE, 1.0, number=spec.number).result.replace(spec=spec)
         return result
 
-    launcher = make_launcher(machine, budget=200.0)
-    launcher.run_trial = run
-    study = Placebos(make_placebos(5))
-    Explorer(launcher, study, lambda _now: None, make_situation(launcher), make_curve()).run()
-    ends = [one.score.status for one in launcher.judged if one.config == ONE]
+    search = open_search(machine, budget=200.0, run_trial=run)
+    explore(search, count=5)
+    ends = [one.score.status for one in search.log.judged if one.config == ONE]
     assert ends == [TrialStatus.TOO_SLOW]
-    assert len({one.key for one in launcher.judged}) == 6
+    assert len({one.key for one in search.log.judged}) == 6

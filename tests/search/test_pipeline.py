@@ -10,22 +10,22 @@ from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 
 from autotune.drift.gate.stage import MOST_FINALISTS
 from autotune.records import TrainConfig
-from autotune.search.explore.stage import LEAST_GAIN
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.stage import confirm, plan_finals
+from autotune.search.policy import USUAL_POLICY
 
 BUDGET = 110.0
 
 
 def search(machine: Machine) -> FinalsOutcome | None:
     """Explore placebos and take the best to the finals; None where nothing looked faster."""
-    launcher = explore_placebos(machine, budget=BUDGET)
-    ranking = launcher.ranking()
+    search = explore_placebos(machine, budget=BUDGET)
+    ranking = search.log.ranking
     ranked = sorted(ranking.entries, key=lambda one: -one.score)
-    faster = [one.config for one in ranked if one.score > LEAST_GAIN and one.config != BASELINE]
+    faster = [one.config for one in ranked if one.score > USUAL_POLICY.least_gain and one.config != BASELINE]
     if not faster:
         return None
-    return confirm(launcher, plan_finals(launcher, faster[:MOST_FINALISTS]))
+    return confirm(search.log, search.starter, plan_finals(search.log, search.budget, faster[:MOST_FINALISTS]))
 
 
 def jitter(seed: int) -> Callable[[float], float]:

@@ -38,16 +38,16 @@ def anchors_between(values: list[float], between: int = ANCHOR_SPACING, level: f
 def test_nothing_is_ranked_before_the_baseline_was_launched():
     ranking = rank([(ONE, 0.3)])
     assert ranking.entries == ()
-    assert ranking.incumbent is ranking.challenger is ranking.simplest_of_best is None
+    assert ranking.incumbent is ranking.contender is ranking.simplest_of_best is None
     assert ranking.score_of(make_judged(ONE, 0.3)) is None
     with pytest.raises(ValueError, match="the baseline was never launched"):
-        ranking.anchors.level_now()
+        ranking.baseline_level.level_now()
 
 
 def test_a_single_anchor_is_the_level_everywhere():
     ranking = rank([(ONE, 0.3), (BASELINE, 0.1), (TWO, 0.2)])
     for place in (0, 1, 2, 50):
-        assert ranking.anchors.level(place) == pytest.approx((LOG_RATE + 0.1, 1.0))
+        assert ranking.baseline_level.level(place) == pytest.approx((LOG_RATE + 0.1, 1.0))
 
 
 def test_the_level_is_the_mean_of_the_anchors_nearer_ones_weighing_more():
@@ -57,7 +57,7 @@ def test_the_level_is_the_mean_of_the_anchors_nearer_ones_weighing_more():
     far, near = math.exp(-5 / 8), math.exp(-1 / 8)
     mean = (far * 0.0 + near * 0.03 + near * 0.02) / (far + 2 * near)
     worth = (far + 2 * near) ** 2 / (far**2 + 2 * near**2)
-    assert ranking.anchors.level(5) == pytest.approx((LOG_RATE + mean, worth))
+    assert ranking.baseline_level.level(5) == pytest.approx((LOG_RATE + mean, worth))
     assert 2 < worth < 3
     score = next(one for one in ranking.entries if one.config == PLACEBOS[3]).score
     assert score == pytest.approx(-mean)
@@ -65,22 +65,22 @@ def test_the_level_is_the_mean_of_the_anchors_nearer_ones_weighing_more():
 
 def test_the_level_now_is_that_of_the_next_place():
     ranking = rank([(BASELINE, 0.0), (ONE, 0.1), (BASELINE, 0.02), (TWO, 0.1)])
-    assert ranking.anchors.level_now() == ranking.anchors.level(4)
+    assert ranking.baseline_level.level_now() == ranking.baseline_level.level(4)
 
 
 def test_the_level_stays_on_one_side_of_a_jump():
     ranking = rank(anchors_between([0.0, 0.01, 0.0, -0.5, -0.51, -0.5]))
-    assert ranking.anchors.jumps == 1
+    assert ranking.baseline_level.jumps == 1
     spacing = ANCHOR_SPACING + 1
     for place in (0, spacing, 2 * spacing, spacing + 3):
-        assert ranking.anchors.level(place)[0] == pytest.approx(LOG_RATE, abs=0.01)
+        assert ranking.baseline_level.level(place)[0] == pytest.approx(LOG_RATE, abs=0.01)
     for place in (3 * spacing, 5 * spacing, 4 * spacing + 3, 6 * spacing):
-        assert ranking.anchors.level(place)[0] == pytest.approx(LOG_RATE - 0.5, abs=0.01)
+        assert ranking.baseline_level.level(place)[0] == pytest.approx(LOG_RATE - 0.5, abs=0.01)
 
 
 def test_what_was_launched_around_a_jump_is_shaky_and_nothing_else():
     launches = anchors_between([0.0, 0.01, 0.0, -0.5, -0.51, -0.5])
-    shaky = {one.key: one.shaky for one in rank(launches).entries}
+    shaky = {one.key: one.across_change for one in rank(launches).entries}
     spacing = ANCHOR_SPACING + 1
     for place, (config, _) in enumerate(launches):
         if config != BASELINE:
@@ -90,7 +90,7 @@ def test_what_was_launched_around_a_jump_is_shaky_and_nothing_else():
 @pytest.mark.parametrize("sd", [0.005, 0.02, 0.1])
 def test_noise_is_hardly_ever_taken_for_a_jump(sd):
     rng = random.Random(4)
-    found = sum(rank(anchors_between([rng.gauss(0, sd) for _ in range(9)], 1)).anchors.jumps for _ in range(200))
+    found = sum(rank(anchors_between([rng.gauss(0, sd) for _ in range(9)], 1)).baseline_level.jumps for _ in range(200))
     assert found / (200 * 8) < 0.02
 
 
@@ -100,33 +100,33 @@ def test_a_jump_much_larger_than_the_noise_is_found(place):
     missed = 0
     for _ in range(50):
         values = [rng.gauss(0, 0.02) - (0.35 if index >= place else 0.0) for index in range(8)]
-        missed += rank(anchors_between(values, 1)).anchors.jumps != 1
+        missed += rank(anchors_between(values, 1)).baseline_level.jumps != 1
     assert missed <= 2
 
 
 def test_a_last_anchor_far_off_asks_for_another_one():
     values = [0.0, 0.01, -0.01, 0.0]
-    assert not rank(anchors_between(values)).anchors.may_have_changed
+    assert not rank(anchors_between(values)).baseline_level.may_have_changed
     suspect = rank(anchors_between([*values, -0.4]))
-    assert (suspect.anchors.may_have_changed, suspect.anchors.jumps) == (True, 0)
+    assert (suspect.baseline_level.may_have_changed, suspect.baseline_level.jumps) == (True, 0)
     confirmed = rank(anchors_between([*values, -0.4, -0.41]))
-    assert (confirmed.anchors.may_have_changed, confirmed.anchors.jumps) == (False, 1)
+    assert (confirmed.baseline_level.may_have_changed, confirmed.baseline_level.jumps) == (False, 1)
 
 
 def test_one_slow_launch_of_the_baseline_is_noise_and_no_change_of_the_machine():
     ranking = rank(anchors_between([0.0, 0.01, -0.01, 0.0, -0.5, 0.01, 0.0, -0.01]))
-    assert ranking.anchors.jumps == 0
+    assert ranking.baseline_level.jumps == 0
     assert ranking.noise[0] > 0.1
 
 
 def test_a_slowdown_and_the_recovery_from_it_are_both_found():
     values = [0.0, 0.01, -0.01, -0.36, -0.35, 0.0, 0.01, -0.01]
-    assert rank(anchors_between(values)).anchors.jumps == 2
+    assert rank(anchors_between(values)).baseline_level.jumps == 2
 
 
 def test_a_jump_of_the_machine_is_not_launch_noise():
     ranking = rank(anchors_between([0.0, 0.01, 0.0, -0.5, -0.51, -0.5]))
-    assert ranking.anchors.jumps == 1
+    assert ranking.baseline_level.jumps == 1
     assert ranking.noise[0] < 0.04
 
 
@@ -154,7 +154,7 @@ def test_a_slow_drift_of_the_machine_does_not_change_who_is_best():
     scores = {number_of(one.config): one.score for one in ranking.entries if one.config != BASELINE}
     assert max(raw, key=lambda number: raw[number]) <= 16  # by throughput alone an early, poor one would win
     assert max(scores, key=lambda number: scores[number]) >= 28
-    assert ranking.anchors.jumps == 0
+    assert ranking.baseline_level.jumps == 0
     anchored = statistics.fmean((score - true[number]) ** 2 for number, score in scores.items())
     naive = statistics.fmean((value - true[number]) ** 2 for number, value in raw.items())
     assert anchored < 0.05 * naive
@@ -175,7 +175,7 @@ def test_noise_comes_from_anchors_in_a_row_so_that_drift_is_none():
 def test_one_launch_of_the_baseline_tells_nothing_of_the_noise():
     ranking = rank([(BASELINE, 0.0)])
     assert ranking.noise == pytest.approx((PRIOR_SD, PRIOR_DEGREES))
-    assert ranking.anchors.values == pytest.approx((LOG_RATE,))
+    assert ranking.baseline_level.values == pytest.approx((LOG_RATE,))
 
 
 def test_repeats_of_any_config_tell_the_noise():
@@ -207,32 +207,32 @@ def test_block_noise_is_that_within_launches_only():
 
 def test_the_baseline_is_the_incumbent_until_another_was_launched_twice():
     once: Launches = [(BASELINE, 0.0), (ONE, 0.4)]
-    incumbent, challenger = rank(once).incumbent, rank(once).challenger
+    incumbent, contender = rank(once).incumbent, rank(once).contender
     assert incumbent is not None
     assert incumbent.config == BASELINE
-    assert challenger is not None
-    assert challenger.config == ONE
+    assert contender is not None
+    assert contender.config == ONE
     twice = rank([*once, (ONE, 0.3)])
     assert twice.incumbent is not None
     assert twice.incumbent.config == ONE
     assert twice.incumbent.score == pytest.approx(0.35)
-    assert twice.challenger is None
+    assert twice.contender is None
 
 
 def test_a_challenger_has_to_look_better_than_the_incumbent():
     launches: Launches = [(BASELINE, 0.0), (ONE, 0.4), (ONE, 0.4), (TWO, 0.39)]
-    assert rank(launches).challenger is None
-    better = rank([*launches, (THREE, 0.41)]).challenger
+    assert rank(launches).contender is None
+    better = rank([*launches, (THREE, 0.41)]).contender
     assert better is not None
     assert better.config == THREE
-    assert rank([(BASELINE, 0.0), (ONE, -0.01)]).challenger is None
+    assert rank([(BASELINE, 0.0), (ONE, -0.01)]).contender is None
 
 
 def test_a_challenger_that_was_lucky_once_does_not_become_the_incumbent():
     ranking = rank([(BASELINE, 0.0), (ONE, 0.2), (ONE, 0.2), (TWO, 0.3), (TWO, 0.0)])
     assert ranking.incumbent is not None
     assert ranking.incumbent.config == ONE
-    assert ranking.challenger is None
+    assert ranking.contender is None
 
 
 def test_a_shaky_launch_makes_no_incumbent():
@@ -242,7 +242,7 @@ def test_a_shaky_launch_makes_no_incumbent():
     ranking = rank(launches)
     entry = ranking.find(ONE)
     assert entry is not None
-    assert entry.sound_launches == 0
+    assert entry.valid_launches == 0
     assert ranking.incumbent is not None
     assert ranking.incumbent.config == BASELINE
 
@@ -254,7 +254,7 @@ def test_sound_launches_outvote_shaky_ones():
     launches[4 * spacing + 2] = (ONE, -0.4)
     entry = rank(launches).find(ONE)
     assert entry is not None
-    assert entry.shaky == (True, False)
+    assert entry.across_change == (True, False)
     assert entry.score == pytest.approx(0.1, abs=0.001)
 
 

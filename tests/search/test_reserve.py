@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from simulated import BASELINE, LAUNCH_SECONDS, Machine, make_judged, make_launcher
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, make_judged, open_search
 
 from autotune.records import TrainConfig
 from autotune.search.finals.finalist import LEAST_ROUNDS
-from autotune.search.finals.reserve import MOST_SHARE, Reserve
+from autotune.search.finals.reserve import Reserve
+from autotune.search.policy import USUAL_POLICY
 
 LEADER = BASELINE.replace(host_allocator="glibc-tuned")
 ROUND = 2 * LAUNCH_SECONDS
 
 
 def make_reserve(*, check: float = 10.0, pairs: int = 5, budget: float = 600.0) -> Reserve:
-    launcher = make_launcher(Machine(), budget=budget)
-    launcher.judged += [make_judged(BASELINE, 0.0), make_judged(LEADER, 0.3)]
+    search = open_search(Machine(), budget=budget)
+    search.log.add_judged(make_judged(BASELINE, 0.0), make_judged(LEADER, 0.3))
 
     def needed(config: TrainConfig | None) -> float:
         return check
 
-    return Reserve(launcher, needed, lambda _config: pairs)
+    return Reserve(search.log, search.budget, needed, lambda _config: pairs)
 
 
 def test_while_nothing_leads_only_the_least_is_kept():
@@ -45,5 +46,5 @@ def test_what_can_hardly_be_proven_keeps_no_more_than_if_nothing_led():
     assert not make_reserve(check=600.0).is_provable(LEADER)
     some = make_reserve(pairs=60)  # 468 s of 600
     assert some.is_provable(LEADER)
-    assert some.seconds_for(LEADER) == MOST_SHARE * 600.0
+    assert some.seconds_for(LEADER) == USUAL_POLICY.most_reserve_share * 600.0
     assert make_reserve().is_provable(LEADER)

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from simulated import BASELINE, Machine, all_equal, explore_placebos, make_judged, make_placebos, number_of
+from simulated import BASELINE, Machine, Search, all_equal, explore_placebos, make_judged, make_placebos, number_of
 
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import TrainConfig
 from autotune.records.trial import Rival
-from autotune.search.launch.launcher import Launcher
+from autotune.search.policy import USUAL_POLICY
 from autotune.search.scores.baseline_level import ANCHOR_SPACING
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
-from autotune.search.scores.schedule import ANCHOR_SECONDS, ELITE_LAUNCHES, RACING_CONFIDENCE, Schedule
+from autotune.search.scores.schedule import Schedule
 
 ONE, TWO, THREE, *REST = PLACEBOS = make_placebos(40)
 
@@ -50,7 +50,7 @@ def test_the_baseline_is_due_after_eight_launches(between):
     ("count", "each", "is_due"), [(1, 119.0, False), (1, 120.0, True), (3, 39.0, False), (3, 41.0, True)]
 )
 def test_the_baseline_is_due_after_two_minutes(count, each, is_due):
-    assert ANCHOR_SECONDS == 120.0
+    assert USUAL_POLICY.anchor_seconds == 120.0
     due = schedule([make_judged(BASELINE, 0.0, elapsed=500.0), *slower(count, elapsed=each)]).find_due()
     assert (due == BASELINE) == is_due
 
@@ -109,8 +109,11 @@ def test_an_elite_is_one_of_five_and_faster_than_the_baseline():
 
 
 def test_an_elite_has_had_enough_after_four_launches():
-    assert schedule(elites(*[ELITE_LAUNCHES] * 5, since=3)).find_due(exhausted=True) is None
-    assert schedule(elites(ELITE_LAUNCHES, ELITE_LAUNCHES - 1, since=0)).find_due(exhausted=True) == TWO
+    assert schedule(elites(*[USUAL_POLICY.most_repeats] * 5, since=3)).find_due(exhausted=True) is None
+    assert (
+        schedule(elites(USUAL_POLICY.most_repeats, USUAL_POLICY.most_repeats - 1, since=0)).find_due(exhausted=True)
+        == TWO
+    )
 
 
 def test_where_nothing_new_is_left_the_best_are_launched_at_once():
@@ -128,7 +131,7 @@ def around_a_jump(config: TrainConfig, value: float) -> list[Judged]:
 def test_a_shaky_one_near_the_top_is_launched_again():
     judged = around_a_jump(ONE, 0.2)
     ranking = Ranking(judged, BASELINE)
-    assert ranking.anchors.jumps == 1
+    assert ranking.baseline_level.jumps == 1
     assert schedule(judged).find_due() == ONE
 
 
@@ -186,8 +189,8 @@ def test_the_margin_holds_the_luck_of_all_launches_compared():
     rival = schedule(judged).make_rival(TWO)
     assert rival is not None
     noise, degrees = ranking.noise
-    launch = noise**2 * (1 + 1 / ranking.anchors.level_now()[1] + 1.5 / 3)
-    t = student_t_quantile(RACING_CONFIDENCE, degrees)
+    launch = noise**2 * (1 + 1 / ranking.baseline_level.level_now()[1] + 1.5 / 3)
+    t = student_t_quantile(USUAL_POLICY.racing_confidence, degrees)
     assert rival.margin == pytest.approx(t * math.sqrt(launch + ranking.block_sd**2 / 8), rel=1e-6)
 
 
@@ -196,9 +199,9 @@ def is_raced(judged: Judged) -> bool:
     return measurement is not None and measurement.ended_by == "racing"
 
 
-def share_raced(searches: list[Launcher]) -> float:
+def share_raced(searches: list[Search]) -> float:
     """Return the share of launches, the baseline's left out, that racing ended."""
-    launches = [one for search in searches for one in search.judged if one.config != BASELINE]
+    launches = [one for search in searches for one in search.log.judged if one.config != BASELINE]
     assert len(launches) > 200
     return sum(map(is_raced, launches)) / len(launches)
 
@@ -223,10 +226,10 @@ def test_configs_of_half_the_speed_are_mostly_ended_early(sd):
         for seed in range(3)
     ]
     assert share_raced(searches) > 0.75
-    blocks = [len(one.result.measurement.blocks) for s in searches for one in s.judged if is_raced(one)]
+    blocks = [len(one.result.measurement.blocks) for s in searches for one in s.log.judged if is_raced(one)]
     assert sum(blocks) / len(blocks) < 3
     equal = explore_placebos(Machine(speed=all_equal, noise=sd, block_noise=0.02, blocks=8), budget=500)
-    assert min(len(search.judged) for search in searches) > 1.2 * len(equal.judged)
+    assert min(len(search.log.judged) for search in searches) > 1.2 * len(equal.log.judged)
 
 
 def slide(now: float) -> float:
@@ -237,7 +240,7 @@ def drop(now: float) -> float:
     return 0.7 if now > 100 else 1.0
 
 
-def drifting(drift: Callable[[float], float], *, canary: bool, seeds: int = 4) -> list[Launcher]:
+def drifting(drift: Callable[[float], float], *, canary: bool, seeds: int = 4) -> list[Search]:
     return [
         explore_placebos(
             Machine(
@@ -260,7 +263,9 @@ def test_a_machine_that_slows_down_bit_by_bit_ends_no_equal_config_early(canary)
     searches = drifting(slide, canary=canary)
     assert share_raced(searches) < 0.01
     # What came late is not taken for slow.
-    late = [score for search in searches for one in search.judged[-10:] if (score := search.ranking().score_of(one))]
+    late = [
+        score for search in searches for one in search.log.judged[-10:] if (score := search.log.ranking.score_of(one))
+    ]
     assert abs(sum(late) / len(late)) < 0.03
 
 
@@ -268,17 +273,17 @@ def test_a_machine_that_slows_down_at_once_ends_launches_only_until_the_next_anc
     searches = drifting(drop, canary=False)
     assert share_raced(searches) < 0.10
     for search in searches:
-        assert search.ranking().anchors.jumps == 1
-        places = [place for place, one in enumerate(search.judged) if is_raced(one)]
+        assert search.log.ranking.baseline_level.jumps == 1
+        places = [place for place, one in enumerate(search.log.judged) if is_raced(one)]
         assert len(places) <= ANCHOR_SPACING
-        entries = {one.key: one for one in search.ranking().entries}
-        assert all(entries[search.judged[place].key].shaky[0] for place in places)
+        entries = {one.key: one for one in search.log.ranking.entries}
+        assert all(entries[search.log.judged[place].key].across_change[0] for place in places)
 
 
-def launched_around_the_drop(search: Launcher) -> list[int]:
+def launched_around_the_drop(search: Search) -> list[int]:
     """Return which configs were launched between the drop and the next anchor."""
     began, found = 0.0, []
-    for one in search.judged:
+    for one in search.log.judged:
         if began > 100 and one.config == BASELINE:
             return found
         found += [number_of(one.config)] if began > 100 else []
@@ -312,7 +317,7 @@ def speed_of(config: TrainConfig) -> float:
 
 
 @pytest.fixture(scope="module")
-def long_searches() -> list[Launcher]:
+def long_searches() -> list[Search]:
     return [
         explore_placebos(
             Machine(speed=speed_of, noise=0.03, block_noise=0.02, blocks=8, seed=seed), budget=900, count=60
@@ -323,17 +328,17 @@ def long_searches() -> list[Launcher]:
 
 def test_the_best_configs_own_the_most_launches(long_searches):
     for search in long_searches:
-        count = Counter(number_of(one.config) for one in search.judged)
-        assert [count[number] for number in (17, 5, 30, 11)] == [ELITE_LAUNCHES] * 4
+        count = Counter(number_of(one.config) for one in search.log.judged)
+        assert [count[number] for number in (17, 5, 30, 11)] == [USUAL_POLICY.most_repeats] * 4
         others = [count[number] for number in count if number not in (0, 17, 5, 30, 11)]
         assert len(others) == 56
         assert sum(others) / len(others) < 1.3
-        assert max(search.ranking().entries, key=lambda one: one.score).config == PLACEBOS[16]
+        assert max(search.log.ranking.entries, key=lambda one: one.score).config == PLACEBOS[16]
 
 
 def test_the_baseline_is_never_more_than_eight_launches_away(long_searches):
     for search in long_searches:
-        places = [place for place, one in enumerate(search.judged) if one.config == BASELINE]
+        places = [place for place, one in enumerate(search.log.judged) if one.config == BASELINE]
         assert places[0] == 0
         assert max(late - early for early, late in pairwise(places)) == ANCHOR_SPACING + 1
 
@@ -341,9 +346,9 @@ def test_the_baseline_is_never_more_than_eight_launches_away(long_searches):
 def test_a_new_incumbent_was_launched_twice_or_leads_by_more_than_luck(long_searches):
     for search in long_searches:
         incumbents = set()
-        for place in range(1, len(search.judged)):
-            incumbent = Ranking(search.judged[:place], BASELINE).incumbent
+        for place in range(1, len(search.log.judged)):
+            incumbent = Ranking(search.log.judged[:place], BASELINE).incumbent
             assert incumbent is not None
-            assert incumbent.config == BASELINE or incumbent.sound_launches >= 2 or incumbent.score > 0.1
+            assert incumbent.config == BASELINE or incumbent.valid_launches >= 2 or incumbent.score > 0.1
             incumbents.add(number_of(incumbent.config))
         assert {0, 5, 17} <= incumbents

@@ -9,8 +9,8 @@ from autotune.errors import NothingFeasibleError, TargetError, UsageError
 from autotune.records import Margin, TrainConfig, TrialStatus
 from autotune.search.explore.study import Study
 from autotune.search.finals.risk import RiskPurse
+from autotune.search.policy import USUAL_POLICY
 from autotune.search.scores.ranking import Ranking
-from autotune.search.scores.schedule import ELITE_LAUNCHES, TOP_K
 from autotune.targets.drift_limits import read_drift_limits
 
 
@@ -132,8 +132,7 @@ def test_a_budget_that_cannot_hold_the_finals_is_refused_with_the_need(tmp_path)
 
 
 def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_path):
-    launcher = run_simulated(Machine(), tmp_path, budget=300).launcher
-    launches = launcher.judged
+    launches = run_simulated(Machine(), tmp_path, budget=300).log.judged
     again = 0
     for place, one in enumerate(launches):
         earlier = launches[:place]
@@ -141,15 +140,15 @@ def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_pat
             continue
         again += 1
         ranking = Ranking(earlier, BASELINE)
-        top = {ranking.challenger.key} if ranking.challenger else set()
-        top |= {entry.key for entry in ranking.entries[: 1 + TOP_K] if entry.score > 0}
+        top = {ranking.contender.key} if ranking.contender else set()
+        top |= {entry.key for entry in ranking.entries[: 1 + USUAL_POLICY.top_k] if entry.score > 0}
         assert one.key in top
     assert again >= 5
     assert len({one.key for one in launches}) > 15
 
 
 def test_new_settings_are_at_least_half_of_a_search(tmp_path):
-    launches = run_simulated(Machine(), tmp_path, budget=300).launcher.judged
+    launches = run_simulated(Machine(), tmp_path, budget=300).log.judged
     assert len({one.key for one in launches}) >= len(launches) / 2
 
 
@@ -174,7 +173,7 @@ def test_a_resumed_search_runs_only_what_is_missing(tmp_path):
     again = Counter(spec.config.to_json() for spec in machine.specs if spec.purpose == "measure" and spec.config)
     assert known
     # What is known is launched again only as often as a search without a break would have done.
-    assert all(again[config.to_json()] < ELITE_LAUNCHES for config in known if config is not None)
+    assert all(again[config.to_json()] < USUAL_POLICY.most_repeats for config in known if config is not None)
     assert any(again[config.to_json()] == 0 for config in known if config is not None)
     assert min(spec.number for spec in machine.specs) > max(spec.number for spec in before)
 

@@ -11,8 +11,7 @@ from autotune.knobs import DATA_KNOBS
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
-from autotune.search.explore.stage import LEAST_GAIN
-from autotune.search.launch.launcher import list_changes
+from autotune.search.log import list_changes
 from autotune.search.scores.ranking import Entry
 from autotune.sentences import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back
@@ -98,7 +97,9 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
     return Blame(guilty, _rest(config, baseline, guilty))
 
 
-def promises(entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfig, rest: TrainConfig) -> bool:
+def promises(
+    entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfig, rest: TrainConfig, *, least_gain: float
+) -> bool:
     """Return whether what is left of a refused config may still be faster, by what the search has measured.
 
     Args:
@@ -106,11 +107,12 @@ def promises(entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfi
         baseline: the user's own settings.
         config: that was refused.
         rest: of it, without the guilty change.
+        least_gain: log speed-up that is worth following.
     """
     scores = {entry.key: entry.score for entry in entries}
     left = scores.get(rest.key)
     if left is not None:
-        return left > LEAST_GAIN
+        return left > least_gain
     whole, kept = (list_changes(one, baseline, changed_fields(one, baseline)) for one in (config, rest))
     guilty = whole - kept
     without = [
@@ -120,7 +122,7 @@ def promises(entries: Sequence[Entry], baseline: TrainConfig, config: TrainConfi
         and not kept <= made
     ]
     # Where the guilty change was as fast without the others, they add nothing.
-    return scores.get(config.key, math.inf) - max(without, default=0.0) > LEAST_GAIN
+    return scores.get(config.key, math.inf) - max(without, default=0.0) > least_gain
 
 
 def _rest(config: TrainConfig, baseline: TrainConfig, names: Sequence[str]) -> TrainConfig | None:

@@ -12,8 +12,8 @@ from autotune.drift.gate.loss_check import DriftPlan, LossCheck
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.records.config import TrainConfig
 from autotune.records.quality import QualityCheck
-from autotune.search.answer.profile import Findings
-from autotune.search.launch.launcher import Launcher
+from autotune.search.launch.starter import TrialStarter
+from autotune.search.log import SearchLog
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Arms:
 
 
 class Trainings:
-    """Trains candidates, and tells the findings.
+    """Trains candidates beside the baseline.
 
     Args:
-        launcher: knows what the search has seen.
-        findings: is told the baseline's losses, and what could not be compared.
+        log: of the search; the baseline's losses are added to it, and what could not be compared.
+        starter: of the search's trials.
         learner: trains.
     """
 
-    def __init__(self, launcher: Launcher, findings: Findings, learner: TrainingRuns) -> None:
-        self._launcher, self._findings, self._learner = launcher, findings, learner
+    def __init__(self, log: SearchLog, starter: TrialStarter, learner: TrainingRuns) -> None:
+        self._log, self._starter, self._learner = log, starter, learner
         self._drift: LossCheck | None = None
 
     @property
@@ -65,33 +65,35 @@ class Trainings:
                 take that back.
             lost: its gradients differ by no more than is lost in a step's own noise.
         """
+        log, problem = self._log, self._log.problem
         if self._drift is None:
             plan = self._learner.plan(arms.candidates, arms.left())
             if plan is None:
                 return None
             self._announce(plan)
             learn = partial(self._learner.learn, left=arms.left)
-            self._drift = LossCheck(self._findings.report.target, self._launcher.state.max_drift, plan, learn)
-        entry = self._launcher.ranking().find(config)
+            self._drift = LossCheck(problem.report.target, problem.state.max_drift, plan, learn)
+        entry = log.ranking.find(config)
         outlook = None if entry is None else math.exp(entry.score)
         predicted = self._predict_samples(config, arms)
         checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown, lost=lost)
-        self._findings.baseline_curves = self._drift.baseline_curves
+        log.add_baseline_trainings(self._drift.baseline_curves)
         for name in sorted(self._drift.zeros):
             note = (
                 f"{name} was not compared: under your own settings it is still 0 after {self._drift.plan.steps} steps"
             )
-            self._findings.notes += [note] if note not in self._findings.notes else []
+            if note not in log.notes:
+                log.add_notes(note)
         return checks
 
     def _announce(self, plan: DriftPlan) -> None:
-        self._launcher.enter("drift", f"{plan.seeds} seeds of {plan.steps} steps for the baseline and each candidate")
-        metrics = ", ".join(self._findings.report.target.metrics)
+        self._starter.enter("drift", f"{plan.seeds} seeds of {plan.steps} steps for the baseline and each candidate")
+        metrics = ", ".join(self._log.problem.report.target.metrics)
         if metrics and not plan.evaluate:
-            self._findings.notes.append(f"{metrics} was not compared: there was no time to evaluate")
+            self._log.add_notes(f"{metrics} was not compared: there was no time to evaluate")
 
     def _predict_samples(self, config: TrainConfig, arms: Arms) -> float | None:
-        baseline = self._launcher.baseline
+        baseline = self._log.problem.baseline
         growth = config.effective_batch_size / baseline.effective_batch_size
         scale = arms.noise_scale() if growth != 1.0 else None
         if scale is None:

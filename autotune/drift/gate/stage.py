@@ -26,8 +26,8 @@ from autotune.knobs import DriftTest
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
-from autotune.search.answer.profile import Findings, samples_ratio
-from autotune.search.launch.launcher import Launcher, Look, list_changes
+from autotune.search.launch.starter import TrialStarter, TrialTask
+from autotune.search.log import SearchLog, list_changes
 from autotune.sentences import describe_refusal
 from autotune.space import classify_changes, numerics_of
 
@@ -46,31 +46,22 @@ class GateStage:
     """The drift gate at work in one search.
 
     Args:
-        launcher: starts the trials, and is told what is refused.
-        findings: is told every check.
-        learner: trains for the paired comparisons.
-        startup_seconds: until the first step of a process.
+        log: of the search; every check is added to it, and what is refused.
+        starter: starts the trials.
         known: trials of earlier sessions of this search.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        findings: Findings,
-        learner: TrainingRuns,
-        *,
-        startup_seconds: float,
-        known: Sequence[TrialResult] = (),
-    ) -> None:
-        self._launcher, self._findings = launcher, findings
-        self._facts = findings.report.target
-        self._is_script = launcher.state.target.script is not None
+    def __init__(self, log: SearchLog, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
+        problem = log.problem
+        self._log, self._starter = log, starter
+        self._facts, self._baseline = problem.report.target, problem.baseline
+        self._is_script = problem.state.target.script is not None
         self._costs = ProofCosts(
             self._facts,
-            findings.report.measurement.seconds_per_step,
-            startup_seconds + PROCESS_SECONDS,
+            problem.report.measurement.seconds_per_step,
+            problem.startup_seconds + PROCESS_SECONDS,
             self._is_script,
-            launcher.predict_compile_seconds,
+            lambda config: log.prices.compile_seconds(config),
         )
         self._known = [one for one in known if one.spec.purpose in ("fidelity", "tape")]
         self._gate = Gate(
@@ -81,11 +72,11 @@ class GateStage:
             tape_steps=self._costs.tape_steps,
             affords=self._affords,
         )
-        self._trainings = Trainings(launcher, findings, learner)
+        self._trainings = Trainings(log, starter, TrainingRuns(problem, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
-        limits = launcher.state.max_drift
-        self._equal_losses = EqualLosses(launcher.baseline, margin=limits.loss)
+        limits = problem.state.max_drift
+        self._equal_losses = EqualLosses(problem.baseline, margin=limits.loss)
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
 
@@ -100,7 +91,7 @@ class GateStage:
         Args:
             config: the settings; None for any that rounds, the least to keep back as long as nothing leads.
         """
-        if config is not None and is_passed(self._findings.checks_of(config)):
+        if config is not None and is_passed(self._log.checks_of(config)):
             return 0.0
         shown = frozenset[DriftTest]() if config is None else self._shown_by_losses(config)[0]
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
@@ -115,7 +106,7 @@ class GateStage:
             config: the settings.
             seconds: that it may take.
         """
-        changes = classify_changes(config, self._launcher.baseline, self._facts.numerics)
+        changes = classify_changes(config, self._baseline, self._facts.numerics)
         new = {f"{name}={get_knob(config, name)}" for name, kind in changes.items() if kind == "rounding"}
         if new <= self._seen:
             return
@@ -131,21 +122,21 @@ class GateStage:
         self._seen |= new
 
     def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
-        """Return the finalists: shown to learn as well, the most promising first; every check goes to the findings.
+        """Return the finalists: shown to learn as well, the most promising first; every check goes to the log.
 
         Args:
             candidates: the most promising first.
             seconds: that it may take for all of them.
         """
-        launcher = self._launcher
+        log = self._log
         self._grant(seconds)
         self._open_late(candidates, seconds)
         queue, passed, tested = list(candidates), list[TrainConfig](), 0
         while queue and len(passed) < MOST_FINALISTS and tested < MOST_TESTED:
             config = queue.pop(0)
-            if launcher.is_refused(config) or config in passed or config == launcher.baseline:
+            if log.is_refused(config) or config in passed or config == self._baseline:
                 continue
-            if launcher.should_stop():
+            if self._starter.should_stop():
                 break
             if self.needed_seconds(config) > self._left():
                 continue  # the next one may need less
@@ -153,17 +144,15 @@ class GateStage:
             checks = self._test(config, len(candidates))
             if checks is None:
                 continue
-            self._findings.checks.append((config, checks))
+            log.add_checks(config, checks)
             if is_passed(checks):
-                # Where it needs more samples for the same loss, only the net speed-up may be claimed.
-                launcher.samples_ratios[config.key] = samples_ratio(checks)
                 passed.append(config)
                 continue
             rest = self._refuse(config, checks)
             # Trainings that drift although the gradients are the same leave it open which change it was.
             self._must_train = self._must_train or all(check.test not in CHEAP_TESTS for check in _failed(checks))
             if rest is not None and promises(
-                self._launcher.ranking_of_all().entries, self._launcher.baseline, config, rest
+                log.ranking_of_all.entries, self._baseline, config, rest, least_gain=log.problem.policy.least_gain
             ):
                 queue = [rest, *(one for one in queue if one != rest)]
         return passed
@@ -181,7 +170,7 @@ class GateStage:
         checks = (*(screened or ()), *equal)
         if any(check.verdict == "inferior" for check in checks):
             return checks
-        numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
+        numerics = numerics_of(config, self._baseline, self._facts.numerics)
         if numerics == "exact" and is_passed(checks) and not self._must_train:
             return checks
         compared = any(check.test == "gradients" for check in checks)
@@ -201,11 +190,11 @@ class GateStage:
             return (*(checks if self._trainings.learns else accept_lost(checks)), *trained)
         if needs_training:
             return None
-        self._findings.notes.append("there was no time to compare trainings: the gradients alone were compared")
+        self._log.add_notes("there was no time to compare trainings: the gradients alone were compared")
         return checks
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
-        numerics = numerics_of(config, self._launcher.baseline, self._facts.numerics)
+        numerics = numerics_of(config, self._baseline, self._facts.numerics)
         return numerics == "semantic" or config.precision == "fp16"
 
     def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
@@ -213,7 +202,7 @@ class GateStage:
 
         A workload's loader is looked at all the same, for the ends of the epoch; a script's tape tells no more.
         """
-        if numerics_of(config, self._launcher.baseline, self._facts.numerics) != "exact":
+        if numerics_of(config, self._baseline, self._facts.numerics) != "exact":
             return frozenset(), ()
         equal = self._find_equal_losses(config)
         if equal is None:
@@ -221,23 +210,23 @@ class GateStage:
         return frozenset(("tape", "gradients") if self._is_script else ("gradients",)), (equal,)
 
     def _find_equal_losses(self, config: TrainConfig) -> QualityCheck | None:
-        return self._equal_losses.find(config, self._launcher.judged)
+        return self._equal_losses.find(config, self._log.judged)
 
     def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
         """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""
-        launcher = self._launcher
+        log = self._log
         blame = find_culprit(self._gate, config, checks)
-        refused = list_changes(config, launcher.baseline, blame.knobs)
-        entry = launcher.ranking().find(config)
-        launcher.refused.append(refused)
-        self._findings.notes.append(describe_refusal(sorted(refused), checks, entry.score if entry else None))
+        refused = list_changes(config, self._baseline, blame.knobs)
+        entry = log.ranking.find(config)
+        log.refuse(refused)
+        log.add_notes(describe_refusal(sorted(refused), checks, entry.score if entry else None))
         return blame.rest
 
     def _grant(self, seconds: float) -> None:
-        self._deadline = self._launcher.budget.now() + seconds
+        self._deadline = self._starter.budget.now() + seconds
 
     def _left(self) -> float:
-        return max(0.0, self._deadline - self._launcher.budget.now())
+        return max(0.0, self._deadline - self._starter.budget.now())
 
     def _open_gate(self, seconds: float, candidates: int) -> None:
         """Fix how much is looked at, where that is not done and there is time for any."""
@@ -269,25 +258,23 @@ class GateStage:
 
     def _affords(self, plan: GradientPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
-        baseline = self._launcher.baseline
-        closer = sum(self._costs.of_trial(baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
+        closer = sum(self._costs.of_trial(self._baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
         return closer <= _CLOSER_SHARE * self._left()
 
     def _run(
         self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
-        launcher = self._launcher
         for one in self._known:
             spec = one.spec
             asked = (spec.purpose, spec.config, spec.fidelity, spec.quality_steps)
             if asked == (purpose, config, plan, steps) and (purpose == "tape" or have_captures(one.captures)):
                 return one
         seconds = self._left()
-        if seconds < LEAST_SECONDS or launcher.should_stop():
+        if seconds < LEAST_SECONDS or self._starter.should_stop():
             return None
         full = self._costs.patience(config, plan)
-        look = Look(steps=steps, fidelity=plan)
-        result = launcher.launch(config, purpose, min(seconds, full), look=look, ends_with_stage=seconds < full)
+        task = TrialTask(steps=steps, fidelity=plan)
+        result = self._starter.launch(config, purpose, min(seconds, full), task=task, ends_with_stage=seconds < full)
         return None if result.status is TrialStatus.INTERRUPTED else result
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autotune.drift.gate.loss_check import SEEDS, START_SECONDS, DriftPlan, least_drift_seconds, plan_drift
 from autotune.records.config import TrainConfig
-from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.launch.launcher import Launcher, Look
+from autotune.search.launch.starter import TrialStarter, TrialTask
+from autotune.search.problem import SearchProblem
 
 LEAST_SECONDS = 2.0
 """Nothing is started with less time than that."""
@@ -22,20 +22,17 @@ class TrainingRuns:
     """Trains configs for the drift checks.
 
     Args:
-        launcher: starts the trials.
-        report: of the target.
-        startup_seconds: until the first step of a process.
+        problem: of the search.
+        starter: starts the trials.
         known: trials of earlier sessions of this search.
     """
 
-    def __init__(
-        self, launcher: Launcher, report: ProbeReport, startup_seconds: float, known: list[TrialResult]
-    ) -> None:
-        self._launcher, self._report, self._known = launcher, report, known
+    def __init__(self, problem: SearchProblem, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
+        self._problem, self._report, self._starter, self._known = problem, problem.report, starter, known
         # Each seed of a script is a process of its own: it cannot be started twice in one.
-        self._script = launcher.state.target.script
+        self._script = problem.state.target.script
         self._process_seconds = 0.0
-        self._start_seconds = SEEDS * (startup_seconds + PROCESS_SECONDS)
+        self._start_seconds = SEEDS * (problem.startup_seconds + PROCESS_SECONDS)
 
     def least_seconds(self, plan: DriftPlan | None = None) -> float:
         """Return the least time in which a candidate can be compared with the baseline by trainings.
@@ -74,18 +71,17 @@ class TrainingRuns:
             plan: how much.
             left: the seconds that are left for it.
         """
-        launcher = self._launcher
-        seeds = tuple(launcher.state.seed + i for i in range(plan.seeds))
+        seeds = tuple(self._problem.state.seed + i for i in range(plan.seeds))
         results: list[TrialResult] = []
         processes = [seeds] if self._script is None else [(seed,) for seed in seeds]
         for number, some in enumerate(processes):
             # The baseline's losses are of no use without a candidate's.
-            to_come = len(processes) - number + (len(processes) if config == launcher.baseline else 0)
-            if launcher.should_stop() or left() < max(LEAST_SECONDS, to_come * self._process_seconds):
+            to_come = len(processes) - number + (len(processes) if config == self._problem.baseline else 0)
+            if self._starter.should_stop() or left() < max(LEAST_SECONDS, to_come * self._process_seconds):
                 return None
-            look = Look(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
-            again = self._find_learned(config, look)
-            result = again or launcher.launch(config, "quality", left(), look=look)
+            task = TrialTask(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
+            again = self._find_learned(config, task)
+            result = again or self._starter.launch(config, "quality", left(), task=task)
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
@@ -112,9 +108,9 @@ class TrainingRuns:
         baseline = self._report.target.baseline.effective_batch_size
         return max(1, round(plan.steps * baseline / config.effective_batch_size))
 
-    def _find_learned(self, config: TrainConfig, look: Look) -> TrialResult | None:
+    def _find_learned(self, config: TrainConfig, task: TrialTask) -> TrialResult | None:
         """Return an earlier session's training of the same config by the same plan; None when there is none."""
-        wanted = ("quality", config, look.steps, look.evaluate, look.seeds)
+        wanted = ("quality", config, task.steps, task.evaluate, task.seeds)
         for result in self._known:
             spec = result.spec
             if (spec.purpose, spec.config, spec.quality_steps, spec.evaluate, spec.seeds) == wanted:

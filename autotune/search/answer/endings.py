@@ -19,21 +19,16 @@ from autotune.records.profile import Candidate, NotTested, SearchVerdict
 from autotune.records.quality import QualityCheck, is_passed
 from autotune.records.trial import TrialStatus
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
+from autotune.search.finals.more_time import LONGER
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 from autotune.sentences import count, find_failed
-
-WORTH_TELLING = math.log(1.005)
-"""A candidate that was not even this much faster in the search does not lead."""
 
 TELLING_GAP = 1.5
 """A probe and the first launch of the same settings that differ by more are told of."""
 
 _SEARCH_SHARE = 0.4
 """Of a budget: what is left to try things in, the probe, the checks and the finals taken off."""
-
-_LONGER = 1.5
-"""A budget that is not larger than this many times the one that was too small would be another throw of the dice."""
 
 _MOST_REASON = 200
 
@@ -92,7 +87,7 @@ class Effort:
             return None
         # One launch each, and the baseline's own beside them.
         needed = self.probe_seconds + (launches + 1) * self.launch_seconds / _SEARCH_SHARE
-        return max(_LONGER * self.budget_seconds, needed)
+        return max(LONGER * self.budget_seconds, needed)
 
 
 def find_shown(finals: FinalsOutcome | None) -> Finalist | None:
@@ -103,13 +98,20 @@ def find_shown(finals: FinalsOutcome | None) -> Finalist | None:
     return finals.winner or finals.best or begun
 
 
-def find_leader(ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome | None) -> TrainConfig | None:
-    """Return the config that the search saw as the fastest; None where none was faster, or those failed in finals."""
+def find_leader(
+    ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome | None, *, least_gain: float
+) -> TrainConfig | None:
+    """Return the config that the search saw as the fastest; None where none was faster, or those failed in finals.
+
+    Args:
+        ranking: of the search's trials.
+        baseline: the user's own settings.
+        finals: of the search; None before they were held.
+        least_gain: log speed-up that a config has to have to lead.
+    """
     failed = [one.config for one in finals.candidates if one.failure] if finals else []
     leading = [
-        one
-        for one in ranking.entries
-        if one.score > WORTH_TELLING and one.config != baseline and one.config not in failed
+        one for one in ranking.entries if one.score > least_gain and one.config != baseline and one.config not in failed
     ]
     return max(leading, key=lambda one: one.score).config if leading else None
 

@@ -8,28 +8,31 @@ from autotune.probe.run import describe_written
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.quality import is_passed
 from autotune.records.trial import TrialStatus
-from autotune.search.answer.profile import Findings
-from autotune.search.explore.stage import LEAST_GAIN
-from autotune.search.launch.launcher import Launcher
 from autotune.search.launch.suspects import describe_guilty
+from autotune.search.log import SearchLog
 from autotune.sentences import count
 from autotune.units import format_percent
 
 
-def describe_ending(launcher: Launcher, findings: Findings) -> list[str]:
-    """Return a sentence for everything that the stages have not told themselves."""
+def describe_ending(log: SearchLog, *, is_stopped: bool) -> list[str]:
+    """Return a sentence for everything that the stages have not told themselves.
+
+    Args:
+        log: of the search.
+        is_stopped: the user ended it.
+    """
     notes = [
-        *describe_written(launcher.written, launcher.written_elsewhere),
-        *describe_guilty(launcher.suspects()),
-        *_describe_screened_out(launcher),
+        *describe_written(log.written, log.written_elsewhere),
+        *describe_guilty(log.find_suspects(count_overdue=not is_stopped)),
+        *_describe_screened_out(log),
     ]
-    if launcher.hopeless:
+    if log.hopeless:
         notes.append(
-            f"{count(len(launcher.hopeless), 'config')} left out: by what the probe measured they would not fit "
+            f"{count(len(log.hopeless), 'config')} left out: by what the probe measured they would not fit "
             "into memory or /dev/shm"
         )
-    if findings.finals is None and not launcher.should_stop():
-        notes.append(_explain_no_finals(launcher, findings))
+    if log.finals is None and not is_stopped:
+        notes.append(_explain_no_finals(log))
     return notes
 
 
@@ -38,29 +41,33 @@ def describe_config(config: TrainConfig, baseline: TrainConfig) -> str:
     return ", ".join(f"{name}={get_knob(config, name)}" for name in changed_fields(config, baseline))
 
 
-def _explain_no_finals(launcher: Launcher, findings: Findings) -> str:
-    faster = [one for one in launcher.ranking().entries if one.score > LEAST_GAIN]
-    if any(is_passed(checks) for _, checks in findings.checks):
+def _explain_no_finals(log: SearchLog) -> str:
+    faster = [one for one in log.ranking.entries if one.score > log.problem.policy.least_gain]
+    if any(is_passed(checks) for _, checks in log.checks):
         return "there was no time for the finals, so nothing is claimed"
-    if findings.checks:
+    if log.checks:
         return "no faster candidate was shown to learn as well as your settings"
     if faster:
         return "there was no time for the drift checks, so nothing is claimed"
-    if any(one.config != launcher.baseline and one.score.value is not None for one in launcher.judged):
+    if any(one.config != log.problem.baseline and one.score.value is not None for one in log.judged):
         return "nothing that was tried beat your settings"
     return "nothing but your own settings could be measured"
 
 
-def _describe_screened_out(launcher: Launcher) -> list[str]:
+def _describe_screened_out(log: SearchLog) -> list[str]:
     """Tell of what would have been the fastest, and learned something else within a few steps."""
-    ranking, limits = launcher.ranking(), launcher.limits()
-    drifted = [one for one in launcher.judged if one.score.status is TrialStatus.DRIFTED]
+    problem, ranking = log.problem, log.ranking
+    drifted = [one for one in log.judged if one.score.status is TrialStatus.DRIFTED]
     fastest = max(drifted, key=lambda one: ranking.score_of(one) or -math.inf, default=None)
     score = None if fastest is None else ranking.score_of(fastest)
-    if fastest is None or score is None or score <= max(LEAST_GAIN, *(one.score for one in ranking.entries)):
+    if (
+        fastest is None
+        or score is None
+        or score <= max(problem.policy.least_gain, *(one.score for one in ranking.entries))
+    ):
         return []
-    worse = format_percent(fastest.score.constraints["drift"] + limits.screen_drift)
+    worse = format_percent(fastest.score.constraints["drift"] + problem.limits.screen_drift)
     return [
-        f"{describe_config(fastest.config, launcher.baseline)} ran at {math.exp(score):.2f}x and was left out: "
+        f"{describe_config(fastest.config, problem.baseline)} ran at {math.exp(score):.2f}x and was left out: "
         f"its training loss is worse by {worse} within its first steps"
     ]

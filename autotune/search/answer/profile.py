@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from autotune.drift.compare.loss_band import calibrate_band
 from autotune.measure.confidence import hodges_lehmann
 from autotune.probe.analysis.figures import name_arithmetic
-from autotune.records.config import Allowed, LearningRateRule, TrainConfig
+from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import PeakMemory
 from autotune.records.probe import ProbeReport
-from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget, StopReason
-from autotune.records.quality import Margin, QualityCheck
-from autotune.records.search import SearchState
-from autotune.records.trial import LossCurve, TrialResult, TrialStatus
+from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.answer.endings import (
     Effort,
     describe_candidate,
@@ -28,73 +25,17 @@ from autotune.search.answer.endings import (
     find_shown,
     judge,
 )
+from autotune.search.answer.findings import Findings
 from autotune.search.finals.finalist import Finalist, FinalsOutcome, smallest_provable
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
-from autotune.search.finals.stage import FinalsPlan
+from autotune.search.log import samples_ratio
 from autotune.search.scores.noise import summarise_noise
-from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 
 WORTH_PROVING = 1.05
 """Where nothing is proven, the budget that would prove at least this gain is told."""
 
 _TELLING_ASIDE = 0.05
-
-
-@dataclass
-class Findings:
-    """Everything a search knows so far.
-
-    Attributes:
-        report: of the probe.
-        judged: the search's trials.
-        checks: drift checks by config, in the order they were made.
-        baseline_curves: losses of the baseline's trainings among them, one for each seed.
-        plan: of the finals; None before they were planned.
-        finals: None before they were run.
-        stop_reason: why the search ended.
-        notes: for the user, one sentence each.
-        elapsed_seconds: of the whole command.
-        measured_seconds: of these, inside measured blocks.
-        gate_seconds: of these, in trials of the drift gate.
-        planned_samples: of the final training; None when its length is not known.
-        loss_limit: how much worse the training loss may get; None for the default.
-        allowed: changes of what is learned that the user allows.
-        learning_rate_rule: for effective batches other than the user's own.
-        interrupted: launches that were cut, by the end of the time left or by the user; they are not among `judged`.
-        knobs: there are to try.
-        left_out: candidates that were not started, as they cannot run here.
-        launch_seconds: that one more launch is expected to take; None when that is not known.
-    """
-
-    report: ProbeReport
-    judged: list[Judged] = field(default_factory=list)
-    checks: list[tuple[TrainConfig, tuple[QualityCheck, ...]]] = field(default_factory=list)
-    baseline_curves: tuple[LossCurve, ...] = ()
-    plan: FinalsPlan | None = None
-    finals: FinalsOutcome | None = None
-    stop_reason: StopReason = "running"
-    notes: list[str] = field(default_factory=list)
-    elapsed_seconds: float = 0.0
-    measured_seconds: float = 0.0
-    gate_seconds: float = 0.0
-    planned_samples: float | None = None
-    loss_limit: Margin | None = None
-    allowed: tuple[Allowed, ...] = ()
-    learning_rate_rule: LearningRateRule = "none"
-    interrupted: int = 0
-    knobs: tuple[str, ...] = ()
-    left_out: int = 0
-    launch_seconds: float | None = None
-
-    def note_state(self, state: SearchState) -> None:
-        """Take over what the answer has to say of what the search was asked to do."""
-        self.loss_limit, self.allowed = state.max_drift.loss, state.allowed
-        self.learning_rate_rule = state.learning_rate_rule
-
-    def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
-        """Return the drift checks of a config; empty when it was not checked."""
-        return next((checks for checked, checks in self.checks if checked == config), ())
 
 
 def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float) -> Profile:
@@ -109,7 +50,7 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     baseline = report.target.baseline
     winner, shown = finals.winner if finals else None, find_shown(finals)
     config = winner.config if winner else baseline
-    effort, leader = _effort(findings, budget_seconds), find_leader(ranking, baseline, finals)
+    effort, leader = _effort(findings, budget_seconds), _find_leader(findings, ranking)
     candidate = shown.config if shown else find_checked(findings.checks, findings.judged, ranking) or leader
     checks = findings.checks_of(candidate) if candidate else ()
     verdict = judge(shown, is_proven=winner is not None, leader=leader, effort=effort)
@@ -143,6 +84,11 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         software=report.software,
         evidence=add_flops(evidence, report.target, config),
     )
+
+
+def _find_leader(findings: Findings, ranking: Ranking) -> TrainConfig | None:
+    baseline = findings.report.target.baseline
+    return find_leader(ranking, baseline, findings.finals, least_gain=findings.least_gain)
 
 
 def _effort(findings: Findings, budget_seconds: float) -> Effort:
@@ -202,19 +148,12 @@ def _saved_per_sample(winner: Finalist | None, findings: Findings) -> float | No
     return (1.0 - 1.0 / low) / fmean(finals.baseline.rates) if low > 1.0 else None
 
 
-def samples_ratio(checks: Sequence[QualityCheck]) -> float:
-    """Return how many times the baseline's samples a config needs at most for the same loss; 1 where it is the same."""
-    found = (check.difference for check in checks if check.test == "samples-to-loss")
-    # A short run that is ahead proves nothing of a long one: what it may need less is no gain.
-    return next((max(1.0, 1.0 + difference.high) for difference in found if difference is not None), 1.0)
-
-
 def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:
     finals = findings.finals
     base_rates = finals.baseline.rates if finals else []
     rates = shown.rates if shown else []
     confirmation = _confirmation(findings, shown, ranking, budget_seconds)
-    notes = list(findings.notes)
+    notes = [*findings.notes]
     aside = findings.report.target.aside_fraction
     if shown is not None and shown.outcome == "faster" and shown.ratio is not None and aside > _TELLING_ASIDE:
         whole = 1 / (aside + (1 - aside) / shown.ratio.low)
@@ -222,7 +161,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
             f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
             f"at least {whole:.2f}x faster"
         )
-    leader = find_leader(ranking, findings.report.target.baseline, finals)
+    leader = _find_leader(findings, ranking)
     best = ranking.find(leader) if leader is not None else None
     if finals is None and best is not None and not findings.checks:
         notes.append(f"unconfirmed: the search's best ran at {math.exp(best.score):.2f}x the baseline")

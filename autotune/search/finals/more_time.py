@@ -9,8 +9,8 @@ from autotune.search.finals.risk import LEAST_SHARE, SHARE_OF_A_LOOK
 
 _PROOF_SHARE = 0.33
 """Of a budget: what a search is taken to have for its pairs."""
-_LONGER = 1.5
-"""Another search with the budget that was not enough would be another throw of the dice."""
+LONGER = 1.5
+"""Times the budget that was not enough: another search with much the same would be another throw of the dice."""
 
 
 def seconds_to_settle(one: Finalist, speedup: float, *, share: float, pair_seconds: float) -> float | None:
@@ -54,4 +54,4 @@ def budget_for(log_speedup: float, *, pair_sd: float, pair_seconds: float, budge
     if log_speedup <= math.log(THRESHOLD):
         raise ValueError(f"log_speedup is {log_speedup}: no budget proves what is not above {THRESHOLD}")
     pairs = rounds_needed(pair_sd, log_speedup, most=MOST_ROUNDS + 1, fewest=2, risk_share=SHARE_OF_A_LOOK)
-    return None if pairs > MOST_ROUNDS else max(_LONGER * budget_seconds, pairs * pair_seconds / _PROOF_SHARE)
+    return None if pairs > MOST_ROUNDS else max(LONGER * budget_seconds, pairs * pair_seconds / _PROOF_SHARE)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.measure.confidence import NO_PILOT, Pilot, mean_interval, standard_deviation
 from autotune.measure.sample_size import conditional_power
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult
 from autotune.search.finals.finalist import CLAIM_RISK, THRESHOLD, Finalist, FinalsOutcome
-from autotune.search.finals.risk import Pair
+from autotune.search.finals.risk import Pair, RiskPurse
 
 _LEAST_LOOK = 3
 _FUTILE = 0.10
@@ -37,6 +37,33 @@ Cost = Callable[[TrainConfig, Sequence[TrialResult]], float]
 def free_of_cost(_config: TrainConfig, _results: Sequence[TrialResult]) -> float:
     """Return 0: the throughput alone counts."""
     return 0.0
+
+
+@dataclass(frozen=True)
+class FinalsPlan:
+    """What is fixed before the first pair of a look.
+
+    Attributes:
+        finalists: who takes part, in sequence; what follows is of the first one.
+        rounds: of this one and the baseline.
+        pair_sd: standard deviation of the log ratio of a pair, as the search saw it.
+        round_seconds: expected time of one round.
+        samples: measured in each launch.
+        reserve: further rounds, for where those planned leave it open.
+        kept: pairs of earlier looks, which count too.
+        pilot: what of the noise is known beforehand.
+        purse: gives each look its share of the risk.
+    """
+
+    finalists: list[TrainConfig]
+    rounds: int
+    pair_sd: float
+    round_seconds: float
+    samples: int
+    reserve: int = 0
+    kept: int = 0
+    pilot: Pilot = NO_PILOT
+    purse: RiskPurse = field(default_factory=RiskPurse, compare=False)
 
 
 @dataclass(frozen=True)

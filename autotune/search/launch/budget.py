@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PROBE_SHARE = 0.50
-"""Most of the budget a probe may take; a healthy one takes far less."""
-
 CLOSING_SECONDS = 1.0
 """Kept for the last kill and for writing the answer."""
 

@@ -3,7 +3,7 @@
     level   mean of the anchors, nearer ones weighing more: exp(-launches apart / 8)
 
 Two anchors in a row that differ by more than noise explains, and stay apart, mean that the machine has changed in
-between: what was launched there is shaky, and levels are not averaged across.
+between: what was launched there cannot be compared, and levels are not averaged across.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
     too_slow = sum(one.status is TrialStatus.TOO_SLOW for one in ended)
     blocks = [block for one in measurements for block in one.blocks]
     sd, degrees = ranking.noise
-    anchors = ranking.anchors.values
+    anchors = ranking.baseline_level.values
     return MachineNoise(
         launch_sd=sd,
         degrees_of_freedom=degrees,
         block_sd=ranking.block_sd,
         baseline_range=math.exp(max(anchors) - min(anchors)) if anchors else 1.0,
-        machine_changes=ranking.anchors.jumps,
+        machine_changes=ranking.baseline_level.jumps,
         launches=len(measurements) + too_slow,
         not_steady=sum(not one.steady for one in measurements),
         raced=sum(one.ended_by == "racing" for one in measurements) + too_slow,

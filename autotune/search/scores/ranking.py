@@ -35,18 +35,18 @@ class Entry:
         config: the settings.
         launches: all of them, in order.
         scores: log speed-up over the baseline at that time, one per timed launch.
-        hope: the highest of them, against the slower of the two levels where the machine changed.
-        shaky: for each of them, that the machine changed around it.
+        upper_score: the highest of them, against the slower of the two levels where the machine changed.
+        across_change: for each of them, that the machine changed around it.
         feasible: every launch was timed and held every constraint.
-        score: mean of the scores that are not shaky, or of all; less the cost of compiling.
+        score: mean of the scores that are valid, or of all; less the cost of compiling.
         shrunk: the same without the luck of having been chosen.
     """
 
     config: TrainConfig
     launches: tuple[Judged, ...]
     scores: tuple[float, ...]
-    hope: float
-    shaky: tuple[bool, ...]
+    upper_score: float
+    across_change: tuple[bool, ...]
     feasible: bool
     score: float
     shrunk: float = 0.0
@@ -57,14 +57,14 @@ class Entry:
         return self.launches[0].key
 
     @property
-    def sound_launches(self) -> int:
+    def valid_launches(self) -> int:
         """Launches that can be compared with the others."""
-        return self.shaky.count(False)
+        return self.across_change.count(False)
 
     @property
-    def sound_scores(self) -> list[float]:
+    def valid_scores(self) -> list[float]:
         """Scores of these."""
-        return [score for score, bad in zip(self.scores, self.shaky, strict=True) if not bad]
+        return [score for score, bad in zip(self.scores, self.across_change, strict=True) if not bad]
 
 
 class Ranking:
@@ -77,7 +77,7 @@ class Ranking:
         is_refused: the drift gate has refused a change that a config makes.
 
     Attributes:
-        anchors: the baseline's launches among them.
+        baseline_level: the baseline's launches among them.
     """
 
     def __init__(
@@ -92,15 +92,17 @@ class Ranking:
         self._baseline, self._baseline_key = baseline, baseline.key
         self._planned_samples = planned_samples
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
-        self.anchors = BaselineLevel([(place, value) for place, value in launched if value is not None], len(judged))
+        self.baseline_level = BaselineLevel(
+            [(place, value) for place, value in launched if value is not None], len(judged)
+        )
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Every feasible config, the highest shrunk score first; the baseline is one of them."""
         plain = [one for one in self._all if one.feasible and not self._is_refused(one.config)]
         variance = self.noise[0] ** 2
-        level = variance / self.anchors.level_now()[1] if plain else 0.0
-        noises = [level + variance / max(1, one.sound_launches) for one in plain]
+        level = variance / self.baseline_level.level_now()[1] if plain else 0.0
+        noises = [level + variance / max(1, one.valid_launches) for one in plain]
         spread = spread_variance([one.score for one in plain], noises)
         middle = statistics.fmean(one.score for one in plain) if plain else 0.0
         found = []
@@ -114,7 +116,9 @@ class Ranking:
     @cached_property
     def noise(self) -> tuple[float, float]:
         """Standard deviation of a launch's log throughput, and its degrees of freedom."""
-        return pooled_sd([*self.anchors.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+        return pooled_sd(
+            [*self.baseline_level.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES
+        )
 
     @cached_property
     def block_sd(self) -> float:
@@ -137,19 +141,19 @@ class Ranking:
 
         One launch is enough for a lead that the luck of two launches explains in less than 0.5 %.
         """
-        repeated = [one for one in self.entries if one.sound_launches >= 2 or one.key == self._baseline_key]
+        repeated = [one for one in self.entries if one.valid_launches >= 2 or one.key == self._baseline_key]
         best = max(repeated, key=lambda one: one.score, default=None)
-        once = max((one for one in self.entries if one.sound_launches == 1), key=lambda one: one.score, default=None)
+        once = max((one for one in self.entries if one.valid_launches == 1), key=lambda one: one.score, default=None)
         if best is not None and once is not None and once.score - best.score > self._luck:
             return once
         return best
 
     @cached_property
-    def challenger(self) -> Entry | None:
+    def contender(self) -> Entry | None:
         """The best that looks better than the incumbent and was not launched often enough to replace it."""
         incumbent = self.incumbent
         bar = incumbent.score if incumbent else 0.0
-        untried = [one for one in self.entries if one.sound_launches < 2 and one.key != self._baseline_key]
+        untried = [one for one in self.entries if one.valid_launches < 2 and one.key != self._baseline_key]
         return max((one for one in untried if one.score > bar), key=lambda one: one.score, default=None)
 
     @cached_property
@@ -169,7 +173,7 @@ class Ranking:
         if not self.entries:
             return None
         best = max(self.entries, key=lambda one: one.score)
-        noise = self.noise[0] / math.sqrt(max(1, best.sound_launches))
+        noise = self.noise[0] / math.sqrt(max(1, best.valid_launches))
         # The best of n equal readings is lucky by about sqrt(2 ln n) standard deviations; another may be unlucky.
         floor = best.score - noise * (1 + math.sqrt(2 * math.log(len(self.entries))))
         near = [one for one in self.entries if one.score >= floor]
@@ -177,18 +181,18 @@ class Ranking:
 
     def score_of(self, judged: Judged) -> float | None:
         """Return the score of one launch; None when it was not timed or there is nothing to compare it with."""
-        if judged.score.value is None or not self.anchors:
+        if judged.score.value is None or not self.baseline_level:
             return None
         place = next(place for place, one in enumerate(self._judged) if one is judged)
         cost = 0.0 if judged.key == self._baseline_key else self._extra_cost([judged])
-        return judged.score.value - self.anchors.level(place)[0] - cost
+        return judged.score.value - self.baseline_level.level(place)[0] - cost
 
     @cached_property
     def _all(self) -> list[Entry]:
         launches: dict[str, list[tuple[int, Judged]]] = {}
         for place, one in enumerate(self._judged):
             launches.setdefault(one.key, []).append((place, one))
-        entries = (self._enter(key, group) for key, group in launches.items()) if self.anchors else ()
+        entries = (self._enter(key, group) for key, group in launches.items()) if self.baseline_level else ()
         return [entry for entry in entries if entry is not None]
 
     def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
@@ -197,19 +201,19 @@ class Ranking:
         if not timed:
             return None
         launches = tuple(one for _, one in group)
-        scores = tuple(value - self.anchors.level(place)[0] for place, value in timed)
-        shaky = tuple(self.anchors.is_across_change(place) for place, _ in timed)
-        sound = [score for score, bad in zip(scores, shaky, strict=True) if not bad]
+        scores = tuple(value - self.baseline_level.level(place)[0] for place, value in timed)
+        across_change = tuple(self.baseline_level.is_across_change(place) for place, _ in timed)
+        valid = [score for score, bad in zip(scores, across_change, strict=True) if not bad]
         # Where every launch was made around a change, nothing may lead for it: the faster level is the one to beat.
-        sound = sound or [value - self.anchors.highest_level(place) for place, value in timed]
+        valid = valid or [value - self.baseline_level.highest_level(place) for place, value in timed]
         return Entry(
             config=launches[0].config,
             launches=launches,
             scores=scores,
-            hope=max(value - self.anchors.lowest_level(place) for place, value in timed),
-            shaky=shaky,
+            upper_score=max(value - self.baseline_level.lowest_level(place) for place, value in timed),
+            across_change=across_change,
             feasible=all(one.score.feasible for one in launches),
-            score=0.0 if key == self._baseline_key else statistics.fmean(sound) - self._extra_cost(launches),
+            score=0.0 if key == self._baseline_key else statistics.fmean(valid) - self._extra_cost(launches),
         )
 
     def _extra_cost(self, launches: Sequence[Judged]) -> float:
@@ -225,9 +229,9 @@ class Ranking:
 
     @cached_property
     def _repeats(self) -> list[list[float]]:
-        """Return the scores of each config that was launched more than once, those that are not shaky."""
-        sound = [one.sound_scores for one in self._all if one.key != self._baseline_key]
-        return [scores for scores in sound if len(scores) > 1]
+        """Return the scores of each config that was launched more than once, those that are valid."""
+        valid = [one.valid_scores for one in self._all if one.key != self._baseline_key]
+        return [scores for scores in valid if len(scores) > 1]
 
 
 def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:

@@ -1,39 +1,28 @@
 """Which known config to launch again, before anything new is tried. Pure.
 
 baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
-challenger       looks better than the incumbent, and has to do it twice where one launch may be luck
-shaky            near the top, but the machine changed around its launch
-elite            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
+contender        looks better than the incumbent, and has to do it twice where one launch may be luck
+across a change  near the top, but the machine changed around its launch
+top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
 from autotune.records.trial import Rival
+from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.scores.baseline_level import ANCHOR_SPACING
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
 
-ANCHOR_SECONDS = 120.0
-TOP_K = 5
-ELITE_LAUNCHES = 4
-_ELITE_EVERY = 4
-_CANARY_CHANGE = math.log(1.15)
-_LEAST_BETWEEN = 3
-"""An anchor that the canary asks for comes no sooner than this many launches after the last."""
-
 _RIVAL_BLOCKS = 8
-_LEAST_DEGREES = 5.0
-_UNSEEN_MARGIN = math.log(3.0)
-"""Until the launch noise was seen this often (the guess included), only what is hopeless is ended early."""
-
-RACING_CONFIDENCE = 0.997
-"""One-sided: a config equal to the incumbent is called clearly slower for its launch's luck less often than this."""
+"""Of the rival's launch, whose mean a candidate's blocks are held against."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +34,14 @@ class Schedule:
         baseline: the user's own settings.
         ranking: made of the same launches.
         session_start: how many of them are of an earlier session; the machine may be another one since.
+        policy: its thresholds.
     """
 
-    judged: list[Judged]
+    judged: Sequence[Judged]
     baseline: TrainConfig
     ranking: Ranking
     session_start: int = 0
+    policy: SearchPolicy = USUAL_POLICY
 
     @cached_property
     def _baseline_key(self) -> str:
@@ -64,18 +55,22 @@ class Schedule:
         """
         if self._is_anchor_due():
             return self.baseline
-        challenger = self.ranking.challenger
-        if challenger is not None:
-            return challenger.config
+        contender = self.ranking.contender
+        if contender is not None:
+            return contender.config
         best = [one for one in self.ranking.entries if one.key != self._baseline_key]
         bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
-        shaky = [one for one in best if one.sound_launches == 0 and one.hope > bar]
-        if shaky:
-            return max(shaky, key=lambda one: one.hope).config
-        if not exhausted and (self._launches_since_repeat() < _ELITE_EVERY - 1 or not self.ranking.has_rivals()):
+        across_change = [one for one in best if one.valid_launches == 0 and one.upper_score > bar]
+        if across_change:
+            return max(across_change, key=lambda one: one.upper_score).config
+        if not exhausted and (
+            self._launches_since_repeat() < self.policy.repeat_every - 1 or not self.ranking.has_rivals()
+        ):
             return None
-        elites = [one for one in best[:TOP_K] if one.score > 0 and len(one.launches) < ELITE_LAUNCHES]
-        fewest = min(elites, key=lambda one: len(one.launches), default=None)
+        top_k = [
+            one for one in best[: self.policy.top_k] if one.score > 0 and len(one.launches) < self.policy.most_repeats
+        ]
+        fewest = min(top_k, key=lambda one: len(one.launches), default=None)
         return None if fewest is None else fewest.config
 
     def make_rival(self, config: TrainConfig) -> Rival | None:
@@ -87,17 +82,17 @@ class Schedule:
         incumbent = self.ranking.incumbent
         if incumbent is None or config in (self.baseline, incumbent.config):
             return None
-        level, launches = self.ranking.anchors.level_now()
+        level, launches = self.ranking.baseline_level.level_now()
         noise, degrees = self.ranking.noise
-        own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.sound_launches)
+        own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.valid_launches)
         block_sd = self.ranking.block_sd
         # The mean of the rival's blocks is off by the same amount at every look, which the boundary does not cover.
         variance = noise**2 * (1 + 1 / launches + own) + block_sd**2 / _RIVAL_BLOCKS
-        margin = student_t_quantile(RACING_CONFIDENCE, degrees) * math.sqrt(variance)
+        margin = student_t_quantile(self.policy.racing_confidence, degrees) * math.sqrt(variance)
         return Rival(
             seconds_per_sample=math.exp(-(level + max(0.0, incumbent.shrunk))),
             block_sd=block_sd,
-            margin=max(margin, _UNSEEN_MARGIN) if degrees < _LEAST_DEGREES else margin,
+            margin=max(margin, self.policy.unseen_margin) if degrees < self.policy.least_racing_degrees else margin,
             canary_seconds=self._canary_at_anchor(),
         )
 
@@ -105,12 +100,12 @@ class Schedule:
         since = self._since_anchor()
         if since is None:
             return True
-        if not since and self.ranking.anchors.may_have_changed and self.judged[-1].score.value is not None:
+        if not since and self.ranking.baseline_level.may_have_changed and self.judged[-1].score.value is not None:
             return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
-        if len(since) >= ANCHOR_SPACING or (since and seconds >= ANCHOR_SECONDS):
+        if len(since) >= ANCHOR_SPACING or (since and seconds >= self.policy.anchor_seconds):
             return True
-        return len(since) >= _LEAST_BETWEEN and self._has_canary_moved()
+        return len(since) >= self.policy.least_between_anchors and self._has_canary_moved()
 
     def _since_anchor(self) -> list[Judged] | None:
         """Return the launches since the last of the baseline; None when there was none."""
@@ -123,7 +118,7 @@ class Schedule:
 
     def _has_canary_moved(self) -> bool:
         then, now = self._canary_at_anchor(), self._read_canary(self.judged[-1])
-        return then is not None and now is not None and abs(math.log(now / then)) > _CANARY_CHANGE
+        return then is not None and now is not None and abs(math.log(now / then)) > self.policy.canary_change
 
     def _canary_at_anchor(self) -> float | None:
         anchors = (one for one in reversed(self.judged) if one.key == self._baseline_key)

@@ -1,0 +1,133 @@
+"""From whatever leads in a search to its proof: its loss is checked, its finals are held, as far as there is time.
+
+What leads is looked at while the search explores, and so is what its proof will take: that much is kept back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.isolation.runner import KILL_SECONDS
+from autotune.records.config import TrainConfig
+from autotune.search.answer.notes import describe_config
+from autotune.search.finals.candidates import Candidates
+from autotune.search.finals.finalist import LEAST_ROUNDS
+from autotune.search.finals.reserve import Reserve
+from autotune.search.finals.risk import RiskPurse
+from autotune.search.finals.stage import confirm, plan_finals, recall
+from autotune.search.launch.starter import TrialStarter
+from autotune.search.log import SearchLog
+from autotune.sentences import count
+
+
+class LossCheck(Protocol):
+    """What shows that a config learns the same: the drift gate. What it finds out goes into the log."""
+
+    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+        """Screen a promising config while the search goes on."""
+        ...
+
+    def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
+        """Check candidates until one has passed, the most promising first."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Proves the leaders of one search.
+
+    Attributes:
+        log: of the search.
+        starter: starts the trials.
+        loss_check: shows that a config learns the same.
+        purse: gives each look of the finals its share of the risk.
+        reserve: says what a proof takes.
+    """
+
+    log: SearchLog
+    starter: TrialStarter
+    loss_check: LossCheck
+    purse: RiskPurse
+    reserve: Reserve
+
+    def recall_finals(self) -> None:
+        """Take up what the finals of earlier sessions have shown: their pairs count, their risk is spent."""
+        log = self.log
+        known = [config for config in self.purse.candidates if self.purse.pairs_of(config)]
+        if known and any(one.config == log.problem.baseline for one in log.judged):
+            outcome = recall(log, self.purse)
+            log.add_recalled_finals(
+                plan_finals(log, self.starter.budget, known[:1], look=self.purse, seconds=0.0), outcome
+            )
+
+    def prove(self, measure: Callable[[TrainConfig], bool]) -> None:
+        """Check the leader's loss and hold its finals, as far as there is time.
+
+        Args:
+            measure: launches a config once more where the time allows it; returns whether that was timed.
+        """
+        finalists = self._check_losses(measure)
+        if finalists:
+            self._hold_finals(finalists)
+
+    def is_due(self) -> bool:
+        """Return whether something leads whose turn has not come yet, and there is time to prove it."""
+        leaders = [one for one in self._leaders()[:1] if one.key not in self.log.attempted]
+        return any(self.reserve.is_provable(one) for one in leaders)
+
+    def kept_seconds(self) -> float:
+        """Return what is kept back while exploring: to prove the leader, or whatever may come to lead."""
+        leaders, prices = self._leaders(), self.log.prices
+        kept = self.reserve.seconds_for(leaders[0] if leaders else None)
+        left = self.starter.budget.remaining_seconds - kept - KILL_SECONDS
+        # Nothing leads and nothing more would fit: time for a proof is of no use, a candidate to go on with is.
+        return 0.0 if not leaders and left < prices.usual_seconds(self.log.problem.baseline) else kept
+
+    def look_at(self, config: TrainConfig) -> None:
+        """Have the loss check look at a new leader, as long as what remains could still prove it."""
+        seconds = self.reserve.check_seconds(config)
+        if seconds > 0:
+            self.loss_check.look_at(config, seconds=seconds)
+
+    def _leaders(self) -> list[TrainConfig]:
+        """Return the leaders, but for those that there was no time to check, the one to prove first."""
+        log = self.log
+        open_ones = (one for one in Candidates(log).ranked() if one.key not in log.attempted or log.checks_of(one))
+        # The one to prove is the most promising of those that there is still time for.
+        first = itertools.islice(open_ones, log.problem.policy.most_leaders)
+        return sorted(first, key=lambda one: not self.reserve.is_provable(one))
+
+    def _check_losses(self, measure: Callable[[TrainConfig], bool]) -> list[TrainConfig]:
+        """Return the candidates for the finals: faster in the search, and shown to learn as well."""
+        log, candidates = self.log, self._leaders()
+        if candidates and Candidates(log).is_doubtful(candidates[0]) and measure(log.problem.baseline):
+            candidates = self._leaders()
+        if not candidates or self.starter.should_stop():
+            return []
+        log.add_attempt(candidates[0])
+        if not log.checks_of(candidates[0]) and self.reserve.check_seconds(candidates[0]) > 0:
+            fresh = [config for config in candidates if not log.checks_of(config)]
+            self.starter.enter("drift", f"{count(len(fresh), 'candidate')} faster than your settings so far")
+            self.loss_check.choose(fresh, seconds=self.reserve.check_seconds(fresh[0]))
+        tested = [config for config, _ in log.checks]
+        return [config for config in [*candidates, *tested] if Candidates(log).may_win(config)][:1]
+
+    def _hold_finals(self, finalists: list[TrainConfig]) -> None:
+        log = self.log
+        plan = plan_finals(log, self.starter.budget, finalists, look=self.purse)
+        if plan.kept + plan.rounds < LEAST_ROUNDS or plan.rounds < 1:
+            return
+        rounds = f"{plan.rounds} to {plan.rounds + plan.reserve}" if plan.reserve else str(plan.rounds)
+        self.starter.enter("finals", f"{rounds} rounds of 2 fresh processes")
+        outcome = confirm(log, self.starter, plan)
+        log.add_notes(
+            *(
+                f"{describe_config(one.config, log.problem.baseline)} failed in the finals: {one.failure}"
+                for one in outcome.candidates
+                if one.failure and one.config not in log.settled
+            )
+        )
+        log.add_finals(plan, outcome)

@@ -1,0 +1,173 @@
+"""Starts the trials of one search: numbers, limits and time, the same for every stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.isolation.runner import KILL_SECONDS
+from autotune.records.config import TrainConfig
+from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult, TrialSpec
+from autotune.search.launch.budget import Budget
+from autotune.search.launch.pace import make_pace
+from autotune.search.log import SearchLog
+from autotune.search.progress import SearchReporter, Standing
+
+RunTrial = Callable[[TrialSpec], TrialResult]
+Purpose = Literal["measure", "final", "quality", "fidelity", "tape"]
+
+_LEAST_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """What a search runs in.
+
+    Attributes:
+        budget: the deadline.
+        run_trial: runs one trial to its end.
+        reporter: hears what happens.
+        should_stop: True once the user asked to stop.
+    """
+
+    budget: Budget
+    run_trial: RunTrial
+    reporter: SearchReporter
+    should_stop: Callable[[], bool]
+
+    def describe_standing(self, stage: str, *, trials: int, log: SearchLog | None) -> Standing:
+        """Return where the search stands.
+
+        Args:
+            stage: at work.
+            trials: started so far.
+            log: of the search; None before its probe is done.
+        """
+        best = log.best if log is not None else None
+        return Standing(
+            stage=stage,
+            trials=trials,
+            seconds_left=max(0.0, self.budget.seconds - self.budget.elapsed_seconds),
+            baseline_samples_per_second=log.baseline_rate if log is not None else None,
+            best_ratio=math.exp(best.score) if best else None,
+            best=best.config if best else None,
+        )
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """What a trial that is not timed computes.
+
+    Attributes:
+        steps: optimizer steps of a quality or tape trial.
+        evaluate: compute the target's metrics after them.
+        seeds: to train with; empty for the search's own.
+        fidelity: plan of a fidelity trial.
+    """
+
+    steps: int = 1
+    evaluate: bool = False
+    seeds: tuple[int, ...] = ()
+    fidelity: GradientPlan | None = None
+
+
+_TIMED = TrialTask()
+
+
+class TrialStarter:
+    """Starts one trial at a time.
+
+    Args:
+        log: of the search; every trial is added to it, its outcome is for the stages to add.
+        context: what the search runs in.
+        number: of the next trial.
+    """
+
+    def __init__(self, log: SearchLog, context: SearchContext, *, number: int) -> None:
+        self._log, self._context, self._number = log, context, number
+        self._stage = "probe"
+
+    @property
+    def budget(self) -> Budget:
+        """The deadline."""
+        return self._context.budget
+
+    @property
+    def number(self) -> int:
+        """Of the next trial."""
+        return self._number
+
+    def should_stop(self) -> bool:
+        """Return whether the user asked to stop."""
+        return self._context.should_stop()
+
+    def enter(self, stage: str, note: str) -> None:
+        """Begin a stage."""
+        self._stage = stage
+        self._context.reporter.stage_started(self._describe_standing(), note)
+
+    def launch(
+        self,
+        config: TrainConfig,
+        purpose: Purpose,
+        seconds: float,
+        *,
+        task: TrialTask = _TIMED,
+        ends_with_stage: bool = True,
+        rival: Rival | None = None,
+        measure_samples: int | None = None,
+    ) -> TrialResult:
+        """Run one config for at most some seconds and return its result.
+
+        Args:
+            config: the settings.
+            purpose: time it, train it for its losses with every seed, or write down its gradients or its data.
+            seconds: until it is killed, the kill included.
+            task: of a trial that is not timed.
+            ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
+            rival: end the timing early once it is clearly slower than this, in its first steps if it is hopeless.
+            measure_samples: time this many, whatever the precision.
+        """
+        state, target = self._log.problem.state, self._log.problem.report.target
+        spec = TrialSpec(
+            number=self._number,
+            purpose=purpose,
+            target=state.target,
+            config=config,
+            device=target.device,
+            seeds=task.seeds or (state.seed,),
+            quality_steps=task.steps,
+            fidelity=task.fidelity,
+            evaluate=task.evaluate,
+            random_sources=target.data.random_sources,
+            baseline=None if state.target.script is None else target.baseline,
+            training_loaders=target.training_loaders,
+            limits=self._trial_limits(seconds).replace(
+                ends_with_stage=ends_with_stage,
+                measure_samples=measure_samples,
+                rival=rival,
+                pace=make_pace(config, target.baseline, self._log.judged) if rival is not None else None,
+            ),
+        )
+        self._number += 1
+        self._context.reporter.trial_started(self._describe_standing(), config)
+        result = self._context.run_trial(spec)
+        self._log.add_trial(result)
+        self._context.reporter.trial_finished(self._describe_standing(), result)
+        return result
+
+    def _describe_standing(self) -> Standing:
+        return self._context.describe_standing(self._stage, trials=self._number, log=self._log)
+
+    def _trial_limits(self, seconds: float) -> TrialLimits:
+        problem = self._log.problem
+        return TrialLimits(
+            time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
+            warmup_cap_seconds=max(2.0, 2 * problem.state.measure_seconds),
+            measure_seconds=problem.state.measure_seconds,
+            seconds_per_sample=problem.report.target.data.seconds_per_sample,
+            host_memory_limit_bytes=problem.limits.host_memory_bytes,
+            device_memory_limit_bytes=problem.limits.device_memory_bytes,
+        )

@@ -1,0 +1,103 @@
+"""What a search decides by: how it shares its time, how long it waits, what it takes for a gain worth following."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SearchPolicy:
+    """The thresholds of one search; judgement where no source is named.
+
+    What a claim needs (`finals.finalist`) and how noise is modelled (`scores.baseline_level`) are no policy: they are
+    not to be set.
+
+    Attributes:
+        probe_share: of the budget, the most that a probe may take; a healthy one takes far less.
+        probe_warmup_seconds: longest warm-up of the probe.
+
+        least_gain: log speed-up; a candidate that was not even this much faster in the search is not taken any further.
+        least_trial_seconds: that any trial of the exploring stage is given.
+        patience: times the seconds that a trial is expected to take, until it is killed.
+        most_compile_patience: of the budget; for a trial that compiles, however long that is expected to take.
+        bound_reached: share of the probe's bound from which nothing that matters is left to find.
+        bound_refuted: share of the same from which the bound is itself refuted.
+
+        anchor_seconds: after which the baseline is launched again.
+        least_between_anchors: launches between two of the baseline where the canary asks for the second.
+        canary_change: log ratio of the canary's times that says that the machine has changed.
+        top_k: configs of which whichever has the fewest launches is launched again.
+        most_repeats: launches of one of these, after which it has none any more.
+        repeat_every: one launch of so many goes to them.
+        racing_confidence: one-sided; a config equal to the incumbent is called clearly slower for its launch's luck
+            less often than this.
+        least_racing_degrees: degrees of freedom of the launch noise, the guess included, from which its margin counts.
+        unseen_margin: log ratio; until then only what is hopeless is ended early.
+
+        most_leaders: looked at for one that there is still time to prove.
+        worth_another: log speed-up that a config has to be ahead of the proven winner by: finals cost time, and a share
+            of the risk.
+        sure_launches: of the baseline; fewer do not tell a slow one from a machine that has become faster.
+
+        most_reserve_share: of the budget, kept back for the proof of one leader.
+        hopeless_reserve: times this share; a leader whose proof asks for more is not kept time for.
+        short_check_share: of the budget, the most that is kept for a loss check while nothing leads.
+        check_share: of the budget, what a loss check may take where its rounds leave that.
+        generous_check: times the least that a loss check needs, which it may take likewise.
+        least_check: times the same, what it may take in any case: one that is given more only trains for longer.
+        least_check_seconds: that it may take in any case.
+        spare_rounds: times the rounds that the gain asks for: the search's reading flatters the best of many.
+        spare_budget: times the least budget, what is told where the one given is too small.
+
+        most_pilot_degrees: degrees of freedom that the search's launches may lend to the finals.
+        pilot_share: of the degrees that the search has seen: its launches are not quite those of the finals.
+        second_look: times the pairs planned, both looks together: three times as many prove 0.6 of the gain.
+        least_second_look: of the rounds planned; fewer are no second look, they are run at once.
+        finals_patience: times the seconds that a launch of the finals is expected to take, until it is killed.
+        finals_patience_seconds: on top of these.
+    """
+
+    probe_share: float = 0.50
+    probe_warmup_seconds: float = 30.0
+
+    least_gain: float = math.log(1.005)
+    least_trial_seconds: float = 10.0
+    patience: float = 3.0
+    most_compile_patience: float = 0.25
+    bound_reached: float = 0.95
+    bound_refuted: float = 1.10
+
+    anchor_seconds: float = 120.0
+    least_between_anchors: int = 3
+    canary_change: float = math.log(1.15)
+    top_k: int = 5
+    most_repeats: int = 4
+    repeat_every: int = 4
+    racing_confidence: float = 0.997
+    least_racing_degrees: float = 5.0
+    unseen_margin: float = math.log(3.0)
+
+    most_leaders: int = 6
+    worth_another: float = math.log(1.02)
+    sure_launches: int = 3
+
+    most_reserve_share: float = 0.5
+    hopeless_reserve: float = 2.0
+    short_check_share: float = 0.15
+    check_share: float = 0.15
+    generous_check: float = 2.0
+    least_check: float = 1.4
+    least_check_seconds: float = 3.0
+    spare_rounds: float = 1.3
+    spare_budget: float = 1.1
+
+    most_pilot_degrees: float = 6.0
+    pilot_share: float = 0.5
+    second_look: float = 3.0
+    least_second_look: float = 0.5
+    finals_patience: float = 4.0
+    finals_patience_seconds: float = 10.0
+
+
+USUAL_POLICY = SearchPolicy()

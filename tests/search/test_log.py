@@ -1,0 +1,142 @@
+"""The log of a search: it only grows, what is handed out stays as it is, and what follows from it is made once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from simulated import (
+    BASELINE,
+    LAUNCH_SECONDS,
+    Machine,
+    explore,
+    make_judged,
+    make_placebos,
+    open_search,
+    play_finals,
+)
+
+from autotune.isolation.runner import KILL_SECONDS
+from autotune.records import Interval, Margin, QualityCheck
+from autotune.records.quality import QualityVerdict
+from autotune.search.finals.rounds import FinalsPlan
+from autotune.search.launch.starter import TrialTask
+from autotune.search.log import SearchLog
+from autotune.search.policy import USUAL_POLICY
+
+ONE, TWO = make_placebos(2)
+
+
+def open_log() -> SearchLog:
+    log = open_search(Machine()).log
+    log.add_judged(make_judged(BASELINE, 0.0), make_judged(ONE, 0.2))
+    return log
+
+
+def test_what_is_handed_out_does_not_grow() -> None:
+    log = open_log()
+    judged, refused, notes, ranking = log.judged, log.refused, log.notes, log.ranking
+    log.add_judged(make_judged(TWO, 0.3))
+    log.refuse(frozenset({"user_knobs.placebo=1"}))
+    log.add_notes("something")
+    assert (len(judged), refused, notes) == (2, (), ())
+    assert ranking.find(TWO) is None
+    assert log.ranking.find(TWO) is not None
+
+
+def test_what_follows_is_made_once_until_it_grows() -> None:
+    log = open_log()
+    ranking, prices, schedule = log.ranking, log.prices, log.schedule
+    log.add_notes("which changes nothing")
+    assert log.ranking is ranking
+    assert log.prices is prices
+    assert log.schedule is schedule
+    log.add_judged(make_judged(BASELINE, 0.0))
+    assert log.ranking is not ranking
+    assert log.prices is not prices
+
+
+def test_what_is_refused_leaves_the_ranking_but_for_the_one_of_all() -> None:
+    log = open_log()
+    log.refuse(frozenset({"user_knobs.placebo=1"}))
+    assert log.is_refused(ONE)
+    assert not log.is_refused(TWO)
+    assert log.ranking.find(ONE) is None
+    assert log.ranking_of_all.find(ONE) is not None
+
+
+def test_the_time_of_trials_is_told_apart_by_their_purpose() -> None:
+    search = open_search(Machine())
+    timed = search.starter.launch(BASELINE, "measure", 60.0)
+    search.starter.launch(ONE, "quality", 60.0, task=TrialTask(steps=5))
+    assert timed.measurement is not None
+    assert search.log.measured_seconds == timed.measurement.seconds
+    assert search.log.gate_seconds == LAUNCH_SECONDS
+    assert search.starter.number == 3
+
+
+def plan_one() -> FinalsPlan:
+    return FinalsPlan([ONE], 3, pair_sd=0.02, round_seconds=6.0, samples=2000)
+
+
+def test_finals_without_a_gain_are_settled_unless_they_were_of_an_earlier_session() -> None:
+    outcome = play_finals([0.001, -0.002, 0.0, 0.002, -0.001, 0.0])
+    log = open_log()
+    log.add_recalled_finals(plan_one(), outcome)
+    assert log.finals is outcome
+    assert log.settled == ()
+    log.add_finals(plan_one(), outcome)
+    assert log.settled == (ONE,)
+
+
+def test_the_plan_told_is_of_the_finals_that_the_answer_is_about() -> None:
+    log = open_log()
+    first, of_another = plan_one(), dataclasses.replace(plan_one(), finalists=[TWO])
+    outcome = play_finals([0.21, 0.19, 0.20, 0.22])  # of the first: what came after it showed less
+    log.add_finals(first, outcome)
+    log.add_finals(of_another, outcome)
+    assert log.finals_plan is first
+
+
+def make_check(verdict: QualityVerdict, more: float) -> tuple[QualityCheck, ...]:
+    difference = Interval(estimate=more, low=more, high=more, confidence_level=0.9, method="planted")
+    check = QualityCheck(
+        test="samples-to-loss",
+        metric="training loss",
+        difference=difference,
+        margin=Margin(amount=0.005),
+        verdict=verdict,
+        seeds=4,
+        samples=100,
+    )
+    return (check,)
+
+
+def test_more_samples_count_only_of_checks_that_were_passed() -> None:
+    log = open_log()
+    assert log.samples_ratio_of(ONE) == 1.0
+    log.add_checks(ONE, make_check("inferior", 0.5))
+    assert log.samples_ratio_of(ONE) == 1.0
+    log.add_checks(TWO, make_check("non-inferior", 0.1))
+    assert log.samples_ratio_of(TWO) == pytest.approx(1.1)
+    assert log.checks_of(TWO) == make_check("non-inferior", 0.1)
+
+
+def test_a_search_goes_by_the_policy_that_it_is_handed() -> None:
+    patient = dataclasses.replace(USUAL_POLICY, least_trial_seconds=0.0, patience=7.0)
+    machine = Machine()
+    search = open_search(machine, budget=200.0, policy=patient)
+    explore(search, count=2)
+    price = search.log.prices.launch_seconds(BASELINE)
+    assert machine.specs[-1].limits.time_limit_seconds == pytest.approx(7.0 * price - KILL_SECONDS)
+
+
+def test_a_policy_can_ask_for_the_baseline_more_often() -> None:
+    def share(**changes: float) -> float:
+        policy = dataclasses.replace(USUAL_POLICY, **changes)  # type: ignore[arg-type]
+        search = open_search(Machine(noise=0.0), budget=300.0, policy=policy)
+        explore(search)
+        launches = [one.config for one in search.log.judged]
+        return launches.count(BASELINE) / len(launches)
+
+    assert share(anchor_seconds=2 * LAUNCH_SECONDS) > 1.5 * share()
