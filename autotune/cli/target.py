@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from autotune.cli.terminal import say
+from autotune.cli.view.terminal import say
 
 if TYPE_CHECKING:
     from autotune.records.script import Script

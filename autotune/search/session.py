@@ -16,6 +16,7 @@ from collections.abc import Callable
 from autotune.drift.gate.stage import GateStage
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.errors import UsageError
+from autotune.format import count
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.knobs import Facts
 from autotune.probe.run import drop_idle_knobs, probe_target
@@ -25,7 +26,7 @@ from autotune.records.profile import Profile
 from autotune.records.search import PlannedRun
 from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer.candidates import Candidates
-from autotune.search.answer.notes import describe_config, describe_ending
+from autotune.search.answer.notes import describe_ending
 from autotune.search.answer.profile import Findings, build_profile
 from autotune.search.explore.stage import Explorer
 from autotune.search.explore.strategy import Situation, Suggest, describe_left_out, suggest
@@ -38,7 +39,7 @@ from autotune.search.launch.budget import PROBE_SHARE
 from autotune.search.launch.launcher import Launcher
 from autotune.search.place import OpenStudy, SearchStore
 from autotune.search.scores.objective import Judged, score_trial
-from autotune.sentences import count
+from autotune.sentences.settings import describe_changes
 from autotune.space import SearchSpace, build_space
 from autotune.targets.drift_limits import require_metrics
 
@@ -278,7 +279,7 @@ class Session:
             findings.plan = plan
         ended = [one for one in findings.finals.candidates if one.failure or one.outcome == "no gain"]
         findings.notes += [
-            f"{describe_config(one.config, launcher.baseline)} failed in the finals: {one.failure}"
+            f"{describe_changes(one.config, launcher.baseline)} failed in the finals: {one.failure}"
             for one in ended
             if one.failure and one.config not in self._settled
         ]

@@ -202,7 +202,7 @@ def test_every_launch_of_a_search_measures_equally_long(tmp_path):
 
 
 def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
-    with pytest.raises(NothingFeasibleError, match=r"your own settings use 500.0 MiB, more than the 100.0 MiB allowed"):
+    with pytest.raises(NothingFeasibleError, match=r"your own settings use 500 MiB, more than the 100 MiB allowed"):
         run_simulated(Machine(), tmp_path, memory_limit_bytes=100 * 2**20)
 
 

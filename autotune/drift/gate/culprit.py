@@ -14,7 +14,7 @@ from autotune.records.quality import QualityCheck
 from autotune.search.explore.stage import LEAST_GAIN
 from autotune.search.launch.launcher import list_changes
 from autotune.search.scores.ranking import Entry
-from autotune.sentences import find_failed
+from autotune.sentences.loss_check import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back
 
 _SUSPECTS = ("precision", "compile_mode", "allow_tf32", "attention_backend", "activation_checkpointing")

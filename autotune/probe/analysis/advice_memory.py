@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.format import format_bytes, format_share
 from autotune.probe.analysis.advice_case import Case, Finding, expect
-from autotune.probe.analysis.figures import format_share
 from autotune.records.probe import GainRange
-from autotune.units import format_bytes
 
 # Elasticities this close to one say that a pass takes as long as its samples, large or small.
 _EVEN = 0.05

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autotune.format import count, format_bandwidth, format_bytes, format_flops, format_share, format_time
 from autotune.probe.analysis.bounds import least_load_seconds
-from autotune.probe.analysis.figures import (
-    StepFigures,
-    divide,
-    format_bandwidth,
-    format_share,
-    format_step,
-    optimizer_share,
-)
+from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Limit
-from autotune.sentences import count
-from autotune.units import format_bytes, format_flops
 
 _IN_CACHE = 1.25
 """Achieved over measured memory rate above which the traffic cannot all have reached the memory."""
@@ -107,13 +99,13 @@ def _tell_waiting(case: StepCase) -> str:
     if load <= 0:
         return ""
     sentence = (
-        f"one process loads a step's samples in {format_step(load)}, "
-        f"the computation takes {format_step(figures.compute_seconds)}"
+        f"one process loads a step's samples in {format_time(load)}, "
+        f"the computation takes {format_time(figures.compute_seconds)}"
     )
     if data.loader_seconds_per_step is not None:
         workers = case.facts.baseline.num_workers
         used = f"with {count(workers, 'worker')}" if workers else "without workers"
-        sentence += f"; the loader alone, {used}, takes {format_step(data.loader_seconds_per_step)}"
+        sentence += f"; the loader alone, {used}, takes {format_time(data.loader_seconds_per_step)}"
     return sentence
 
 
@@ -122,7 +114,7 @@ def _tell_least_loading(case: StepCase) -> str:
     if load <= case.figures.compute_seconds:
         return ""
     cpus = case.hardware.usable_cpu_count
-    return f"loading takes {format_step(load)} a step even when {cpus} CPUs share it, more than the computation"
+    return f"loading takes {format_time(load)} a step even when {cpus} CPUs share it, more than the computation"
 
 
 def _tell_burst(case: StepCase) -> str:
@@ -195,7 +187,7 @@ def _tell_traffic(case: StepCase) -> str:
 
 def _tell_optimizer(case: StepCase) -> str:
     share = optimizer_share(case.facts.phases)
-    seconds = format_step(case.facts.phases.optimizer_seconds)
+    seconds = format_time(case.facts.phases.optimizer_seconds)
     return f"the optimizer takes {format_share(share)} of the computation ({seconds})" if share > 0 else ""
 
 

@@ -8,13 +8,12 @@ the time, a machine that changed its speed by half, and products faster than the
 
 from __future__ import annotations
 
+from autotune.format import count, format_flops, format_share
 from autotune.probe.analysis.evidence import StepCase
-from autotune.probe.analysis.figures import divide, format_share
+from autotune.probe.analysis.figures import divide
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interference, Measurement
-from autotune.sentences import count
-from autotune.units import format_flops
 
 PLAUSIBLE_RATES = (0.2, 1.25)
 """Achieved over measured rate: below, it is something else that limits; above, the limit was measured too low."""

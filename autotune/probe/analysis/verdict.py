@@ -15,18 +15,11 @@ Each is tried in this order. Without the profiler's shares (`StepWork`), `comput
 
 from __future__ import annotations
 
+from autotune.format import format_bandwidth, format_share, format_time
 from autotune.probe.analysis.advice import advise
 from autotune.probe.analysis.bounds import bound_speedup, count_optimizer_bytes
 from autotune.probe.analysis.evidence import ALL_REDUCE_FRACTIONS, StepCase, collect_evidence, describe_mfu
-from autotune.probe.analysis.figures import (
-    StepFigures,
-    derive_figures,
-    divide,
-    format_bandwidth,
-    format_share,
-    format_step,
-    optimizer_share,
-)
+from autotune.probe.analysis.figures import StepFigures, derive_figures, divide, optimizer_share
 from autotune.probe.analysis.reliability import PLAUSIBLE_RATES, describe_lost_cpus, explain_unreliable, is_disturbed
 from autotune.records.facts import StepWork, TargetFacts
 from autotune.records.hardware import HardwareInfo
@@ -98,7 +91,7 @@ def _find_input(case: StepCase) -> _Finding:
     sentence = f"{format_share(figures.wait_fraction)} of a step waits for the loader"
     ratio = divide(figures.step_seconds, figures.step_seconds - figures.wait_seconds)
     if ratio is not None:
-        step, rest = format_step(figures.step_seconds), format_step(figures.step_seconds - figures.wait_seconds)
+        step, rest = format_time(figures.step_seconds), format_time(figures.step_seconds - figures.wait_seconds)
         sentence += f", without which it takes {rest} instead of {step} ({ratio:.2g}x)"
     return "input", sentence
 
@@ -211,7 +204,7 @@ def _describe_unknown(figures: StepFigures) -> str:
     wait, copy = format_share(figures.wait_fraction), format_share(figures.copy_fraction)
     model, optimizer = format_share(figures.model_fraction), format_share(figures.optimizer_fraction)
     return (
-        f"a step takes {format_step(figures.step_seconds)} and waits {wait} of it for the loader; forward and "
+        f"a step takes {format_time(figures.step_seconds)} and waits {wait} of it for the loader; forward and "
         f"backward take {model}, the optimizer {optimizer}, copies {copy}; launches and memory traffic were not told "
         "apart"
     )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from autotune.format import count
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.profile import Candidate, NotTested, SearchVerdict
 from autotune.records.quality import QualityCheck, is_passed
@@ -21,7 +22,7 @@ from autotune.records.trial import TrialStatus
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
-from autotune.sentences import count, find_failed
+from autotune.sentences.loss_check import find_failed
 
 WORTH_TELLING = math.log(1.005)
 """A candidate that was not even this much faster in the search does not lead."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
+from autotune.format import count, format_factor, format_percent
 from autotune.probe.run import describe_written
-from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.quality import is_passed
 from autotune.records.trial import TrialStatus
 from autotune.search.answer.profile import Findings
 from autotune.search.explore.stage import LEAST_GAIN
 from autotune.search.launch.launcher import Launcher
 from autotune.search.launch.suspects import describe_guilty
-from autotune.sentences import count
-from autotune.units import format_percent
+from autotune.sentences.settings import describe_changes
 
 
 def describe_ending(launcher: Launcher, findings: Findings) -> list[str]:
@@ -31,11 +30,6 @@ def describe_ending(launcher: Launcher, findings: Findings) -> list[str]:
     if findings.finals is None and not launcher.should_stop():
         notes.append(_explain_no_finals(launcher, findings))
     return notes
-
-
-def describe_config(config: TrainConfig, baseline: TrainConfig) -> str:
-    """Return what a config changes, as `name=value`."""
-    return ", ".join(f"{name}={get_knob(config, name)}" for name in changed_fields(config, baseline))
 
 
 def _explain_no_finals(launcher: Launcher, findings: Findings) -> str:
@@ -60,7 +54,8 @@ def _describe_screened_out(launcher: Launcher) -> list[str]:
     if fastest is None or score is None or score <= max(LEAST_GAIN, *(one.score for one in ranking.entries)):
         return []
     worse = format_percent(fastest.score.constraints["drift"] + limits.screen_drift)
+    ratio = format_factor(math.exp(score))
     return [
-        f"{describe_config(fastest.config, launcher.baseline)} ran at {math.exp(score):.2f}x and was left out: "
+        f"{describe_changes(fastest.config, launcher.baseline)} ran at {ratio} and was left out: "
         f"its training loss is worse by {worse} within its first steps"
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from autotune.drift.compare.loss_band import calibrate_band
+from autotune.format import format_share
 from autotune.measure.confidence import hodges_lehmann
 from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
@@ -219,7 +220,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
     if shown is not None and shown.outcome == "faster" and shown.ratio is not None and aside > _TELLING_ASIDE:
         whole = 1 / (aside + (1 - aside) / shown.ratio.low)
         notes.append(
-            f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
+            f"{format_share(aside)} of your run is validation and the like, which stays as it is: the whole of it gets "
             f"at least {whole:.2f}x faster"
         )
     leader = find_leader(ranking, findings.report.target.baseline, finals)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import NothingFeasibleError, UsageError
+from autotune.format import format_bytes, format_duration
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
@@ -19,7 +20,6 @@ from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.launch.budget import CLOSING_SECONDS
 from autotune.search.launch.launcher import Launcher
 from autotune.search.scores.objective import Limits
-from autotune.units import format_bytes, format_duration
 
 MOST_SHARE = 0.5
 """Of the budget: kept back for the proof of one leader."""

@@ -16,15 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from autotune.format import count, format_duration, format_rate
 from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
 from autotune.records.trial import Cause
 from autotune.runs.run_script import run_script
-from autotune.sentences import count
 from autotune.targets.launch.command import Launch
 from autotune.train.recovery.child import tie_to_parent
 from autotune.train.script.progress_files import Failure, ScriptProgress
-from autotune.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from autotune.engine.hooks.script import ScriptHooks

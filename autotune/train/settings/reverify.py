@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
+from autotune.format import count, format_duration, format_rate
 from autotune.isolation.runner import KILL_SECONDS, TrialRunner
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
@@ -25,10 +26,8 @@ from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, 
 from autotune.scratch import scratch_folder
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import run_finals
-from autotune.sentences import count
 from autotune.train.settings.choice import Settings
 from autotune.train.settings.differences import printable
-from autotune.units import format_duration, format_rate
 
 PAIRS = 4
 LEAST_PAIRS = 3

@@ -16,8 +16,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.probe_words import format_share
-from autotune.cli.terminal import printable, result_console
+from autotune.cli.view.console import result_console
+from autotune.cli.view.terminal import printable
+from autotune.format import format_share
 
 _WIDEST = 120
 _INDENT = 2

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.cli.words import describe_check, describe_speedup, list_evidence
+from autotune.format import count, format_budget
 from autotune.records import (
     DriftLimits,
     HardwareInfo,
@@ -19,20 +19,16 @@ from autotune.records import (
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.profile import Candidate, Confirmation, Evidence, MachineNoise, NotTested, OneOffCosts
 from autotune.records.quality import QualityVerdict
-from autotune.sentences import (
-    count,
+from autotune.sentences.answer import (
     describe_break_even,
     describe_candidate,
-    describe_interference,
-    describe_limits,
-    describe_noise,
     describe_power,
-    describe_refusal,
+    describe_speedup,
     describe_untested,
-    format_budget,
-    format_drift,
-    format_margin,
+    list_evidence,
 )
+from autotune.sentences.loss_check import describe_check, describe_limits, describe_refusal, format_drift, format_margin
+from autotune.sentences.noise import describe_interference, describe_noise
 
 QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
 

@@ -10,18 +10,17 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from autotune.cli.terminal import printable
-from autotune.cli.training_words import (
+from autotune.cli.view.terminal import printable
+from autotune.cli.view.training_words import (
     describe_epoch,
     describe_position,
-    format_done,
-    format_figure,
     list_issues,
     list_machine,
     list_metrics,
     list_speed,
     list_time,
 )
+from autotune.format import format_figure, format_progress
 from autotune.train.report import Report
 
 _LABEL_WIDTH = 12
@@ -132,7 +131,7 @@ def _bar_line(report: Report, room: int, signs: tuple[str, str]) -> Text:
         return line.append(position, "bold")
     width = min(_WIDEST_BAR, room - len(position) - len(_GAP))
     if width < _NARROWEST_BAR:
-        position = f"{report.step:,}/{report.total_steps:,} {format_done(report)}"
+        position = f"{report.step:,}/{report.total_steps:,} {format_progress(report.step, report.total_steps)}"
         width = min(_WIDEST_BAR, room - len(position) - len(_GAP))
     if width >= _NARROWEST_BAR:
         filled = min(width, int(width * report.step / report.total_steps))

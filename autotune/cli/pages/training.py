@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.cli.page import LinePage, Part, open_page
-from autotune.cli.probe_words import format_factor, format_share, format_size
-from autotune.cli.terminal import forgiven_output, printable
-from autotune.cli.training_words import format_figure, judge_throughput
-from autotune.cli.words import describe_changes
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.cli.pages.layout import LinePage, Part, open_page
+from autotune.cli.view.terminal import forgiven_output, printable
+from autotune.cli.view.training_words import judge_throughput
+from autotune.format import (
+    count,
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_figure,
+    format_rate,
+    format_share,
+)
+from autotune.records.config import TrainConfig
 from autotune.records.run import GuardSummary, RunPlan, TrainingSummary
-from autotune.sentences import count
-from autotune.units import format_duration, format_rate
+from autotune.sentences.settings import describe_changes, describe_exchanges
 
 
 def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None:
@@ -77,7 +83,7 @@ def describe_throughput(summary: TrainingSummary) -> str:
     if not promised:
         return f"{format_rate(came)}; nothing was promised for these settings"
     verdict = f"{judge_throughput(came, promised)} ({format_factor(came / promised)})"
-    return f"{verdict}: {format_rate(came)} came, {format_rate(promised, unit='').strip()} were promised"
+    return f"{verdict}: {format_rate(came)} came, {format_rate(promised, unit='')} were promised"
 
 
 def describe_guard(guard: GuardSummary | None) -> str:
@@ -99,11 +105,10 @@ def describe_guard(guard: GuardSummary | None) -> str:
 
 def describe_settings(plan: RunPlan, config: TrainConfig) -> str:
     """Return the settings in force where they are not those that were asked for."""
-    names = changed_fields(config, plan.asked_config)
-    if not names:
+    changes = describe_exchanges(plan.asked_config, config)
+    if not changes:
         return f"as asked for: {describe_changes(config, plan.baseline_config)}"
-    changes = (f"{name} {get_knob(plan.asked_config, name)} -> {get_knob(config, name)}" for name in names)
-    return f"not as asked for: {', '.join(changes)}"
+    return f"not as asked for: {changes}"
 
 
 def _show_time(page: LinePage, summary: TrainingSummary) -> None:
@@ -134,7 +139,7 @@ def _list_machine(summary: TrainingSummary) -> list[str]:
     if summary.mfu is not None:
         facts.append(f"MFU {format_share(summary.mfu)}")
     if summary.peak_memory_bytes is not None:
-        facts.append(f"peak memory {format_size(summary.peak_memory_bytes)}")
+        facts.append(f"peak memory {format_bytes(summary.peak_memory_bytes)}")
     if summary.skipped_steps:
         facts.append(count(summary.skipped_steps, "skipped step"))
     if summary.allocator_retries:

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from autotune.cli.probe_words import format_factor, format_of, format_share, format_size
+from autotune.format import (
+    count,
+    format_bytes,
+    format_clock,
+    format_duration,
+    format_factor,
+    format_figure,
+    format_of,
+    format_progress,
+    format_rate,
+    format_share,
+)
 from autotune.records.run import Best
-from autotune.sentences import count
 from autotune.train.report import Report
-from autotune.units import format_duration, format_rate
 
 AS_PROMISED_FRACTION = 0.03
 """A throughput this close to what the search measured is as promised."""
-
-_SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e5
-_TELLING_HOURS = 12 * 3600.0
-
-
-def format_figure(value: float | None) -> str:
-    """Return a loss or a metric for people: four decimals, or the power of ten of one that is tiny or huge."""
-    if value is None:
-        return "not finite"
-    is_plain = value == 0 or _SMALLEST_PLAIN <= abs(value) < _LARGEST_PLAIN
-    return f"{value:.4f}" if is_plain else f"{value:.3e}"
 
 
 def describe_position(report: Report) -> str:
     """Return steps and percent, e.g. `12,340 of 30,000 steps, 41 %`."""
     if report.total_steps is None:
         return count(report.step, "step")
-    return f"{report.step:,} of {count(report.total_steps, 'step')}, {format_done(report)}"
-
-
-def format_done(report: Report) -> str:
-    """Return the share of the steps that is done, never 100 % before it is; empty without a total."""
-    if not report.total_steps:
-        return ""
-    return f"{min(100, math.floor(100 * report.step / report.total_steps))} %"
+    return f"{report.step:,} of {count(report.total_steps, 'step')}, {format_progress(report.step, report.total_steps)}"
 
 
 def describe_epoch(report: Report) -> str:
@@ -56,7 +47,7 @@ def list_speed(report: Report, promised: float | None) -> list[str]:
     if not promised:
         return [rate]
     ratio = report.samples_per_second / promised
-    return [rate, f"{format_factor(ratio)} of the promised {format_rate(promised, unit='').strip()}"]
+    return [rate, f"{format_factor(ratio)} of the promised {format_rate(promised, unit='')}"]
 
 
 def list_metrics(metrics: Mapping[str, float | None], best: Best | None) -> list[str]:
@@ -85,10 +76,10 @@ def list_machine(report: Report) -> list[str]:
 
 def describe_memory(used_bytes: float, limit_bytes: float | None) -> str:
     """Return the memory in use and, where it is known, what there is of it."""
-    used = format_size(used_bytes)
+    used = format_bytes(used_bytes)
     if not limit_bytes:
         return used
-    return f"{format_of(used, format_size(limit_bytes))} ({format_share(used_bytes / limit_bytes)})"
+    return f"{format_of(used, format_bytes(limit_bytes))} ({format_share(used_bytes / limit_bytes)})"
 
 
 def list_time(report: Report, now: datetime, *, since_seconds: float = 0.0) -> list[str]:
@@ -105,15 +96,6 @@ def list_time(report: Report, now: datetime, *, since_seconds: float = 0.0) -> l
     left = max(0.0, report.remaining_seconds - since_seconds)
     without = "" if report.knows_evaluation else ", evaluations not counted yet"
     return [f"{format_duration(left)} left{without}", so_far, f"until about {format_clock(now, left)}"]
-
-
-def format_clock(now: datetime, seconds: float) -> str:
-    """Return the time of day it will be, with the date where that is not plain."""
-    try:
-        then = now + timedelta(seconds=seconds)
-    except OverflowError:
-        return "never"
-    return f"{then:%H:%M}" if seconds < _TELLING_HOURS else f"{then:%d %b %H:%M}"
 
 
 def list_issues(report: Report) -> list[str]:
