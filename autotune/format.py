@@ -141,6 +141,11 @@ def format_factor_down(factor: float, *, sign: str = "x") -> str:
     return _round_factor(factor, ROUND_FLOOR) + sign
 
 
+def format_rough_factor(factor: float) -> str:
+    """Return a factor that is good for two digits only, e.g. `3.2x`, `23x`, `140x`."""
+    return f"{float(f'{factor:.2g}'):,g}x"
+
+
 def format_bounds(low: float, high: float, *, dash: str = "-") -> str:
     """Return an interval of factors to two places, rounded outwards, e.g. `1.31-1.46`."""
     return f"{_round_factor(low, ROUND_FLOOR, '0.01')}{dash}{_round_factor(high, ROUND_CEILING, '0.01')}"

@@ -29,6 +29,7 @@ from autotune.format import (
     format_percent,
     format_progress,
     format_rate,
+    format_rough_factor,
     format_share,
     format_time,
 )
@@ -159,6 +160,10 @@ def test_the_time_of_its_end_has_a_date_where_it_needs_one(seconds: float, words
         (format_factor(1e300), "1e+300x"),
         (format_factor(math.inf), "infx"),
         (format_factor(1.38, sign=TIMES), "1.38\N{MULTIPLICATION SIGN}"),
+        (format_rough_factor(3.0), "3x"),
+        (format_rough_factor(2.64), "2.6x"),
+        (format_rough_factor(139.0), "140x"),
+        (format_rough_factor(12_400.0), "12,000x"),
         (format_factor_down(1.139), "1.13x"),
         (format_factor_down(1.13), "1.13x"),
         (format_factor_down(24.19), "24.1x"),

@@ -15,6 +15,7 @@ from autotune.records.profile import OneOffCosts, Profile
 from autotune.sentences.loss_check import describe_drift, find_extra_samples
 from autotune.sentences.noise import describe_noise
 from autotune.sentences.settings import name_setting
+from autotune.sentences.trials import name_status
 
 _TELLING_COMPILE_SECONDS = 0.1
 """A compilation that took less is none: what is not compiled has a few milliseconds too."""
@@ -66,7 +67,7 @@ def list_evidence(profile: Profile) -> list[str]:
     share = evidence.measured_fraction
     measured = "" if share is None else f", {format_share(share)} of it inside measured blocks"
     if evidence.drift_fraction:
-        measured += f", {format_share(evidence.drift_fraction)} in the drift gate"
+        measured += f", {format_share(evidence.drift_fraction)} in the loss check"
     compiled = costs.compile_seconds > _TELLING_COMPILE_SECONDS
     once = f"; compilation {format_duration(costs.compile_seconds)} once" if compiled else ""
     lines.append(f"search {format_duration(costs.search_seconds)} ({trials or 'no trial'}){measured}{once}")
@@ -105,7 +106,7 @@ def describe_untested(profile: Profile) -> list[str]:
     if found is None:
         return []
     started = sum(found.outcomes.values())
-    ends = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(found.outcomes.items()))
+    ends = ", ".join(f"{number} {name_status(status)}" for status, number in sorted(found.outcomes.items()))
     what = count(started, "candidate was", "candidates were")
     lines = [f"{what} started and none could be timed: {ends}" if started else "no candidate was started"]
     if found.left_out:

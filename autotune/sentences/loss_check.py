@@ -136,4 +136,4 @@ def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log
             if check.verdict == "inferior"
             else f"{check.metric} was not shown to stay within {limit}: {estimate}, up to {most}"
         )
-    return f"{', '.join(changes)} was refused by the drift check{ran}: {found}"
+    return f"{', '.join(changes)} was refused by the loss check{ran}: {found}"

@@ -9,6 +9,11 @@ from autotune.sentences.noise import list_remarks
 _LONGEST = 160
 
 
+def name_status(status: str) -> str:
+    """Return how a trial ended, in words."""
+    return status.replace("_", " ")
+
+
 def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
     """Return how a trial ended in a few words."""
     measurement = result.measurement
@@ -21,7 +26,7 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
             return f"{len(result.tape.batches)} batches read"
         bound = result.samples_per_second_bound
         rate = f"at most {format_rate(bound)}; " if bound is not None else ""
-        return f"{result.status.replace('_', ' ')}: {rate}{result.error or result.cause}"[:_LONGEST]
+        return f"{name_status(result.status)}: {rate}{result.error or result.cause}"[:_LONGEST]
     words = [format_rate(measurement.samples_per_second)]
     if baseline_rate:
         words.append(format_factor(measurement.samples_per_second / baseline_rate))

@@ -315,7 +315,7 @@ def test_a_proven_gain_claims_the_lower_end() -> None:
 
 def test_a_check_of_what_is_learned_is_claimed_only_where_there_was_one() -> None:
     assert "what is learned was checked" in render()
-    assert "no quality check was run" in render(profile=make_profile(quality=()))
+    assert "no loss check was run" in render(profile=make_profile(quality=()))
 
 
 @pytest.mark.parametrize("verdict", ["keep", "inconclusive"])

@@ -78,7 +78,7 @@ def test_each_refusal_is_told_with_its_figures(tmp_path):
         return 1.015 if config.precision == "bf16" else 1.0
 
     profile = run_simulated(Machine(loss=loss, noise=0), tmp_path).profile
-    told = [note for note in profile.evidence.notes if "was refused by the drift check" in note]
+    told = [note for note in profile.evidence.notes if "was refused by the loss check" in note]
     assert told
     for note in told:
         assert note.startswith("precision=bf16")

@@ -219,7 +219,7 @@ def test_a_check_is_shown_in_the_unit_of_its_margin(margin: Margin, shown: str) 
 def test_a_refusal_tells_what_was_shown_from_what_was_not() -> None:
     refused, begins = (
         ["precision=bf16"],
-        "precision=bf16 was refused by the drift check (a candidate with it ran at 1.50x)",
+        "precision=bf16 was refused by the loss check (a candidate with it ran at 1.50x)",
     )
     worse = describe_refusal(refused, [check_of(ABSOLUTE, "inferior")], math.log(1.5))
     assert worse == f"{begins}: accuracy worse by +0.0012, limit +0.0010"
@@ -274,8 +274,8 @@ def test_pairs_that_are_too_few_have_no_interval() -> None:
 
 
 def test_a_candidate_that_was_refused_is_not_praised() -> None:
-    refused = Candidate(config=TrainConfig(), speedup_estimate=1.5, reason="its drift check was not passed: x")
+    refused = Candidate(config=TrainConfig(), speedup_estimate=1.5, reason="its loss check was not passed: x")
     told = end("keep", Evidence(), refused)
     assert describe_speedup(told) == "keep your settings: nothing that was measured beat them and learned as well"
-    assert describe_candidate(told) == "about 1.50x, its drift check was not passed: x"
+    assert describe_candidate(told) == "about 1.50x, its loss check was not passed: x"
     assert describe_candidate(profile()) is None

@@ -16,6 +16,7 @@ from autotune.format import (
 )
 from autotune.records.comparison import RunComparison, RunSide
 from autotune.sentences.settings import name_setting
+from autotune.sentences.training import describe_best
 
 Row = tuple[str, str, str, str]
 
@@ -94,7 +95,7 @@ def list_losses(comparison: RunComparison) -> list[Row]:
     """Return the losses after the same number of samples, and the metrics."""
 
     def best(side: RunSide) -> str:
-        return "-" if side.best is None else f"{format_figure(side.best.value)} at step {side.best.step:,}"
+        return "-" if side.best is None else describe_best(side.best)
 
     a, b, rows = comparison.first, comparison.second, []
     pair = comparison.loss

@@ -23,7 +23,7 @@ def print_report(report: ProbeReport) -> None:
     show_input(page, report)
     _show_ruled_out(page, report.ruled_out)
     _show_cautions(page, report.cautions)
-    _show_notes(page, (*report.target.warnings, *report.hardware.missing))
+    page.notes((*report.target.warnings, *report.hardware.missing))
     _show_verdict(page, report.verdict)
     _show_issues(page, report.troubles)
     _show_advice(page, report.advice)
@@ -34,7 +34,7 @@ def print_machine(report: MachineReport) -> None:
     page = open_page()
     show_machine(page, report.hardware, report.software)
     show_limits(page, report.ceilings, report.ceilings_age_seconds)
-    _show_notes(page, report.hardware.missing)
+    page.notes(report.hardware.missing)
     _show_issues(page, report.troubles)
     page.heading("next")
     page.entry("autotune probe -- python train.py", "where the time of your script goes, and what to try")
@@ -86,10 +86,3 @@ def _show_cautions(page: LinePage, cautions: Sequence[Caution]) -> None:
         page.heading("not measured")
     for caution in cautions:
         page.sentence(f"{name_setting(caution.knob)}={caution.value}: {caution.reason}", bullet=True)
-
-
-def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
-    if notes:
-        page.heading("notes")
-    for note in dict.fromkeys(notes):
-        page.sentence(note, style="yellow", bullet=True)

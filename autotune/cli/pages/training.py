@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from autotune.cli.pages.layout import LinePage, Part, open_page
-from autotune.cli.view.terminal import forgiven_output, printable
-from autotune.cli.view.training_words import judge_throughput
+from autotune.cli.view.terminal import forgiven_output, one_line
 from autotune.format import (
     count,
     format_bytes,
@@ -14,11 +11,11 @@ from autotune.format import (
     format_factor,
     format_figure,
     format_rate,
-    format_share,
 )
 from autotune.records.config import TrainConfig
 from autotune.records.run import GuardSummary, RunPlan, TrainingSummary
 from autotune.sentences.settings import describe_changes, describe_exchanges
+from autotune.sentences.training import describe_best, judge_throughput, list_setbacks, list_use
 
 
 def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None:
@@ -35,7 +32,7 @@ def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None
 def _show_summary(summary: TrainingSummary, plan: RunPlan | None) -> None:
     page = open_page()
     target = summary.target.label if summary.target is not None else ""
-    page.heading("trained" if summary.finished else "stopped", _one_line(target))
+    page.heading("trained" if summary.finished else "stopped", one_line(target))
     loss = "-" if summary.loss is None else format_figure(summary.loss)
     page.sentence(
         f"trained {count(summary.steps, 'step')}, {count(summary.samples, 'sample')}: loss {loss}", style="bold"
@@ -44,7 +41,7 @@ def _show_summary(summary: TrainingSummary, plan: RunPlan | None) -> None:
     _show_step_downs(page, summary)
     _show_promises(page, summary, plan)
     _show_time(page, summary)
-    _show_notes(page, summary.warnings)
+    page.notes(summary.warnings)
     _show_places(page, summary)
 
 
@@ -53,7 +50,7 @@ def _show_metrics(page: LinePage, summary: TrainingSummary) -> None:
         page.facts(name, [format_figure(value)])
     best = summary.best
     if best is not None:
-        page.facts("best", [f"{best.metric} {format_figure(best.value)} at step {best.step:,}"])
+        page.facts("best", [f"{best.metric} {describe_best(best)}"])
 
 
 def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
@@ -65,7 +62,7 @@ def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
 
 
 def _show_promises(page: LinePage, summary: TrainingSummary, plan: RunPlan | None) -> None:
-    page.heading("promised and came", f"settings: {_one_line(summary.origin)}")
+    page.heading("promised and came", f"settings: {one_line(summary.origin)}")
     page.facts("throughput", [describe_throughput(summary)])
     page.facts("drift", [describe_guard(summary.guard)])
     if plan is not None and summary.config is not None:
@@ -133,25 +130,10 @@ def _show_time(page: LinePage, summary: TrainingSummary) -> None:
 
 
 def _list_machine(summary: TrainingSummary) -> list[str]:
-    facts = []
-    if summary.data_wait_fraction is not None:
-        facts.append(f"data wait {format_share(summary.data_wait_fraction)}")
-    if summary.mfu is not None:
-        facts.append(f"MFU {format_share(summary.mfu)}")
+    facts = list_use(summary.data_wait_fraction, summary.mfu)
     if summary.peak_memory_bytes is not None:
         facts.append(f"peak memory {format_bytes(summary.peak_memory_bytes)}")
-    if summary.skipped_steps:
-        facts.append(count(summary.skipped_steps, "skipped step"))
-    if summary.allocator_retries:
-        facts.append(count(summary.allocator_retries, "allocator retry", "allocator retries"))
-    return facts
-
-
-def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
-    if notes:
-        page.heading("notes")
-    for note in dict.fromkeys(notes):
-        page.sentence(note, style="yellow", bullet=True)
+    return facts + list_setbacks(summary.skipped_steps, summary.allocator_retries)
 
 
 def _show_places(page: LinePage, summary: TrainingSummary) -> None:
@@ -164,7 +146,3 @@ def _show_places(page: LinePage, summary: TrainingSummary) -> None:
         page.facts("best", [summary.best.checkpoint])
     if summary.finished:
         page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])
-
-
-def _one_line(text: str) -> str:
-    return printable(text).replace("\n", " ")

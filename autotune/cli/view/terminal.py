@@ -38,6 +38,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+def one_line(text: str) -> str:
+    """Return text on one line, without control characters."""
+    return printable(text.replace("\n", " "))
+
+
 def shorten(text: str) -> str:
     """Return a message on one line, cut where what a file or a user wrote makes it endless."""
     line = " ".join(text.split("\n"))

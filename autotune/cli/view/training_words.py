@@ -11,18 +11,14 @@ from autotune.format import (
     format_bytes,
     format_clock,
     format_duration,
-    format_factor,
     format_figure,
     format_of,
     format_progress,
-    format_rate,
     format_share,
 )
 from autotune.records.run import Best
+from autotune.sentences.training import describe_best, list_setbacks, list_speed, list_use
 from autotune.train.report import Report
-
-AS_PROMISED_FRACTION = 0.03
-"""A throughput this close to what the search measured is as promised."""
 
 
 def describe_position(report: Report) -> str:
@@ -39,36 +35,21 @@ def describe_epoch(report: Report) -> str:
     return f"epoch {min(report.epoch + 1, report.epochs):,} of {report.epochs:,}"
 
 
-def list_speed(report: Report, promised: float | None) -> list[str]:
-    """Return the throughput and how it compares with what the search measured."""
-    if report.samples_per_second <= 0:
-        return []
-    rate = format_rate(report.samples_per_second)
-    if not promised:
-        return [rate]
-    ratio = report.samples_per_second / promised
-    return [rate, f"{format_factor(ratio)} of the promised {format_rate(promised, unit='')}"]
-
-
 def list_metrics(metrics: Mapping[str, float | None], best: Best | None) -> list[str]:
     """Return the last evaluation, the best one beside the metric that it is the best by."""
     shown = []
     for name, value in metrics.items():
         shown.append(f"{name} {format_figure(value)}")
         if best is not None and best.metric == name:
-            shown.append(f"best {format_figure(best.value)} at step {best.step:,}")
+            shown.append(f"best {describe_best(best)}")
     if best is not None and best.metric not in metrics:
-        shown.insert(0, f"best {best.metric} {format_figure(best.value)} at step {best.step:,}")
+        shown.insert(0, f"best {best.metric} {describe_best(best)}")
     return shown
 
 
 def list_machine(report: Report) -> list[str]:
     """Return how well the machine is used: the share waiting for data, MFU, memory."""
-    facts = []
-    if report.data_wait_fraction is not None:
-        facts.append(f"data wait {format_share(report.data_wait_fraction)}")
-    if report.mfu is not None:
-        facts.append(f"MFU {format_share(report.mfu)}")
+    facts = list_use(report.data_wait_fraction, report.mfu)
     if report.memory_bytes is not None:
         facts.append(f"memory {describe_memory(report.memory_bytes, report.memory_limit_bytes)}")
     return facts
@@ -104,11 +85,7 @@ def list_issues(report: Report) -> list[str]:
     if report.step_downs:
         last = report.step_downs[-1]
         facts.append(f"{count(len(report.step_downs), 'step down')}, last {last.cause} at step {last.step:,}")
-    if report.allocator_retries:
-        facts.append(count(report.allocator_retries, "allocator retry", "allocator retries"))
-    if report.skipped_steps:
-        facts.append(count(report.skipped_steps, "skipped step"))
-    return facts
+    return facts + list_setbacks(report.skipped_steps, report.allocator_retries)
 
 
 def describe_line(report: Report, promised: float | None, now: datetime) -> str:
@@ -116,7 +93,7 @@ def describe_line(report: Report, promised: float | None, now: datetime) -> str:
     phase = f"{report.phase}, " if report.phase != "training" else ""
     facts = [
         describe_epoch(report),
-        *list_speed(report, promised),
+        *list_speed(report.samples_per_second, promised),
         f"loss {format_figure(report.loss)}",
         f"learning rate {report.learning_rate:.3g}",
         *list_metrics(report.metrics, report.best),
@@ -126,11 +103,3 @@ def describe_line(report: Report, promised: float | None, now: datetime) -> str:
         *list_issues(report),
     ]
     return f"{phase}{describe_position(report)}: {', '.join(facts)}".replace("\n", " ")
-
-
-def judge_throughput(came: float, promised: float) -> str:
-    """Return in plain words how a throughput compares with the promised one."""
-    change = round(came / promised - 1.0, 6)
-    if abs(change) <= AS_PROMISED_FRACTION:
-        return "as promised"
-    return "faster than promised" if change > 0 else "slower than promised"

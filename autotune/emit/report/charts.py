@@ -13,6 +13,7 @@ from autotune.emit.report.tables import describe_difference
 from autotune.emit.report.wording import format_interval, typeset_factor
 from autotune.format import format_time
 from autotune.records import Interval, Profile, StepPhases, TargetFacts, TrainConfig, TrialResult, TrialStatus
+from autotune.sentences.trials import name_status
 
 _PHASES = (
     ("data_wait_seconds", "waiting for data"),
@@ -268,7 +269,7 @@ def _completed_rate(trial: TrialResult) -> float | None:
 
 
 def _describe_trial(trial: TrialResult, baseline: TrainConfig, ratio: float | None) -> str:
-    outcome = trial.status.replace("_", " ") if ratio is None else typeset_factor(ratio)
+    outcome = name_status(trial.status) if ratio is None else typeset_factor(ratio)
     return f"trial {trial.spec.number}, {outcome}: {describe_difference(trial.spec.config, baseline)}"
 
 

@@ -10,6 +10,7 @@ from autotune.format import EN_DASH, TIMES, count, format_bounds, format_factor,
 from autotune.records import Interval, ProbeReport, Profile, TrialResult, TrialStatus
 from autotune.sentences.answer import describe_untested
 from autotune.sentences.loss_check import find_extra_samples
+from autotune.sentences.trials import name_status
 
 _MAX_LENGTH = 300
 _STAGES = {
@@ -44,7 +45,7 @@ def describe_verdict(profile: Profile) -> VerdictWords:
     evidence = _describe_evidence(profile)
     if profile.verdict == "improved" and profile.speedup is not None:
         checked = (
-            "what is learned was checked against your own settings" if profile.quality else "no quality check was run"
+            "what is learned was checked against your own settings" if profile.quality else "no loss check was run"
         )
         return VerdictWords(
             tone="good",
@@ -102,7 +103,7 @@ def tally(trials: Sequence[TrialResult]) -> str:
     part is what the profile's evidence counts too.
     """
     counts = Counter(trial.status for trial in trials if trial.spec.purpose == "measure")
-    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
+    ends = ", ".join(f"{counts[status]} {name_status(status)}" for status in TrialStatus if counts[status])
     beside = Counter(_STAGES[trial.spec.purpose] for trial in trials if trial.spec.purpose != "measure")
     others = ", ".join(f"{beside[stage]} {stage}" for stage in dict.fromkeys(_STAGES.values()) if beside[stage])
     return "; ".join(part for part in (f"{ends} in the search" if ends else "", others) if part)

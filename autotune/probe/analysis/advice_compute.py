@@ -6,7 +6,7 @@ what it may cost, are the constants below. They are deliberately wide.
 
 from __future__ import annotations
 
-from autotune.format import format_bytes, format_flops, format_part, format_share, format_time
+from autotune.format import format_bytes, format_flops, format_part, format_rough_factor, format_share, format_time
 from autotune.probe.analysis.advice_case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_optimizer_seconds
 from autotune.probe.analysis.figures import divide
@@ -66,7 +66,7 @@ def _compare_arithmetic(case: Case, name: str) -> Finding:
     if not now or not other or other <= _FASTER_ARITHMETIC * now:
         return None
     reason = (
-        f"{name} matrix products ran {other / now:.2g}x as fast as {case.figures.arithmetic} ones "
+        f"{name} matrix products ran {format_rough_factor(other / now)} as fast as {case.figures.arithmetic} ones "
         f"({format_flops(other)} against {format_flops(now)}); {_describe_products(case)}"
     )
     saved = case.products_fraction * (1.0 - now / other)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.format import count, format_bandwidth, format_bytes, format_flops, format_share, format_time
+from autotune.format import (
+    count,
+    format_bandwidth,
+    format_bytes,
+    format_factor,
+    format_flops,
+    format_share,
+    format_time,
+)
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
 from autotune.records.facts import TargetFacts
@@ -144,7 +152,7 @@ def _tell_launches(case: StepCase) -> str:
     share = None if launch is None else divide(work.operations_per_step * launch, case.figures.compute_seconds)
     if launch is None or share is None:
         return calls
-    return f"{calls} at {1e6 * launch:.3g} us a call: {format_share(share)} of the computation"
+    return f"{calls} at {format_time(launch)} a call: {format_share(share)} of the computation"
 
 
 def _tell_elasticity(case: StepCase) -> str:
@@ -152,7 +160,7 @@ def _tell_elasticity(case: StepCase) -> str:
     if elasticity is None:
         return ""
     low, high = _ELASTICITIES
-    return f"a pass over twice the samples takes {2 ** min(high, max(low, elasticity)):.2f}x the time"
+    return f"a pass over twice the samples takes {format_factor(2 ** min(high, max(low, elasticity)))} the time"
 
 
 def _tell_busy(case: StepCase) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from autotune.format import count
+from autotune.format import count, format_rate
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.profile import Candidate, NotTested, SearchVerdict
 from autotune.records.quality import QualityCheck, is_passed
@@ -169,9 +169,9 @@ def describe_candidate(
 
 def _explain(checks: tuple[QualityCheck, ...], shown: Finalist | None) -> str:
     if checks and not is_passed(checks):
-        return f"its drift check was not passed: {find_failed(checks).reason}"[:_MOST_REASON]
+        return f"its loss check was not passed: {find_failed(checks).reason}"[:_MOST_REASON]
     if shown is None:
-        return "there was no time for its finals" if checks else "there was no time for its drift check"
+        return "there was no time for its finals" if checks else "there was no time for its loss check"
     pairs = count(len(shown.rates), "pair")
     if shown.ratio is None:
         return f"{pairs} of the finals could be finished, which is too few to tell"
@@ -190,6 +190,7 @@ def describe_probe_gap(effort: Effort, probed: float) -> str | None:
     if first is None or 1 / TELLING_GAP <= first / probed <= TELLING_GAP:
         return None
     return (
-        f"the probe read {probed:.3g} samples/s of your settings, the search's first launch {first:.3g}: the machine's "
-        "speed has changed in between, and the probe's figures are of then"
+        f"the probe read {format_rate(probed)} of your settings, the search's first launch "
+        f"{format_rate(first, unit='')}: the machine's speed has changed in between, and the probe's figures are of "
+        "then"
     )

@@ -39,7 +39,7 @@ def _explain_no_finals(launcher: Launcher, findings: Findings) -> str:
     if findings.checks:
         return "no faster candidate was shown to learn as well as your settings"
     if faster:
-        return "there was no time for the drift checks, so nothing is claimed"
+        return "there was no time for the loss checks, so nothing is claimed"
     if any(one.config != launcher.baseline and one.score.value is not None for one in launcher.judged):
         return "nothing that was tried beat your settings"
     return "nothing but your own settings could be measured"

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.format import count, format_rate
+from autotune.format import count
 from autotune.records.run import StepDown, TrainingSummary
 from autotune.records.secrets import hide_secrets, mask_words
 from autotune.sentences.settings import describe_exchanges
+from autotune.sentences.training import list_speed
 from autotune.targets.user_knob import write_knob
 from autotune.train.recovery.steps_down import Choice, Fault
 from autotune.train.recovery.supervisor import Ended, Start, supervise
-from autotune.train.script.entry import describe_promise
 from autotune.train.script.folder import ScriptFolder, opened_folder
 from autotune.train.script.progress_files import ScriptProgress, clear_progress, find_failure, read_progress
 from autotune.train.script.run import ScriptRun
@@ -119,8 +119,8 @@ class _ScriptParent:
         summary = self.tally.summarize(self.run, self.folder, ended, elapsed_seconds)
         self.folder.write_summary(summary)
         rate, promised = summary.samples_per_second, summary.promised_samples_per_second
-        measured = "" if rate is None else f", {format_rate(rate)}{describe_promise(promised)}"
-        self.say(f"{count(summary.steps, 'step')}{measured}")
+        measured = [] if rate is None else list_speed(rate, promised)
+        self.say(", ".join([count(summary.steps, "step"), *measured]))
         return summary
 
     def _collect(self, ended: Ended) -> list[ScriptProgress]:

@@ -31,7 +31,8 @@ from autotune.cli.view.refresh_thread import DRAWING, RefreshThread
 from autotune.cli.view.stdout_proxy import StdoutProxy
 from autotune.cli.view.training import TrainingView, training_view
 from autotune.cli.view.training_block import Figures, Trend, list_block_lines
-from autotune.cli.view.training_words import describe_line, describe_position, judge_throughput, list_metrics
+from autotune.cli.view.training_words import describe_line, describe_position, list_metrics
+from autotune.sentences.training import judge_throughput
 from autotune.train.report import Report
 
 NOON = datetime(2026, 3, 1, 12, 0)
