@@ -12,7 +12,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from autotune.cli.view.console import attempt
+from autotune.cli.view.console import attempt, is_terminal
 
 _LONGEST_LINE = 16384
 _RETURN = "\r"
@@ -85,7 +85,7 @@ def printed_above(console: Console) -> Iterator[None]:
     The console must have been given the true stream: one that looks up `sys.stderr` would write into itself.
     """
     before = sys.stdout, sys.stderr
-    proxies = [StdoutProxy(console, stream) if stream.isatty() else None for stream in before]
+    proxies = [StdoutProxy(console, stream) if is_terminal(stream) else None for stream in before]
     sys.stdout, sys.stderr = (
         cast(TextIO, proxy) if proxy is not None else stream for proxy, stream in zip(proxies, before, strict=True)
     )

@@ -488,15 +488,14 @@ def test_what_is_no_text_is_refused_as_a_file_does() -> None:
 PROGRAM = """
     import os, sys, time
     sys.path.insert(0, {tests!r})
-    from consoles import HOSTILE, Broken, make_console, read, strip
-from training_records import OUT_OF_MEMORY, make_live_report
+    from training_records import OUT_OF_MEMORY, make_live_report
     from autotune.cli.view.training import training_view
 
     def fork_worker(number):
         process = os.fork()
         if not process:
             try:
-                print("worker", number, flush=True)
+                print(f"worker {{number}}\\n", end="", flush=True)
             finally:
                 os._exit(0)
         assert os.waitpid(process, 0)[1] == 0
