@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autotune.format import format_flops, format_part
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import KnobValue
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Caution
-from autotune.units import format_flops, format_part
 
 _HOPELESS = 0.5
 """Of the fp32 rate: a CPU that emulates bf16 is far below, one that has it above (a judgement, not a measurement)."""
@@ -41,7 +41,7 @@ def refuse_fp16(target: TargetFacts, hardware: HardwareInfo) -> str:
     if fp16 is None:
         return "fp16 products were not measured on this CPU, and bf16 needs no loss scaling"
     if target.supports_bf16 and bf16 is not None and bf16 >= fp16:
-        rate = f"{bf16 / 1e9:.0f} GFLOP/s, fp16 at {fp16 / 1e9:.0f}"
+        rate = f"{format_flops(bf16)}, fp16 at {format_flops(fp16)}"
         return f"measured: bf16 products run at {rate}, and bf16 needs no loss scaling"
     return ""
 
@@ -67,6 +67,6 @@ def _describe_slowness(rates: Ceilings, dtype: str) -> str:
     if rate is None or not plain or rate.flops_per_second >= _HOPELESS * plain:
         return ""
     if not rate.emulated:
-        return f"measured: {dtype} products run at {rate.flops_per_second / 1e9:.0f} GFLOP/s, fp32 at {plain / 1e9:.0f}"
+        return f"measured: {dtype} products run at {format_flops(rate.flops_per_second)}, fp32 at {format_flops(plain)}"
     part = f"{format_part(rate.flops_per_second, plain)} of fp32 ({format_flops(plain)})"
     return f"emulated here: {dtype} {format_flops(rate.flops_per_second)}, {part}"

@@ -1,4 +1,4 @@
-"""Parse what people type and format what people read: durations, bytes, percentages, rates."""
+"""What people type, in units: durations, amounts, sizes. How numbers are written is in `format`."""
 
 from __future__ import annotations
 
@@ -58,20 +58,6 @@ def parse_amount(text: str, *, counts: tuple[str, ...], name: str = "amount") ->
     return float(found.group(1)), found.group(2)
 
 
-def format_duration(seconds: float) -> str:
-    """Return a short duration for people, e.g. `0.35s`, `42s`, `3m20s`, `1h05m`."""
-    if seconds < 10:
-        return f"{seconds:.2g}s" if seconds < 1 else f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m"
-
-
 def parse_bytes(text: str, *, name: str = "size") -> int:
     """Return bytes for `800MiB`, `16Gi`, `8g` (binary) or `8GB` (decimal).
 
@@ -91,42 +77,3 @@ def parse_bytes(text: str, *, name: str = "size") -> int:
     if total > _MOST_BYTES:
         raise UsageError(f"{name} {text!r} is too large", hint="it must be less than 8 EiB")
     return total
-
-
-def format_bytes(count: float) -> str:
-    """Return a size for people in binary units, e.g. `512 B`, `40.6 MiB`, `1.25 GiB`."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
-
-
-def format_percent(fraction: float, *, digits: int = 2) -> str:
-    """Return a signed percentage, e.g. `+0.31%`."""
-    return f"{100 * fraction:+.{digits}f}%"
-
-
-def format_rate(per_second: float, *, unit: str = "samples/s") -> str:
-    """Return a rate with three significant digits, e.g. `1,240 samples/s`."""
-    if per_second >= 100:
-        return f"{per_second:,.0f} {unit}"
-    return f"{per_second:.3g} {unit}"
-
-
-def format_flops(per_second: float) -> str:
-    """Return an arithmetic rate for people, e.g. `432 GFLOP/s`, `1.58 TFLOP/s`."""
-    for power, prefix in ((12, "T"), (9, "G"), (6, "M")):
-        if per_second >= 10**power:
-            return f"{_three_digits(per_second / 10**power)} {prefix}FLOP/s"
-    return f"{_three_digits(per_second)} FLOP/s"
-
-
-def format_part(part: float, whole: float) -> str:
-    """Return how small a part of a whole is, e.g. `1/130`, `1/2.5`; nothing of it is `0`."""
-    return "0" if part <= 0 else f"1/{float(f'{whole / part:.2g}'):,.{0 if whole / part >= 9.5 else 1}f}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune import Profile
-from autotune.cli.words import describe_speedup, list_evidence
+from autotune.sentences.answer import describe_speedup, list_evidence
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.units import parse_duration
 

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from autotune.cli.words import describe_changes
 from autotune.errors import AutotuneError
 from autotune.machine.hardware import read_hardware
 from autotune.records import Profile, TrialStatus, parse_record, read_record
@@ -38,6 +37,7 @@ from autotune.records.layout import STATE_FOLDER
 from autotune.records.measurement import Interval
 from autotune.records.trial import TrialResult
 from autotune.search.store.folder import SearchFolder
+from autotune.sentences.settings import describe_changes
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.units import parse_duration
 

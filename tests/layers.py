@@ -18,6 +18,7 @@ ROOT = Path(autotune.__file__).parent
 
 LAYERS = {
     "autotune.errors": 0,
+    "autotune.format": 0,
     "autotune.lifeline": 0,
     "autotune.scratch": 0,
     "autotune.units": 0,

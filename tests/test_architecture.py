@@ -50,6 +50,7 @@ TORCH_FREE = (
     "autotune.emit",
     "autotune.engine.allocator",
     "autotune.errors",
+    "autotune.format",
     "autotune.isolation.endings",
     "autotune.isolation.keeper",
     "autotune.isolation.process",
@@ -116,7 +117,6 @@ MOST_MEMBERS = 12
 """Modules and sub-packages of one package."""
 LARGE_PACKAGES = {
     "autotune": "the rooms themselves, and leaves that all of them use",
-    "autotune.cli": "a command or a page each",
     "autotune.engine": "a knob each",
     "autotune.probe": "a look at one thing each, for either way in",
     "autotune.probe.analysis": "a judgement each",

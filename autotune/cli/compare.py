@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, reported_errors
+from autotune.cli.view.terminal import print_json, reported_errors
 
 
 def compare(
@@ -17,7 +17,7 @@ def compare(
 ) -> None:
     """Show two runs side by side: settings, throughput, loss at the same samples, metrics, what went wrong."""
     with reported_errors(as_json=json_output):
-        from autotune.cli.comparison_page import print_comparison
+        from autotune.cli.pages.comparison import print_comparison
         from autotune.train.compare import compare_runs
 
         comparison = compare_runs(first, second)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, print_plain, printable, reported_errors, say, warn
+from autotune.cli.view.terminal import print_json, print_plain, printable, reported_errors, say, warn
 
 
 def export(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli.stopping import StopFlag, stop_on_signals
 from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
-from autotune.cli.terminal import StopFlag, print_json, reported_errors, say, stop_on_signals, warn
+from autotune.cli.view.terminal import print_json, reported_errors, say, warn
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _warn_of_search(folder: Path) -> None:
 
 
 def _probe_machine(folder: Path, stop: StopFlag, *, as_json: bool) -> None:
-    from autotune.cli.probe_page import print_machine
+    from autotune.cli.pages.probe import print_machine
     from autotune.probe.run import run_machine_probe
 
     suggest_trainings(folder, command="probe")
@@ -66,7 +67,7 @@ def _probe_machine(folder: Path, stop: StopFlag, *, as_json: bool) -> None:
 
 
 def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, as_json: bool) -> None:
-    from autotune.cli.probe_page import print_report
+    from autotune.cli.pages.probe import print_report
     from autotune.probe.run import run_probe
 
     announce_target(chosen, folder, command="probe")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from autotune.cli.stopping import stop_on_signals
 from autotune.cli.target import (
     Direction,
     Knobs,
@@ -21,11 +21,10 @@ from autotune.cli.target import (
     announce_target,
     read_target,
 )
-from autotune.cli.terminal import print_json, reported_errors, result_console, say, stop_on_signals
+from autotune.cli.view.terminal import print_json, reported_errors
 from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
 
 if TYPE_CHECKING:
-    from autotune.records.profile import Profile
     from autotune.records.search import PlannedRun
     from autotune.search.run import SearchOptions
 
@@ -100,8 +99,9 @@ def search(
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
-        from autotune.cli.live import make_reporter
-        from autotune.cli.watchdog import ended_in_time
+        from autotune.cli.pages.answer import print_answer
+        from autotune.cli.stopping import ended_in_time
+        from autotune.cli.view.search import search_view
         from autotune.presets import find_preset
         from autotune.search.run import run_search
 
@@ -112,7 +112,7 @@ def search(
         options = allow_changes(options, allow or (), learning_rate_rule)
         options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
         announce_target(chosen, Path.cwd())
-        with stop_on_signals() as stop, make_reporter(options) as reporter:
+        with stop_on_signals() as stop, search_view(options.budget_seconds) as reporter:
             try:
                 with ended_in_time(options.budget_seconds, stop):
                     profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
@@ -196,38 +196,3 @@ def read_planned_run(text: str) -> PlannedRun:
 
     amount, unit = parse_amount(text, counts=("epochs", "samples"), name="--planned-run")
     return PlannedRun(amount=amount, unit=unit)  # type: ignore[arg-type]
-
-
-def print_answer(profile: Profile, out: Path) -> None:
-    """Print a search's answer on stdout and the next command on stderr."""
-    from autotune.cli.terminal import printable_text as Text  # names, values and notes may be anybody's
-    from autotune.cli.words import describe_changes, describe_check, describe_speedup, list_evidence
-    from autotune.records.config import changed_fields, get_knob
-    from autotune.sentences import describe_candidate
-    from autotune.units import format_bytes, format_rate
-
-    console = result_console()
-    styles = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
-    style = styles[profile.verdict]
-    console.print(Text(describe_speedup(profile), style=style))
-    for name in changed_fields(profile.config, profile.baseline_config):
-        before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
-        console.print(Text(f"  {name:<30}{before} -> {after}"))
-    if profile.verdict != "improved" and profile.candidate_config is not None:
-        changes = describe_changes(profile.candidate_config, profile.baseline_config)
-        known = describe_candidate(profile)
-        console.print(Text(f"  candidate: {changes}{f' ({known})' if known else ''}"))
-    for check in profile.quality:
-        console.print(Text(f"  {describe_check(check)}"))
-    evidence = profile.evidence
-    if evidence.baseline_samples_per_second is not None:
-        now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
-        console.print(Text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
-    if profile.memory is not None:
-        console.print(Text(f"  peak memory {format_bytes(profile.memory.device_bytes or profile.memory.host_bytes)}"))
-    for line in list_evidence(profile):
-        console.print(Text(f"  {line}"))
-    sys.stdout.flush()
-    usable = profile.candidate is not None and profile.candidate.passed_checks
-    more = " (with --use-candidate for the candidate's settings)" if usable else ""
-    say(f"{out} written; next: autotune train --profile {out}{more}")

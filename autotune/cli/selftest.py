@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.terminal import print_json, reported_errors, say, stop_on_signals
+from autotune.cli.stopping import stop_on_signals
+from autotune.cli.view.terminal import print_json, reported_errors, say
 
 if TYPE_CHECKING:
     from autotune.records.selftest import SelftestReport, Tally
@@ -81,7 +82,7 @@ def is_fooled(tally: Tally) -> bool:
 
 def print_report(report: SelftestReport) -> None:
     """Print the counts as a table on stdout."""
-    from autotune.units import format_duration
+    from autotune.format import format_duration
 
     title = "nothing is faster, every claim is false" if report.kind == "aa" else "a known gain, planted"
     print(f"{title} ({format_duration(report.elapsed_seconds)})")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from autotune.cli.terminal import say
+from autotune.cli.view.terminal import say
 
 if TYPE_CHECKING:
     from autotune.records.script import Script
@@ -45,10 +45,10 @@ Direction = Annotated[
     ),
 ]
 QualitySteps = Annotated[
-    int | None, typer.Option(min=1, help="Steps of a script's drift check.", show_default="what the budget allows")
+    int | None, typer.Option(min=1, help="Steps of a script's loss check.", show_default="what the budget allows")
 ]
 QualityEpochs = Annotated[
-    int | None, typer.Option(min=1, help="Epochs of a script's drift check, instead of steps.", show_default=False)
+    int | None, typer.Option(min=1, help="Epochs of a script's loss check, instead of steps.", show_default=False)
 ]
 
 

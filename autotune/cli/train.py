@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from autotune.cli.stopping import stop_on_signals
 from autotune.cli.target import Knobs, Target, announce_resolved, read_target
-from autotune.cli.terminal import (
+from autotune.cli.view.terminal import (
     forgiven_output,
     print_error_json,
     print_json,
     reported_errors,
     say,
-    stop_on_signals,
     warn,
 )
 from autotune.errors import UsageError
@@ -153,8 +153,8 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
     from autotune.cli.training_session import make_callbacks, take_reverification, training_log
 
     options = replace(options, reverification=take_reverification())
-    from autotune.cli.training_page import training_view
-    from autotune.cli.training_summary import print_summary
+    from autotune.cli.pages.training import print_summary
+    from autotune.cli.view.training import training_view
     from autotune.train.folder import read_plan
     from autotune.train.recovery.steps_down import FreshProcessNeeded
     from autotune.train.run import run_training

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from autotune.cli.terminal import forgiven_output, print_json, say, stop_on_signals, warn
+from autotune.cli.stopping import stop_on_signals
+from autotune.cli.view.terminal import forgiven_output, print_json, say, warn
 
 if TYPE_CHECKING:
     from autotune.records.trial import Target as TargetRecord
@@ -29,7 +30,7 @@ def train_script_target(
     Raises:
         UsageError: an option is given that only the script's own command can set.
     """
-    from autotune.cli.training_summary import print_summary
+    from autotune.cli.pages.training import print_summary
     from autotune.targets.source.fingerprint import fingerprint_target
     from autotune.train.script.run import prepare_script_run, refuse_workload_options
     from autotune.train.script.supervisor import train_script

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.terminal import StopFlag
+from autotune.cli.stopping import StopFlag, ended_by_alarm
 from autotune.train.recovery.child import keep_tie
 
 if TYPE_CHECKING:
-    from autotune.cli.training_page import LineView
+    from autotune.cli.view.training import TrainingView
     from autotune.records.run import Reverification
     from autotune.train.folder import RunFolder
     from autotune.train.options import TrainingCallbacks
@@ -64,7 +61,7 @@ class TrainingLog:
 
 
 @contextmanager
-def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | None]:
+def training_log(kind: str | None, view: TrainingView) -> Iterator[TrainingLog | None]:
     """Return what lines of metrics.jsonl are handed to; None for nothing."""
     if kind is None:
         yield None
@@ -79,7 +76,7 @@ def training_log(kind: str | None, view: LineView) -> Iterator[TrainingLog | Non
         log.close()
 
 
-def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> TrainingCallbacks:
+def make_callbacks(stop: StopFlag, view: TrainingView, log: TrainingLog | None) -> TrainingCallbacks:
     """Return what ties a training to the terminal, its signals and its logs."""
     from autotune.engine.allocator import describe_exchange
     from autotune.train.options import TrainingCallbacks
@@ -120,26 +117,6 @@ def make_callbacks(stop: StopFlag, view: LineView, log: TrainingLog | None) -> T
         relaunch=start_anew,
     )
     return plain if log is None else replace(plain, log=log.write, begins=log.begin)
-
-
-@contextmanager
-def ended_by_alarm(seconds: float | None, kind: type[BaseException]) -> Iterator[None]:
-    """Have something raised inside after so many seconds; an alarm of the user's own is left alone instead."""
-    is_taken = signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN)
-    if seconds is None or is_taken or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise kind
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def take_reverification() -> Reverification | None:

@@ -6,9 +6,9 @@ import resource
 import signal
 import traceback
 
+from autotune.format import format_bytes
 from autotune.measure.hopeless import Hopeless
 from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
-from autotune.units import format_bytes
 
 Outcome = tuple[TrialStatus, Cause, str]
 """Status, short cause, one sentence."""

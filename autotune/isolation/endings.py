@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError
+from autotune.format import format_duration
 from autotune.isolation.causes import Outcome, describe_hopeless, describe_wait, explain_exit
 from autotune.measure.hopeless import Hopeless
 from autotune.records.codec import read_record
 from autotune.records.layout import PARTIAL_FILE, RECORD_FAILED, RECORD_FAILED_STATUS, RESULT_FILE
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.units import format_duration
 
 REPEATED_CAUSES = ("crash-signal", "server-died")
 """What may have been the machine's bad luck, and not the settings': such a trial gets a second chance."""

@@ -23,6 +23,7 @@ from typing import Self
 import psutil
 
 from autotune.engine.allocator import launch_environment
+from autotune.format import format_bytes
 from autotune.isolation.causes import Outcome
 from autotune.isolation.endings import Ending, describe_disturbance, read_result, why_again
 from autotune.isolation.keeper import Keeper
@@ -225,7 +226,7 @@ class TrialRunner:
                 next_memory_poll = now + _MEMORY_POLL_SECONDS
                 used = _resident_bytes(process.pid, limits.host_memory_limit_bytes)
                 if used > limits.host_memory_limit_bytes:
-                    text = f"used {used / 2**30:.2f} GiB of {limits.host_memory_limit_bytes / 2**30:.2f} GiB allowed"
+                    text = f"used {format_bytes(used)} of {format_bytes(limits.host_memory_limit_bytes)} allowed"
                     return self._kill(process), (TrialStatus.OUT_OF_MEMORY, "oom-host", text)
 
     def _kill(self, process: TrialProcess) -> int:

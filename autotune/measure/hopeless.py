@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from autotune.format import format_duration
 from autotune.measure.racing import CLEAR_LOG_RATIO
 from autotune.records.trial import Pace, Rival, TrialLimits
-from autotune.units import format_duration
 
 PATIENCE_SECONDS = 3.0
 """A step may take this long however short those of the user's settings are: kernels are chosen, pools are started."""

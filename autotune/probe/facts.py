@@ -291,5 +291,5 @@ def _time_evaluation(
             evaluate(loaded, training, baseline)
         return time.perf_counter() - began, ()
     except OutOfTimeError:
-        sentence = f"evaluate takes more than {_EVALUATION_SECONDS:.0f} s: drift checks will compare losses only"
+        sentence = f"evaluate takes more than {_EVALUATION_SECONDS:.0f} s: loss checks will compare losses only"
         return None, (sentence,)

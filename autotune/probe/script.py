@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.format import format_share
 from autotune.machine.disk import opened_files
 from autotune.measure.clock import clock_for
 from autotune.probe.child import (
@@ -232,7 +233,7 @@ def _describe_habits(aside_fraction: float, *, is_seeded: bool) -> tuple[str, ..
     if not is_seeded:
         sentences.append("the script sets no seed: all trials are given the same one; your own runs are left without")
     if aside_fraction > 0.1:
-        share = f"{100 * aside_fraction:.0f} %"
+        share = format_share(aside_fraction)
         sentences.append(f"{share} of the time goes to validation and the like, which faster steps do not shorten")
     return tuple(sentences)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.format import count
 from autotune.isolation.runner import TrialRunner
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
@@ -36,7 +37,7 @@ from autotune.search.store.folder import (
 )
 from autotune.search.store.kept_probe import take_kept_probe
 from autotune.search.store.seal import drop_compiled, is_sealed, seal_search
-from autotune.sentences import count, describe_limits
+from autotune.sentences.loss_check import describe_limits
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target, is_older
 

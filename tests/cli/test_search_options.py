@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.search import print_answer, read_options
+from autotune.cli.pages.answer import print_answer
+from autotune.cli.search import read_options
 from autotune.cli.target import read_target
 from autotune.errors import UsageError
 from autotune.machine.hardware import read_hardware, read_software

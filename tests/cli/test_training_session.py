@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from autotune.cli import training_session
-from autotune.cli.terminal import StopFlag
+from autotune.cli.stopping import StopFlag
 
 MISSING = {"LD_PRELOAD": "/lib/t.so"}
 

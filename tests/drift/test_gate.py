@@ -18,7 +18,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict, is_passed
 from autotune.records.trial import GradientPlan
-from autotune.sentences import describe_refusal
+from autotune.sentences.loss_check import describe_refusal
 from autotune.space import numerics_of
 
 FOUR_BY_FOUR: dict[str, Any] = {"micro_batch_size": 4, "gradient_accumulation_steps": 4}

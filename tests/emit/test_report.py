@@ -21,11 +21,11 @@ from emit_records import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.cli.words import describe_result
 from autotune.emit.report import render_report
 from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, draw_work, find_pair_ratios
 from autotune.emit.report.tables import describe_difference, find_baseline_rate, list_settings
-from autotune.emit.report.wording import format_interval, format_ratio_down, shorten, tally
+from autotune.emit.report.wording import format_interval, shorten, tally
+from autotune.format import format_factor_down
 from autotune.records import (
     Advice,
     Candidate,
@@ -50,6 +50,7 @@ from autotune.records import (
     Verdict,
 )
 from autotune.records.profile import Confirmation
+from autotune.sentences.trials import describe_result
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} \x1b[31m\x00\u202e\ud800</style>"
 WORK = StepWork(
@@ -314,7 +315,7 @@ def test_a_proven_gain_claims_the_lower_end() -> None:
 
 def test_a_check_of_what_is_learned_is_claimed_only_where_there_was_one() -> None:
     assert "what is learned was checked" in render()
-    assert "no quality check was run" in render(profile=make_profile(quality=()))
+    assert "no loss check was run" in render(profile=make_profile(quality=()))
 
 
 @pytest.mark.parametrize("verdict", ["keep", "inconclusive"])
@@ -378,7 +379,7 @@ def test_no_pairs_is_said() -> None:
     ("low", "shown"), [(1.31, "1.31x"), (1.3199, "1.31x"), (1.13, "1.13x"), (1.0, "1.00x"), (0.999, "0.99x")]
 )
 def test_a_claim_is_never_rounded_up(low: float, shown: str) -> None:
-    assert plain(format_ratio_down(low)) == shown
+    assert plain(format_factor_down(low)) == shown
 
 
 @given(low=st.floats(0.01, 50), width=st.floats(0, 5))
@@ -413,17 +414,17 @@ def test_what_a_step_is_spent_on() -> None:
 
 def test_what_the_memory_is_made_of_and_what_else_would_fit() -> None:
     page = Page(render(probe=make_probe(target=make_facts(memory=MEMORY))))
-    assert "Process 1.00 GiB, weights 1.0 MiB, gradients 1.0 MiB, optimizer 2.0 MiB" in page.words()
-    assert "3.0 MiB of activations a sample; 8.00 GiB may be used." in page.words()
-    assert ["fp32 yours", "2.00 GiB", "32.0 MiB", "not known"] in page.cells
-    assert ["bf16, full checkpointing", "1.03 GiB", "1.0 MiB", "7,168"] in page.cells
-    assert ["bf16", "16.03 GiB", "1.0 MiB", "none fits"] in page.cells
+    assert "Process 1 GiB, weights 1 MiB, gradients 1 MiB, optimizer 2 MiB" in page.words()
+    assert "3 MiB of activations a sample; 8 GiB may be used." in page.words()
+    assert ["fp32 yours", "2 GiB", "32 MiB", "not known"] in page.cells
+    assert ["bf16, full checkpointing", "1.03 GiB", "1 MiB", "7,168"] in page.cells
+    assert ["bf16", "16 GiB", "1 MiB", "none fits"] in page.cells
 
 
 def test_memory_that_was_not_predicted() -> None:
     memory = MEMORY.replace(modes=(), activation_bytes_per_sample=None, missing="The loss depends on the batch.")
     words = Page(render(probe=make_probe(target=make_facts(memory=memory)))).words()
-    assert "optimizer 2.0 MiB; 8.00 GiB may be used. The loss depends on the batch." in words
+    assert "optimizer 2 MiB; 8 GiB may be used. The loss depends on the batch." in words
     assert "Largest micro batch" not in words
     assert "What its memory is made of" not in Page(render()).words()
 
@@ -434,7 +435,7 @@ def test_advice_has_its_gain_where_there_is_one() -> None:
         Advice(knob="memory_format", reason="there are convolutions"),
     )
     words = Page(render(probe=make_probe(advice=advice))).words()
-    assert "precision 1.10-1.80x: bf16 is faster memory_format: there are convolutions" in words
+    assert "precision 1.1-1.8x: bf16 is faster memory_format: there are convolutions" in words
 
 
 def test_the_ceiling_has_its_reason() -> None:
@@ -446,7 +447,8 @@ def test_the_ceiling_has_its_reason() -> None:
 def test_a_sustained_rate_is_shown_beside_the_best() -> None:
     rate = make_facts().ceilings.matmul[0].replace(sustained_flops_per_second=4.8e13)
     facts = make_facts(ceilings=make_facts().ceilings.replace(matmul=(rate,)))
-    assert ["fp32 products", "52 TFLOP/s, 48 sustained"] in Page(render(probe=make_probe(target=facts))).cells
+    cells = Page(render(probe=make_probe(target=facts))).cells
+    assert ["fp32 products", "48 TFLOP/s sustained, burst 52 TFLOP/s"] in cells
 
 
 # ---- the tables
@@ -500,8 +502,8 @@ def test_a_trial_says_how_it_differs_and_how_it_ended() -> None:
         ),
     ]
     page = Page(render(trials=trials))
-    assert ["1", "measure", "completed", "your settings", "1,000", "1.00x", "9.00 GiB", "31s"] in page.cells
-    assert ["2", "measure", "completed", "precision bf16", "1,250", "1.25x", "9.00 GiB", "31s"] in page.cells
+    assert ["1", "measure", "completed", "your settings", "1,000", "1.00x", "9 GiB", "31s"] in page.cells
+    assert ["2", "measure", "completed", "precision bf16", "1,250", "1.25x", "9 GiB", "31s"] in page.cells
     failed = "micro_batch_size 64oom-device: 12 GiB were asked for."
     assert ["3", "measure", "out of memory", failed, *"---", "31s"] in page.cells
     assert "2 completed, 1 out of memory in the search" in page.text
@@ -558,7 +560,7 @@ def test_a_missing_difference_is_not_a_pass() -> None:
     check = check.replace(difference=None, verdict="inconclusive", reason="A loss was not finite.")
     page = Page(render(profile=make_profile(quality=(check,))))
     row = next(row for row in page.cells if row[0] == "losses, paired seeds")
-    assert row[2] == "not known"
+    assert row[2] == "not measured"
     assert row[5] == "not provenA loss was not finite."
 
 
@@ -581,7 +583,7 @@ def test_what_was_ruled_out_is_listed_with_its_reason() -> None:
 def test_machine_and_versions() -> None:
     page = Page(render())
     assert ["processor", "Xeon Platinum 8480C, 16 usable CPUs"] in page.cells
-    assert ["GPU", "NVIDIA H200, 141.00 GiB, compute capability 9.0, 700 W"] in page.cells
+    assert ["GPU", "NVIDIA H200, 141 GiB, compute capability 9.0, power cap 700 W"] in page.cells
     assert ["PyTorch", "2.13.0+cu130"] in page.cells
     assert ["bf16 products", "690 TFLOP/s"] in page.cells
 

@@ -26,10 +26,11 @@ import page_records
 import typer
 from compared_runs import make_log, make_run_summary, plant_run
 
-from autotune.cli import app, terminal
-from autotune.cli.comparison_page import print_comparison
+from autotune.cli import app
 from autotune.cli.emit import render_search
-from autotune.cli.probe_page import print_machine, print_report
+from autotune.cli.pages.comparison import print_comparison
+from autotune.cli.pages.probe import print_machine, print_report
+from autotune.cli.view import terminal
 from autotune.emit.export import EXPORTERS, export_config
 from autotune.errors import AutotuneError
 from autotune.knobs import Facts

@@ -17,7 +17,7 @@ from emit_records import make_probe
 from typer.testing import CliRunner
 
 from autotune.cli import app
-from autotune.cli.terminal import shorten
+from autotune.cli.view.terminal import shorten
 from autotune.errors import AutotuneError, ProfileError, UsageError
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import Evidence, Interval, ProbeReport, Profile, ProfileTarget, TrainConfig, parse_record

@@ -14,6 +14,7 @@ import pytest
 from toy_workloads import ALLOCATED_BYTES, FLOOD_BYTES
 from trial_world import World, make_spec, open_world
 
+from autotune.format import format_bytes
 from autotune.isolation import process
 from autotune.isolation import runner as spawn
 from autotune.isolation.runner import KILL_SECONDS, TrialRunner
@@ -250,7 +251,7 @@ def test_an_exception_while_a_trial_runs_leaves_no_process(world: World) -> None
 def test_too_much_memory_is_killed(warm_world: World) -> None:
     result, _ = warm_world.run("allocates", host_memory_limit_bytes=ALLOCATED_BYTES)
     assert (result.status, result.cause) == (OUT_OF_MEMORY, "oom-host")
-    assert "GiB allowed" in result.error
+    assert result.error.endswith(f" of {format_bytes(ALLOCATED_BYTES)} allowed")
 
 
 def test_a_memory_limit_that_is_kept_does_nothing(warm_world: World) -> None:

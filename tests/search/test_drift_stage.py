@@ -175,7 +175,7 @@ def test_what_fails_the_cheap_tests_is_not_trained(tmp_path: Path) -> None:
     assert "quality" not in stage.purposes
     assert stage.log.refused == (frozenset({"precision=bf16"}),)
     (note,) = stage.log.notes
-    assert note.startswith("precision=bf16 was refused by the drift check: gradients, ")
+    assert note.startswith("precision=bf16 was refused by the loss check: gradients, ")
     assert "limit 4 %" in note
 
 
@@ -509,7 +509,7 @@ def test_a_loader_that_hands_over_something_else_is_refused_and_the_rest_wins(tm
     assert run.profile.config.num_workers == 0
     assert any(any(change.startswith("num_workers=") for change in refused) for refused in run.log.refused)
     assert not any(config.num_workers for config in trained(run.machine.specs))
-    told = [note for note in run.profile.evidence.notes if "was refused by the drift check" in note]
+    told = [note for note in run.profile.evidence.notes if "was refused by the loss check" in note]
     assert told
     assert all("num_workers=" in note and "batches hold other values" in note for note in told)
 

@@ -78,7 +78,7 @@ def test_each_refusal_is_told_with_its_figures(tmp_path):
         return 1.015 if config.precision == "bf16" else 1.0
 
     profile = run_simulated(Machine(loss=loss, noise=0), tmp_path).profile
-    told = [note for note in profile.evidence.notes if "was refused by the drift check" in note]
+    told = [note for note in profile.evidence.notes if "was refused by the loss check" in note]
     assert told
     for note in told:
         assert note.startswith("precision=bf16")
@@ -201,7 +201,7 @@ def test_every_launch_of_a_search_measures_equally_long(tmp_path):
 
 
 def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
-    with pytest.raises(NothingFeasibleError, match=r"your own settings use 500.0 MiB, more than the 100.0 MiB allowed"):
+    with pytest.raises(NothingFeasibleError, match=r"your own settings use 500 MiB, more than the 100 MiB allowed"):
         run_simulated(Machine(), tmp_path, memory_limit_bytes=100 * 2**20)
 
 

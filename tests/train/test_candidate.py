@@ -37,7 +37,7 @@ def test_its_settings_are_used_on_request_alone(tmp_path: Path) -> None:
 
 
 def test_one_that_was_not_shown_to_learn_as_well_is_refused(tmp_path: Path) -> None:
-    refused = Candidate(config=TUNED, speedup_estimate=1.3, reason="its drift check was not passed: loss")
+    refused = Candidate(config=TUNED, speedup_estimate=1.3, reason="its loss check was not passed: loss")
     save(tmp_path, candidate=refused)
     with pytest.raises(ProfileError, match="may not be used: it was not shown to learn as well"):
         load(tmp_path)

@@ -14,8 +14,8 @@ import pytest
 from compared_runs import DOWN, FAST, PLAIN, TARGET, make_log, plant_run
 from rich.console import Console
 
-from autotune.cli import page as pages
-from autotune.cli.comparison_page import print_comparison
+from autotune.cli.pages import layout as pages
+from autotune.cli.pages.comparison import print_comparison
 from autotune.errors import AutotuneError, UsageError
 from autotune.records.codec import parse_record
 from autotune.records.comparison import RunComparison

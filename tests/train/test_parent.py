@@ -292,7 +292,7 @@ def test_without_workers_a_bus_error_is_not_their_shared_memory() -> None:
 ASYNC = (
     TIED
     + """
-from autotune.cli.terminal import stop_on_signals
+from autotune.cli.stopping import stop_on_signals
 import socket
 ours, theirs = socket.socketpair()
 ours.setblocking(False)

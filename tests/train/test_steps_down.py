@@ -9,7 +9,8 @@ import pytest
 from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan, StepDown
-from autotune.train.recovery.steps_down import PATIENCE_STEPS, Fault, choose_step_down, describe_changes
+from autotune.sentences.settings import describe_exchanges
+from autotune.train.recovery.steps_down import PATIENCE_STEPS, Fault, choose_step_down
 
 BASELINE = TrainConfig(micro_batch_size=64, num_workers=2)
 TUNED = BASELINE.replace(
@@ -149,5 +150,5 @@ def test_the_targets_own_errors_are_its_own(cause: str) -> None:
 
 def test_changes_are_told_one_by_one() -> None:
     changed = TUNED.replace(micro_batch_size=16, gradient_accumulation_steps=4)
-    assert describe_changes(TUNED, changed) == "micro_batch_size 32 -> 16, gradient_accumulation_steps 2 -> 4"
-    assert describe_changes(TUNED, TUNED) == ""
+    assert describe_exchanges(TUNED, changed) == "micro_batch_size 32 -> 16, gradient_accumulation_steps 2 -> 4"
+    assert describe_exchanges(TUNED, TUNED) == ""

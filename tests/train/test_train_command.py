@@ -15,7 +15,7 @@ import pytest
 from noisy_workload import SAMPLES
 from train_world import CONFIG, Workplace, find_differences, open_workplace, read_metrics, read_state, wait_until
 
-from autotune.cli.terminal import stop_on_signals
+from autotune.cli.stopping import stop_on_signals
 
 EPOCHS = 6
 STEPS_PER_EPOCH = -(-SAMPLES // 8)

@@ -11,7 +11,7 @@ from autotune.measure.confidence import mean_interval
 from autotune.records.measurement import Interval
 from autotune.records.quality import Margin, QualityCheck, QualityTest, QualityVerdict
 from autotune.records.trial import LossCurve
-from autotune.sentences import format_drift, format_margin
+from autotune.sentences.loss_check import format_drift, format_margin
 
 CONFIDENCE_LEVEL = 0.90
 """Two-sided: each end holds one-sided at 95 %."""

@@ -13,7 +13,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.search.log import list_changes
 from autotune.search.scores.ranking import Entry
-from autotune.sentences import find_failed
+from autotune.sentences.loss_check import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, put_back
 
 _SUSPECTS = ("precision", "compile_mode", "allow_tf32", "attention_backend", "activation_checkpointing")

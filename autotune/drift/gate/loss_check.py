@@ -14,7 +14,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult
-from autotune.sentences import format_margin
+from autotune.sentences.loss_check import format_margin
 from autotune.space import BATCH_KNOBS, classify_changes, numerics_of
 
 SEEDS = 4

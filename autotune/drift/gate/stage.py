@@ -28,7 +28,7 @@ from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.log import SearchLog, list_changes
-from autotune.sentences import describe_refusal
+from autotune.sentences.loss_check import describe_refusal
 from autotune.space import classify_changes, numerics_of
 
 MOST_FINALISTS = 1

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from autotune.emit.report import charts, probed, tables, wording
 from autotune.records import DriftLimits, Margin, ProbeReport, Profile, TrialResult
 from autotune.search.scores.objective import Limits, score_trial
-from autotune.sentences import describe_drift
+from autotune.sentences.loss_check import describe_drift
 
 __all__ = ["render_report"]
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.emit.report.tables import describe_difference
-from autotune.emit.report.wording import format_interval, format_ratio
+from autotune.emit.report.wording import format_interval, typeset_factor
+from autotune.format import format_time
 from autotune.records import Interval, Profile, StepPhases, TargetFacts, TrainConfig, TrialResult, TrialStatus
-from autotune.units import format_duration
+from autotune.sentences.trials import name_status
 
 _PHASES = (
     ("data_wait_seconds", "waiting for data"),
@@ -124,7 +125,7 @@ def _draw_parts(seconds: Sequence[tuple[str, float]], kinds: Sequence[str]) -> t
     for (name, value), kind in zip(seconds, kinds, strict=False):
         width = 100 * value / total
         share = f"{width:.0f} %"
-        segments.append(Segment(name, _format_milliseconds(value), share, round(x, 3), round(width, 3), kind))
+        segments.append(Segment(name, format_time(value), share, round(x, 3), round(width, 3), kind))
         x += width
     return tuple(segments)
 
@@ -148,7 +149,7 @@ def draw_trials(trials: Sequence[TrialResult], baseline: TrainConfig, *, baselin
     rivals = [None if trial.spec.config == baseline else ratio for trial, ratio in zip(timed, ratios, strict=True)]
     return TrialsChart(
         height=_TRIALS_HEIGHT,
-        ticks=tuple(Tick(y_of(tick), format_ratio(tick)) for tick in ticks),
+        ticks=tuple(Tick(y_of(tick), typeset_factor(tick)) for tick in ticks),
         baseline_y=y_of(1.0),
         dots=tuple(
             Dot(x, failed_y if ratio is None else y_of(ratio), _describe_trial(trial, baseline, ratio), kind)
@@ -177,12 +178,12 @@ def draw_finals(trials: Sequence[TrialResult], profile: Profile) -> FinalsChart 
         return round(8 + 84 * (ratio - ticks[0]) / (ticks[-1] - ticks[0]), 2)
 
     pairs = tuple(
-        Dot(x_of(ratio), _ROW_HEIGHT * (index + 0.5), f"pair {index + 1}: {format_ratio(ratio)}", "pair")
+        Dot(x_of(ratio), _ROW_HEIGHT * (index + 0.5), f"pair {index + 1}: {typeset_factor(ratio)}", "pair")
         for index, ratio in enumerate(ratios)
     )
     return FinalsChart(
         height=_ROW_HEIGHT * (len(ratios) + 1) + 8,
-        ticks=tuple(Tick(x_of(tick), format_ratio(tick)) for tick in ticks),
+        ticks=tuple(Tick(x_of(tick), typeset_factor(tick)) for tick in ticks),
         one_x=x_of(1.0),
         low_x=None if speedup is None else x_of(speedup.low),
         high_x=None if speedup is None else x_of(speedup.high),
@@ -196,7 +197,7 @@ def _summarise_finals(pairs: int, speedup: Interval | None) -> str:
     start = f"{pairs} pair{'s' if pairs != 1 else ''} of fresh processes"
     if speedup is None:
         return f"{start}, too few for an interval."
-    return f"{start}; together {format_ratio(speedup.estimate)}, {format_interval(speedup)}."
+    return f"{start}; together {typeset_factor(speedup.estimate)}, {format_interval(speedup)}."
 
 
 def find_pair_ratios(trials: Sequence[TrialResult], profile: Profile) -> list[float]:
@@ -253,7 +254,7 @@ def _summarise(ratios: Sequence[float | None], rivals: Sequence[float | None]) -
     best = max((ratio for ratio in rivals if ratio is not None), default=0.0)
     if best <= 1.0:
         return f"{start}; no single trial ran faster than your settings."
-    return f"{start}; the fastest single trial ran at {format_ratio(best)} the speed of your settings."
+    return f"{start}; the fastest single trial ran at {typeset_factor(best)} the speed of your settings."
 
 
 def _ratio(trial: TrialResult, baseline_rate: float) -> float | None:
@@ -268,13 +269,9 @@ def _completed_rate(trial: TrialResult) -> float | None:
 
 
 def _describe_trial(trial: TrialResult, baseline: TrainConfig, ratio: float | None) -> str:
-    outcome = trial.status.replace("_", " ") if ratio is None else format_ratio(ratio)
+    outcome = name_status(trial.status) if ratio is None else typeset_factor(ratio)
     return f"trial {trial.spec.number}, {outcome}: {describe_difference(trial.spec.config, baseline)}"
 
 
 def _spread(index: int, count: int) -> float:
     return 50.0 if count == 1 else round(_EDGE + (100 - 2 * _EDGE) * index / (count - 1), 3)
-
-
-def _format_milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.emit.report.wording import format_gain, shorten
-from autotune.records import Advice, Issue, MemoryMode, ProbeReport, TargetFacts
-from autotune.units import format_bytes
+from autotune.emit.report.wording import shorten
+from autotune.format import EN_DASH, TIMES, format_bytes, format_gain
+from autotune.records import Advice, GainRange, Issue, ProbeReport, TargetFacts
+from autotune.sentences.memory import describe_largest_batch, name_mode
 
 _MAX_NAME_LENGTH = 60
 
@@ -30,7 +31,11 @@ def list_issues(troubles: Sequence[Issue]) -> list[tuple[str, str]]:
 
 def list_advice(advice: Sequence[Advice]) -> list[tuple[str, str, str]]:
     """Return knob, expected gain (empty when not known) and reason of what was worth trying."""
-    return [(shorten(item.knob, _MAX_NAME_LENGTH), format_gain(item.gain), shorten(item.reason)) for item in advice]
+    return [(shorten(item.knob, _MAX_NAME_LENGTH), _format_gain(item.gain), shorten(item.reason)) for item in advice]
+
+
+def _format_gain(gain: GainRange | None) -> str:
+    return "" if gain is None else format_gain(gain.low, gain.high, sign=TIMES, dash=EN_DASH)
 
 
 def list_modes(probe: ProbeReport) -> list[ModeRow]:
@@ -41,10 +46,10 @@ def list_modes(probe: ProbeReport) -> list[ModeRow]:
     yours = memory.find_mode(baseline.precision, baseline.activation_checkpointing)
     return [
         ModeRow(
-            name=_name_mode(mode),
+            name=name_mode(mode),
             peak=format_bytes(mode.predict_bytes(baseline.micro_batch_size)),
             per_sample=format_bytes(mode.bytes_per_sample),
-            largest=_describe_largest(mode.largest_micro_batch_size),
+            largest=describe_largest_batch(mode.largest_micro_batch_size),
             is_baseline=mode == yours,
         )
         for mode in probe.memory_modes
@@ -62,12 +67,3 @@ def describe_memory(facts: TargetFacts) -> str:
         parts.append(f"{format_bytes(memory.activation_bytes_per_sample)} of activations a sample")
     text = f"{', '.join(parts)}; {format_bytes(memory.limit_bytes)} may be used."
     return f"{text[0].upper()}{text[1:]} {shorten(memory.missing)}".strip()
-
-
-def _name_mode(mode: MemoryMode) -> str:
-    saving = mode.activation_checkpointing
-    return mode.precision if saving == "off" else f"{mode.precision}, {saving} checkpointing"
-
-
-def _describe_largest(size: int | None) -> str:
-    return "not known" if size is None else f"{size:,}" if size else "none fits"

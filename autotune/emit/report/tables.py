@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.emit.report.wording import format_ratio, shorten
+from autotune.emit.report.wording import shorten, typeset_factor
+from autotune.format import (
+    count,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_rate,
+)
 from autotune.records import (
-    Ceilings,
-    GpuInfo,
-    MatmulRate,
     Measurement,
     ProbeReport,
     Profile,
@@ -21,17 +25,11 @@ from autotune.records import (
     changed_fields,
     get_knob,
 )
-from autotune.sentences import (
-    JUDGED_BY_BOUNDS,
-    count,
-    describe_break_even,
-    describe_interference,
-    describe_noise,
-    describe_power,
-    format_drift,
-    format_margin,
-)
-from autotune.units import format_bytes, format_duration, format_flops, format_part, format_rate
+from autotune.sentences.answer import describe_break_even, describe_power
+from autotune.sentences.loss_check import JUDGED_BY_BOUNDS, describe_worsening, format_margin
+from autotune.sentences.machine import describe_products, list_gpu
+from autotune.sentences.noise import describe_noise, list_remarks
+from autotune.sentences.settings import name_setting
 
 _DASH = "\N{EN DASH}"
 _MAX_VALUE_LENGTH = 60
@@ -158,9 +156,7 @@ def describe_difference(config: TrainConfig | None, baseline: TrainConfig) -> st
     """Return how a config differs from the baseline, e.g. `precision bf16, num_workers 4`."""
     if config is None:
         return "your settings, being found"
-    parts = [
-        f"{name.removeprefix('user_knobs.')} {format_value(config, name)}" for name in changed_fields(config, baseline)
-    ]
+    parts = [f"{name_setting(name)} {format_value(config, name)}" for name in changed_fields(config, baseline)]
     return shorten(", ".join(parts)) if parts else "your settings"
 
 
@@ -181,8 +177,8 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         purpose=trial.spec.purpose,
         status=trial.status.value,
         difference=describe_difference(trial.spec.config, baseline),
-        rate=_DASH if rate is None else most + format_rate(rate, unit="").strip(),
-        ratio=_DASH if rate is None else most + format_ratio(rate / baseline_rate),
+        rate=_DASH if rate is None else most + format_rate(rate, unit=""),
+        ratio=_DASH if rate is None else most + typeset_factor(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.device_bytes or memory.host_bytes),
         seconds=format_duration(trial.elapsed_seconds),
         error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
@@ -193,11 +189,9 @@ def _remark(measurement: Measurement | None) -> str:
     """Return what to know about a timing: that it had not settled, was ended early, or what else went on."""
     if measurement is None:
         return ""
-    remarks = [] if measurement.steady else [f"not steady: {measurement.unsettled or 'its time was up'}"]
-    remarks += ["clearly slower, ended early"] if measurement.ended_by == "racing" else []
     disturbed = sum(block.disturbed for block in measurement.blocks)
-    remarks += [f"{disturbed} of {count(len(measurement.blocks), 'block')} disturbed"] if disturbed else []
-    return "; ".join([*remarks, *describe_interference([block.interference for block in measurement.blocks])])
+    blocks = [f"{disturbed} of {count(len(measurement.blocks), 'block')} disturbed"] if disturbed else []
+    return "; ".join([*list_remarks(measurement), *blocks])
 
 
 def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
@@ -206,7 +200,7 @@ def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
         QualityRow(
             test=_QUALITY_TESTS[check.test],
             metric=shorten(check.metric, _MAX_VALUE_LENGTH),
-            difference=_format_worsening(check) if check.test in JUDGED_BY_BOUNDS else "",
+            difference=describe_worsening(check) if check.test in JUDGED_BY_BOUNDS else "",
             margin=format_margin(check.margin) if check.test in JUDGED_BY_BOUNDS else "",
             scope=_describe_scope(check),
             verdict=_QUALITY_VERDICTS[check.verdict],
@@ -221,14 +215,6 @@ def _describe_scope(check: QualityCheck) -> str:
     if check.seeds < 1 or check.samples < 1:
         return ""
     return f"{count(check.seeds, 'seed')}, {check.samples:,} samples each"
-
-
-def _format_worsening(check: QualityCheck) -> str:
-    found = check.difference
-    if found is None:
-        return "not known"
-    estimate, low, high = (format_drift(value, check.margin) for value in (found.estimate, found.low, found.high))
-    return f"{estimate} ({low} to {high})"
 
 
 def list_ruled_out(ruled_out: Sequence[RuledOut]) -> list[tuple[str, str, str]]:
@@ -254,36 +240,21 @@ def list_notes(profile: Profile, probe: ProbeReport) -> list[str]:
 def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
     """Return name and value of what the machine is and what it was measured to do."""
     hardware, ceilings = profile.hardware, probe.target.ceilings
+    plain = ceilings.flops_per_second("fp32")
     rows = [
         ("processor", f"{shorten(hardware.cpu_name)}, {hardware.usable_cpu_count} usable CPUs"),
         ("instructions", shorten(", ".join(hardware.cpu_features)) or "none that matter here"),
         ("memory", f"{format_bytes(hardware.memory_limit_bytes)} usable"),
-        *(("GPU", _describe_gpu(gpu)) for gpu in hardware.gpus),
+        *(("GPU", shorten(", ".join(list_gpu(gpu)))) for gpu in hardware.gpus),
         ("trained on", probe.target.device),
         *(("noise", shorten(describe_noise(seen))) for seen in [profile.evidence.noise] if seen is not None),
-        *((f"{rate.dtype} products", _describe_rate(rate, ceilings)) for rate in ceilings.matmul),
+        *((f"{rate.dtype} products", describe_products(rate, plain)) for rate in ceilings.matmul),
     ]
     if ceilings.memory_bytes_per_second is not None:
-        rows.append(("memory traffic", f"{ceilings.memory_bytes_per_second / 1e9:,.0f} GB/s"))
+        rows.append(("memory traffic", format_bandwidth(ceilings.memory_bytes_per_second)))
     if ceilings.copy_to_device_bytes_per_second is not None:
-        rows.append(("copy to device", f"{ceilings.copy_to_device_bytes_per_second / 1e9:,.1f} GB/s"))
+        rows.append(("copy to device", format_bandwidth(ceilings.copy_to_device_bytes_per_second)))
     return rows
-
-
-def _describe_rate(rate: MatmulRate, ceilings: Ceilings) -> str:
-    plain = ceilings.flops_per_second("fp32")
-    if rate.emulated:
-        part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
-        return f"{format_flops(rate.flops_per_second)}: emulated{part}"
-    sustained = rate.sustained_flops_per_second
-    kept = "" if sustained is None else f", {sustained / 1e12:.3g} sustained"
-    return f"{rate.flops_per_second / 1e12:.3g} TFLOP/s{kept}"
-
-
-def _describe_gpu(gpu: GpuInfo) -> str:
-    capability = "" if gpu.compute_capability is None else f", compute capability {gpu.compute_capability}"
-    power = "" if gpu.power_limit_watts is None else f", {gpu.power_limit_watts:.0f} W"
-    return f"{shorten(gpu.name)}, {format_bytes(gpu.memory_total_bytes)}{shorten(capability)}{power}"
 
 
 def list_versions(profile: Profile) -> list[tuple[str, str]]:

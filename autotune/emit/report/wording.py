@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
-from autotune.records import GainRange, Interval, ProbeReport, Profile, TrialResult, TrialStatus
-from autotune.sentences import describe_untested
+from autotune.format import EN_DASH, TIMES, count, format_bounds, format_factor, format_factor_down
+from autotune.records import Interval, ProbeReport, Profile, TrialResult, TrialStatus
+from autotune.sentences.answer import describe_untested
+from autotune.sentences.loss_check import find_extra_samples
+from autotune.sentences.trials import name_status
 
 _MAX_LENGTH = 300
-_MOST_WRITTEN_OUT = 1e15
-"""A ratio beyond that is no measurement; the decimal module refuses it from 1e26 on."""
 _STAGES = {
     "probe": "of the probe",
     "machine": "of the probe",
@@ -45,11 +45,11 @@ def describe_verdict(profile: Profile) -> VerdictWords:
     evidence = _describe_evidence(profile)
     if profile.verdict == "improved" and profile.speedup is not None:
         checked = (
-            "what is learned was checked against your own settings" if profile.quality else "no quality check was run"
+            "what is learned was checked against your own settings" if profile.quality else "no loss check was run"
         )
         return VerdictWords(
             tone="good",
-            headline=f"At least {format_ratio_down(profile.speedup.low)} faster{_describe_net(profile)}",
+            headline=f"At least {format_factor_down(profile.speedup.low, sign=TIMES)} faster{_describe_net(profile)}",
             evidence=evidence,
             advice=f"Train with the chosen settings below: {checked}.",
         )
@@ -78,22 +78,22 @@ def describe_verdict(profile: Profile) -> VerdictWords:
 
 def _describe_net(profile: Profile) -> str:
     """Return what was taken off a speed-up that needs more samples for the same loss; empty where it needs no more."""
-    more = next((check.difference for check in profile.quality if check.test == "samples-to-loss"), None)
-    return f", net of up to {format_ratio(1.0 + more.high)} the samples" if more and more.high >= 0.005 else ""
+    extra = find_extra_samples(profile)
+    return "" if extra is None else f", net of up to {typeset_factor(extra)} the samples"
 
 
 def _describe_evidence(profile: Profile) -> str:
     if profile.evidence.pairs == 0:
         return "No candidate was compared with your settings in fresh processes."
     whose = "" if profile.verdict == "improved" else "fastest candidate: "
-    pairs = f"{profile.evidence.pairs} pair{'s' if profile.evidence.pairs != 1 else ''}"
+    pairs = count(profile.evidence.pairs, "pair")
     confirmation = profile.evidence.confirmation
     if profile.speedup is None:
         known = profile.candidate.speedup_estimate if profile.candidate is not None else None
-        about = "" if known is None else f"about {format_ratio(known)}, "
+        about = "" if known is None else f"about {typeset_factor(known)}, "
         return f"{whose}{about}{pairs}, too few for an interval"
     interval = (confirmation.interval if confirmation is not None else None) or profile.speedup
-    return f"{whose}point {format_ratio(profile.speedup.estimate)}, {format_interval(interval)}, {pairs}"
+    return f"{whose}point {typeset_factor(profile.speedup.estimate)}, {format_interval(interval)}, {pairs}"
 
 
 def tally(trials: Sequence[TrialResult]) -> str:
@@ -103,7 +103,7 @@ def tally(trials: Sequence[TrialResult]) -> str:
     part is what the profile's evidence counts too.
     """
     counts = Counter(trial.status for trial in trials if trial.spec.purpose == "measure")
-    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in TrialStatus if counts[status])
+    ends = ", ".join(f"{counts[status]} {name_status(status)}" for status in TrialStatus if counts[status])
     beside = Counter(_STAGES[trial.spec.purpose] for trial in trials if trial.spec.purpose != "measure")
     others = ", ".join(f"{beside[stage]} {stage}" for stage in dict.fromkeys(_STAGES.values()) if beside[stage])
     return "; ".join(part for part in (f"{ends} in the search" if ends else "", others) if part)
@@ -116,40 +116,20 @@ def describe_limit(probe: ProbeReport) -> str:
     if ceiling is None:
         return sentence
     reason = f": {shorten(probe.verdict.ceiling_reason)}" if probe.verdict.ceiling_reason else "."
-    return f"{sentence}. No more than {format_ratio(ceiling)} is possible on this machine for this model{reason}"
+    return f"{sentence}. No more than {typeset_factor(ceiling)} is possible on this machine for this model{reason}"
 
 
-def format_gain(gain: GainRange | None) -> str:
-    """Return what a change was expected to give, e.g. `1.10-1.80` with its signs; empty when not known."""
-    if gain is None:
-        return ""
-    return f"{_quantize(gain.low, ROUND_HALF_EVEN)}\N{EN DASH}{format_ratio(gain.high)}"
+def typeset_factor(factor: float) -> str:
+    """Return a factor with a multiplication sign, e.g. of 1.38."""
+    return format_factor(factor, sign=TIMES)
 
 
 def format_interval(interval: Interval) -> str:
     """Return an interval of ratios, rounded outwards, e.g. `98 % interval 1.31-1.46` with an en dash."""
     level = f"{100 * interval.confidence_level:.4g}"
-    low, high = _quantize(interval.low, ROUND_FLOOR), _quantize(interval.high, ROUND_CEILING)
-    return f"{level} % interval {low}\N{EN DASH}{high}"
-
-
-def format_ratio(ratio: float) -> str:
-    """Return a ratio to two places, e.g. `1.38` with a multiplication sign."""
-    return f"{_quantize(ratio, ROUND_HALF_EVEN)}\N{MULTIPLICATION SIGN}"
-
-
-def format_ratio_down(ratio: float) -> str:
-    """Return a ratio rounded down to two places, so that `at least` stays true."""
-    return f"{_quantize(ratio, ROUND_FLOOR)}\N{MULTIPLICATION SIGN}"
+    return f"{level} % interval {format_bounds(interval.low, interval.high, dash=EN_DASH)}"
 
 
 def shorten(text: str, limit: int = _MAX_LENGTH) -> str:
     """Return a text cut to a number of characters, with an ellipsis where it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
-
-
-def _quantize(value: float, rounding: str) -> str:
-    if not abs(value) < _MOST_WRITTEN_OUT:
-        return f"{value:.3g}"
-    # repr first: 1.13 is stored a little below 1.13, and must not be rounded down to 1.12.
-    return str(Decimal(repr(value)).quantize(Decimal("0.01"), rounding=rounding))

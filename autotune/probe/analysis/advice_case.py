@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autotune.probe.analysis.figures import StepFigures, divide, format_share, optimizer_share
+from autotune.format import format_share
+from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
 from autotune.probe.analysis.pipeline import PipelinePlan
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.facts import TargetFacts

@@ -6,10 +6,10 @@ what it may cost, are the constants below. They are deliberately wide.
 
 from __future__ import annotations
 
+from autotune.format import format_bytes, format_flops, format_part, format_rough_factor, format_share, format_time
 from autotune.probe.analysis.advice_case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_optimizer_seconds
-from autotune.probe.analysis.figures import divide, format_share, format_step
-from autotune.units import format_bytes, format_flops, format_part
+from autotune.probe.analysis.figures import divide
 
 _FASTER_ARITHMETIC = 1.3
 _OPTIMIZER_FRACTION = 0.10
@@ -66,7 +66,7 @@ def _compare_arithmetic(case: Case, name: str) -> Finding:
     if not now or not other or other <= _FASTER_ARITHMETIC * now:
         return None
     reason = (
-        f"{name} matrix products ran {other / now:.2g}x as fast as {case.figures.arithmetic} ones "
+        f"{name} matrix products ran {format_rough_factor(other / now)} as fast as {case.figures.arithmetic} ones "
         f"({format_flops(other)} against {format_flops(now)}); {_describe_products(case)}"
     )
     saved = case.products_fraction * (1.0 - now / other)
@@ -91,7 +91,7 @@ def advise_optimizer(case: Case) -> Finding:
         return None
     current = case.baseline.optimizer_implementation
     others = ", ".join(name for name in facts.optimizer.implementations if name != current)
-    spent = f"{format_share(share)} of a step ({format_step(facts.phases.optimizer_seconds)})"
+    spent = f"{format_share(share)} of a step ({format_time(facts.phases.optimizer_seconds)})"
     reason = f"the optimizer takes {spent}; {facts.optimizer.name} also has {others}"
     least = divide(least_optimizer_seconds(facts, case.hardware), facts.phases.optimizer_seconds) or 0.0
     return reason, expect(share * (1.0 - least), sure=0.25 if current == "for-loop" else 0.0)

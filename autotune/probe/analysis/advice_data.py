@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import statistics
 
+from autotune.format import (
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_rough_factor,
+    format_share,
+    format_time,
+)
 from autotune.knobs import most_workers
 from autotune.probe.analysis.advice_case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_load_seconds
-from autotune.probe.analysis.figures import divide, format_bandwidth, format_share, format_step
+from autotune.probe.analysis.figures import divide
 from autotune.records.probe import GainRange
-from autotune.units import format_bytes, format_duration
 
 _COPY_FRACTION = 0.05
 _UNEVEN_STEPS = 2.0
@@ -33,7 +40,7 @@ def advise_workers(case: Case) -> Finding:
         return None
     reason = (
         f"{format_share(figures.wait_fraction)} of a step waits for the loader; one process loads a step's samples in "
-        f"{format_step(plan.load_seconds)}, the computation takes {format_step(figures.compute_seconds)}"
+        f"{format_time(plan.load_seconds)}, the computation takes {format_time(figures.compute_seconds)}"
     )
     if case.facts.data.waits:
         share = format_share(1.0 - (case.facts.data.cpu_fraction or 0.0))
@@ -66,15 +73,16 @@ def advise_prefetch(case: Case) -> Finding:
     if case.limit != "input" or case.baseline.num_workers == 0 or case.baseline.prefetch_factor > _DEFAULT_PREFETCH:
         return None
     gain = expect(0.5 * case.figures.wait_fraction)
-    if case.plan.prefetch_worthwhile is not None:
-        reason = f"batches come unevenly: one in twenty takes {ratio:.2g}x the median or more to load"
+    if case.plan.prefetch_worthwhile is not None and ratio is not None:
+        reason = f"batches come unevenly: one in twenty takes {format_rough_factor(ratio)} the median or more to load"
         return (reason, gain) if case.plan.prefetch_worthwhile else None
     if len(steps) < _STEPS_FOR_A_TAIL:
         return None
     slow, median = statistics.quantiles(steps, n=20)[-1], statistics.median(steps)
     if slow <= _UNEVEN_STEPS * median:
         return None
-    reason = f"steps are uneven: one in twenty takes {slow / median:.2g}x the median or more ({format_step(slow)})"
+    times = format_rough_factor(slow / median)
+    reason = f"steps are uneven: one in twenty takes {times} the median or more ({format_time(slow)})"
     return reason, gain
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.format import format_bytes, format_rough_factor, format_share
 from autotune.probe.analysis.advice_case import Case, Finding, expect
-from autotune.probe.analysis.figures import format_share
 from autotune.records.probe import GainRange
-from autotune.units import format_bytes
 
 # Elasticities this close to one say that a pass takes as long as its samples, large or small.
 _EVEN = 0.05
@@ -38,7 +37,7 @@ def advise_micro_batch(case: Case) -> Finding:
     reason += _describe_peak(case, largest, fit)
     if elasticity is None:
         return reason, None
-    reason += f"; twice the samples take {2**elasticity:.2g}x the time"
+    reason += f"; twice the samples take {format_rough_factor(2**elasticity)} the time"
     return reason, _expect_passes(case, elasticity, growth=largest / size)
 
 
@@ -54,8 +53,8 @@ def _advise_smaller(case: Case, elasticity: float) -> Finding:
     if not any(isinstance(value, int) and value < size for value in case.offered.get("micro_batch_size", ())):
         return None
     reason = (
-        f"twice the samples take {2**elasticity:.2g}x the time of a pass: smaller ones may stay in the caches; "
-        f"a pass has {size} samples"
+        f"twice the samples take {format_rough_factor(2**elasticity)} the time of a pass: smaller ones may stay in the "
+        f"caches; a pass has {size} samples"
     )
     return reason, _expect_passes(case, elasticity, growth=0.5)
 

@@ -7,16 +7,10 @@ Each takes a least time at the fastest rate that was measured here. They can ove
 
 from __future__ import annotations
 
-from autotune.probe.analysis.figures import (
-    StepFigures,
-    divide,
-    fastest_arithmetic,
-    format_bandwidth,
-    format_step,
-)
+from autotune.format import format_bandwidth, format_flops, format_time
+from autotune.probe.analysis.figures import StepFigures, divide, fastest_arithmetic
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
-from autotune.units import format_flops
 
 # Reads of parameter and gradient and the write of the parameter; Adam also reads and writes two moments.
 _LEAST_OPTIMIZER_PASSES = 3
@@ -45,7 +39,7 @@ def bound_speedup(facts: TargetFacts, figures: StepFigures, hardware: HardwareIn
     ratio = divide(figures.step_seconds, longest)
     if ratio is None or ratio < 1.0:
         return None, ""
-    time = format_step(longest)
+    time = format_time(longest)
     if longest == products:
         rate = f"{fastest.dtype}, {format_flops(fastest.flops_per_second)}"
         return ratio, f"matrix products take {time} of a step at the fastest measured rate ({rate})"

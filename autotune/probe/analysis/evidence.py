@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.probe.analysis.bounds import least_load_seconds
-from autotune.probe.analysis.figures import (
-    StepFigures,
-    divide,
+from autotune.format import (
+    count,
     format_bandwidth,
+    format_bytes,
+    format_factor,
+    format_flops,
     format_share,
-    format_step,
-    optimizer_share,
+    format_time,
 )
+from autotune.probe.analysis.bounds import least_load_seconds
+from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Limit
-from autotune.sentences import count
-from autotune.units import format_bytes, format_flops
 
 _IN_CACHE = 1.25
 """Achieved over measured memory rate above which the traffic cannot all have reached the memory."""
@@ -107,13 +107,13 @@ def _tell_waiting(case: StepCase) -> str:
     if load <= 0:
         return ""
     sentence = (
-        f"one process loads a step's samples in {format_step(load)}, "
-        f"the computation takes {format_step(figures.compute_seconds)}"
+        f"one process loads a step's samples in {format_time(load)}, "
+        f"the computation takes {format_time(figures.compute_seconds)}"
     )
     if data.loader_seconds_per_step is not None:
         workers = case.facts.baseline.num_workers
         used = f"with {count(workers, 'worker')}" if workers else "without workers"
-        sentence += f"; the loader alone, {used}, takes {format_step(data.loader_seconds_per_step)}"
+        sentence += f"; the loader alone, {used}, takes {format_time(data.loader_seconds_per_step)}"
     return sentence
 
 
@@ -122,7 +122,7 @@ def _tell_least_loading(case: StepCase) -> str:
     if load <= case.figures.compute_seconds:
         return ""
     cpus = case.hardware.usable_cpu_count
-    return f"loading takes {format_step(load)} a step even when {cpus} CPUs share it, more than the computation"
+    return f"loading takes {format_time(load)} a step even when {cpus} CPUs share it, more than the computation"
 
 
 def _tell_burst(case: StepCase) -> str:
@@ -152,7 +152,7 @@ def _tell_launches(case: StepCase) -> str:
     share = None if launch is None else divide(work.operations_per_step * launch, case.figures.compute_seconds)
     if launch is None or share is None:
         return calls
-    return f"{calls} at {1e6 * launch:.3g} us a call: {format_share(share)} of the computation"
+    return f"{calls} at {format_time(launch)} a call: {format_share(share)} of the computation"
 
 
 def _tell_elasticity(case: StepCase) -> str:
@@ -160,7 +160,7 @@ def _tell_elasticity(case: StepCase) -> str:
     if elasticity is None:
         return ""
     low, high = _ELASTICITIES
-    return f"a pass over twice the samples takes {2 ** min(high, max(low, elasticity)):.2f}x the time"
+    return f"a pass over twice the samples takes {format_factor(2 ** min(high, max(low, elasticity)))} the time"
 
 
 def _tell_busy(case: StepCase) -> str:
@@ -195,7 +195,7 @@ def _tell_traffic(case: StepCase) -> str:
 
 def _tell_optimizer(case: StepCase) -> str:
     share = optimizer_share(case.facts.phases)
-    seconds = format_step(case.facts.phases.optimizer_seconds)
+    seconds = format_time(case.facts.phases.optimizer_seconds)
     return f"the optimizer takes {format_share(share)} of the computation ({seconds})" if share > 0 else ""
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.facts import StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
-from autotune.units import format_duration
 
 _INPUT_WAIT_FRACTION = 0.10
 _INPUT_STEP_RATIO = 1.1
@@ -127,21 +126,6 @@ def fastest_arithmetic(ceilings: Ceilings) -> MatmulRate | None:
     return max(real, key=lambda rate: rate.flops_per_second, default=None)
 
 
-def format_step(seconds: float) -> str:
-    """Return the time of a step for people, e.g. `20.9 ms`, `1.2s`."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else format_duration(seconds)
-
-
-def format_share(fraction: float) -> str:
-    """Return a share of a whole for people, e.g. `62 %`."""
-    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
-
-
-def format_bandwidth(per_second: float) -> str:
-    """Return a memory or copy rate for people, e.g. `15 GB/s`."""
-    return f"{_three_digits(per_second / 1e9)} GB/s"
-
-
 def name_arithmetic(facts: TargetFacts) -> str:
     """Return the arithmetic of the baseline's matrix products and convolutions."""
     baseline = facts.baseline
@@ -162,7 +146,3 @@ def _share(seconds: float, phases: StepPhases) -> float:
         + phases.other_seconds
     )
     return seconds / total if total > 0 else 0.0
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

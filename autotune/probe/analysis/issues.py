@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotune.format import count, format_bytes, format_share
 from autotune.probe.analysis.issues_gpu import find_gpu_issues
 from autotune.probe.analysis.issues_timing import find_timing_issues
 from autotune.probe.analysis.pipeline import count_shared_memory_bytes, plan_pipeline
@@ -18,8 +19,6 @@ from autotune.records.facts import Hazard, TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
 from autotune.records.probe import Issue
-from autotune.sentences import count
-from autotune.units import format_bytes
 
 _SWAP_FRACTION = 0.05
 _LITTLE_MEMORY_FRACTION = 0.10
@@ -198,7 +197,7 @@ def _look_at_rates(ceilings: Ceilings) -> Iterator[Issue]:
     if dtype is not None and held[dtype] < _SUSTAINED_FRACTION:
         yield Issue(
             name="sustained-rate",
-            sentence=f"{dtype} matrix products keep up {100 * held[dtype]:.0f} % of their best rate: "
+            sentence=f"{dtype} matrix products keep up {format_share(held[dtype])} of their best rate: "
             "clocks come down under load, or something else runs",
             remedy="look at cooling, the power limit and other processes, then probe again",
         )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotune.format import count, format_bytes, format_share
 from autotune.records.hardware import GpuInfo, HardwareInfo
 from autotune.records.measurement import Measurement
 from autotune.records.probe import Issue
-from autotune.sentences import count
-from autotune.units import format_bytes
 
 _TAKEN_FRACTION = 0.05
 _BUSY_FRACTION = 0.10
@@ -83,7 +82,7 @@ def _look_at_sharing(index: int, gpu: GpuInfo) -> Iterator[Issue]:
     if busy > _BUSY_FRACTION:
         yield Issue(
             name="gpu-busy",
-            sentence=f"GPU {index} was busy {100 * busy:.0f} % of the time before the training started",
+            sentence=f"GPU {index} was busy {format_share(busy)} of the time before the training started",
             remedy="end what runs on it, or choose another GPU with CUDA_VISIBLE_DEVICES",
         )
 

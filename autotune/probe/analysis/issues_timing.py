@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from autotune.format import count, format_share
 from autotune.records.measurement import MUCH_STEAL, Interference, Measurement
 from autotune.records.probe import Issue
-from autotune.sentences import count
 
 _MUCH = 0.10
 
@@ -68,7 +68,7 @@ def find_timing_issues(measurement: Measurement) -> Iterator[Issue]:
         shares = [disturbance.read(seen) or 0.0 for seen in watched]
         much = [share for share in shares if share > disturbance.threshold]
         if much:
-            told = disturbance.sentence.format(share=f"{100 * max(much):.0f} %")
+            told = disturbance.sentence.format(share=format_share(max(much)))
             yield Issue(
                 name=name,
                 sentence=f"{told} in {len(much)} of {count(total, 'timed block')}",

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.format import format_share, format_time
 from autotune.knobs import most_workers
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.evidence import StepCase
-from autotune.probe.analysis.figures import StepFigures, derive_figures, divide, format_share, format_step
+from autotune.probe.analysis.figures import StepFigures, derive_figures, divide
 from autotune.probe.analysis.reliability import explain_unreliable
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
@@ -224,6 +225,6 @@ def _describe_limit(facts: TargetFacts, figures: StepFigures, hardware: Hardware
     if load <= figures.compute_seconds:
         return ""
     return (
-        f"the data side is the limit: loading a step's samples takes {format_step(load)} even when shared by "
-        f"{hardware.usable_cpu_count} CPUs, the computation {format_step(figures.compute_seconds)}"
+        f"the data side is the limit: loading a step's samples takes {format_time(load)} even when shared by "
+        f"{hardware.usable_cpu_count} CPUs, the computation {format_time(figures.compute_seconds)}"
     )

@@ -8,13 +8,12 @@ the time, a machine that changed its speed by half, and products faster than the
 
 from __future__ import annotations
 
+from autotune.format import count, format_flops, format_rough_factor, format_share
 from autotune.probe.analysis.evidence import StepCase
-from autotune.probe.analysis.figures import divide, format_share
+from autotune.probe.analysis.figures import divide
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interference, Measurement
-from autotune.sentences import count
-from autotune.units import format_flops
 
 PLAUSIBLE_RATES = (0.2, 1.25)
 """Achieved over measured rate: below, it is something else that limits; above, the limit was measured too low."""
@@ -81,7 +80,8 @@ def _describe_changed_speed(measurement: Measurement) -> str:
     ratio = None if canary is None else divide(canary.after_seconds, canary.before_seconds)
     if ratio is None or 1 / _CHANGED_SPEED < ratio < _CHANGED_SPEED:
         return ""
-    return f"the machine changed its speed: the same small piece of work took {ratio:.2g}x as long afterwards as before"
+    longer = format_rough_factor(ratio)
+    return f"the machine changed its speed: the same small piece of work took {longer} as long afterwards as before"
 
 
 def _describe_impossible_products(case: StepCase) -> str:

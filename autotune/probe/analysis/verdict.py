@@ -15,18 +15,11 @@ Each is tried in this order. Without the profiler's shares (`StepWork`), `comput
 
 from __future__ import annotations
 
+from autotune.format import format_bandwidth, format_factor, format_rough_factor, format_share, format_time
 from autotune.probe.analysis.advice import advise
 from autotune.probe.analysis.bounds import bound_speedup, count_optimizer_bytes
 from autotune.probe.analysis.evidence import ALL_REDUCE_FRACTIONS, StepCase, collect_evidence, describe_mfu
-from autotune.probe.analysis.figures import (
-    StepFigures,
-    derive_figures,
-    divide,
-    format_bandwidth,
-    format_share,
-    format_step,
-    optimizer_share,
-)
+from autotune.probe.analysis.figures import StepFigures, derive_figures, divide, optimizer_share
 from autotune.probe.analysis.reliability import PLAUSIBLE_RATES, describe_lost_cpus, explain_unreliable, is_disturbed
 from autotune.records.facts import StepWork, TargetFacts
 from autotune.records.hardware import HardwareInfo
@@ -98,8 +91,8 @@ def _find_input(case: StepCase) -> _Finding:
     sentence = f"{format_share(figures.wait_fraction)} of a step waits for the loader"
     ratio = divide(figures.step_seconds, figures.step_seconds - figures.wait_seconds)
     if ratio is not None:
-        step, rest = format_step(figures.step_seconds), format_step(figures.step_seconds - figures.wait_seconds)
-        sentence += f", without which it takes {rest} instead of {step} ({ratio:.2g}x)"
+        step, rest = format_time(figures.step_seconds), format_time(figures.step_seconds - figures.wait_seconds)
+        sentence += f", without which it takes {rest} instead of {step} ({format_rough_factor(ratio)})"
     return "input", sentence
 
 
@@ -134,7 +127,7 @@ def _find_idle_gpu(case: StepCase) -> _Finding:
     if enqueue is not None and enqueue >= _ENQUEUE_FRACTION:
         return "launch", f"{sentence}, and the host needs {format_share(enqueue)} of it to hand it over"
     if elasticity is not None and elasticity < _FREE_SAMPLES:
-        return "launch", f"{sentence}, and twice the samples take {2 ** max(-1.0, elasticity):.2f}x the time"
+        return "launch", f"{sentence}, and twice the samples take {format_factor(2 ** max(-1.0, elasticity))} the time"
     return None
 
 
@@ -211,7 +204,7 @@ def _describe_unknown(figures: StepFigures) -> str:
     wait, copy = format_share(figures.wait_fraction), format_share(figures.copy_fraction)
     model, optimizer = format_share(figures.model_fraction), format_share(figures.optimizer_fraction)
     return (
-        f"a step takes {format_step(figures.step_seconds)} and waits {wait} of it for the loader; forward and "
+        f"a step takes {format_time(figures.step_seconds)} and waits {wait} of it for the loader; forward and "
         f"backward take {model}, the optimizer {optimizer}, copies {copy}; launches and memory traffic were not told "
         "apart"
     )

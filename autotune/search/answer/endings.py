@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from autotune.format import count, format_rate
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.profile import Candidate, NotTested, SearchVerdict
 from autotune.records.quality import QualityCheck, is_passed
@@ -22,7 +23,7 @@ from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.finals.more_time import LONGER
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
-from autotune.sentences import count, find_failed
+from autotune.sentences.loss_check import find_failed
 
 TELLING_GAP = 1.5
 """A probe and the first launch of the same settings that differ by more are told of."""
@@ -170,9 +171,9 @@ def describe_candidate(
 
 def _explain(checks: tuple[QualityCheck, ...], shown: Finalist | None) -> str:
     if checks and not is_passed(checks):
-        return f"its drift check was not passed: {find_failed(checks).reason}"[:_MOST_REASON]
+        return f"its loss check was not passed: {find_failed(checks).reason}"[:_MOST_REASON]
     if shown is None:
-        return "there was no time for its finals" if checks else "there was no time for its drift check"
+        return "there was no time for its finals" if checks else "there was no time for its loss check"
     pairs = count(len(shown.rates), "pair")
     if shown.ratio is None:
         return f"{pairs} of the finals could be finished, which is too few to tell"
@@ -191,6 +192,7 @@ def describe_probe_gap(effort: Effort, probed: float) -> str | None:
     if first is None or 1 / TELLING_GAP <= first / probed <= TELLING_GAP:
         return None
     return (
-        f"the probe read {probed:.3g} samples/s of your settings, the search's first launch {first:.3g}: the machine's "
-        "speed has changed in between, and the probe's figures are of then"
+        f"the probe read {format_rate(probed)} of your settings, the search's first launch "
+        f"{format_rate(first, unit='')}: the machine's speed has changed in between, and the probe's figures are of "
+        "then"
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
+from autotune.format import count, format_factor, format_percent
 from autotune.probe.run import describe_written
-from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.quality import is_passed
 from autotune.records.trial import TrialStatus
 from autotune.search.launch.suspects import describe_guilty
 from autotune.search.log import SearchLog
-from autotune.sentences import count
-from autotune.units import format_percent
+from autotune.sentences.settings import describe_changes
 
 
 def describe_ending(log: SearchLog, *, is_stopped: bool) -> list[str]:
@@ -36,11 +35,6 @@ def describe_ending(log: SearchLog, *, is_stopped: bool) -> list[str]:
     return notes
 
 
-def describe_config(config: TrainConfig, baseline: TrainConfig) -> str:
-    """Return what a config changes, as `name=value`."""
-    return ", ".join(f"{name}={get_knob(config, name)}" for name in changed_fields(config, baseline))
-
-
 def _explain_no_finals(log: SearchLog) -> str:
     faster = [one for one in log.ranking.entries if one.score > log.problem.policy.least_gain]
     if any(is_passed(checks) for _, checks in log.checks):
@@ -48,7 +42,7 @@ def _explain_no_finals(log: SearchLog) -> str:
     if log.checks:
         return "no faster candidate was shown to learn as well as your settings"
     if faster:
-        return "there was no time for the drift checks, so nothing is claimed"
+        return "there was no time for the loss checks, so nothing is claimed"
     if any(one.config != log.problem.baseline and one.score.value is not None for one in log.judged):
         return "nothing that was tried beat your settings"
     return "nothing but your own settings could be measured"
@@ -67,7 +61,5 @@ def _describe_screened_out(log: SearchLog) -> list[str]:
     ):
         return []
     worse = format_percent(fastest.score.constraints["drift"] + problem.limits.screen_drift)
-    return [
-        f"{describe_config(fastest.config, problem.baseline)} ran at {math.exp(score):.2f}x and was left out: "
-        f"its training loss is worse by {worse} within its first steps"
-    ]
+    changes, factor = describe_changes(fastest.config, problem.baseline), format_factor(math.exp(score))
+    return [f"{changes} ran at {factor} and was left out: its training loss is worse by {worse} within its first steps"]

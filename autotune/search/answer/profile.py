@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from autotune.drift.compare.loss_band import calibrate_band
+from autotune.format import format_factor, format_factor_down, format_share
 from autotune.measure.confidence import hodges_lehmann
 from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import TrainConfig
@@ -158,13 +159,13 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
     if shown is not None and shown.outcome == "faster" and shown.ratio is not None and aside > _TELLING_ASIDE:
         whole = 1 / (aside + (1 - aside) / shown.ratio.low)
         notes.append(
-            f"{100 * aside:.0f} % of your run is validation and the like, which stays as it is: the whole of it gets "
-            f"at least {whole:.2f}x faster"
+            f"{format_share(aside)} of your run is validation and the like, which stays as it is: the whole of it gets "
+            f"at least {format_factor_down(whole)} faster"
         )
     leader = _find_leader(findings, ranking)
     best = ranking.find(leader) if leader is not None else None
     if finals is None and best is not None and not findings.checks:
-        notes.append(f"unconfirmed: the search's best ran at {math.exp(best.score):.2f}x the baseline")
+        notes.append(f"unconfirmed: the search's best ran at {format_factor(math.exp(best.score))} the baseline")
     launches = [*(one.result for one in findings.judged), *_launches(finals)]
     used = findings.elapsed_seconds
     return Evidence(

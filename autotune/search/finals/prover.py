@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from autotune.format import count
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
-from autotune.search.answer.notes import describe_config
 from autotune.search.finals.candidates import Candidates
 from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.finals.reserve import Reserve
@@ -20,7 +20,7 @@ from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, plan_finals, recall
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
-from autotune.sentences import count
+from autotune.sentences.settings import describe_changes
 
 
 class LossCheck(Protocol):
@@ -125,7 +125,7 @@ class Prover:
         outcome = confirm(log, self.starter, plan)
         log.add_notes(
             *(
-                f"{describe_config(one.config, log.problem.baseline)} failed in the finals: {one.failure}"
+                f"{describe_changes(one.config, log.problem.baseline)} failed in the finals: {one.failure}"
                 for one in outcome.candidates
                 if one.failure and one.config not in log.settled
             )

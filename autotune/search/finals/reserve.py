@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import NothingFeasibleError, UsageError
+from autotune.format import format_bytes, format_duration
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
@@ -20,7 +21,6 @@ from autotune.search.launch.budget import CLOSING_SECONDS, Budget
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Limits
-from autotune.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True)

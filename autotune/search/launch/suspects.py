@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.sentences.trials import name_status
 from autotune.space import BATCH_KNOBS
 
 _FAILED = frozenset(
@@ -91,6 +92,6 @@ class Suspects:
 def describe_guilty(suspects: Suspects) -> Sequence[str]:
     """Return a sentence for each value that was given up after it made a launch fail."""
     return [
-        f"{value} was given up after one launch: {status.value.replace('_', ' ')}"
+        f"{value} was given up after one launch: {name_status(status)}"
         for value, status in sorted(suspects.guilty.items())
     ]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import AutotuneError
+from autotune.format import format_duration
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import read_record, write_record
 from autotune.records.layout import KEPT_PROBE_FILE
@@ -23,7 +24,6 @@ from autotune.records.trial import Target, TrialResult
 from autotune.search.store.folder import SearchFolder, prepare_state_folder
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.targets.source.fingerprint import fingerprint_target
-from autotune.units import format_duration
 
 MOST_SECONDS = 3600.0
 """A probe that is older is made again: machines change."""

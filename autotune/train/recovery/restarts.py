@@ -24,9 +24,10 @@ from autotune.records.layout import CHECKPOINTS_FOLDER, MANIFEST_FILE, METRICS_F
 from autotune.records.run import RunPlan, StepDown, StepDownAction
 from autotune.records.trial import Cause
 from autotune.scratch import scratch_folder
+from autotune.sentences.settings import describe_exchanges
 from autotune.train.folder import RunFolder, read_plan
 from autotune.train.recovery.child import AGAIN_STATUS, BEGAN_VARIABLE, NOTE_VARIABLE, read_run_note
-from autotune.train.recovery.steps_down import Choice, Fault, choose_step_down, describe_changes
+from autotune.train.recovery.steps_down import Choice, Fault, choose_step_down
 from autotune.train.recovery.supervisor import STOPPING, Ended, Start, supervise
 
 TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
@@ -190,7 +191,7 @@ def drop_settings(words: Sequence[str]) -> list[str]:
 
 
 def _describe(fault: Fault, choice: Choice, plan: RunPlan, kept: int) -> StepDown:
-    changes = describe_changes(plan.current_config, choice.config)
+    changes = describe_exchanges(plan.current_config, choice.config)
     how = f"with {changes}" if changes else "with the same settings"
     return StepDown(
         step=fault.step,

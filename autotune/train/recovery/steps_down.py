@@ -18,9 +18,10 @@ from typing import Any
 
 from autotune.errors import TargetError
 from autotune.knobs import KNOBS
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, StepDown, StepDownAction
 from autotune.records.trial import Cause
+from autotune.sentences.settings import describe_exchanges
 
 PATIENCE_STEPS = 1000
 """A fault that comes again after more optimizer steps than these counts as a new one."""
@@ -144,7 +145,7 @@ def make_step_down(fault: Fault, choice: Choice, before: TrainConfig, resumed_st
         before: the settings so far.
         resumed_step: of the checkpoint the training goes on from; None when it begins anew.
     """
-    changes = describe_changes(before, choice.config) or "the same settings once more"
+    changes = describe_exchanges(before, choice.config) or "the same settings once more"
     origin = "from its beginning" if resumed_step is None else f"from step {resumed_step:,}"
     return StepDown(
         step=fault.step,
@@ -155,12 +156,6 @@ def make_step_down(fault: Fault, choice: Choice, before: TrainConfig, resumed_st
         sentence=f"step {fault.step:,}: {fault.cause}: {fault.detail}; {changes}; the training goes on {origin}",
         config=choice.config,
     )
-
-
-def describe_changes(before: TrainConfig, after: TrainConfig) -> str:
-    """Return the settings that differ, as `micro_batch_size 64 -> 32, gradient_accumulation_steps 1 -> 2`."""
-    names = changed_fields(after, before)
-    return ", ".join(f"{name} {get_knob(before, name)} -> {get_knob(after, name)}" for name in names)
 
 
 def _use_less_memory(config: TrainConfig, *, can_recompute: bool) -> Choice | None:

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from autotune.format import count, format_duration, format_figure
 from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
 from autotune.records.trial import Cause
 from autotune.runs.run_script import run_script
-from autotune.sentences import count
+from autotune.sentences.training import list_speed
 from autotune.targets.launch.command import Launch
 from autotune.train.recovery.child import tie_to_parent
 from autotune.train.script.progress_files import Failure, ScriptProgress
-from autotune.units import format_duration, format_rate
 
 if TYPE_CHECKING:
     from autotune.engine.hooks.script import ScriptHooks
@@ -168,9 +168,9 @@ class ScriptTraining:
         self._line_due = between * (elapsed // between + 1)
         facts = [f"{count(progress.steps, 'step')} in {format_duration(elapsed)}"]
         if samples and seconds > 0:
-            facts.append(format_rate(samples / seconds) + describe_promise(self._plan["promised"]))
+            facts += list_speed(samples / seconds, self._plan["promised"])
         if progress.loss is not None:
-            facts.append(f"loss {progress.loss:.4g}")
+            facts.append(f"loss {format_figure(progress.loss)}")
         self._tell(", ".join(facts))
 
     def _tell(self, text: str) -> None:
@@ -181,11 +181,6 @@ class ScriptTraining:
             sys.stderr.flush()
         except (OSError, ValueError):  # the reader has gone, or the script has closed it
             return
-
-
-def describe_promise(promised: float | None) -> str:
-    """Return what a throughput is to be compared with, in brackets; empty when nothing was measured."""
-    return "" if promised is None else f" (the search measured {format_rate(promised)})"
 
 
 def main(plan: dict[str, Any], arguments: list[str]) -> int:

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.format import count
 from autotune.records.run import StepDown, TrainingSummary
 from autotune.records.secrets import hide_secrets, mask_words
-from autotune.sentences import count
+from autotune.sentences.settings import describe_exchanges
+from autotune.sentences.training import list_speed
 from autotune.targets.user_knob import write_knob
-from autotune.train.recovery.steps_down import Choice, Fault, describe_changes
+from autotune.train.recovery.steps_down import Choice, Fault
 from autotune.train.recovery.supervisor import Ended, Start, supervise
-from autotune.train.script.entry import describe_promise
 from autotune.train.script.folder import ScriptFolder, opened_folder
 from autotune.train.script.progress_files import ScriptProgress, clear_progress, find_failure, read_progress
 from autotune.train.script.run import ScriptRun
 from autotune.train.script.steps_down import choose_for_later, choose_script_step_down
 from autotune.train.script.summary import ScriptSummary
-from autotune.units import format_rate
 
 MOST_STARTS = 12
 """Attempts before the first step, of one training: halving a micro batch comes to an end, and so does this."""
@@ -119,8 +119,8 @@ class _ScriptParent:
         summary = self.tally.summarize(self.run, self.folder, ended, elapsed_seconds)
         self.folder.write_summary(summary)
         rate, promised = summary.samples_per_second, summary.promised_samples_per_second
-        measured = "" if rate is None else f", {format_rate(rate)}{describe_promise(promised)}"
-        self.say(f"{count(summary.steps, 'step')}{measured}")
+        measured = [] if rate is None else list_speed(rate, promised)
+        self.say(", ".join([count(summary.steps, "step"), *measured]))
         return summary
 
     def _collect(self, ended: Ended) -> list[ScriptProgress]:
@@ -137,7 +137,7 @@ class _ScriptParent:
         return notes
 
     def _step_down(self, fault: Fault, choice: Choice, what: str) -> None:
-        changes = describe_changes(self.folder.plan.current_config, choice.config)
+        changes = describe_exchanges(self.folder.plan.current_config, choice.config)
         self.say(self._record(fault, choice, f"{what} with {changes}" if changes else f"{what} as it was"))
 
     def _record(self, fault: Fault, choice: Choice, what: str) -> str:
@@ -160,7 +160,7 @@ class _ScriptParent:
         said = _describe_fault(fault)
         if fault.step:
             said += "; its checkpoints are its own, and it cannot be taken back to one from here"
-        changes = describe_changes(self.folder.plan.current_config, choice.config) if choice else ""
+        changes = describe_exchanges(self.folder.plan.current_config, choice.config) if choice else ""
         path = self.folder.write_next(self.run, choice.config, said) if choice and changes else None
         if path is None:
             self.say(f"{said}. No setting of autotune's is known to help.")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import ProfileError, UsageError
+from autotune.format import format_factor
 from autotune.records.profile import Profile
 from autotune.train.options import TrainingOptions
 from autotune.train.settings.differences import printable
@@ -54,7 +55,7 @@ def take_candidate(profile: Profile, name: str, note: Callable[[str], None]) -> 
             f"({printable(candidate.reason)})",
             hint="leave --use-candidate out, or go on with `autotune search --resume`",
         )
-    about = "" if candidate.speedup_estimate is None else f" (about {candidate.speedup_estimate:.2f}x)"
+    about = "" if candidate.speedup_estimate is None else f" (about {format_factor(candidate.speedup_estimate)})"
     note(f"the settings are the candidate's, not proven faster{about}: {printable(candidate.reason)}")
     # The arithmetic's rate is of the profile's own settings, which are the baseline's.
     evidence = profile.evidence.replace(peak_flops_per_second=None)

@@ -36,7 +36,7 @@ def find_differences(
             "to know that it is the same"
         )
     elif target_fingerprint not in (None, profile.target.fingerprint):
-        found.append(f"{label} has changed since the search: the speed-up and the drift check may no longer hold")
+        found.append(f"{label} has changed since the search: the speed-up and the loss check may no longer hold")
     before = profile.target.data_fingerprint
     if before is not None and data_fingerprint is not None and before != data_fingerprint:
         found.append(_compare_data(before, data_fingerprint, is_same_machine=is_same_machine))

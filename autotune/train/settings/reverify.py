@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
+from autotune.format import count, format_duration, format_factor, format_factor_down, format_rate
 from autotune.isolation.runner import KILL_SECONDS, TrialRunner
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
@@ -25,10 +26,8 @@ from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, 
 from autotune.scratch import scratch_folder
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import run_finals
-from autotune.sentences import count
 from autotune.train.settings.choice import Settings
 from autotune.train.settings.differences import printable
-from autotune.units import format_duration, format_rate
 
 PAIRS = 4
 LEAST_PAIRS = 3
@@ -227,7 +226,8 @@ def _judge(settings: Settings, outcome: FinalsOutcome, *, end: str) -> Reverific
         told = f"your own settings are used: {count(pairs, 'pair')} finished when {end}, too few to tell"
         return _refuse(settings, told, pairs=pairs)
     speedup = one.interval_at(_CONFIDENCE_LEVEL)
-    figures = f"{speedup.estimate:.2f}x your own here, at least {speedup.low:.2f}x (95 %, {pairs} pairs)"
+    least = format_factor_down(speedup.low)
+    figures = f"{format_factor(speedup.estimate)} your own here, at least {least} (95 %, {pairs} pairs)"
     if speedup.estimate > 1.0 and speedup.low >= 1.0 - LARGEST_LOSS:
         reason = f"the profile's settings are used: they run at {figures}"
         return Reverification(

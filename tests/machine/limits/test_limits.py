@@ -11,6 +11,7 @@ import torch
 from fake_time import FakeTime
 from probe_records import hardware, target
 
+from autotune.format import format_flops
 from autotune.knobs import Facts
 from autotune.machine.limits import copies
 from autotune.machine.limits import device as limits
@@ -18,7 +19,6 @@ from autotune.machine.limits.device import measure_ceilings, spot_check_ceilings
 from autotune.machine.limits.products import DTYPES, Burst
 from autotune.records import Ceilings, MatmulRate
 from autotune.space import build_space
-from autotune.units import format_flops
 
 CPU = torch.device("cpu")
 FULL = 12.0

@@ -45,9 +45,9 @@ def test_the_machine_alone(changes: dict[str, Any], found: list[str]) -> None:
 
 def test_sentences_of_the_machine() -> None:
     swapping = hardware(swap_used_bytes=GIB, swap_total_bytes=2 * GIB)
-    assert only(swapping).startswith("1.00 GiB of 2.00 GiB swap are in use")
+    assert only(swapping).startswith("1 GiB of 2 GiB swap are in use")
     full = hardware(memory_available_bytes=GIB)
-    assert only(full) == "memory is nearly full: 1.00 GiB of 16.00 GiB are available"
+    assert only(full) == "memory is nearly full: 1 GiB of 16 GiB are available"
     held = hardware(cpu_quota=2.5, affinity_cpu_count=64)
     assert only(held).startswith("the control group grants the time of 2.5 CPUs, 64 CPUs are visible")
 
@@ -77,8 +77,7 @@ def test_shared_memory_for_the_workers_a_search_will_try() -> None:
     machine = GPU_HOST.replace(shared_memory_free_bytes=64 * MIB)
     (trouble,) = find_issues(machine, facts=facts, measurement=timing(wait_ms=70.0))
     assert trouble.sentence == (
-        "3 loader workers would need 78.0 MiB of /dev/shm for their batches, 64.0 MiB are free: "
-        "they end with a bus error"
+        "3 loader workers would need 78 MiB of /dev/shm for their batches, 64 MiB are free: they end with a bus error"
     )
     assert "--shm-size" in trouble.remedy
     assert "emptyDir" in trouble.remedy
@@ -154,7 +153,7 @@ def test_gpus(changes: dict[str, Any], found: list[str]) -> None:
 
 def test_sentences_of_gpus() -> None:
     shared = hardware(gpus=(gpu(), gpu(other_processes=1, memory_free_bytes=60 * GIB)))
-    assert only(shared) == ("1 other process on GPU 1 (20.00 GiB of its memory in use): timings depend on what they do")
+    assert only(shared) == ("1 other process on GPU 1 (20 GiB of its memory in use): timings depend on what they do")
     unlike = hardware(gpus=(gpu(name="A"), gpu(name="B"), gpu(name="A")))
     assert only(unlike) == "the GPUs are unlike (A, B): ranks that work in step wait for the slowest"
 

@@ -91,7 +91,7 @@ def test_traffic_that_no_memory_explains_is_not_bandwidth(foreign: float | None)
     verdict, _ = judge(facts, beside(foreign), hardware())
     assert verdict.limit == "unknown"
     assert verdict.sentence.startswith(
-        "unknown: memory traffic takes 66 % of the computation at 0.0611 GB/s of 26.9 GB/s measured: "
+        "unknown: memory traffic takes 66 % of the computation at 61.1 MB/s of 26.9 GB/s measured: "
         "far less than the memory can, so something else holds it up"
     )
 
@@ -100,7 +100,7 @@ def test_beside_others_it_is_no_figure_at_all() -> None:
     facts = target(work=SLOW_TRAFFIC, ceilings=RATES, model={"flops_per_sample": 0.1e9})
     verdict, _ = judge(facts, beside(0.15), hardware())
     assert verdict.limit == "unreliable"
-    assert "0.0611 GB/s of 26.9 GB/s measured" in verdict.sentence
+    assert "61.1 MB/s of 26.9 GB/s measured" in verdict.sentence
     assert "other processes used up to 15 % of the CPU time in 2 of 2 timed blocks" in verdict.sentence
     assert verdict.speedup_ceiling is None
 

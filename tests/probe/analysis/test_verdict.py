@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, phases, target, timing, work
 
+from autotune.format import format_flops, format_share, format_time
 from autotune.probe.analysis.bounds import least_load_seconds
-from autotune.probe.analysis.figures import derive_figures, format_share, format_step
+from autotune.probe.analysis.figures import derive_figures
 from autotune.probe.analysis.verdict import judge
 from autotune.records import Ceilings, OptimizerFacts, StepWork
-from autotune.units import format_flops
 
 
 @pytest.mark.parametrize(
@@ -384,10 +384,10 @@ def test_no_ceiling_without_rates() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0209, "20.9 ms"), (0.0000123, "0.0123 ms"), (0.9996, "1s"), (0.123456, "123 ms"), (61.0, "1m01s")],
+    [(0.0209, "20.9 ms"), (0.0000123, "12.3 us"), (0.9996, "1s"), (0.123456, "123 ms"), (61.0, "1m01s")],
 )
 def test_step_times_for_people(seconds: float, text: str) -> None:
-    assert format_step(seconds) == text
+    assert format_time(seconds) == text
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.004, "<1 %"), (0.006, "1 %"), (1.234, "123 %")])

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autotune.cli.page import LinePage
-from autotune.cli.probe_words import format_age, format_bandwidth, format_of, format_share, format_size, format_time
+from autotune.cli.pages.layout import LinePage
+from autotune.format import (
+    count,
+    format_age,
+    format_bandwidth,
+    format_bytes,
+    format_of,
+    format_share,
+    format_time,
+)
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.hardware import GpuInfo, HardwareInfo, SoftwareInfo
-from autotune.sentences import count
-from autotune.units import format_flops, format_part
+from autotune.sentences.machine import describe_products, list_gpu
 
 # What makes arithmetic faster, the widest first; the others are on every machine of the kind or come with these.
 _TELLING_FEATURES = (
@@ -50,7 +57,7 @@ def show_limits(page: LinePage, ceilings: Ceilings, age_seconds: float) -> None:
     plain = ceilings.flops_per_second("fp32")
     for rate in ceilings.matmul:
         fraction = _kept_up(rate) / best if best > 0 else 0.0
-        page.scale(f"{rate.dtype} products", fraction, _describe_rate(rate, plain))
+        page.scale(f"{rate.dtype} products", fraction, describe_products(rate, plain))
     for label, facts in rows:
         page.facts(label, facts)
 
@@ -69,7 +76,7 @@ def _list_cpu(hardware: HardwareInfo) -> list[str]:
     if hardware.numa_node_count is not None and hardware.numa_node_count > 1:
         facts.append(f"{hardware.numa_node_count} NUMA nodes")
     if hardware.last_level_cache_bytes is not None:
-        facts.append(f"{format_size(hardware.last_level_cache_bytes)} of last-level cache")
+        facts.append(f"{format_bytes(hardware.last_level_cache_bytes)} of last-level cache")
     return facts
 
 
@@ -79,15 +86,15 @@ def _list_features(features: Sequence[str]) -> list[str]:
 
 
 def _list_memory(hardware: HardwareInfo) -> list[str]:
-    limit, total = format_size(hardware.memory_limit_bytes), format_size(hardware.memory_total_bytes)
+    limit, total = format_bytes(hardware.memory_limit_bytes), format_bytes(hardware.memory_total_bytes)
     facts = [
         f"{format_of(limit, total)} usable" if hardware.memory_limit_bytes < hardware.memory_total_bytes else total
     ]
-    facts.append(f"{format_size(hardware.memory_available_bytes)} free now")
+    facts.append(f"{format_bytes(hardware.memory_available_bytes)} free now")
     if hardware.swap_used_bytes > 0:
-        facts.append(f"swap {format_size(hardware.swap_used_bytes)} in use")
+        facts.append(f"swap {format_bytes(hardware.swap_used_bytes)} in use")
     if hardware.shared_memory_total_bytes is not None:
-        facts.append(f"/dev/shm {format_size(hardware.shared_memory_total_bytes)}")
+        facts.append(f"/dev/shm {format_bytes(hardware.shared_memory_total_bytes)}")
     return facts
 
 
@@ -96,7 +103,7 @@ def _list_gpus(gpus: Sequence[GpuInfo]) -> Iterator[tuple[str, list[str]]]:
     if not gpus:
         yield "GPU", ["none"]
         return
-    kinds = [_list_kind(gpu) for gpu in gpus]
+    kinds = [list_gpu(gpu) for gpu in gpus]
     alike = len(gpus) > 1 and all(kind == kinds[0] for kind in kinds)
     if alike:
         yield "GPUs", [f"{len(gpus)} x {kinds[0][0]}", *kinds[0][1:]]
@@ -104,22 +111,8 @@ def _list_gpus(gpus: Sequence[GpuInfo]) -> Iterator[tuple[str, list[str]]]:
         yield "GPU" if len(gpus) == 1 else f"GPU {number}", [*([] if alike else kind), *_list_state(gpu)]
 
 
-def _list_kind(gpu: GpuInfo) -> list[str]:
-    facts = [gpu.name, format_size(gpu.memory_total_bytes) if gpu.memory_total_bytes else "memory not known"]
-    if gpu.compute_capability is not None:
-        facts.append(f"compute capability {gpu.compute_capability}")
-    if gpu.power_limit_watts is not None:
-        facts.append(f"power cap {gpu.power_limit_watts:.0f} W")
-    if gpu.pcie_generation is not None:
-        facts.append(f"PCIe {gpu.pcie_generation}" + (f" x{gpu.pcie_width}" if gpu.pcie_width else ""))
-    if gpu.nvlinks:
-        facts.append(count(gpu.nvlinks, "NVLink"))
-    mig = {"on": "divided by MIG", "slice": "a MIG slice"}.get(gpu.mig or "")
-    return [*facts, mig] if mig else facts
-
-
 def _list_state(gpu: GpuInfo) -> list[str]:
-    facts = [f"{format_size(gpu.memory_free_bytes)} free"] if gpu.memory_total_bytes else []
+    facts = [f"{format_bytes(gpu.memory_free_bytes)} free"] if gpu.memory_total_bytes else []
     if gpu.sm_clock_mhz is not None:
         most = "" if gpu.sm_clock_max_mhz is None else f" of {gpu.sm_clock_max_mhz}"
         facts.append(f"{gpu.sm_clock_mhz}{most} MHz")
@@ -136,15 +129,6 @@ def _list_state(gpu: GpuInfo) -> list[str]:
 
 def _kept_up(rate: MatmulRate) -> float:
     return rate.sustained_flops_per_second or rate.flops_per_second
-
-
-def _describe_rate(rate: MatmulRate, plain: float | None) -> str:
-    if rate.emulated:
-        part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
-        return f"{format_flops(rate.flops_per_second)}: emulated{part}"
-    if rate.sustained_flops_per_second is None:
-        return format_flops(rate.flops_per_second)
-    return f"{format_flops(rate.sustained_flops_per_second)} sustained, burst {format_flops(rate.flops_per_second)}"
 
 
 def _list_limits(ceilings: Ceilings) -> Iterator[tuple[str, list[str]]]:

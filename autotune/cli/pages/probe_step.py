@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.cli.page import LinePage, Part
-from autotune.cli.probe_words import format_bandwidth, format_factor, format_of, format_share, format_size, format_time
+from autotune.cli.pages.layout import LinePage, Part
+from autotune.format import (
+    count,
+    format_bandwidth,
+    format_bytes,
+    format_factor,
+    format_flops,
+    format_of,
+    format_rate,
+    format_share,
+    format_time,
+)
 from autotune.probe.analysis.figures import StepFigures, derive_figures
 from autotune.records.facts import MemoryFacts, MemoryMode, StepWork, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.probe import ProbeReport
-from autotune.sentences import count, describe_interference
-from autotune.units import format_flops, format_rate
+from autotune.sentences.memory import describe_largest_batch, name_mode
+from autotune.sentences.noise import list_remarks
 
 _TELLING_RATIO = 1.5
 
@@ -39,9 +49,7 @@ def _list_speed(target: TargetFacts, measurement: Measurement, figures: StepFigu
         facts.append(f"{target.baseline.gradient_accumulation_steps} passes of {target.baseline.micro_batch_size}")
     if target.aside_fraction > 0:
         facts.append(f"{format_share(target.aside_fraction)} of the time aside, on validation and the like")
-    if not measurement.steady:
-        facts.append(f"not steady ({measurement.unsettled})" if measurement.unsettled else "not steady")
-    return facts + describe_interference([block.interference for block in measurement.blocks])
+    return facts + list_remarks(measurement)
 
 
 def _show_phases(page: LinePage, target: TargetFacts, step_seconds: float) -> None:
@@ -122,10 +130,10 @@ def show_memory(page: LinePage, report: ProbeReport) -> None:
     memory, target = report.target.memory, report.target
     measured = report.measurement.peak_memory
     on_device = measured.device_bytes is not None
-    peak = format_size(measured.device_bytes or measured.host_bytes)
+    peak = format_bytes(measured.device_bytes or measured.host_bytes)
     place = "of the device" if on_device else "of the host"
-    page.heading("memory", place if memory is None else f"{format_size(memory.limit_bytes)} {place} may be used")
-    host = format_size(measured.host_bytes)
+    page.heading("memory", place if memory is None else f"{format_bytes(memory.limit_bytes)} {place} may be used")
+    host = format_bytes(measured.host_bytes)
     page.facts("peak", [f"{peak} {place}", f"{host} of the host"] if on_device else [peak])
     if memory is None:
         return
@@ -154,7 +162,7 @@ def _show_contents(page: LinePage, memory: MemoryFacts, micro_batch_size: int) -
     sizes.append(("free", max(0.0, memory.limit_bytes - used), ""))
     total = max(used, memory.limit_bytes)
     if total > 0:
-        page.parts("made of", [Part(name, size / total, format_size(size), style) for name, size, style in sizes])
+        page.parts("made of", [Part(name, size / total, format_bytes(size), style) for name, size, style in sizes])
 
 
 def _show_modes(page: LinePage, modes: Sequence[MemoryMode], memory: MemoryFacts, target: TargetFacts) -> None:
@@ -162,20 +170,14 @@ def _show_modes(page: LinePage, modes: Sequence[MemoryMode], memory: MemoryFacts
     yours = memory.find_mode(target.baseline.precision, target.baseline.activation_checkpointing)
     rows = []
     for mode in modes:
-        name = f"{_name_mode(mode)} (yours)" if mode == yours else _name_mode(mode)
-        largest = {None: "not known", 0: "none fits"}.get(mode.largest_micro_batch_size)
+        name = f"{name_mode(mode)} (yours)" if mode == yours else name_mode(mode)
         rows.append([
             name,
-            format_size(mode.predict_bytes(size)),
-            format_size(mode.bytes_per_sample),
-            largest or f"{mode.largest_micro_batch_size:,}",
+            format_bytes(mode.predict_bytes(size)),
+            format_bytes(mode.bytes_per_sample),
+            describe_largest_batch(mode.largest_micro_batch_size),
         ])  # fmt: skip
     page.table(("settings", f"peak at {size}", "a sample", "largest batch"), rows)
-
-
-def _name_mode(mode: MemoryMode) -> str:
-    saving = mode.activation_checkpointing
-    return mode.precision if saving == "off" else f"{mode.precision}, {saving} checkpointing"
 
 
 def show_input(page: LinePage, report: ProbeReport) -> None:
@@ -187,13 +189,13 @@ def show_input(page: LinePage, report: ProbeReport) -> None:
     workers = "no workers: the training loads" if baseline.num_workers == 0 else count(baseline.num_workers, "worker")
     facts = [workers]
     if data.worker_bytes is not None and baseline.num_workers > 0:
-        facts[0] += f" of {format_size(data.worker_bytes)} each"
+        facts[0] += f" of {format_bytes(data.worker_bytes)} each"
     if data.batch_bytes is not None:
-        facts.append(f"{format_size(data.batch_bytes)} a batch")
+        facts.append(f"{format_bytes(data.batch_bytes)} a batch")
         if baseline.num_workers > 0:
             waiting = baseline.num_workers * baseline.prefetch_factor
-            free = format_size(report.hardware.shared_memory_free_bytes)
-            needed = format_size(waiting * data.batch_bytes)
+            free = format_bytes(report.hardware.shared_memory_free_bytes)
+            needed = format_bytes(waiting * data.batch_bytes)
             facts.append(f"{count(waiting, 'batch', 'batches')} in flight need {needed} and /dev/shm has {free} free")
     page.facts("loader", facts)
     first = data.epoch_start_seconds

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.terminal import StopFlag
-from autotune.cli.watchdog import ended_in_time
+from autotune.cli.stopping import StopFlag, ended_in_time
 
 _HANG = """
 import functools, os
 import autotune.search.run as run
-from autotune.cli import watchdog
+from autotune.cli import stopping
 from autotune.__main__ import main
 
 def hang(*_asked, **_named):
@@ -25,7 +24,7 @@ def hang(*_asked, **_named):
     open(os.environ["PIPE"])  # a pipe that nobody writes to: heeds no flag
 
 run.run_search = hang
-watchdog.ended_in_time = functools.partial(watchdog.ended_in_time, grace_seconds=0.5)
+stopping.ended_in_time = functools.partial(stopping.ended_in_time, grace_seconds=0.5)
 main()
 """
 

@@ -8,28 +8,19 @@ from typing import TextIO
 
 from rich.console import Console
 
-from autotune.cli.ticker import DRAWING
+from autotune.cli.view.refresh_thread import DRAWING
 
 
-class SteadfastConsole(Console):
-    """The console for talk beside a training; rich's own ends the process when nobody reads it any more."""
+class RaisingConsole(Console):
+    """A console that raises when nobody reads it any more; rich's own ends the process."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what happened, for `attempt` to deal with.
+        """Raise what happened, for `attempt`, or for a command that prints a result, to deal with.
 
         Raises:
             BrokenPipeError: always; it is called while one is handled.
         """
         raise
-
-
-class TalkConsole(SteadfastConsole):
-    """The console for talk elsewhere, which nobody has to deal with: it falls silent when nobody reads it any more."""
-
-    def on_broken_pipe(self) -> None:
-        """Forget what could not be written, and write nothing again."""
-        self.quiet = True
-        self.control()
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -40,9 +31,19 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def steadfast_console() -> SteadfastConsole:
-    """Return a console on stderr as it is now, otherwise like `terminal.talk_console`."""
-    return SteadfastConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
+def result_console() -> Console:
+    """Return the console for results; plain and unwrapped in a pipe, whose reader may go: a BrokenPipeError."""
+    return RaisingConsole(highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout))
+
+
+def talk_console() -> Console:
+    """Return the console for everything else, on stderr as it is when something is said."""
+    return RaisingConsole(stderr=True, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
+
+
+def view_console() -> RaisingConsole:
+    """Return the console for talk beside what runs, on stderr as it is now: it stays there when stderr is exchanged."""
+    return RaisingConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
 
 
 def attempt(console: Console, act: Callable[[], object]) -> None:

@@ -1,38 +1,22 @@
-"""What all commands share: the result on stdout, all talk on stderr, errors as one to three lines, signals."""
+"""What all commands share: the result on stdout, all talk on stderr, errors as one to three lines."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from autotune.cli.steadfast import SteadfastConsole, TalkConsole, attempt, is_terminal
+from autotune.cli.view.console import attempt, talk_console
 from autotune.errors import AutotuneError, MachineError, TargetError, UsageError
-from autotune.train.recovery.child import report_signal
 
 _LONGEST_MESSAGE = 2000
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def result_console() -> Console:
-    """Return the console for results; plain and unwrapped in a pipe, whose reader may go: a BrokenPipeError."""
-    return SteadfastConsole(highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout))
-
-
-def talk_console() -> Console:
-    """Return the console for everything else; it falls silent when nobody reads it any more."""
-    return TalkConsole(stderr=True, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
 
 
 def say(text: str, *, style: str = "") -> None:
@@ -52,6 +36,11 @@ def warn(text: str) -> None:
 def printable(text: str) -> str:
     """Return text without control characters other than line ends."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def one_line(text: str) -> str:
+    """Return text on one line, without control characters."""
+    return printable(text.replace("\n", " "))
 
 
 def shorten(text: str) -> str:
@@ -172,89 +161,3 @@ def _drop_stdout() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
-
-
-class StopFlag:
-    """Set by the first signal; a second Ctrl-C ends the process at once.
-
-    Other signals that come again do not: a job's scheduler announces the end of its time, and then asks for it, while
-    the first is still being heeded.
-
-    Attributes:
-        signal_number: the signal that came; None before one has.
-    """
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self._raised: type[BaseException] | None = None
-        self._numbers: tuple[int, ...] = ()
-        self._users: dict[int, Any] = {}
-
-    def hold(self, *numbers: int) -> None:
-        """Take signals, now and whenever the user's code is found to have taken them; its handlers are called too."""
-        self._numbers = numbers
-        self._take_back()
-        self._users.clear()
-
-    @contextmanager
-    def raising(self, kind: type[BaseException]) -> Iterator[None]:
-        """Have the first signal raise something inside, or on entry if it has come already."""
-        if self.signal_number is not None:
-            raise kind
-        self._raised = kind
-        try:
-            yield
-        finally:
-            self._raised = None
-
-    def __call__(self) -> bool:
-        """Return whether the user asked to stop."""
-        self._take_back()
-        return self.signal_number is not None
-
-    def exit_if_set(self) -> None:
-        """Exit with 128 + the signal's number if one came."""
-        if self.signal_number is not None:
-            raise typer.Exit(128 + self.signal_number)
-
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        report_signal(number)
-        if self.signal_number is not None:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.signal_number = number
-        user = self._users.get(number)
-        if callable(user) and user is not signal.default_int_handler:
-            with suppress(SystemExit, KeyboardInterrupt):  # it ends all the same, but not in the middle of a step
-                user(number, _frame)
-        if self._raised is not None:
-            raise self._raised
-
-    def _take_back(self) -> None:
-        for number in self._numbers:
-            found = signal.getsignal(number)
-            if found != self._receive:
-                self._users[number] = found
-                signal.signal(number, self._receive)
-
-
-@contextmanager
-def stop_on_signals(*more: int) -> Iterator[StopFlag]:
-    """Catch SIGINT, SIGTERM, SIGHUP and any further signals, and restore what was there.
-
-    A hang-up that is ignored already stays so: that is what `nohup` asks for.
-    """
-    flag = StopFlag()
-    numbers = [number for number in (*STOP_SIGNALS, *more) if not _is_ignored_hangup(number)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    flag.hold(*numbers)
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_ignored_hangup(number: int) -> bool:
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.cli.page import LinePage, open_page
-from autotune.cli.probe_machine import show_limits, show_machine
-from autotune.cli.probe_step import show_input, show_memory, show_roofline, show_step
-from autotune.cli.probe_words import format_factor, format_gain
+from autotune.cli.pages.layout import LinePage, open_page
+from autotune.cli.pages.probe_machine import show_limits, show_machine
+from autotune.cli.pages.probe_step import show_input, show_memory, show_roofline, show_step
+from autotune.format import format_factor, format_gain
 from autotune.records.probe import Advice, Caution, Issue, MachineReport, ProbeReport, RuledOut, Verdict
+from autotune.sentences.settings import name_setting
 
 
 def print_report(report: ProbeReport) -> None:
@@ -22,7 +23,7 @@ def print_report(report: ProbeReport) -> None:
     show_input(page, report)
     _show_ruled_out(page, report.ruled_out)
     _show_cautions(page, report.cautions)
-    _show_notes(page, (*report.target.warnings, *report.hardware.missing))
+    page.notes((*report.target.warnings, *report.hardware.missing))
     _show_verdict(page, report.verdict)
     _show_issues(page, report.troubles)
     _show_advice(page, report.advice)
@@ -33,7 +34,7 @@ def print_machine(report: MachineReport) -> None:
     page = open_page()
     show_machine(page, report.hardware, report.software)
     show_limits(page, report.ceilings, report.ceilings_age_seconds)
-    _show_notes(page, report.hardware.missing)
+    page.notes(report.hardware.missing)
     _show_issues(page, report.troubles)
     page.heading("next")
     page.entry("autotune probe -- python train.py", "where the time of your script goes, and what to try")
@@ -63,14 +64,15 @@ def _show_advice(page: LinePage, advice: Sequence[Advice]) -> None:
     if not advice:
         page.sentence("nothing that this evidence speaks for")
     for item in advice:
-        page.entry(_short(item.knob), item.reason, badge=format_gain(item.gain))
+        badge = "" if item.gain is None else format_gain(item.gain.low, item.gain.high)
+        page.entry(name_setting(item.knob), item.reason, badge=badge)
 
 
 def _show_ruled_out(page: LinePage, ruled_out: Sequence[RuledOut]) -> None:
     """Print a line a reason: knobs, each with its values."""
     reasons: dict[str, dict[str, list[str]]] = {}
     for item in ruled_out:
-        values = reasons.setdefault(item.reason, {}).setdefault(_short(item.knob), [])
+        values = reasons.setdefault(item.reason, {}).setdefault(name_setting(item.knob), [])
         values += [] if item.value is None else [str(item.value)]
     if reasons:
         page.heading("ruled out")
@@ -83,15 +85,4 @@ def _show_cautions(page: LinePage, cautions: Sequence[Caution]) -> None:
     if cautions:
         page.heading("not measured")
     for caution in cautions:
-        page.sentence(f"{_short(caution.knob)}={caution.value}: {caution.reason}", bullet=True)
-
-
-def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
-    if notes:
-        page.heading("notes")
-    for note in dict.fromkeys(notes):
-        page.sentence(note, style="yellow", bullet=True)
-
-
-def _short(knob: str) -> str:
-    return knob.removeprefix("user_knobs.")
+        page.sentence(f"{name_setting(caution.knob)}={caution.value}: {caution.reason}", bullet=True)

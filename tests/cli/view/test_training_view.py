@@ -12,61 +12,30 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from consoles import HOSTILE, Broken, make_console, read, strip
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from training_records import BEST, OUT_OF_MEMORY, make_live_report
 
-from autotune.cli import ticker, training_page
-from autotune.cli.above_block import LinesAbove
-from autotune.cli.steadfast import SteadfastConsole, attempt
-from autotune.cli.ticker import DRAWING, Ticker
-from autotune.cli.training_block import Figures, Trend, list_block_lines
-from autotune.cli.training_page import BlockView, LineView, training_view
-from autotune.cli.training_words import (
-    describe_line,
-    describe_position,
-    format_clock,
-    format_figure,
-    judge_throughput,
-    list_metrics,
-)
+from autotune.cli.view import refresh_thread, training
+from autotune.cli.view.console import RaisingConsole, attempt
+from autotune.cli.view.live import BlockView
+from autotune.cli.view.refresh_thread import DRAWING, RefreshThread
+from autotune.cli.view.stdout_proxy import StdoutProxy
+from autotune.cli.view.training import TrainingView, training_view
+from autotune.cli.view.training_block import Figures, Trend, list_block_lines
+from autotune.cli.view.training_words import describe_line, describe_position, list_metrics
+from autotune.sentences.training import judge_throughput
 from autotune.train.report import Report
 
 NOON = datetime(2026, 3, 1, 12, 0)
-HOSTILE = "[bold]name[/bold] [/x] :smile: \x1b[31mred\x07\r\nnext\tline \u202e\ud800 {x} %s \N{SNOWMAN}" + "x" * 200
-
-
-def make_console(width: int = 100, *, encoding: str = "utf-8", is_terminal: bool = True) -> Console:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="", errors="backslashreplace")
-    return SteadfastConsole(
-        file=stream,
-        width=width,
-        force_terminal=is_terminal,
-        color_system="standard" if is_terminal else None,
-        highlight=False,
-        emoji=False,
-        soft_wrap=not is_terminal,
-        legacy_windows=False,
-        _environ={"TERM": "xterm-256color"},
-    )
-
-
-def read(console: Console) -> str:
-    console.file.flush()
-    raw: bytes = console.file.buffer.getvalue()  # type: ignore[attr-defined]
-    return raw.decode(console.file.encoding or "utf-8")
-
-
-def strip(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def draw(report: Report, width: int = 100, *, promised: float | None = None, is_plain: bool = False) -> list[str]:
@@ -74,6 +43,11 @@ def draw(report: Report, width: int = 100, *, promised: float | None = None, is_
     for step in range(100):
         trend.add(10.0 - step / 20)
     return [line.plain for line in list_block_lines(Figures(report, promised, trend), width, is_plain=is_plain)]
+
+
+def draw_block(view: TrainingView) -> Group:
+    assert isinstance(view.view, BlockView)
+    return view.view.draw()
 
 
 # The block
@@ -178,15 +152,15 @@ def test_nothing_that_a_training_reports_breaks_the_page(
         phase=name,
     )
     console = make_console(width)
-    view = BlockView(console)
-    with view.opened():
+    view = TrainingView(console, is_live=True)
+    with view.view.opened():
         view.show(report)
         view.warn(name)
-        view.tick()
+        view.view.tick()
     pipe = make_console(is_terminal=False)
-    lines = LineView(pipe)
+    lines = TrainingView(pipe, is_live=False)
     lines.show(report)
-    lines.tick()
+    lines.view.tick()
     for shown in (read(console), read(pipe)):
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x7f\u202e]", shown)
     assert len(read(pipe).splitlines()) == 1
@@ -195,45 +169,23 @@ def test_nothing_that_a_training_reports_breaks_the_page(
 @pytest.mark.parametrize("width", [1, 5, 20, 60, 80, 100, 250])
 def test_no_line_of_the_block_is_wider_than_the_terminal(width: int) -> None:
     console = make_console(width)
-    view = BlockView(console)
+    view = TrainingView(console, is_live=True)
     view.show(make_live_report(metrics={HOSTILE: 1.0}, guard=HOSTILE, step_downs=(OUT_OF_MEMORY,)))
     with console.capture() as capture:
-        console.print(view.draw())
+        console.print(draw_block(view))
     assert max(cell_len(line) for line in strip(capture.get()).splitlines()) <= width
 
 
 def test_without_colours_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard", no_color=True)
-    view = BlockView(console)
+    view = TrainingView(console, is_live=True)
     view.show(make_live_report(step_downs=(OUT_OF_MEMORY,)))
-    console.print(view.draw())
+    console.print(draw_block(view))
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", console.file.getvalue())  # type: ignore[attr-defined]
 
 
 # Figures in words
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0.0, "0.0000"),
-        (1.5, "1.5000"),
-        (-0.25, "-0.2500"),
-        (1.2e-5, "1.200e-05"),
-        (3e7, "3.000e+07"),
-        (None, "not finite"),
-    ],
-)
-def test_losses_of_any_size_are_told_apart(value: float | None, words: str) -> None:
-    assert format_figure(value) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(60.0, "12:01"), (86400.0, "02 Mar 12:00"), (1e30, "never"), (float("inf"), "never")]
-)
-def test_the_time_of_its_end_has_a_date_where_it_needs_one(seconds: float, words: str) -> None:
-    assert format_clock(NOON, seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -278,14 +230,14 @@ class Pipe:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(training_page.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(training.time, "monotonic", lambda: self.now)
         self.console = make_console(is_terminal=False)
-        self.view = LineView(self.console)
+        self.view = TrainingView(self.console, is_live=False)
         self._seen = 0
 
     def said(self) -> list[str]:
         """Return what was said since the last call."""
-        self.view.tick()
+        self.view.view.tick()
         lines = read(self.console).splitlines()
         new, self._seen = lines[self._seen :], len(lines)
         return new
@@ -368,56 +320,41 @@ def test_warnings_and_steps_down_are_told_in_order_and_at_once(pipe: Pipe) -> No
 
 def test_what_lasts_stands_above_the_block() -> None:
     console = make_console()
-    view = BlockView(console)
-    with view.opened():
+    view = TrainingView(console, is_live=True)
+    with view.view.opened():
         view.plan("8 epochs")
         view.show(make_live_report())
         view.step_down(OUT_OF_MEMORY)
-        view.tick()
+        view.view.tick()
         shown = strip(read(console))
         assert shown.index("8 epochs") < shown.index("step down: the device") < shown.rindex("12,340 of 30,000")
     assert read(console).rstrip().endswith("\x1b[2K") or "\x1b[?25h" in read(console)
 
 
-class Broken(io.TextIOBase):
-    """A stream whose reader has gone."""
-
-    encoding = "utf-8"
-
-    def write(self, _text: str) -> int:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    def flush(self) -> None:
-        raise OSError(5, "Input/output error")
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("kind", [LineView, BlockView])
-def test_a_terminal_that_is_gone_ends_no_training(kind: Callable[[Console], LineView]) -> None:
-    console = SteadfastConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    view = kind(console)
-    if isinstance(view, BlockView):
-        with view.opened():
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_terminal_that_is_gone_ends_no_training(is_live: bool) -> None:
+    console = RaisingConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    view = TrainingView(console, is_live=is_live)
+    if is_live:
+        with view.view.opened():
             view.show(make_live_report())
             view.warn("something")
-            view.tick()
+            view.view.tick()
     view.show(make_live_report())
-    view.tick()
+    view.view.tick()
     assert not DRAWING._lock._is_owned()  # type: ignore[attr-defined]
 
 
 def test_what_nobody_reads_is_forgotten_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
     monkeypatch.setattr(Broken, "write", lambda _self, _text: tries.append(1) or Broken().flush())
-    console = SteadfastConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    view = BlockView(console)
+    console = RaisingConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    view = TrainingView(console, is_live=True)
     view.show(make_live_report())
-    with view.opened():
+    with view.view.opened():
         for _second in range(100):
             view.warn("something")
-            view.tick()
+            view.view.tick()
     assert len(tries) == 1
     assert console._buffer == []
 
@@ -433,10 +370,10 @@ def test_a_stderr_that_is_gone_ends_no_training(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "stderr", Broken())
     monkeypatch.setenv("TERM", "xterm")
     with training_view() as view:
-        assert isinstance(view, BlockView)
+        assert isinstance(view.view, BlockView)
         view.show(make_live_report())
         view.plan("8 epochs")
-        view.tick()
+        view.view.tick()
     assert isinstance(sys.stderr, Broken)
 
 
@@ -447,14 +384,14 @@ def test_a_pipe_and_a_dumb_terminal_get_lines(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", term)
     with training_view() as view:
-        assert not isinstance(view, BlockView)
+        assert not isinstance(view.view, BlockView)
         view.show(make_live_report())
     assert "12,340 of 30,000 steps, 41 %: epoch 3 of 8" in stream.getvalue()
 
 
-def test_a_ticker_that_is_woken_does_not_wait() -> None:
+def test_a_refresh_thread_that_is_woken_does_not_wait() -> None:
     calls = threading.Semaphore(0)
-    with Ticker(calls.release, seconds=3600.0) as one:
+    with RefreshThread(calls.release, seconds=3600.0) as one:
         one.wake()
         assert calls.acquire(timeout=30.0)
         one.wake()
@@ -474,7 +411,7 @@ def fork_and_try() -> bool:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_a_forked_worker_inherits_no_held_lock(monkeypatch: pytest.MonkeyPatch, is_stuck: bool) -> None:
-    monkeypatch.setattr(ticker, "_LONGEST_WAIT_SECONDS", 0.05 if is_stuck else 60.0)
+    monkeypatch.setattr(refresh_thread, "_LONGEST_WAIT_SECONDS", 0.05 if is_stuck else 60.0)
     is_held, release = threading.Event(), threading.Event()
     is_over: list[bool] = []
 
@@ -497,9 +434,9 @@ def test_a_forked_worker_inherits_no_held_lock(monkeypatch: pytest.MonkeyPatch, 
 # What the user's own code prints
 
 
-def make_lines_above() -> tuple[LinesAbove, Console]:
+def make_lines_above() -> tuple[StdoutProxy, Console]:
     console = make_console()
-    return LinesAbove(console, io.StringIO()), console
+    return StdoutProxy(console, io.StringIO()), console
 
 
 def test_whole_lines_of_the_users_go_above_as_they_are() -> None:
@@ -533,7 +470,7 @@ def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
 
 def test_a_forked_worker_writes_past_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     console, stream = make_console(), io.StringIO()
-    above = LinesAbove(console, stream)
+    above = StdoutProxy(console, stream)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     above.write("of a worker\n")
     assert (stream.getvalue(), read(console)) == ("of a worker\n", "")
@@ -552,13 +489,13 @@ PROGRAM = """
     import os, sys, time
     sys.path.insert(0, {tests!r})
     from training_records import OUT_OF_MEMORY, make_live_report
-    from autotune.cli.training_page import training_view
+    from autotune.cli.view.training import training_view
 
     def fork_worker(number):
         process = os.fork()
         if not process:
             try:
-                print("worker", number, flush=True)
+                print(f"worker {{number}}\\n", end="", flush=True)
             finally:
                 os._exit(0)
         assert os.waitpid(process, 0)[1] == 0
@@ -570,7 +507,7 @@ PROGRAM = """
         while time.monotonic() < deadline:
             step += 10
             view.show(make_live_report(step=step))
-            view.wake()
+            view.view.wake()
             if step == 50:
                 view.step_down(OUT_OF_MEMORY)
             if step % 50 == 0:
@@ -585,7 +522,7 @@ class OnTerminal:
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.done = folder / "done"
-        program = PROGRAM.format(tests=str(Path(__file__).parent), seconds=seconds, done=str(self.done))
+        program = PROGRAM.format(tests=str(Path(__file__).parents[1]), seconds=seconds, done=str(self.done))
         (folder / "program.py").write_text(textwrap.dedent(program))
         self.master, slave = pty.openpty()
         os.set_blocking(self.master, False)
@@ -647,7 +584,7 @@ def test_a_terminal_that_is_closed_ends_no_training(tmp_path: Path) -> None:
 @pytest.mark.fault("48", injected="a terminal stopped by Ctrl-S", outcome="the training goes on")
 def test_a_terminal_that_is_stopped_holds_up_no_training() -> None:
     console = make_console()
-    view = BlockView(console)
+    view = TrainingView(console, is_live=True)
     is_held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -665,20 +602,20 @@ def test_a_terminal_that_is_stopped_holds_up_no_training() -> None:
     finally:
         release.set()
         holder.join()
-    view.tick()
+    view.view.tick()
     assert read(console).count("warning: something") == 100
 
 
 def test_a_view_that_is_closed_has_said_everything_and_leaves_the_terminal_as_it_was() -> None:
     console = make_console()
-    view = BlockView(console)
-    with view.opened():
+    view = TrainingView(console, is_live=True)
+    with view.view.opened():
         view.show(make_live_report())
-        view.tick()
+        view.view.tick()
         view.warn("said last")
         view.close()
         shown = read(console)
         assert "said last" in shown
         assert shown.count("\x1b[?25h") == 1
-        view.tick()
+        view.view.tick()
     assert read(console) == shown

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.cli.words import describe_check, describe_speedup, list_evidence
+from autotune.format import count, format_budget
 from autotune.records import (
     DriftLimits,
     HardwareInfo,
@@ -19,20 +19,16 @@ from autotune.records import (
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.profile import Candidate, Confirmation, Evidence, MachineNoise, NotTested, OneOffCosts
 from autotune.records.quality import QualityVerdict
-from autotune.sentences import (
-    count,
+from autotune.sentences.answer import (
     describe_break_even,
     describe_candidate,
-    describe_interference,
-    describe_limits,
-    describe_noise,
     describe_power,
-    describe_refusal,
+    describe_speedup,
     describe_untested,
-    format_budget,
-    format_drift,
-    format_margin,
+    list_evidence,
 )
+from autotune.sentences.loss_check import describe_check, describe_limits, describe_refusal, format_drift, format_margin
+from autotune.sentences.noise import describe_interference, describe_noise
 
 QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
 
@@ -223,7 +219,7 @@ def test_a_check_is_shown_in_the_unit_of_its_margin(margin: Margin, shown: str) 
 def test_a_refusal_tells_what_was_shown_from_what_was_not() -> None:
     refused, begins = (
         ["precision=bf16"],
-        "precision=bf16 was refused by the drift check (a candidate with it ran at 1.50x)",
+        "precision=bf16 was refused by the loss check (a candidate with it ran at 1.50x)",
     )
     worse = describe_refusal(refused, [check_of(ABSOLUTE, "inferior")], math.log(1.5))
     assert worse == f"{begins}: accuracy worse by +0.0012, limit +0.0010"
@@ -278,8 +274,8 @@ def test_pairs_that_are_too_few_have_no_interval() -> None:
 
 
 def test_a_candidate_that_was_refused_is_not_praised() -> None:
-    refused = Candidate(config=TrainConfig(), speedup_estimate=1.5, reason="its drift check was not passed: x")
+    refused = Candidate(config=TrainConfig(), speedup_estimate=1.5, reason="its loss check was not passed: x")
     told = end("keep", Evidence(), refused)
     assert describe_speedup(told) == "keep your settings: nothing that was measured beat them and learned as well"
-    assert describe_candidate(told) == "about 1.50x, its drift check was not passed: x"
+    assert describe_candidate(told) == "about 1.50x, its loss check was not passed: x"
     assert describe_candidate(profile()) is None

@@ -1,4 +1,4 @@
-"""Something done every second beside a training, so that no process that is forked meanwhile inherits a held lock.
+"""Something done every second beside what runs, so that no process that is forked meanwhile inherits a held lock.
 
 Loader workers are forked from a process in which this thread may be writing. A worker that inherited a stream or a
 console in the middle of that would wait for ever at its first `print`: so a fork waits until the writing is over.
@@ -49,7 +49,7 @@ DRAWING = DrawingLock()
 """The one of this process."""
 
 
-class Ticker:
+class RefreshThread:
     """Calls something every few seconds, and when it is woken, on a thread of its own until the context ends."""
 
     def __init__(self, act: Callable[[], None], *, seconds: float) -> None:
@@ -57,7 +57,7 @@ class Ticker:
         self._seconds = seconds
         self._is_stopped = False
         self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="autotune-ticker", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="autotune-refresh", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.cli.page import LinePage, open_page
-from autotune.cli.probe_words import format_factor, format_share, format_size
-from autotune.cli.training_words import format_figure
+from autotune.cli.pages.layout import LinePage, open_page
+from autotune.format import (
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_figure,
+    format_percent,
+    format_rate,
+    format_share,
+)
 from autotune.records.comparison import RunComparison, RunSide
-from autotune.units import format_duration, format_percent, format_rate
+from autotune.sentences.settings import name_setting
+from autotune.sentences.training import describe_best
 
 Row = tuple[str, str, str, str]
 
@@ -40,7 +48,7 @@ def list_settings(comparison: RunComparison) -> list[Row]:
     else:
         rows.insert(0, ("target", a.target.label, "the same" if a.target == b.target else "changed", ""))
     for pair in comparison.settings:
-        rows.append((pair.name.removeprefix("user_knobs."), _show(pair.first), _show(pair.second), ""))
+        rows.append((name_setting(pair.name), _show(pair.first), _show(pair.second), ""))
     return rows if comparison.settings else [*rows, ("every setting", "the same", "the same", "")]
 
 
@@ -78,7 +86,7 @@ def list_speeds(comparison: RunComparison) -> list[Row]:
         _row(comparison, "checkpoints", _maybe(format_duration, "checkpoint_seconds")),
         _row(comparison, "data wait", _maybe(format_share, "data_wait_fraction")),
         _row(comparison, "MFU", _maybe(format_share, "mfu")),
-        _row(comparison, "peak memory", _maybe(format_size, "peak_memory_bytes")),
+        _row(comparison, "peak memory", _maybe(format_bytes, "peak_memory_bytes")),
     ]
     return [row for row in rows if row[1:3] != ("-", "-")]
 
@@ -87,7 +95,7 @@ def list_losses(comparison: RunComparison) -> list[Row]:
     """Return the losses after the same number of samples, and the metrics."""
 
     def best(side: RunSide) -> str:
-        return "-" if side.best is None else f"{format_figure(side.best.value)} at step {side.best.step:,}"
+        return "-" if side.best is None else describe_best(side.best)
 
     a, b, rows = comparison.first, comparison.second, []
     pair = comparison.loss

@@ -12,13 +12,13 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from autotune.cli.steadfast import attempt
+from autotune.cli.view.console import attempt, is_terminal
 
 _LONGEST_LINE = 16384
 _RETURN = "\r"
 
 
-class LinesAbove(io.TextIOBase):
+class StdoutProxy(io.TextIOBase):
     """A terminal stream whose whole lines are printed above a block; a line that is overwritten counts as it ends."""
 
     def __init__(self, console: Console, stream: TextIO) -> None:
@@ -79,13 +79,13 @@ def _as_it_ends(line: str) -> str:
 
 
 @contextmanager
-def lines_above(console: Console) -> Iterator[None]:
+def printed_above(console: Console) -> Iterator[None]:
     """Print what is written to those of stdout and stderr that are terminals above the console's block.
 
     The console must have been given the true stream: one that looks up `sys.stderr` would write into itself.
     """
     before = sys.stdout, sys.stderr
-    proxies = [LinesAbove(console, stream) if stream.isatty() else None for stream in before]
+    proxies = [StdoutProxy(console, stream) if is_terminal(stream) else None for stream in before]
     sys.stdout, sys.stderr = (
         cast(TextIO, proxy) if proxy is not None else stream for proxy, stream in zip(proxies, before, strict=True)
     )

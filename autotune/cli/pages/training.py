@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from autotune.cli.page import LinePage, Part, open_page
-from autotune.cli.probe_words import format_factor, format_share, format_size
-from autotune.cli.terminal import forgiven_output, printable
-from autotune.cli.training_words import format_figure, judge_throughput
-from autotune.cli.words import describe_changes
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.cli.pages.layout import LinePage, Part, open_page
+from autotune.cli.view.terminal import forgiven_output, one_line
+from autotune.format import (
+    count,
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_figure,
+    format_rate,
+)
+from autotune.records.config import TrainConfig
 from autotune.records.run import GuardSummary, RunPlan, TrainingSummary
-from autotune.sentences import count
-from autotune.units import format_duration, format_rate
+from autotune.sentences.settings import describe_changes, describe_exchanges
+from autotune.sentences.training import describe_best, judge_throughput, list_setbacks, list_use
 
 
 def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None:
@@ -29,7 +32,7 @@ def print_summary(summary: TrainingSummary, plan: RunPlan | None = None) -> None
 def _show_summary(summary: TrainingSummary, plan: RunPlan | None) -> None:
     page = open_page()
     target = summary.target.label if summary.target is not None else ""
-    page.heading("trained" if summary.finished else "stopped", _one_line(target))
+    page.heading("trained" if summary.finished else "stopped", one_line(target))
     loss = "-" if summary.loss is None else format_figure(summary.loss)
     page.sentence(
         f"trained {count(summary.steps, 'step')}, {count(summary.samples, 'sample')}: loss {loss}", style="bold"
@@ -38,7 +41,7 @@ def _show_summary(summary: TrainingSummary, plan: RunPlan | None) -> None:
     _show_step_downs(page, summary)
     _show_promises(page, summary, plan)
     _show_time(page, summary)
-    _show_notes(page, summary.warnings)
+    page.notes(summary.warnings)
     _show_places(page, summary)
 
 
@@ -47,7 +50,7 @@ def _show_metrics(page: LinePage, summary: TrainingSummary) -> None:
         page.facts(name, [format_figure(value)])
     best = summary.best
     if best is not None:
-        page.facts("best", [f"{best.metric} {format_figure(best.value)} at step {best.step:,}"])
+        page.facts("best", [f"{best.metric} {describe_best(best)}"])
 
 
 def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
@@ -59,7 +62,7 @@ def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
 
 
 def _show_promises(page: LinePage, summary: TrainingSummary, plan: RunPlan | None) -> None:
-    page.heading("promised and came", f"settings: {_one_line(summary.origin)}")
+    page.heading("promised and came", f"settings: {one_line(summary.origin)}")
     page.facts("throughput", [describe_throughput(summary)])
     page.facts("drift", [describe_guard(summary.guard)])
     if plan is not None and summary.config is not None:
@@ -77,7 +80,7 @@ def describe_throughput(summary: TrainingSummary) -> str:
     if not promised:
         return f"{format_rate(came)}; nothing was promised for these settings"
     verdict = f"{judge_throughput(came, promised)} ({format_factor(came / promised)})"
-    return f"{verdict}: {format_rate(came)} came, {format_rate(promised, unit='').strip()} were promised"
+    return f"{verdict}: {format_rate(came)} came, {format_rate(promised, unit='')} were promised"
 
 
 def describe_guard(guard: GuardSummary | None) -> str:
@@ -99,11 +102,10 @@ def describe_guard(guard: GuardSummary | None) -> str:
 
 def describe_settings(plan: RunPlan, config: TrainConfig) -> str:
     """Return the settings in force where they are not those that were asked for."""
-    names = changed_fields(config, plan.asked_config)
-    if not names:
+    changes = describe_exchanges(plan.asked_config, config)
+    if not changes:
         return f"as asked for: {describe_changes(config, plan.baseline_config)}"
-    changes = (f"{name} {get_knob(plan.asked_config, name)} -> {get_knob(config, name)}" for name in names)
-    return f"not as asked for: {', '.join(changes)}"
+    return f"not as asked for: {changes}"
 
 
 def _show_time(page: LinePage, summary: TrainingSummary) -> None:
@@ -128,25 +130,10 @@ def _show_time(page: LinePage, summary: TrainingSummary) -> None:
 
 
 def _list_machine(summary: TrainingSummary) -> list[str]:
-    facts = []
-    if summary.data_wait_fraction is not None:
-        facts.append(f"data wait {format_share(summary.data_wait_fraction)}")
-    if summary.mfu is not None:
-        facts.append(f"MFU {format_share(summary.mfu)}")
+    facts = list_use(summary.data_wait_fraction, summary.mfu)
     if summary.peak_memory_bytes is not None:
-        facts.append(f"peak memory {format_size(summary.peak_memory_bytes)}")
-    if summary.skipped_steps:
-        facts.append(count(summary.skipped_steps, "skipped step"))
-    if summary.allocator_retries:
-        facts.append(count(summary.allocator_retries, "allocator retry", "allocator retries"))
-    return facts
-
-
-def _show_notes(page: LinePage, notes: Sequence[str]) -> None:
-    if notes:
-        page.heading("notes")
-    for note in dict.fromkeys(notes):
-        page.sentence(note, style="yellow", bullet=True)
+        facts.append(f"peak memory {format_bytes(summary.peak_memory_bytes)}")
+    return facts + list_setbacks(summary.skipped_steps, summary.allocator_retries)
 
 
 def _show_places(page: LinePage, summary: TrainingSummary) -> None:
@@ -159,7 +146,3 @@ def _show_places(page: LinePage, summary: TrainingSummary) -> None:
         page.facts("best", [summary.best.checkpoint])
     if summary.finished:
         page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])
-
-
-def _one_line(text: str) -> str:
-    return printable(text).replace("\n", " ")

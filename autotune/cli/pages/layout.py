@@ -16,8 +16,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.probe_words import format_share
-from autotune.cli.terminal import printable, result_console
+from autotune.cli.view.console import result_console
+from autotune.cli.view.terminal import one_line
+from autotune.format import format_share
 
 _WIDEST = 120
 _INDENT = 2
@@ -104,6 +105,13 @@ class LinePage:
         """Print a sentence of its own."""
         self._line(f"  {text}")
 
+    def notes(self, notes: Sequence[str]) -> None:
+        """Print the section of what the user should know, each note once; nothing when there is none."""
+        if notes:
+            self.heading("notes")
+        for note in dict.fromkeys(notes):
+            self.sentence(note, style="yellow", bullet=True)
+
     def _separate(self) -> None:
         if self._begun:
             self._console.print()
@@ -115,7 +123,7 @@ class LinePage:
     def _clean(self, text: str) -> str:
         """Return text as one line of what this output can show."""
         encoding = self._console.encoding
-        return printable(text.replace("\n", " ")).encode(encoding, "replace").decode(encoding)
+        return one_line(text).encode(encoding, "replace").decode(encoding)
 
 
 class TerminalPage(LinePage):

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from training_records import BEST, OUT_OF_MEMORY, PLANNED, SAFER, make_summary
 
-from autotune.cli import page as pages
-from autotune.cli.training_summary import describe_guard, describe_throughput, print_summary
+from autotune.cli.pages import layout as pages
+from autotune.cli.pages.training import describe_guard, describe_throughput, print_summary
 from autotune.records import Interval, ProfileTarget, TrainConfig
 from autotune.records.run import GuardSummary, Reverification, RunPlan, TrainingSummary
 

@@ -10,18 +10,17 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from autotune.cli.terminal import printable
-from autotune.cli.training_words import (
+from autotune.cli.view.terminal import one_line
+from autotune.cli.view.training_words import (
     describe_epoch,
     describe_position,
-    format_done,
-    format_figure,
     list_issues,
     list_machine,
     list_metrics,
-    list_speed,
     list_time,
 )
+from autotune.format import format_figure, format_progress
+from autotune.sentences.training import list_speed
 from autotune.train.report import Report
 
 _LABEL_WIDTH = 12
@@ -102,7 +101,7 @@ def list_block_lines(figures: Figures, width: int, *, is_plain: bool = False) ->
     report, room = figures.report, max(1, width - _LABEL_WIDTH)
     rows = (
         ("epoch", [describe_epoch(report).removeprefix("epoch "), f"{report.samples:,} samples"]),
-        ("speed", list_speed(report, figures.promised)),
+        ("speed", list_speed(report.samples_per_second, figures.promised)),
         ("loss", [format_figure(report.loss), f"learning rate {report.learning_rate:.3g}"]),
         ("metrics", list_metrics(report.metrics, report.best)),
         ("machine", list_machine(report)),
@@ -123,7 +122,7 @@ def list_block_lines(figures: Figures, width: int, *, is_plain: bool = False) ->
 
 def label(name: str, *, style: str = "dim") -> Text:
     """Return the begin of a line."""
-    return Text.assemble((f"{_clean(name):<{_LABEL_WIDTH}}", style), no_wrap=True, overflow="ellipsis")
+    return Text.assemble((f"{one_line(name):<{_LABEL_WIDTH}}", style), no_wrap=True, overflow="ellipsis")
 
 
 def _bar_line(report: Report, room: int, signs: tuple[str, str]) -> Text:
@@ -132,7 +131,7 @@ def _bar_line(report: Report, room: int, signs: tuple[str, str]) -> Text:
         return line.append(position, "bold")
     width = min(_WIDEST_BAR, room - len(position) - len(_GAP))
     if width < _NARROWEST_BAR:
-        position = f"{report.step:,}/{report.total_steps:,} {format_done(report)}"
+        position = f"{report.step:,}/{report.total_steps:,} {format_progress(report.step, report.total_steps)}"
         width = min(_WIDEST_BAR, room - len(position) - len(_GAP))
     if width >= _NARROWEST_BAR:
         filled = min(width, int(width * report.step / report.total_steps))
@@ -152,11 +151,7 @@ def _line(name: str, facts: Sequence[str]) -> Text:
 def _fit(facts: Sequence[str], room: int) -> list[str]:
     """Return as many facts as there is room for, at least the first of them."""
     shown: list[str] = []
-    for fact in map(_clean, facts):
+    for fact in map(one_line, facts):
         if not shown or Text(_GAP.join((*shown, fact))).cell_len <= room:
             shown.append(fact)
     return shown
-
-
-def _clean(text: str) -> str:
-    return printable(text).replace("\n", " ")

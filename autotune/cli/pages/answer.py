@@ -1,0 +1,46 @@
+"""A search's answer on stdout: the verdict first, then the settings, what they rest on, and what to do next."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from autotune.cli.view.console import result_console
+from autotune.cli.view.terminal import printable_text, say
+from autotune.format import format_bytes, format_rate
+from autotune.records.config import changed_fields, get_knob
+from autotune.records.profile import Profile
+from autotune.sentences.answer import describe_candidate, describe_speedup, list_evidence
+from autotune.sentences.loss_check import describe_check
+from autotune.sentences.settings import describe_changes
+
+_STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
+
+
+def print_answer(profile: Profile, out: Path) -> None:
+    """Print a search's answer on stdout and the next command on stderr."""
+    console = result_console()
+    console.print(printable_text(describe_speedup(profile), style=_STYLES[profile.verdict]))
+    for name in changed_fields(profile.config, profile.baseline_config):
+        before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
+        console.print(printable_text(f"  {name:<30}{before} -> {after}"))
+    if profile.verdict != "improved" and profile.candidate_config is not None:
+        changes = describe_changes(profile.candidate_config, profile.baseline_config)
+        known = describe_candidate(profile)
+        console.print(printable_text(f"  candidate: {changes}{f' ({known})' if known else ''}"))
+    for check in profile.quality:
+        console.print(printable_text(f"  {describe_check(check)}"))
+    evidence = profile.evidence
+    if evidence.baseline_samples_per_second is not None:
+        now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
+        console.print(printable_text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
+    if profile.memory is not None:
+        console.print(
+            printable_text(f"  peak memory {format_bytes(profile.memory.device_bytes or profile.memory.host_bytes)}")
+        )
+    for line in list_evidence(profile):
+        console.print(printable_text(f"  {line}"))
+    sys.stdout.flush()
+    usable = profile.candidate is not None and profile.candidate.passed_checks
+    more = " (with --use-candidate for the candidate's settings)" if usable else ""
+    say(f"{out} written; next: autotune train --profile {out}{more}")

@@ -1,0 +1,116 @@
+"""A search as it runs: what is shown of its stages and trials, as a block or a line each."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from autotune.cli.view.console import view_console
+from autotune.cli.view.live import HEARTBEAT_SECONDS, BlockView, LineView, can_redraw, refreshed
+from autotune.cli.view.terminal import printable
+from autotune.format import format_duration, format_factor, format_rate
+from autotune.records.config import TrainConfig
+from autotune.records.probe import ProbeReport
+from autotune.records.trial import TrialResult
+from autotune.search.progress import SearchReporter, Standing
+from autotune.sentences.settings import describe_changes
+from autotune.sentences.trials import describe_result
+
+_LINES = 8
+
+
+class SearchView(SearchReporter):
+    """Where a search stands: time, best so far, the running trial, the last results.
+
+    Attributes:
+        view: that it is written to.
+
+    Args:
+        console: to write to.
+        budget_seconds: of the whole search.
+        is_live: it is a terminal on which a block can be drawn anew; else lines are written.
+    """
+
+    def __init__(self, console: Console, budget_seconds: float, *, is_live: bool) -> None:
+        self._is_live = is_live
+        self._budget_seconds = budget_seconds
+        self._began = self._spoke = time.monotonic()
+        self._report: ProbeReport | None = None
+        self._standing: Standing | None = None
+        self._running = "the probe"
+        self._recent: deque[str] = deque(maxlen=_LINES)
+        self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
+
+    def stage_started(self, standing: Standing, note: str) -> None:
+        """Name the stage; a line has the time left, which a block shows anyway."""
+        self._standing = standing
+        left = "" if self._is_live else f" ({format_duration(standing.seconds_left)} left)"
+        self._tell(f"{standing.stage}: {note}{left}")
+
+    def told(self, sentence: str) -> None:
+        """Pass it on."""
+        self._tell(sentence)
+
+    def probed(self, report: ProbeReport) -> None:
+        """Tell the baseline and the verdict."""
+        self._report = report
+        self._tell(f"your settings: {format_rate(report.measurement.samples_per_second)}; {report.verdict.sentence}")
+
+    def trial_started(self, standing: Standing, config: TrainConfig | None) -> None:
+        """Show the running trial."""
+        self._standing = standing
+        self._running = self._name(config) or "the probe"
+        self.view.wake()
+
+    def trial_finished(self, standing: Standing, result: TrialResult) -> None:
+        """Tell how a trial ended."""
+        self._standing = standing
+        outcome = describe_result(result, standing.baseline_samples_per_second)
+        self._tell(f"{result.spec.purpose} {result.spec.number}: {self._name(result.spec.config)}: {outcome}")
+
+    def _name(self, config: TrainConfig | None) -> str:
+        """Return what a config changes; empty for the probe, and before there is a baseline."""
+        return describe_changes(config, self._report.target.baseline) if config and self._report else ""
+
+    def _tell(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        if self._is_live:
+            self._recent.append(text)
+            self.view.wake()
+        else:
+            self.view.say(text)
+
+    def _pulse(self) -> None:
+        if time.monotonic() - self._spoke >= HEARTBEAT_SECONDS:
+            self._tell(f"... still at work, {format_duration(self._seconds_left())} left")
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._budget_seconds - (time.monotonic() - self._began))
+
+    def _draw(self, width: int) -> Sequence[RenderableType]:
+        standing, left = self._standing, self._seconds_left()
+        best = "-"
+        if standing is not None and standing.best_ratio is not None and standing.best is not None and self._report:
+            best = f"{format_factor(standing.best_ratio)} unconfirmed ({self._name(standing.best)})"
+        # A copy: results come from another thread than the one that draws.
+        lines = [*tuple(self._recent), f"now:  {self._running}", f"best: {best}"]
+        return [
+            *(Text(printable(line), no_wrap=True) for line in lines),
+            Text(f"{standing.stage if standing else 'start'}, {format_duration(left)} left", style="bold"),
+            ProgressBar(total=self._budget_seconds, completed=self._budget_seconds - left, width=width),
+        ]
+
+
+@contextmanager
+def search_view(budget_seconds: float) -> Iterator[SearchView]:
+    """Yield the reporter that fits stderr; a block is taken down at the end."""
+    console = view_console()
+    search = SearchView(console, budget_seconds, is_live=can_redraw(console))
+    with refreshed(search.view):
+        yield search

@@ -1,0 +1,28 @@
+"""Settings in words: what a config changes, and what is exchanged for what. Pure."""
+
+from __future__ import annotations
+
+from autotune.records.config import TrainConfig, changed_fields, get_knob
+
+_USER_KNOB = "user_knobs."
+
+
+def name_setting(field: str) -> str:
+    """Return a setting's name as its owner knows it: a user knob without the table that it is kept in."""
+    return field.removeprefix(_USER_KNOB)
+
+
+def list_changes(config: TrainConfig, baseline: TrainConfig) -> list[str]:
+    """Return what a config changes, each as `name=value`."""
+    return [f"{name_setting(name)}={get_knob(config, name)}" for name in changed_fields(config, baseline)]
+
+
+def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
+    """Return how a config differs from the baseline, e.g. `precision=bf16 num_workers=2`."""
+    return " ".join(list_changes(config, baseline)) or "your settings"
+
+
+def describe_exchanges(before: TrainConfig, after: TrainConfig) -> str:
+    """Return the settings that differ, e.g. `micro_batch_size 64 -> 32, gradient_accumulation_steps 1 -> 2`."""
+    names = changed_fields(after, before)
+    return ", ".join(f"{name_setting(name)} {get_knob(before, name)} -> {get_knob(after, name)}" for name in names)

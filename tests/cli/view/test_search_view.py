@@ -1,0 +1,129 @@
+"""What is seen of a running search: the same words in a pipe and on a terminal, and never at the search's cost."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from consoles import HOSTILE, Broken, make_console, read, strip
+from emit_records import BASELINE, make_facts, make_probe, make_trial
+from rich.cells import cell_len
+
+from autotune.cli.view import search
+from autotune.cli.view.console import RaisingConsole
+from autotune.cli.view.live import BlockView
+from autotune.cli.view.search import SearchView, search_view
+from autotune.search.progress import Standing
+
+PROBE = make_probe(target=make_facts(baseline=BASELINE))
+FASTER = BASELINE.replace(num_workers=4)
+STANDING = Standing("search", 1, 48.0, baseline_samples_per_second=1000.0, best_ratio=1.25, best=FASTER)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(search.time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def tell_all(view: SearchView) -> None:
+    view.stage_started(STANDING, "9 knobs, 0 trials known")
+    view.trial_started(STANDING, None)
+    view.probed(PROBE)
+    view.trial_started(STANDING, FASTER)
+    view.trial_finished(STANDING, make_trial(1, FASTER, rate=1250.0))
+    view.told("something to know at once")
+
+
+def test_a_pipe_gets_a_line_for_all_that_happens(clock: Clock) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 60.0, is_live=False)
+    tell_all(view)
+    view.view.tick()
+    stage, probed, trial, told = read(console).splitlines()
+    assert stage == "search: 9 knobs, 0 trials known (48s left)"
+    assert probed.startswith("your settings: ")
+    assert probed.endswith(PROBE.verdict.sentence)
+    assert trial == "measure 1: num_workers=4: 1,250 samples/s, 1.25x, 9 GiB"
+    assert told == "something to know at once"
+
+
+def test_a_pipe_gets_a_sign_of_life_each_minute_in_which_nothing_happens(clock: Clock) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 600.0, is_live=False)
+    for second in range(200):
+        clock.now = 1000.0 + second
+        if second == 30:
+            view.told("something")
+        view.view.tick()
+    assert read(console).splitlines() == [
+        "something",
+        "... still at work, 8m30s left",
+        "... still at work, 7m30s left",
+    ]
+
+
+def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
+    console = make_console(width=60)
+    view = SearchView(console, 60.0, is_live=True)
+    assert isinstance(view.view, BlockView)
+    with view.view.opened():
+        tell_all(view)
+        clock.now += 15.0
+        view.view.tick()
+        lines = strip(read(console)).split("\n")
+        assert "search: 9 knobs, 0 trials known" in "".join(lines)
+        assert [line.strip("\r") for line in lines[-5:-2]] == [
+            "something to know at once",
+            "now:  num_workers=4",
+            "best: 1.25x unconfirmed (num_workers=4)",
+        ]
+        assert lines[-2].strip("\r") == "search, 45s left"
+        assert max(map(cell_len, re.split(r"[\r\n]+", strip(read(console))))) <= 60
+    assert read(console).rstrip().endswith("\x1b[2K") or "\x1b[?25h" in read(console)
+
+
+def test_a_block_keeps_the_last_lines_and_none_is_wider_than_the_terminal(clock: Clock) -> None:
+    console = make_console(width=40)
+    view = SearchView(console, 60.0, is_live=True)
+    for number in range(30):
+        view.told(f"line {number} {HOSTILE}")
+    assert isinstance(view.view, BlockView)
+    with console.capture() as capture:
+        console.print(view.view.draw())
+    lines = strip(capture.get()).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("line ")] == [str(n) for n in range(22, 30)]
+    assert max(map(cell_len, lines)) <= 40
+    assert "\x07" not in capture.get()
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_terminal_that_is_gone_ends_no_search(is_live: bool) -> None:
+    console = RaisingConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    view = SearchView(console, 60.0, is_live=is_live)
+    with view.view.opened():
+        tell_all(view)
+        view.view.tick()
+
+
+@pytest.mark.parametrize(("term", "is_terminal", "is_live"), [("dumb", True, False), ("xterm", False, False),
+                                                              ("xterm", True, True)])  # fmt: skip
+def test_the_view_is_the_one_that_fits_stderr(
+    monkeypatch: pytest.MonkeyPatch, term: str, is_terminal: bool, is_live: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", term)
+    with search_view(60.0) as view:
+        assert isinstance(view.view, BlockView) is is_live
+        view.told("something")
+    assert sys.stderr is stream
+    assert "something" in stream.getvalue() or is_live
