@@ -11,7 +11,8 @@ from __future__ import annotations
 import gzip
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,9 @@ from autotune.records.measurement import Block, Measurement
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import Cause, LossCurve, TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import BaselineLevel
+from autotune.selftest.replay import Course, shift
+
+_NO_BLOCK = Block(optimizer_steps=1, samples=1, seconds=1.0)
 
 
 class TableHeader(Record):
@@ -112,11 +116,15 @@ class Table:
         return {config: 0.0 if config == self.baseline else truth for config, truth in found.items()}
 
     @cached_property
+    def usual_rate(self) -> float:
+        """Log samples per second of the baseline, mean over its launches."""
+        return statistics.fmean(self.level.values)
+
+    @cached_property
     def residuals(self) -> list[list[float]]:
         """Log pace of the blocks of each timed launch, in order, without what its config and its own level explain."""
-        middle = statistics.fmean(self.level.values)
         return [
-            [math.log(block.seconds / block.samples) + middle + self.truths[config] for block in blocks]
+            [math.log(block.seconds / block.samples) + self.usual_rate + self.truths[config] for block in blocks]
             for config, blocks in self._timed()
         ]
 
@@ -194,3 +202,43 @@ def read_table(path: Path) -> Table:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}", hint="give a .jsonl or .jsonl.gz written by record_table.py") from None
     return parse_table(text.splitlines(keepends=True), str(path))
+
+
+class TableWorld:
+    """A table to search: each config as it was recorded, with the noise of a machine.
+
+    Args:
+        table: what is searched.
+        noise: starts launches: log paces around the truth; the table's own in recorded order, or simulated ones.
+    """
+
+    def __init__(self, table: Table, noise: Callable[[], Iterator[float]]) -> None:
+        self._table, self._noise = table, noise
+        self._seen: Counter[TrainConfig] = Counter()
+        self.facts = table.header.report.target
+        self.knobs = tuple(table.header.choices)
+
+    def make_report(self, measurement: Measurement) -> ProbeReport:
+        """Return the report of the probe when it was recorded; the baseline's reading is this search's."""
+        return self._table.header.report.replace(measurement=measurement)
+
+    def launch(self, config: TrainConfig) -> Course:
+        """Return how the next launch of a config goes: the first as its first was, and so on, and around again."""
+        launches = [launch for _, launch in self._table.by_config[config]]
+        launch = launches[self._seen[config] % len(launches)]
+        self._seen[config] += 1
+        truth, measurement = self._table.truths.get(config), launch.measurement
+        if truth is None or measurement is None:
+            failed = next(one for one in launches if one.status is not TrialStatus.COMPLETED)
+            return Course(failed.status, iter(()), _NO_BLOCK, failed.elapsed_seconds, 0.0)
+        own = -(self._table.usual_rate + truth)
+        return Course(
+            status=TrialStatus.COMPLETED,
+            paces=shift(self._noise, own),
+            block=measurement.blocks[0].replace(recompiled=False),
+            startup_seconds=launch.startup_seconds,
+            warmup_seconds=max(0.0, launch.elapsed_seconds - launch.startup_seconds - measurement.seconds),
+            compile_seconds=measurement.compile_seconds,
+            peak_memory=measurement.peak_memory,
+            curve=launch.curve or LossCurve(seed=0, losses=(1.0,), samples=1),
+        )
