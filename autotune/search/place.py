@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
+from autotune.search.explore.additive import Prior
 from autotune.search.explore.stage import Proposals
 from autotune.search.finals.risk import KeepsFinals
 from autotune.search.scores.objective import Judged
@@ -40,7 +42,7 @@ class SearchStore(KeepsFinals, Protocol):
 
 
 class OpenStudy(Protocol):
-    """Makes what proposes configs, from the path of its copy, the space, what is known already and who is told."""
+    """Makes what proposes configs; arguments as of `Study`."""
 
     def __call__(
         self,
@@ -50,6 +52,8 @@ class OpenStudy(Protocol):
         seed: int,
         known: Sequence[tuple[Judged, float | None]],
         told: Callable[[str], None],
+        prior: Prior,
+        price: Callable[[TrainConfig], float],
     ) -> Proposals:
         """Return it."""
         ...

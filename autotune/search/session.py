@@ -27,6 +27,7 @@ from autotune.records.trial import TrialLimits, TrialResult, TrialStatus
 from autotune.search.answer.candidates import Candidates
 from autotune.search.answer.notes import describe_config, describe_ending
 from autotune.search.answer.profile import Findings, build_profile
+from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer
 from autotune.search.explore.strategy import Situation, Suggest, describe_left_out, suggest
 from autotune.search.explore.study import Study
@@ -191,7 +192,15 @@ class Session:
         launcher.enter("search", f"{len(self._space.choices)} knobs, {len(launcher.judged)} trials known")
         known = [(judged, launcher.ranking().score_of(judged)) for judged in launcher.judged]
         told, seed = launcher.reporter.told, launcher.state.seed
-        study = self._open_study(self._folder.database, self._space, seed=seed, known=known, told=told)
+        study = self._open_study(
+            self._folder.database,
+            self._space,
+            seed=seed,
+            known=known,
+            told=told,
+            prior=make_prior(launcher.known_report),
+            price=launcher.predict_seconds,
+        )
         presets = launcher.state.presets
         self._findings.notes += [note for preset in presets for note in describe_left_out(preset, self._space)]
         situation = Situation(

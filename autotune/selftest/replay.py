@@ -33,6 +33,7 @@ from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.launcher import Launcher
@@ -335,6 +336,8 @@ class Shuffled:
         seed: int,
         known: Sequence[tuple[Judged, float | None]],
         told: Callable[[str], None],
+        prior: Prior,
+        price: Callable[[TrainConfig], float],
     ) -> None:
         ((name, values),) = space.choices.items()
         self._fresh = [space.complete({name: value}) for value in values[1:]]

@@ -101,14 +101,21 @@ def test_where_the_model_does_not_fit_every_second_turn_is_tpes(monkeypatch):
 
     monkeypatch.setattr(optuna.samplers.TPESampler, "sample_relative", note)
     run(make_study(), 12)
-    assert asked == [1, 3, 5, 7, 9, 11]
+    assert asked == [2, 4, 6, 8, 10]
+
+
+def test_where_nothing_is_open_the_study_is_told():
+    study = make_study()
+    run(study, 33)
+    assert isinstance(study.sampler, LogAdditiveSampler)
+    assert study.sampler.exhausted
 
 
 def test_a_space_that_is_too_large_varies_the_least_promising_knobs_alone():
     values = {f"k{number}": tuple(range(8)) for number in range(8)}
     rows = enumerate_rows(values, dict.fromkeys(values, 0), {name: float(name[1:]) for name in values})
-    assert len(rows) == 8**5 + 3 * 7
-    assert {int((row[:3] != 0).sum()) for row in rows} == {0, 1}
+    assert len(rows) == 8**4 + 4 * 7
+    assert {int((row[:4] != 0).sum()) for row in rows} == {0, 1}
 
 
 def test_a_distribution_without_end_is_refused():

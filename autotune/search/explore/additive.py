@@ -63,6 +63,9 @@ class Prior:
         return self.effects.get((name, value)) or self.effects.get((name, None)) or Effect()
 
 
+NOTHING_KNOWN = Prior({}, {})
+
+
 class Features:
     """Columns of the model over a space: one per change, one per pair that is said to interact.
 
@@ -136,7 +139,7 @@ class Posterior:
 
     def sd(self, columns: Vector) -> Vector:
         """Return the standard deviation of the sums [rows] of some columns [rows, columns]."""
-        variances: Vector = np.einsum("ij,jk,ik->i", columns, self.covariance, columns)
+        variances: Vector = ((columns @ self.covariance) * columns).sum(axis=1)
         return np.sqrt(np.maximum(variances, 0.0))
 
 
