@@ -26,6 +26,7 @@ from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer.findings import collect_findings
 from autotune.search.answer.notes import describe_ending
 from autotune.search.answer.profile import build_profile
+from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer, OpenStudy, Proposals
 from autotune.search.explore.strategy import Suggest, describe_left_out, suggest
 from autotune.search.explore.study import Study
@@ -130,7 +131,15 @@ def run_session(
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
     known_scores = [(judged, log.ranking.score_of(judged)) for judged in log.judged]
-    study = open_study(folder.database, space, seed=state.seed, known=known_scores, told=context.reporter.told)
+    study = open_study(
+        folder.database,
+        space,
+        seed=state.seed,
+        known=known_scores,
+        told=context.reporter.told,
+        prior=make_prior(log.problem.report),
+        price=lambda config: log.prices.launch_seconds(config),
+    )
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
     stop_reason = _explore_and_prove(log, starter, study, suggest, prover, answer)
     study.save()

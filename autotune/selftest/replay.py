@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from autotune.errors import MachineError
 from autotune.isolation.causes import describe_hopeless
@@ -24,6 +25,7 @@ from autotune.lifeline import die_with_parent
 from autotune.measure.hopeless import EarlySteps
 from autotune.measure.throughput import Ending, TimedBlocks
 from autotune.records.config import KnobValue, TrainConfig
+from autotune.records.facts import TargetFacts
 from autotune.records.finals import FinalsRecord
 from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.probe import ProbeReport
@@ -31,12 +33,13 @@ from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext
 from autotune.search.progress import SearchReporter
 from autotune.search.scores.objective import Judged
-from autotune.search.session import run_session
+from autotune.search.session import SessionOutcome, run_session
 from autotune.selftest.machines import Machine
 from autotune.selftest.placebo import KNOB, PLACEBOS
 from autotune.selftest.simulated_target import BLOCK_SAMPLES, TARGET, make_facts, make_report
@@ -111,65 +114,207 @@ def _replay_some(case: Case, seeds: Sequence[int]) -> list[Outcome]:
 
 def replay_one(case: Case, seed: int) -> Outcome:
     """Return the outcome of one search."""
-    simulation = _Simulation(case, random.Random(seed))
+    simulation = Simulation(Placebo(case, random.Random(seed)))
+    outcome = search(simulation, seed, case.budget_seconds, open_study=Shuffled, suggest=_suggest_nothing)
+    return read_outcome(outcome.profile, truth=case.truth, noise=case.name)
+
+
+def search(simulation: Simulation, seed: int, budget_seconds: float, **stages: Any) -> SessionOutcome:
+    """Run a search on a simulation.
+
+    Args:
+        simulation: runs its trials, and is its clock.
+        seed: of its proposals.
+        budget_seconds: on that clock.
+        stages: of `run_session`, where they are not the real ones.
+    """
     state = SearchState(
         target=TARGET,
         seed=seed,
         max_drift=DriftLimits(),
         memory_limit_bytes=None,
-        only=(f"user_knobs.{KNOB}",),
+        only=simulation.world.knobs,
         measure_seconds=MEASURE_SECONDS,
     )
-    budget = Budget(case.budget_seconds, 0.0, simulation.clock)
-    outcome = run_session(
-        simulation,
-        state,
-        SearchContext(budget, simulation.run, SearchReporter(), lambda: False),
-        lambda _profile: None,
-        number=1,
-        open_study=simulation.open_study,
-        suggest=_suggest_nothing,
-    )
-    return read_outcome(outcome.profile, truth=case.truth, noise=case.name)
+    budget = Budget(budget_seconds, 0.0, simulation.clock)
+    context = SearchContext(budget, simulation.run, SearchReporter(), lambda: False)
+    return run_session(simulation, state, context, lambda _profile: None, number=1, **stages)
+
+
+class World(Protocol):
+    """A target on a machine, as its launches are stood in for."""
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """What a search varies."""
+        ...
+
+    @property
+    def facts(self) -> TargetFacts:
+        """Of the target."""
+        ...
+
+    def make_report(self, measurement: Measurement) -> ProbeReport:
+        """Return what a probe says of it, its baseline measured so."""
+        ...
+
+    def launch(self, config: TrainConfig) -> Course:
+        """Return how the next launch of a config goes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a launch goes.
+
+    Attributes:
+        status: completed, or how it fails.
+        paces: log seconds per sample of its blocks, without end; empty where it fails.
+        block: samples and optimizer steps of each.
+        startup_seconds: until its first step; all that it takes where it fails.
+        warmup_seconds: from there to its first block, compilation included.
+        compile_seconds: part of these.
+        peak_memory: over all of it.
+        curve: its losses.
+    """
+
+    status: TrialStatus
+    paces: Iterator[float]
+    block: Block
+    startup_seconds: float
+    warmup_seconds: float
+    compile_seconds: float = 0.0
+    peak_memory: PeakMemory = _PEAK
+    curve: LossCurve = _CURVE
+
+
+def shift(start: Callable[[], Iterator[float]], by: float) -> Iterator[float]:
+    """Yield the log paces of a launch that is started when the first is asked for, all of them shifted."""
+    for pace in start():
+        yield by + pace
+
+
+class Placebo:
+    """The world of a case: one knob that changes nothing but the pace, if that.
+
+    Args:
+        case: the machine, and how much slower the baseline is.
+        rng: random stream of the machine.
+    """
+
+    knobs = (f"user_knobs.{KNOB}",)
+
+    def __init__(self, case: Case, rng: random.Random) -> None:
+        self._case, self._start = case, case.machine(rng)
+        self.facts = make_facts(case.values)
+
+    def make_report(self, measurement: Measurement) -> ProbeReport:
+        """Return what a probe says of it."""
+        return make_report(self._case.values, measurement)
+
+    def launch(self, config: TrainConfig) -> Course:
+        """Return how a launch goes."""
+        percent = config.user_knobs.get(KNOB, 0) if self._case.percent else 0
+        own = math.log((1 + float(percent) / 100) / _RATE)
+        return Course(
+            status=TrialStatus.COMPLETED,
+            paces=shift(self._start, own),
+            block=Block(optimizer_steps=1, samples=BLOCK_SAMPLES, seconds=BLOCK_SAMPLES / _RATE),
+            startup_seconds=_STARTUP_SECONDS,
+            warmup_seconds=_WARMUP_SECONDS,
+        )
 
 
 @dataclass
-class _Simulation:
-    """A machine, its clock, a search folder that holds nothing but the probe, and the proposals: one search."""
+class Simulation:
+    """A search on a world: its clock, its trials, and a search folder that holds nothing but the probe.
 
-    case: Case
-    rng: random.Random
+    Attributes:
+        world: what is searched.
+        now: seconds on the clock.
+        database: of the study's copy; there is none.
+    """
+
+    world: World
     now: float = 0.0
     database: Path = field(default_factory=Path)
-    _fresh: list[TrainConfig] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._start = self.case.machine(self.rng)
         self._probe = self.run(_probe_spec())
 
     def clock(self) -> float:
+        """Return the time."""
         return self.now
 
     def read_probe(self) -> ProbeReport:
+        """Return what the probe said."""
         assert self._probe.measurement is not None
-        return make_report(self.case.values, self._probe.measurement)
+        return self.world.make_report(self._probe.measurement)
 
     def write_probe(self, report: ProbeReport) -> None:
-        pass
+        """Keep nothing."""
 
     def read_trials(self) -> list[TrialResult]:
-        return [self._probe.replace(facts=make_facts(self.case.values), curves=(_CURVE,))]
+        """Return the probe's trial."""
+        return [self._probe.replace(facts=self.world.facts, curves=(_CURVE,))]
 
     def read_finals(self) -> FinalsRecord | None:
+        """Return no finals."""
         return None
 
     def write_finals(self, record: FinalsRecord) -> None:
-        pass
+        """Keep nothing."""
 
     def count_interrupted(self) -> int:
+        """Return that no launch was cut."""
         return 0
 
-    def open_study(
+    def run(self, spec: TrialSpec) -> TrialResult:
+        """Run a trial: real stop rules over stood-in blocks."""
+        began = self.now
+        if spec.purpose in ("tape", "fidelity"):
+            # Its data are always the same, and its gradients are left to the trainings.
+            self.now += min(_LOOK_SECONDS, spec.limits.time_limit_seconds)
+            return _finish(spec, self.now - began, tape=DataTrace(batches=("",), shapes=("",)))
+        course = self.world.launch(spec.config or self.world.facts.baseline)
+        if course.status is not TrialStatus.COMPLETED:
+            self.now += min(course.startup_seconds, spec.limits.time_limit_seconds)
+            return TrialResult(spec=spec, status=course.status, elapsed_seconds=self.now - began)
+        if spec.purpose == "quality":
+            self.now += course.startup_seconds
+            return _finish(spec, self.now - began, curves=tuple(course.curve.replace(seed=one) for one in spec.seeds))
+        return self._time(spec, course)
+
+    def _time(self, spec: TrialSpec, course: Course) -> TrialResult:
+        began, samples = self.now, course.block.samples
+        timed = TimedBlocks(spec.limits, spec.limits.rival)
+        block_seconds = (samples * math.exp(pace) for pace in course.paces)
+        early = _take_early(block_seconds, course.block)
+        hopeless = early.find_hopeless(spec.limits.pace, spec.limits.rival)
+        if hopeless is not None:
+            self.now += course.startup_seconds + course.warmup_seconds
+            return describe_hopeless(spec, hopeless, elapsed_seconds=self.now - began)
+        elapsed = 0.0
+        while (ending := timed.find_ending(elapsed)) is None:
+            seconds = next(block_seconds)
+            timed.blocks.append(course.block.replace(seconds=seconds))
+            elapsed += seconds
+        took = course.startup_seconds + course.warmup_seconds + elapsed
+        self.now += min(took, spec.limits.time_limit_seconds)
+        if took > spec.limits.time_limit_seconds:
+            status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
+            return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
+        measurement = _make_measurement(timed.blocks, early, ending, course)
+        return _finish(spec, self.now - began, measurement=measurement, curves=(course.curve,))
+
+
+class Shuffled:
+    """Proposes the values of the only knob in random order: they are all alike, and Optuna has nothing to learn.
+
+    Arguments as of `Study`.
+    """
+
+    def __init__(
         self,
         path: Path,
         space: SearchSpace,
@@ -177,81 +322,52 @@ class _Simulation:
         seed: int,
         known: Sequence[tuple[Judged, float | None]],
         told: Callable[[str], None],
-    ) -> _Simulation:
-        name = f"user_knobs.{KNOB}"
-        self._fresh = [space.complete({name: value}) for value in space.choices[name][1:]]
+        prior: Prior,
+        price: Callable[[TrainConfig], float],
+    ) -> None:
+        ((name, values),) = space.choices.items()
+        self._fresh = [space.complete({name: value}) for value in values[1:]]
         random.Random(seed).shuffle(self._fresh)
-        return self
 
     def open(self, config: TrainConfig) -> Proposal:
+        """Return a proposal for a config."""
         return Proposal(config)
 
     def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+        """Return the next; None when none is left."""
         return Proposal(self._fresh.pop()) if self._fresh else None
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
-        pass
+        """Learn nothing."""
 
     def abandon(self, proposal: Proposal) -> None:
-        pass
+        """Learn nothing."""
 
     def save(self) -> None:
-        pass
-
-    def run(self, spec: TrialSpec) -> TrialResult:
-        """Run a trial: real stop rules over simulated blocks."""
-        began = self.now
-        if spec.purpose in ("tape", "fidelity"):
-            # Its data are always the same, and its gradients are left to the trainings.
-            self.now += min(_LOOK_SECONDS, spec.limits.time_limit_seconds)
-            return _finish(spec, self.now - began, tape=DataTrace(batches=("",), shapes=("",)))
-        if spec.purpose == "quality":
-            self.now += _STARTUP_SECONDS
-            curves = tuple(_CURVE.replace(seed=seed) for seed in spec.seeds)
-            return _finish(spec, self.now - began, curves=curves)
-        percent = spec.config.user_knobs.get(KNOB, 0) if spec.config and self.case.percent else 0
-        paces = self._start()
-        timed = TimedBlocks(spec.limits, spec.limits.rival)
-        step_seconds = (BLOCK_SAMPLES / _RATE * (1 + float(percent) / 100) * math.exp(pace) for pace in paces)
-        early = _take_early(step_seconds)
-        hopeless = early.find_hopeless(spec.limits.pace, spec.limits.rival)
-        if hopeless is not None:
-            self.now += _STARTUP_SECONDS + _WARMUP_SECONDS
-            return describe_hopeless(spec, hopeless, elapsed_seconds=self.now - began)
-        elapsed = 0.0
-        while (ending := timed.find_ending(elapsed)) is None:
-            seconds = next(step_seconds)
-            timed.blocks.append(Block(optimizer_steps=1, samples=BLOCK_SAMPLES, seconds=seconds))
-            elapsed += seconds
-        took = _STARTUP_SECONDS + _WARMUP_SECONDS + elapsed
-        self.now += min(took, spec.limits.time_limit_seconds)
-        if took > spec.limits.time_limit_seconds:
-            status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
-            return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
-        measurement = _make_measurement(timed.blocks, early, ending)
-        # Its only knob is exact: every launch has the same losses.
-        return _finish(spec, self.now - began, measurement=measurement, curves=(_CURVE,))
+        """Keep nothing."""
 
 
-def _take_early(step_seconds: Iterator[float]) -> EarlySteps:
+def _take_early(block_seconds: Iterator[float], block: Block) -> EarlySteps:
     early = EarlySteps()
-    while not early.take(next(step_seconds), BLOCK_SAMPLES, compiled=False):
+    while not early.take(
+        next(block_seconds) / block.optimizer_steps, block.samples // block.optimizer_steps, compiled=False
+    ):
         continue
     return early
 
 
-def _make_measurement(blocks: Sequence[Block], early: EarlySteps, ending: Ending) -> Measurement:
+def _make_measurement(blocks: Sequence[Block], early: EarlySteps, ending: Ending, course: Course) -> Measurement:
     return Measurement(
         blocks=tuple(blocks),
         step_seconds=(),
         data_wait_seconds=0.0,
         steady=True,
         warmup_steps=10,
-        warmup_seconds=_WARMUP_SECONDS,
+        warmup_seconds=course.warmup_seconds,
         first_step_seconds=early.first_seconds,
         warmup_step_seconds=early.pair,
-        compile_seconds=0.0,
-        peak_memory=_PEAK,
+        compile_seconds=course.compile_seconds,
+        peak_memory=course.peak_memory,
         ended_by=ending,
     )
 

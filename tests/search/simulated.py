@@ -386,9 +386,7 @@ class Placebos:
 class RandomStudy:
     """Proposes at random, without Optuna and its database: for whole searches that are not about these."""
 
-    def __init__(
-        self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Any], told: Callable[[str], None]
-    ) -> None:
+    def __init__(self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Any], **_others: Any) -> None:
         self._space, self._random = space, random.Random(f"{seed} {len(known)}")
 
     def open(self, config: TrainConfig) -> Proposal:

@@ -16,6 +16,7 @@ from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
 from autotune.records.profile import StopReason
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.explore.additive import Prior
 from autotune.search.explore.strategy import Situation, Suggest
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.forecast import Forecast
@@ -53,7 +54,7 @@ class Proposals(Protocol):
 
 
 class OpenStudy(Protocol):
-    """Makes what proposes configs, from the path of its copy, the space, what is known already and who is told."""
+    """Makes what proposes configs; arguments as of `Study`."""
 
     def __call__(
         self,
@@ -63,6 +64,8 @@ class OpenStudy(Protocol):
         seed: int,
         known: Sequence[tuple[Judged, float | None]],
         told: Callable[[str], None],
+        prior: Prior,
+        price: Callable[[TrainConfig], float],
     ) -> Proposals:
         """Return it."""
         ...

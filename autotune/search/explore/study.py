@@ -1,36 +1,35 @@
 """The Optuna study: proposes configs, and has a SQLite copy of what was found kept for stock Optuna tools.
 
+A trial has the knobs' own names and values: the copy is one to look at.
+
 It is in memory and made from the trials' own files, which are the truth; the copy is read by nobody here.
 """
 
 from __future__ import annotations
 
-import random
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import TPESampler
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.records.codec import write_bytes
-from autotune.records.config import KnobValue, TrainConfig, get_knob
+from autotune.records.config import TrainConfig, get_knob
+from autotune.search.explore.additive import NOTHING_KNOWN, Prior
+from autotune.search.explore.sampler import LogAdditiveSampler
 from autotune.search.scores.objective import KEYS, Judged
 from autotune.space import SearchSpace
 
 _MOST_BEHIND = 0.02
 """Of the trials: so many may be missing in the copy while the search runs; to write it for each costs the square."""
 
-_MOST_REPEATS = 12
-_RANDOM_DRAWS = 500
-_STARTUP_TRIALS = 8
 STUDY_NAME = "autotune"
 """Name of the study in the file."""
 
@@ -57,6 +56,8 @@ class Study:
         seed: of the sampler; each proposal draws from a stream of its own, so that a resumed search goes on alike.
         known: trials finished earlier, each with its log speed-up.
         told: hears, in one sentence, that the copy cannot be kept.
+        prior: what changes usually bring.
+        price: returns the seconds that a launch of a config will take.
     """
 
     def __init__(
@@ -67,12 +68,23 @@ class Study:
         seed: int,
         known: Sequence[tuple[Judged, float | None]] = (),
         told: Callable[[str], None] = lambda _sentence: None,
+        prior: Prior = NOTHING_KNOWN,
+        price: Callable[[TrainConfig], float] = lambda _config: 1.0,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
-        self._seed = seed
-        self._parameters = {name: _Parameter(name, values) for name, values in space.choices.items()}
-        self._study = optuna.create_study(study_name=STUDY_NAME, direction="maximize")
+        self._distributions: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(values) for name, values in space.choices.items()
+        }
+        self._sampler = LogAdditiveSampler(
+            self._distributions,
+            self._encode(space.baseline),
+            prior=prior,
+            price=lambda params: price(space.complete(params)),
+            is_valid=self._is_canonical,
+            seed=seed,
+        )
+        self._study = optuna.create_study(study_name=STUDY_NAME, direction="maximize", sampler=self._sampler)
         self._file = StudyFile(path, told)
         for judged, value in known:
             self._tell(self.open(judged.config), judged, value)
@@ -80,24 +92,19 @@ class Study:
 
     def open(self, config: TrainConfig) -> Proposal:
         """Enqueue a config of ours and return it as the next proposal."""
-        params = {p.key: p.encode(get_knob(config, name)) for name, p in self._parameters.items()}
-        self._study.enqueue_trial(params)
-        return Proposal(config, self._study.ask(self._distributions()))
+        self._study.enqueue_trial(self._encode(config))
+        return Proposal(config, self._study.ask(self._distributions))
 
     def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
-        """Return TPE's proposal, or a random one where TPE only repeats itself; None when nothing new is left."""
-        if not self._parameters:
+        """Return the sampler's proposal; None when nothing new is left."""
+        if not self._distributions:
             return None
-        for repeat in range(_MOST_REPEATS):
-            seed = (self._seed * 7919 + len(tried) * 31 + repeat) % 2**32
-            self._study.sampler = _StaticSpaceSampler(self._distributions(), seed)
-            trial = self._study.ask(self._distributions())
-            config = self._space.complete({name: p.decode(trial.params[p.key]) for name, p in self._parameters.items()})
-            if config not in tried:
-                return Proposal(config, trial)
-            self._study.tell(trial, state=TrialState.FAIL)
-        config_or_none = self._draw_untried(tried)
-        return None if config_or_none is None else self.open(config_or_none)
+        self._sampler.is_open = lambda params: self._space.complete(params) not in tried
+        trial = self._study.ask(self._distributions)
+        if not self._sampler.exhausted:
+            return Proposal(self._space.complete(trial.params), trial)
+        self._study.tell(trial, state=TrialState.FAIL)
+        return None
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended.
@@ -139,46 +146,12 @@ class Study:
     def _copy(self) -> None:
         self._file.update(self._study.get_trials(deepcopy=False), most_behind=_MOST_BEHIND)
 
-    def _draw_untried(self, tried: Sequence[TrainConfig]) -> TrainConfig | None:
-        rng = random.Random(self._seed * 7919 + len(tried))
-        for _ in range(_RANDOM_DRAWS):
-            config = self._space.complete({name: rng.choice(p.values) for name, p in self._parameters.items()})
-            if config not in tried:
-                return config
-        return None
+    def _encode(self, config: TrainConfig) -> dict[str, Any]:
+        return {name: get_knob(config, name) for name in self._space.choices}
 
-    def _distributions(self) -> dict[str, BaseDistribution]:
-        return {parameter.key: parameter.distribution for parameter in self._parameters.values()}
-
-
-class _StaticSpaceSampler(TPESampler):
-    """Multivariate TPE over a space that every trial has, and that need not be found in all of them each time."""
-
-    def __init__(self, space: Mapping[str, BaseDistribution], seed: int) -> None:
-        super().__init__(n_startup_trials=_STARTUP_TRIALS, multivariate=True, seed=seed)
-        self._space = {name: one for name, one in sorted(space.items()) if not one.single()}
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the space."""
-        return self._space
-
-
-class _Parameter:
-    """One knob as Optuna sees it: numbers by their rank, so that order is kept; the rest by value."""
-
-    def __init__(self, name: str, values: tuple[KnobValue, ...]) -> None:
-        self.ordered = len(values) > 2 and all(type(value) in (int, float) for value in values)
-        self.values: tuple[Any, ...] = tuple(sorted(values)) if self.ordered else values
-        self.key = f"{name}_rank" if self.ordered else name
-        self.distribution: BaseDistribution = (
-            IntDistribution(0, len(values) - 1) if self.ordered else CategoricalDistribution(self.values)
-        )
-
-    def encode(self, value: Any) -> Any:
-        return self.values.index(value) if self.ordered else value
-
-    def decode(self, value: Any) -> Any:
-        return self.values[value] if self.ordered else value
+    def _is_canonical(self, params: dict[str, Any]) -> bool:
+        """Return whether this is the one spelling of what a config does."""
+        return self._encode(self._space.complete(params)) == params
 
 
 class StudyFile:

@@ -1,0 +1,53 @@
+"""What changes usually bring, before anything was launched: from public training scripts, and from the probe. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.records.probe import ProbeReport
+from autotune.search.explore.additive import Change, Effect, Prior
+
+USUAL: dict[Change, Effect] = {
+    ("host_allocator", None): Effect(0.15, 0.18),
+    ("num_workers", None): Effect(-0.02, 0.10),
+    ("memory_format", None): Effect(0.10, 0.15),
+    ("optimizer_implementation", None): Effect(0.03, 0.05),
+    ("compile_mode", None): Effect(0.12, 0.18),
+    ("device_allocator", None): Effect(0.01, 0.03),
+    ("attention_backend", None): Effect(-0.03, 0.10),
+    ("cudnn_benchmark", None): Effect(0.03, 0.06),
+    ("allow_tf32", None): Effect(0.10, 0.15),
+    ("precision", None): Effect(-0.05, 0.20),
+    ("micro_batch_size", None): Effect(-0.10, 0.15),
+    ("num_threads", None): Effect(-0.20, 0.15),
+    ("activation_checkpointing", "selective"): Effect(-0.12, 0.05),
+    ("activation_checkpointing", "full"): Effect(-0.28, 0.06),
+    ("prefetch_factor", None): Effect(0.0, 0.01),
+    ("persistent_workers", None): Effect(0.0, 0.02),
+    ("pin_memory", None): Effect(0.01, 0.03),
+    ("non_blocking", None): Effect(0.01, 0.02),
+}
+"""Log speed-up, mean and standard deviation over public training scripts on two CPU cores; on GPUs a guess."""
+
+PAIRS: dict[tuple[Change, Change], Effect] = {
+    # bf16 makes matrix products faster and may make fused attention slower: together they can win where each loses.
+    (("precision", "bf16"), ("attention_backend", "math")): Effect(0.05, 0.10),
+    # What an allocator saves, another layout, a smaller batch or a compiled graph does not allocate any more.
+    (("host_allocator", None), ("memory_format", None)): Effect(0.0, 0.08),
+    (("host_allocator", None), ("micro_batch_size", None)): Effect(-0.03, 0.06),
+    (("host_allocator", None), ("compile_mode", None)): Effect(-0.06, 0.08),
+    # Workers and threads share the CPUs: each loses alone where both together may win.
+    (("num_workers", None), ("num_threads", None)): Effect(0.05, 0.10),
+}
+
+
+def make_prior(report: ProbeReport) -> Prior:
+    """Return what is usual, moved to what the probe expects of the knobs that it advises."""
+    effects = dict(USUAL)
+    for one in report.advice:
+        usual = USUAL.get((one.knob, None), Effect())
+        if one.gain is not None:
+            low, high = math.log(one.gain.low), math.log(one.gain.high)
+            # A probe sees no more of malloc than the traffic it leaves behind: what is usual counts too.
+            effects[one.knob, None] = Effect(max(usual.mean, (low + high) / 2), max(usual.sd, (high - low) / 2))
+    return Prior(effects, PAIRS)

@@ -1,0 +1,248 @@
+"""An Optuna sampler for spaces whose knobs multiply: it knows what each usually brings, and learns what it brings here.
+
+Any study can use it, if its objective is a log speed-up over a baseline that is maximised:
+
+    sampler = LogAdditiveSampler(distributions, baseline, prior=default_prior())
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.enqueue_trial(baseline)
+
+Every other turn takes the largest expected improvement, the turns between the best of a draw from the model (Thompson
+1933), each for its price. Where the model does not fit what it sees, TPE has the latter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.search.explore.additive import Features, Prior, Rows, Vector, fit, misfit
+
+Params = dict[str, Any]
+
+_MOST_ROWS = 2**14
+"""Configs that are enumerated; of a larger space, the knobs of least promise are varied one at a time."""
+
+_LOOKED_AT = 100
+"""Rows that are priced at once, the best first."""
+
+_RECENT = 5
+_MISFIT = 2.0
+"""Root mean square of standard scores of the last five readings: more has a chance of about 1 in 1,000."""
+
+
+class LogAdditiveSampler(BaseSampler):
+    """Proposes the config that the model takes for the largest gain for its price.
+
+    Args:
+        space: distribution by name, categorical or of integers; the same for every trial of the study.
+        baseline: value by name.
+        prior: what is known of changes beforehand.
+        price: returns what a trial of some params costs, in any unit.
+        is_valid: returns whether some params are a config at all, spelled in its one way; asked once for each.
+        is_open: returns whether some params may be proposed now; those of trials that ended or run never are.
+        noise_sd: of the log throughput of one launch.
+        seed: of the draws; each proposal draws from a stream of its own, by the number of trials before it.
+
+    Attributes:
+        price, is_open, noise_sd: as given; they may be set anew between proposals.
+        exhausted: the last proposal was random, for nothing was open.
+    """
+
+    exhausted = False
+
+    def __init__(
+        self,
+        space: Mapping[str, BaseDistribution],
+        baseline: Mapping[str, Any],
+        *,
+        prior: Prior,
+        price: Callable[[Params], float] = lambda _params: 1.0,
+        is_valid: Callable[[Params], bool] = lambda _params: True,
+        is_open: Callable[[Params], bool] = lambda _params: True,
+        noise_sd: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        self._space = {name: one for name, one in sorted(space.items()) if not one.single()}
+        self._values = {name: list_values(one) for name, one in self._space.items()}
+        self._baseline = {name: baseline[name] for name in self._space}
+        self._features = Features(self._values, self._baseline, prior)
+        self._rows = enumerate_rows(self._values, self._baseline, self._promise())
+        self._columns = self._features.encode(self._rows)
+        self._places = {tuple(row): place for place, row in enumerate(self._rows.tolist())}
+        self._closed = np.zeros(len(self._rows), dtype=bool)
+        self._keys: dict[int, tuple[int, ...]] = {}
+        self._is_valid, self._seed = is_valid, seed
+        self._independent = RandomSampler(seed)
+        self.price, self.is_open, self.noise_sd = price, is_open, noise_sd
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the space: every trial has the same."""
+        return self._space
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the params to try next; none where all of the space was tried."""
+        trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+        for one in trials:
+            if one.state is not TrialState.WAITING:
+                self._close(self._key(one))
+        rows, means, launches = self._gather(trials)
+        turn = len(trials)
+        misfits = misfit(self._features, rows, means, launches, self.noise_sd, _RECENT) > _MISFIT
+        params = self._ask_tpe(study, trial) if not turn % 2 and misfits else None
+        if params is None:
+            posterior = fit(self._features, rows, means, launches, self.noise_sd)
+            best = float((self._features.encode(rows) @ posterior.mean).max(initial=0.0))
+            if turn % 2:
+                promise = expected_gain(self._columns @ posterior.mean - best, posterior.sd(self._columns))
+            else:
+                drawn = posterior.draw(np.random.default_rng((self._seed, turn)))
+                promise = self._columns @ drawn - best
+            params = self._choose(promise)
+        self.exhausted = params is None
+        return params or {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return a random value: of params outside of the space, or where nothing is left to propose."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def _choose(self, promise: Vector) -> Params | None:
+        """Return the open params of most promise [rows] for their price."""
+        sums = np.where(self._closed, -np.inf, promise)
+
+        def worth(row: int) -> float:
+            gain, price = float(sums[row]), self.price(self._decode(row))
+            return gain / price if gain > 0 else gain * price
+
+        order = np.argsort(-sums, kind="stable")[: int((~self._closed).sum())].tolist()
+        for first in range(0, len(order), _LOOKED_AT):
+            group = [row for row in order[first : first + _LOOKED_AT] if self._check(row)]
+            chosen = max(group, key=worth, default=None)
+            if chosen is not None:
+                return self._decode(chosen)
+        return None
+
+    def _check(self, row: int) -> bool:
+        """Return whether a row may be proposed; one that is no config is closed for good."""
+        params = self._decode(row)
+        if not self._is_valid(params):
+            self._closed[row] = True
+            return False
+        return self.is_open(params)
+
+    def _close(self, key: tuple[int, ...]) -> None:
+        place = self._places.get(key)
+        if place is not None:
+            self._closed[place] = True
+
+    def _ask_tpe(self, study: Study, trial: FrozenTrial) -> Params | None:
+        """Return what TPE proposes; None where that is not open."""
+        tpe = TPESampler(n_startup_trials=1, multivariate=True, seed=(self._seed * 7919 + trial.number) % 2**32)
+        params = tpe.sample_relative(study, trial, self._space)
+        if params.keys() != self._space.keys():
+            return None
+        place = self._places.get(tuple(values.index(params[name]) for name, values in self._values.items()))
+        is_open = place is not None and not self._closed[place] and self._check(place)
+        return params if is_open else None
+
+    def _gather(self, trials: Sequence[FrozenTrial]) -> tuple[Rows, Vector, Vector]:
+        """Return the configs that were timed [configs, knobs], their mean values and how often, in order of time."""
+        found: dict[tuple[int, ...], list[float]] = {}
+        for one in trials:
+            if one.state is TrialState.COMPLETE and one.value is not None and math.isfinite(one.value):
+                key = self._key(one)
+                if -1 not in key:
+                    found.setdefault(key, []).append(one.value)
+        rows = np.array([*found], dtype=np.int64).reshape(len(found), len(self._space))
+        means = np.array([math.fsum(values) / len(values) for values in found.values()])
+        return rows, means, np.array([float(len(values)) for values in found.values()])
+
+    def _key(self, trial: FrozenTrial) -> tuple[int, ...]:
+        """Return the indices of a trial's values, -1 for one that is not in the space."""
+        key = self._keys.get(trial.number)
+        if key is None:
+            values, params = self._values.items(), trial.params
+            key = tuple(own.index(params[name]) if params.get(name) in own else -1 for name, own in values)
+            if trial.state is not TrialState.WAITING:
+                self._keys[trial.number] = key
+        return key
+
+    def _decode(self, row: int) -> Params:
+        return {name: values[self._rows[row, axis]] for axis, (name, values) in enumerate(self._values.items())}
+
+    def _promise(self) -> dict[str, float]:
+        """Return for each knob the most that one of its values may bring: prior mean and standard deviation."""
+        names = [name for name, values in self._values.items() for value in values if value != self._baseline[name]]
+        means, sds = self._features.prior_mean, np.sqrt(np.diag(self._features.prior_covariance))
+        promise: dict[str, float] = {}
+        for name, mean, sd in zip(names, means, sds, strict=False):
+            promise[name] = max(promise.get(name, -math.inf), float(mean + sd))
+        return promise
+
+
+def expected_gain(means: Vector, sds: Vector) -> Vector:
+    """Return E[max(0, x)] of normal variables: expected improvement (Jones, Schonlau & Welch 1998, eq. 15).
+
+    Args:
+        means: over the best so far [rows].
+        sds: of each [rows].
+    """
+    scores = means / np.maximum(sds, 1e-12)
+    density = np.exp(-(scores**2) / 2) / math.sqrt(2 * math.pi)
+    below = np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores])
+    gain: Vector = means * below + sds * density
+    return gain
+
+
+def list_values(distribution: BaseDistribution) -> list[Any]:
+    """Return the values of a distribution, in order.
+
+    Raises:
+        ValueError: it is neither categorical nor of integers.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    if isinstance(distribution, IntDistribution):
+        return list(range(distribution.low, distribution.high + 1, distribution.step))
+    raise ValueError(f"{distribution} cannot be enumerated: give categorical or integer distributions")
+
+
+def enumerate_rows(
+    values: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any], promise: Mapping[str, float]
+) -> Rows:
+    """Return configs [rows, knobs] as indices of their values: all, or all of the most promising knobs' and singles.
+
+    Args:
+        values: by knob, in order.
+        baseline: value by knob.
+        promise: by knob.
+    """
+    own = [list(values[name]).index(baseline[name]) for name in values]
+    full: list[str] = []
+    size = 1
+    for name in sorted(values, key=lambda name: -promise.get(name, 0.0)):
+        if size * len(values[name]) > _MOST_ROWS:
+            break
+        full.append(name)
+        size *= len(values[name])
+    axes = [range(len(values[name])) if name in full else [own[axis]] for axis, name in enumerate(values)]
+    grid = np.array(list(itertools.product(*axes)), dtype=np.int64).reshape(-1, len(values))
+    others = [
+        [index if place == axis else own[place] for place in range(len(values))]
+        for axis, name in enumerate(values)
+        if name not in full
+        for index in range(len(values[name]))
+        if index != own[axis]
+    ]
+    return np.concatenate([grid, np.array(others, dtype=np.int64).reshape(-1, len(values))])

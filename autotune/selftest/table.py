@@ -1,0 +1,244 @@
+"""A recorded table: every config of a small space, launched several times on a real machine, to replay searches over.
+
+    line 1      the header: what the probe said, the space, the machine
+    line n      one launch, in the order in which they ran; every eighth is the baseline's
+
+Kept gzipped, as JSON lines: half a recording is a table of what was recorded so far.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from autotune.errors import UsageError
+from autotune.records.codec import SCHEMA_VERSION, Record, parse_record
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knobs
+from autotune.records.measurement import Block, Measurement
+from autotune.records.probe import ProbeReport
+from autotune.records.trial import Cause, LossCurve, TrialResult, TrialStatus
+from autotune.search.scores.baseline_level import BaselineLevel
+from autotune.selftest.replay import Course, shift
+
+_NO_BLOCK = Block(optimizer_steps=1, samples=1, seconds=1.0)
+
+
+class TableHeader(Record):
+    """What was recorded, and where."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    name: str
+    """Of the table."""
+    imitates: str = ""
+    """The machine that was imitated by environment or affinity; empty for the machine itself."""
+    recorded_on: str
+    """Date of the first launch, ISO 8601."""
+    report: ProbeReport
+    """Of the target, on this machine."""
+    choices: dict[str, tuple[KnobValue, ...]]
+    """The space: values by knob, in order; the baseline's among them."""
+    space_size: int
+    """Configs of the space."""
+    recorded_size: int
+    """Configs that were to be recorded: fewer where the space was subsampled."""
+    measure_seconds: float
+    """Longest measurement of a launch."""
+
+
+class RecordedLaunch(Record):
+    """One launch of one config."""
+
+    changes: dict[str, KnobValue | None]
+    """What differs from the baseline, by knob; empty for the baseline itself."""
+    status: TrialStatus
+    """How it ended."""
+    cause: Cause = ""
+    """What went wrong; empty when completed."""
+    elapsed_seconds: float
+    """From the start of the process to its end."""
+    startup_seconds: float = 0.0
+    """From the start of the process to the first training step."""
+    measurement: Measurement | None = None
+    """Its blocks, without the single steps."""
+    curve: LossCurve | None = None
+    """Losses of the timed steps."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A recorded table.
+
+    Attributes:
+        header: what was recorded, and where.
+        launches: in the order in which they ran.
+    """
+
+    header: TableHeader
+    launches: tuple[RecordedLaunch, ...]
+
+    @property
+    def baseline(self) -> TrainConfig:
+        """The target's own settings."""
+        return self.header.report.target.baseline
+
+    @cached_property
+    def by_config(self) -> Mapping[TrainConfig, Sequence[tuple[int, RecordedLaunch]]]:
+        """Every launch of each config with its place in the recording."""
+        found: dict[TrainConfig, list[tuple[int, RecordedLaunch]]] = {}
+        for place, launch in enumerate(self.launches):
+            found.setdefault(with_knobs(self.baseline, launch.changes), []).append((place, launch))
+        return found
+
+    @cached_property
+    def level(self) -> BaselineLevel:
+        """Log samples per second of the baseline at any place of the recording."""
+        anchors = [(place, rate) for place, launch in self.by_config[self.baseline] if (rate := log_rate(launch))]
+        return BaselineLevel(anchors, len(self.launches))
+
+    @cached_property
+    def truths(self) -> Mapping[TrainConfig, float]:
+        """Log speed-up over the baseline by config: the mean over its launches; without those that ever failed."""
+        found = {}
+        for config, launches in self.by_config.items():
+            rates = [(place, log_rate(launch)) for place, launch in launches]
+            if all(rate is not None for _, rate in rates):
+                found[config] = statistics.fmean(rate - self.level.level(place)[0] for place, rate in rates if rate)
+        return {config: 0.0 if config == self.baseline else truth for config, truth in found.items()}
+
+    @cached_property
+    def usual_rate(self) -> float:
+        """Log samples per second of the baseline, mean over its launches."""
+        return statistics.fmean(self.level.values)
+
+    @cached_property
+    def residuals(self) -> list[list[float]]:
+        """Log pace of the blocks of each timed launch, in order, without what its config and its own level explain."""
+        return [
+            [math.log(block.seconds / block.samples) + self.usual_rate + self.truths[config] for block in blocks]
+            for config, blocks in self._timed()
+        ]
+
+    def _timed(self) -> list[tuple[TrainConfig, Sequence[Block]]]:
+        configs = {place: config for config, launches in self.by_config.items() for place, _ in launches}
+        return [
+            (configs[place], launch.measurement.blocks)
+            for place, launch in enumerate(self.launches)
+            if launch.measurement is not None and configs[place] in self.truths
+        ]
+
+
+def log_rate(launch: RecordedLaunch) -> float | None:
+    """Return the log samples per second of a launch; None when it was not timed to its end."""
+    if launch.measurement is None or launch.status is not TrialStatus.COMPLETED:
+        return None
+    return math.log(launch.measurement.samples_per_second)
+
+
+def make_launch(result: TrialResult, baseline: TrainConfig) -> RecordedLaunch:
+    """Return what a table keeps of a trial's result."""
+    config, measurement = result.spec.config, result.measurement
+    assert config is not None
+    return RecordedLaunch(
+        changes={name: get_knob(config, name) for name in changed_fields(config, baseline)},
+        status=result.status,
+        cause=result.cause,
+        elapsed_seconds=round(result.elapsed_seconds, 3),
+        startup_seconds=round(result.startup_seconds, 3),
+        measurement=None if measurement is None else _strip(measurement),
+        curve=next(iter(result.curves), None),
+    )
+
+
+def _strip(measurement: Measurement) -> Measurement:
+    blocks = tuple(block.replace(interference=None, seconds=round(block.seconds, 6)) for block in measurement.blocks)
+    return measurement.replace(blocks=blocks, step_seconds=())
+
+
+def format_line(record: Record) -> str:
+    """Return a line of a table."""
+    return record.model_dump_json(exclude_defaults=True) + "\n"
+
+
+def parse_table(lines: Iterable[str], name: str) -> Table:
+    """Return the table in some lines; a last line that was cut is left out.
+
+    Args:
+        lines: header first.
+        name: what it is called in an error.
+
+    Raises:
+        UsageError: it is no table, or one of a newer version.
+    """
+    texts = [line for line in lines if line.endswith("\n")]
+    if not texts:
+        raise UsageError(f"{name} is empty: a table begins with a header", hint="record it anew")
+    header = parse_record(texts[0], TableHeader, name=name, error=UsageError)
+    launches = [
+        parse_record(text, RecordedLaunch, name=f"{name}, line {number}", error=UsageError)
+        for number, text in enumerate(texts[1:], start=2)
+    ]
+    return Table(header, tuple(launches))
+
+
+def read_table(path: Path) -> Table:
+    """Read a table, gzipped or still being recorded.
+
+    Raises:
+        UsageError: it cannot be read, or is no table.
+    """
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw).decode() if path.suffix == ".gz" else raw.decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", hint="give a .jsonl or .jsonl.gz written by record_table.py") from None
+    return parse_table(text.splitlines(keepends=True), str(path))
+
+
+class TableWorld:
+    """A table to search: each config as it was recorded, with the noise of a machine.
+
+    Args:
+        table: what is searched.
+        noise: starts launches: log paces around the truth; the table's own in recorded order, or simulated ones.
+    """
+
+    def __init__(self, table: Table, noise: Callable[[], Iterator[float]]) -> None:
+        self._table, self._noise = table, noise
+        self._seen: Counter[TrainConfig] = Counter()
+        self.facts = table.header.report.target
+        self.knobs = tuple(table.header.choices)
+
+    def make_report(self, measurement: Measurement) -> ProbeReport:
+        """Return the report of the probe when it was recorded; the baseline's reading is this search's."""
+        return self._table.header.report.replace(measurement=measurement)
+
+    def launch(self, config: TrainConfig) -> Course:
+        """Return how the next launch of a config goes: the first as its first was, and so on, and around again."""
+        launches = [launch for _, launch in self._table.by_config[config]]
+        launch = launches[self._seen[config] % len(launches)]
+        self._seen[config] += 1
+        truth, measurement = self._table.truths.get(config), launch.measurement
+        if truth is None or measurement is None:
+            failed = next(one for one in launches if one.status is not TrialStatus.COMPLETED)
+            return Course(failed.status, iter(()), _NO_BLOCK, failed.elapsed_seconds, 0.0)
+        own = -(self._table.usual_rate + truth)
+        return Course(
+            status=TrialStatus.COMPLETED,
+            paces=shift(self._noise, own),
+            block=measurement.blocks[0].replace(recompiled=False),
+            startup_seconds=launch.startup_seconds,
+            warmup_seconds=max(0.0, launch.elapsed_seconds - launch.startup_seconds - measurement.seconds),
+            compile_seconds=measurement.compile_seconds,
+            peak_memory=measurement.peak_memory,
+            curve=launch.curve or LossCurve(seed=0, losses=(1.0,), samples=1),
+        )

@@ -1,0 +1,273 @@
+"""How far from the best config searches of so many launches end, on recorded tables, by strategy.
+
+    python benchmarks/regret.py                                   every table, every strategy, 50 seeds
+    python benchmarks/regret.py --tables demo --strategies ours,tpe --seeds 10 --noise 0.03
+
+A launch reads a config's true log speed-up, the mean over its recorded launches, with noise drawn for it; one that
+failed when it was recorded fails. Every eighth launch is the baseline's, for every strategy alike. The regret is that
+of the config that would be returned then: 1 - its true rate / that of the best config of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from autotune.records import TrainConfig
+from autotune.records.config import get_knob
+from autotune.selftest.table import Table, read_table
+from autotune.space import SearchSpace, put_back
+
+TABLES = Path(__file__).parent / "tables"
+LAUNCHES = (8, 12, 16, 24, 32)
+COST_SHARES = (0.05, 0.10, 0.20)
+_BASELINE_EVERY = 8
+_LEAST_GAIN = 0.005
+_FAILED = -1.0
+"""Log speed-up that a sampler is told of a config that fails: it takes no None."""
+
+
+class Ended(Exception):
+    """The bench has no launch left."""
+
+
+@dataclass
+class Bench:
+    """One search on one table.
+
+    Attributes:
+        table: what is launched.
+        noise: standard deviation of the log rate of one launch.
+        seed: of it.
+        readings: by config, in the order of their first launch; empty for one that failed.
+        answer: returns the config that would be returned now.
+        regrets: after so many launches, and at so much of the exhaustive cost (keys below 1).
+    """
+
+    table: Table
+    noise: float
+    seed: int
+    readings: dict[TrainConfig, list[float]] = field(default_factory=dict)
+    answer: Callable[[], TrainConfig | None] = lambda: None
+    regrets: dict[float, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.table.header.name} {self.noise} {self.seed}")
+        self.answer = self.best_mean
+        self.space = SearchSpace(self.table.baseline, self.table.header.choices, ())
+        self._oracle = max(self.table.truths.values())
+        prices = {
+            config: statistics.fmean(launch.elapsed_seconds for _, launch in group)
+            for config, group in self.table.by_config.items()
+        }
+        self.prices: Mapping[TrainConfig, float] = prices
+        self._exhaustive, self._spent, self._launches = math.fsum(prices.values()), 0.0, 0
+
+    @property
+    def baseline(self) -> TrainConfig:
+        """The own settings."""
+        return self.table.baseline
+
+    @property
+    def configs(self) -> Sequence[TrainConfig]:
+        """Every recorded config."""
+        return [*self.table.by_config]
+
+    def launch(self, config: TrainConfig) -> float | None:
+        """Return what a launch reads; None when it fails.
+
+        Raises:
+            Ended: it is over.
+        """
+        if self._launches % _BASELINE_EVERY == 0:
+            self._count(self.baseline)
+        truth = self.table.truths.get(config)
+        readings = self.readings.setdefault(config, [])
+        reading = None if truth is None else truth + self.rng.gauss(0.0, self.noise)
+        if reading is not None:
+            readings.append(reading)
+        self._count(config)
+        return reading
+
+    def _count(self, config: TrainConfig) -> None:
+        self._launches += 1
+        self._spent += self.prices[config]
+        if self._launches in LAUNCHES:
+            self.regrets[self._launches] = self._regret()
+        for share in COST_SHARES:
+            if share not in self.regrets and self._spent >= share * self._exhaustive:
+                self.regrets[share] = self._regret()
+        if self._launches >= LAUNCHES[-1] and len(self.regrets) == len(LAUNCHES) + len(COST_SHARES):
+            raise Ended
+
+    def _regret(self) -> float:
+        config = self.answer()
+        return 1.0 - math.exp((0.0 if config is None else self.table.truths.get(config, 0.0)) - self._oracle)
+
+    def finish(self) -> None:
+        """Take what stands now for everything that is still to come: nothing new was left."""
+        for key in (*LAUNCHES, *COST_SHARES):
+            self.regrets.setdefault(key, self._regret())
+
+    def best_mean(self) -> TrainConfig | None:
+        """Return the config with the highest mean reading above the baseline's zero."""
+        means = {config: statistics.fmean(read) for config, read in self.readings.items() if read}
+        best = max(means, key=means.__getitem__, default=None)
+        return best if best is not None and means[best] > 0 else None
+
+
+def search_at_random(bench: Bench) -> None:
+    """Try configs in random order."""
+    configs = bench.rng.sample(bench.configs, len(bench.configs))
+    for config in configs:
+        bench.launch(config)
+
+
+def ask_optuna(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Callable[[Bench], None]:
+    """Return the strategy that asks a sampler of Optuna's; what it has asked for already is drawn anew, eight times."""
+
+    def search(bench: Bench) -> None:
+        distributions = make_distributions(bench)
+        study = optuna.create_study(direction="maximize", sampler=make_sampler(bench.rng.randrange(2**31)))
+        study.enqueue_trial(encode(bench.baseline, distributions))
+        again = 0
+        while len(bench.readings) < len(bench.configs):
+            trial = study.ask(distributions)
+            config = bench.space.complete(trial.params)
+            if config in bench.readings and again < 8:
+                again += 1
+                study.tell(trial, statistics.fmean(bench.readings[config] or [_FAILED]))
+                continue
+            if config not in bench.table.by_config or again >= 8:
+                config = bench.rng.choice([one for one in bench.configs if one not in bench.readings])
+            again = 0
+            reading = bench.launch(config)
+            study.tell(trial, _FAILED if reading is None else reading)
+
+    return search
+
+
+def climb(bench: Bench) -> None:
+    """Coordinate ascent: knobs in random order, every value on top of the best so far, until nothing moves."""
+    best, value, moved = bench.baseline, 0.0, True
+    while moved:
+        moved = False
+        for name in bench.rng.sample([*bench.space.choices], len(bench.space.choices)):
+            for config in neighbours(bench, best, name):
+                reading = bench.launch(config)
+                if reading is not None and reading > value:
+                    best, value, moved = config, reading, True
+    search_at_random(bench)
+
+
+def neighbours(bench: Bench, start: TrainConfig, name: str) -> list[TrainConfig]:
+    """Return the untried configs that differ from one in a knob."""
+    values = {one: get_knob(start, one) for one in bench.space.choices}
+    configs = [bench.space.complete({**values, name: value}) for value in bench.space.choices[name]]
+    return [one for one in configs if one in bench.table.by_config and one not in (*bench.readings, bench.baseline)]
+
+
+def combine(bench: Bench) -> None:
+    """One change at a time, then those that won together, then without each of them."""
+    won: dict[str, tuple[float, Any]] = {}
+    for name in bench.rng.sample([*bench.space.choices], len(bench.space.choices)):
+        for config in neighbours(bench, bench.baseline, name):
+            reading = bench.launch(config)
+            if reading is not None and reading > won.get(name, (_LEAST_GAIN, None))[0]:
+                won[name] = (reading, get_knob(config, name))
+    best = bench.space.complete({name: value for name, (_, value) in won.items()})
+    for config in (best, *(put_back(best, bench.baseline, [name]) for name in won)):
+        if config in bench.table.by_config and config not in bench.readings:
+            bench.launch(config)
+    search_at_random(bench)
+
+
+def double_batch(bench: Bench) -> None:
+    """Lightning's batch finder: larger micro batches as long as they fit, and nothing else."""
+    for value in sorted(bench.space.choices.get("micro_batch_size", ()), key=float):
+        config = bench.space.complete({"micro_batch_size": value})
+        if config in bench.table.by_config and config != bench.baseline and bench.launch(config) is None:
+            break
+
+
+STRATEGIES: dict[str, Callable[[Bench], None]] = {
+    "random": search_at_random,
+    "tpe": ask_optuna(lambda seed: optuna.samplers.TPESampler(multivariate=True, seed=seed)),
+    "gp": ask_optuna(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+    "climb": climb,
+    "combine": combine,
+    "batch": double_batch,
+}
+
+
+def make_distributions(bench: Bench) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Return the space as Optuna sees it."""
+    choices = bench.space.choices.items()
+    return {name: optuna.distributions.CategoricalDistribution(values) for name, values in choices}
+
+
+def encode(config: TrainConfig, names: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of some knobs of a config."""
+    return {name: get_knob(config, name) for name in names}
+
+
+def run(table: Table, strategy: str, noise: float, seeds: int) -> list[dict[float, float]]:
+    """Return the regrets of searches, one for each seed."""
+    found = []
+    for seed in range(seeds):
+        bench = Bench(table, noise, seed)
+        try:
+            STRATEGIES[strategy](bench)
+        except Ended:
+            pass
+        bench.finish()
+        found.append(bench.regrets)
+    return found
+
+
+def main() -> int:
+    """Read the command line and print a table of medians and 90th percentiles."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default="", help="names, with commas; all when left out")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--noise", type=float, nargs="*", default=[0.03, 0.10])
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    names = arguments.tables.split(",") if arguments.tables else None
+    paths = [path for path in sorted(TABLES.glob("*.jsonl.gz")) if names is None or path.name[:-9] in names]
+    keys = (*LAUNCHES, *COST_SHARES)
+    print(f"{'table':<16}{'noise':>6} {'strategy':<10}" + "".join(f"{_say(key):>12}" for key in keys))
+    for path in paths:
+        table = read_table(path)
+        for noise in arguments.noise:
+            for strategy in arguments.strategies.split(","):
+                began, found = time.process_time(), run(table, strategy, noise, arguments.seeds)
+                cells = [_quantiles([regrets[key] for regrets in found]) for key in keys]
+                seconds = (time.process_time() - began) / arguments.seeds
+                head = f"{table.header.name:<16}{noise:>6.0%} {strategy:<10}"
+                print(head + "".join(f"{cell:>12}" for cell in cells) + f"  {seconds:.2f} s", flush=True)
+    return 0
+
+
+def _say(key: float) -> str:
+    return f"{key:.0%} cost" if key < 1 else f"{key:.0f}"
+
+
+def _quantiles(values: Sequence[float]) -> str:
+    ordered = sorted(values)
+    return f"{100 * statistics.median(ordered):.1f}/{100 * ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

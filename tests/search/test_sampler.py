@@ -1,0 +1,124 @@
+"""The sampler in studies of anybody's: what it proposes, what it leaves out, that it finds what there is to find."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from autotune.search.explore.additive import Effect, Prior
+from autotune.search.explore.sampler import LogAdditiveSampler, enumerate_rows, list_values
+
+SPACE = {
+    "allocator": CategoricalDistribution(("default", "tuned")),
+    "layout": CategoricalDistribution(("plain", "last")),
+    "precision": CategoricalDistribution(("fp32", "bf16")),
+    "workers": IntDistribution(0, 3),
+}
+BASELINE = {"allocator": "default", "layout": "plain", "precision": "fp32", "workers": 0}
+TRUE = {"tuned": 0.2, "last": 0.15, "bf16": -0.3, 1: 0.1, 2: 0.25, 3: 0.05}
+PRIOR = Prior({("allocator", None): Effect(0.1, 0.2), ("precision", "bf16"): Effect(-0.1, 0.2)}, {})
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def rate(params: dict[str, Any]) -> float:
+    return math.fsum(TRUE.get(value, 0.0) for value in params.values())
+
+
+def make_study(**options: Any) -> optuna.Study:
+    sampler = LogAdditiveSampler(SPACE, BASELINE, prior=PRIOR, **options)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.enqueue_trial(BASELINE)
+    return study
+
+
+def run(study: optuna.Study, count: int) -> list[dict[str, Any]]:
+    for _ in range(count):
+        trial = study.ask(SPACE)
+        study.tell(trial, rate(trial.params))
+    return [trial.params for trial in study.trials]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_finds_the_best_of_32_in_ten(seed):
+    assert {"allocator": "tuned", "layout": "last", "precision": "fp32", "workers": 2} in run(make_study(seed=seed), 10)
+
+
+def test_nothing_is_proposed_twice_while_there_is_something_new():
+    tried = [tuple(params.items()) for params in run(make_study(), 32)]
+    assert len(set(tried)) == 32
+
+
+def test_what_is_closed_is_not_proposed():
+    tried = run(make_study(is_open=lambda params: params["precision"] == "fp32"), 16)
+    assert {params["precision"] for params in tried} == {"fp32"}
+    assert len({tuple(params.items()) for params in tried}) == 16
+
+
+def test_what_costs_more_comes_later():
+    def place(price: float) -> int:
+        study = make_study(price=lambda params: price if params["allocator"] == "tuned" else 1.0)
+        return next(place for place, params in enumerate(run(study, 32)) if params["allocator"] == "tuned")
+
+    assert place(1.0) < place(50.0)
+
+
+def test_the_same_seed_and_history_propose_the_same():
+    assert run(make_study(seed=3), 12) == run(make_study(seed=3), 12)
+    assert run(make_study(seed=3), 12) != run(make_study(seed=4), 12)
+
+
+def test_trials_that_run_are_not_proposed_again():
+    study = make_study()
+    asked = [tuple(study.ask(SPACE).params.items()) for _ in range(8)]
+    assert len(set(asked)) == 8
+
+
+def test_a_failed_trial_is_not_proposed_again_and_says_nothing_of_others():
+    study = make_study()
+    run(study, 2)
+    trial = study.ask(SPACE)
+    study.tell(trial, state=TrialState.FAIL)
+    assert trial.params not in run(study, 29)[3:]
+
+
+def test_where_the_model_does_not_fit_every_second_turn_is_tpes(monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr("autotune.search.explore.sampler.misfit", lambda *_given: 3.0)
+    plain = optuna.samplers.TPESampler.sample_relative
+
+    def note(self: Any, study: optuna.Study, trial: Any, space: Any) -> Any:
+        asked.append(trial.number)
+        return plain(self, study, trial, space)
+
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_relative", note)
+    run(make_study(), 12)
+    assert asked == [2, 4, 6, 8, 10]
+
+
+def test_where_nothing_is_open_the_study_is_told():
+    study = make_study()
+    run(study, 33)
+    assert isinstance(study.sampler, LogAdditiveSampler)
+    assert study.sampler.exhausted
+
+
+def test_a_space_that_is_too_large_varies_the_least_promising_knobs_alone():
+    values = {f"k{number}": tuple(range(8)) for number in range(8)}
+    rows = enumerate_rows(values, dict.fromkeys(values, 0), {name: float(name[1:]) for name in values})
+    assert len(rows) == 8**4 + 4 * 7
+    assert {int((row[:4] != 0).sum()) for row in rows} == {0, 1}
+
+
+def test_a_distribution_without_end_is_refused():
+    assert list_values(IntDistribution(2, 8, step=3)) == [2, 5, 8]
+    with pytest.raises(ValueError, match="cannot be enumerated"):
+        list_values(FloatDistribution(0, 1))

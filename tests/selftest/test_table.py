@@ -1,0 +1,131 @@
+"""Recorded tables: kept and read again, what they say the truth is, what is left as noise."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UsageError
+from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits, TrialResult, TrialSpec
+from autotune.records.measurement import Interference
+from autotune.records.trial import TrialStatus
+from autotune.selftest.simulated_target import TARGET, make_report
+from autotune.selftest.table import (
+    RecordedLaunch,
+    Table,
+    TableHeader,
+    format_line,
+    make_launch,
+    parse_table,
+    read_table,
+)
+
+NAME = "user_knobs.planted"
+
+
+def make_measurement(log_rate: float) -> Measurement:
+    blocks = tuple(Block(optimizer_steps=1, samples=100, seconds=100 / math.exp(log_rate)) for _ in range(4))
+    return Measurement(
+        blocks=blocks,
+        step_seconds=(0.1, 0.1),
+        data_wait_seconds=0.0,
+        steady=True,
+        warmup_steps=5,
+        warmup_seconds=0.5,
+        compile_seconds=0.0,
+        peak_memory=PeakMemory(host_bytes=1),
+    )
+
+
+def make_table(*launches: tuple[object, float | None]) -> Table:
+    """Return a table of launches: value of the only knob (0 is the baseline's) and log rate; None where it fails."""
+    header = TableHeader(
+        name="toy",
+        recorded_on="2026-11-23",
+        report=make_report((0, 1, 2), make_measurement(0.0)),
+        choices={NAME: (0, 1, 2)},
+        space_size=3,
+        recorded_size=3,
+        measure_seconds=1.5,
+    )
+    kept = [
+        RecordedLaunch(
+            changes={NAME: value} if value else {},  # type: ignore[dict-item]
+            status=TrialStatus.CRASHED if rate is None else TrialStatus.COMPLETED,
+            elapsed_seconds=3.0,
+            measurement=None if rate is None else make_measurement(rate),
+        )
+        for value, rate in launches
+    ]
+    return Table(header, tuple(kept))
+
+
+def change(table: Table, value: int) -> TrainConfig:
+    return next(config for config in table.by_config if config.user_knobs["planted"] == value)
+
+
+def test_a_truth_is_relative_to_the_baseline_at_its_time() -> None:
+    table = make_table((0, 5.0), (1, 5.2), (0, 5.0), (0, 4.0), (0, 4.0), (1, 4.2), (0, 4.0))
+    assert table.truths[table.baseline] == 0.0
+    assert table.truths[change(table, 1)] == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_config_that_ever_failed_has_no_truth() -> None:
+    table = make_table((0, 5.0), (1, 5.2), (2, 5.5), (1, None), (0, 5.0))
+    assert change(table, 1) not in table.truths
+    assert table.truths[change(table, 2)] == pytest.approx(0.5)
+
+
+def test_what_is_left_is_the_noise_in_the_order_of_the_launches() -> None:
+    noise = (0.01, -0.02, 0.03, -0.01, 0.0, -0.01)
+    table = make_table(*((place % 2, 5.0 + 0.3 * (place % 2) + value) for place, value in enumerate(noise)))
+    left = [statistics.fmean(blocks) for blocks in table.residuals]
+    assert len(left) == 6
+    assert left == pytest.approx([-value for value in noise], abs=0.02)
+    assert max(left) - min(left) > 0.03
+
+
+def test_what_is_kept_of_a_result_is_its_blocks() -> None:
+    spec = TrialSpec(
+        number=1,
+        purpose="measure",
+        target=TARGET,
+        config=TrainConfig(num_workers=2),
+        limits=TrialLimits(time_limit_seconds=9),
+    )
+    measured = make_measurement(1.0)
+    watched = tuple(block.replace(interference=Interference()) for block in measured.blocks)
+    measured = measured.replace(blocks=watched)
+    result = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=2.0, measurement=measured)
+    launch = make_launch(result, TrainConfig())
+    assert launch.changes == {"num_workers": 2}
+    assert launch.measurement is not None
+    assert launch.measurement.step_seconds == ()
+    assert {block.interference for block in launch.measurement.blocks} == {None}
+
+
+def test_a_table_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    table = make_table((0, 5.0), (1, 5.2), (0, None))
+    text = "".join(map(format_line, (table.header, *table.launches)))
+    (tmp_path / "toy.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "toy.jsonl").write_text(text + '{"changes": {"')
+    assert read_table(tmp_path / "toy.jsonl.gz") == read_table(tmp_path / "toy.jsonl") == table
+
+
+@pytest.mark.parametrize("text", ["", '{"half', "{}\n", '{"schema_version": 99}\n', "[]\n", "\x00\n"])
+def test_what_is_no_table_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_table(text.splitlines(keepends=True), "toy.jsonl")
+    assert "toy.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_packed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plain.jsonl.gz").write_text("{}")
+    for name in ("none.jsonl.gz", "plain.jsonl.gz"):
+        with pytest.raises(UsageError, match=name):
+            read_table(tmp_path / name)
