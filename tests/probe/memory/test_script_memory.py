@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
 from autotune.measure.memory import measure_peak
-from autotune.probe.memory import look_at_script_memory
+from autotune.probe.memory.look import look_at_memory
+from autotune.probe.memory.script import ScriptMemory
 from autotune.records import TrainConfig
 from autotune.records.facts import MemoryFacts
 from autotune.records.measurement import Block, Measurement, PeakMemory
@@ -67,7 +68,7 @@ def run_script(model: nn.Module, *, inspects: bool = True, **options: Any) -> Me
     )
     settings: dict[str, Any] = {"base_bytes": 0, "limit_bytes": 2**33, "supported": ("fp32", "bf16")}
     settings |= {"checkpoints": False} | options
-    return look_at_script_memory(hooks, BASELINE, CPU, measurement=measurement, **settings)
+    return look_at_memory(ScriptMemory(hooks, measurement), BASELINE, CPU, **settings)
 
 
 def test_a_scripts_objects_are_counted() -> None:

@@ -1,35 +1,24 @@
-"""What the probes of a workload, of a script and of the machine alone share inside of their process."""
+"""The machine as the probe's process finds it: its limits, its memory, its arithmetic, what slows every training."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
 from autotune.engine.threads import intra_op_threads
-from autotune.machine.disk import measure_disk_read
 from autotune.machine.hardware import read_hardware
 from autotune.machine.limits.all_reduce import measure_all_reduce
 from autotune.machine.limits.device import measure_ceilings, spot_check_ceilings
 from autotune.measure.memory import resident_bytes
-from autotune.probe.analysis.figures import name_arithmetic
-from autotune.probe.memory_lines import lower_mode
-from autotune.probe.time_shares import TimeShares
-from autotune.probe.work import WorkProfile, describe_work
+from autotune.probe.time_shares import ProbePolicy
 from autotune.records.ceilings import Ceilings
 from autotune.records.config import Precision, TrainConfig
-from autotune.records.facts import Hazard, ModelFacts, StepWork, TargetFacts
-from autotune.records.measurement import Measurement
+from autotune.records.facts import Hazard, TargetFacts
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-
-_DISK_SECONDS = 1.0
-_ALL_REDUCE_SECONDS = 6.0
-"""A probe that measures the limits in less has no time for an all-reduce."""
 
 
 def probe_machine(spec: TrialSpec, device: torch.device, *, started: float) -> TrialResult:
@@ -37,12 +26,12 @@ def probe_machine(spec: TrialSpec, device: torch.device, *, started: float) -> T
     return TrialResult(
         spec=spec,
         status=TrialStatus.COMPLETED,
-        ceilings=settle_ceilings(spec, device),
+        ceilings=find_ceilings(spec, device),
         elapsed_seconds=time.monotonic() - started,
     )
 
 
-def settle_ceilings(spec: TrialSpec, device: torch.device) -> Ceilings:
+def find_ceilings(spec: TrialSpec, device: torch.device) -> Ceilings:
     """Return the machine's limits: those known already unless they are beaten, else measured in the time granted.
 
     On a CPU they are those of all its usable CPUs together, whatever the training uses of them.
@@ -52,7 +41,7 @@ def settle_ceilings(spec: TrialSpec, device: torch.device) -> Ceilings:
     with intra_op_threads(TrainConfig(num_threads=_count_threads())):
         if known is None or known.device != kind or not spot_check_ceilings(device, known):
             known = measure_ceilings(device, budget_seconds=spec.limits.ceilings_seconds).replace(device=kind)
-    if ranks < 2 or spec.limits.ceilings_seconds < _ALL_REDUCE_SECONDS:
+    if ranks < 2 or spec.limits.ceilings_seconds < ProbePolicy.least_all_reduce_seconds:
         return known
     return known.replace(ranks=ranks, all_reduce_bytes_per_second=measure_all_reduce(ranks, device_type=kind))
 
@@ -70,63 +59,6 @@ def _count_ranks(spec: TrialSpec, device: str) -> int:
             int(ranks) if ranks.isdigit() and here in ("", ranks) else 1
         )  # of several machines only this one is known
     return max(1, torch.cuda.device_count()) if spec.purpose == "machine" and device == "cuda" else 1
-
-
-def describe_profile(
-    profile: WorkProfile | None, facts: TargetFacts, *, step_seconds: float, enqueue_fraction: float = 1.0
-) -> StepWork | None:
-    """Return what a step's computation is spent on, at the measured limits; None without a profile.
-
-    Args:
-        profile: of some steps.
-        facts: with the machine's limits.
-        step_seconds: one step without the profiler and without loading.
-        enqueue_fraction: share of it in which the host handed the work over.
-    """
-    if profile is None:
-        return None
-    return describe_work(
-        profile,
-        step_seconds=step_seconds,
-        flops_per_second=facts.ceilings.flops_per_second(name_arithmetic(facts)),
-        bytes_per_second=facts.ceilings.memory_bytes_per_second,
-        launch_seconds=facts.ceilings.launch_seconds,
-        enqueue_fraction=enqueue_fraction if facts.device == "cuda" else None,
-    )
-
-
-def add_disk(facts: TargetFacts, files: Sequence[Path], folder: Path, allowance: TimeShares) -> TargetFacts:
-    """Return the facts with how fast the data can be read from their disk.
-
-    Args:
-        facts: without.
-        files: that samples were read from.
-        folder: where to look when these are too small to tell.
-        allowance: of the probe.
-    """
-    seconds = allowance.grant(_DISK_SECONDS)
-    rate = measure_disk_read(files, folder, budget_seconds=seconds) if seconds else None
-    return facts.replace(data=facts.data.replace(disk_read_bytes_per_second=rate))
-
-
-def anchor_memory(facts: TargetFacts, measurement: Measurement) -> TargetFacts:
-    """Return the facts with no mode above what the training itself was measured to need on a CPU.
-
-    The prediction is calibrated in a process that has done much else by then, which a fresh one has not.
-
-    Args:
-        facts: with a prediction, or without.
-        measurement: of the baseline, before all that.
-    """
-    memory, baseline = facts.memory, facts.baseline
-    own = memory.find_mode(baseline.precision, baseline.activation_checkpointing) if memory is not None else None
-    if memory is None or own is None or facts.device != "cpu":
-        return facts
-    over = own.predict_bytes(baseline.micro_batch_size) - measurement.peak_memory.host_bytes
-    if over <= 0:
-        return facts
-    modes = tuple(lower_mode(mode, over, memory.limit_bytes) for mode in memory.modes)
-    return facts.replace(memory=memory.replace(modes=modes))
 
 
 def used_bytes(device: torch.device) -> int:
@@ -157,11 +89,6 @@ def list_precisions(facts: TargetFacts) -> tuple[Precision, ...]:
     """Return the precisions whose memory is of interest on this device."""
     extra: tuple[Precision, ...] = ("bf16",) if facts.supports_bf16 else ("fp16",) if facts.device == "cuda" else ()
     return tuple(dict.fromkeys((facts.baseline.precision, "fp32", *extra)))
-
-
-def can_checkpoint(model: ModelFacts) -> bool:
-    """Return whether activation checkpointing leaves this model what it is."""
-    return model.checkpointable_blocks > 0 and not model.has_batch_norm
 
 
 def supports_bf16(device: torch.device) -> bool:

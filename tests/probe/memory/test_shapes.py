@@ -22,8 +22,8 @@ from autotune.measure.memory import (
     resident_bytes,
     worker_bytes,
 )
-from autotune.probe.memory_lines import Line, find_line, find_lines, list_modes
-from autotune.probe.memory_shapes import PeakWatch, ShapeModel, ShapeTraining, StepBytes, tensor_bytes
+from autotune.probe.memory.lines import Line, find_line, find_lines, list_modes
+from autotune.probe.memory.shapes import PeakWatch, ShapeModel, ShapeTraining, StepBytes, tensor_bytes
 from autotune.records import TrainConfig
 
 CPU = torch.device("cpu")

@@ -33,6 +33,9 @@ from autotune.engine.windows import ResidentWindows, Window
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 
+TRACED = (2, 8)
+"""Micro batches whose shapes are followed, as multiples of the baseline's."""
+
 
 @dataclass(frozen=True)
 class StepBytes:
@@ -263,6 +266,12 @@ def list_tensors(value: Any) -> list[Tensor]:
 def list_weights(models: Iterable[nn.Module]) -> list[Tensor]:
     """Return the parameters and buffers of models."""
     return [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+
+
+def count_weights(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> tuple[int, int]:
+    """Return the bytes of models' weights, and of the gradients of all that optimizers step."""
+    stepped = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}.values()
+    return tensor_bytes(list_weights(models)), sum(p.numel() * p.element_size() for p in stepped)
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:

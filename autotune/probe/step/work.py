@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.records.facts import StepWork
+from autotune.probe.analysis.figures import name_arithmetic
+from autotune.records.facts import StepWork, TargetFacts
 
 _LAUNCH_SECONDS = 5e-6
 """One call, where it was not measured."""
@@ -65,6 +66,28 @@ class WorkProfile:
     calls: int
     host_syncs: int
     on_gpu: bool
+
+
+def describe_profile(
+    profile: WorkProfile | None, facts: TargetFacts, *, enqueue_fraction: float = 1.0
+) -> StepWork | None:
+    """Return what a step's computation is spent on, at the measured limits; None without a profile.
+
+    Args:
+        profile: of some steps.
+        facts: with the machine's limits, and the time of a step without the profiler and without loading.
+        enqueue_fraction: share of such a step in which the host handed the work over.
+    """
+    if profile is None:
+        return None
+    return describe_work(
+        profile,
+        step_seconds=facts.compute_seconds_per_step,
+        flops_per_second=facts.ceilings.flops_per_second(name_arithmetic(facts)),
+        bytes_per_second=facts.ceilings.memory_bytes_per_second,
+        launch_seconds=facts.ceilings.launch_seconds,
+        enqueue_fraction=enqueue_fraction if facts.device == "cuda" else None,
+    )
 
 
 def describe_work(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autotune.probe.loader import _find_tail, drain_loader
+from autotune.probe.data.loader import _find_tail, drain_loader
 from autotune.records import DataFacts
 
 HANG_SECONDS = 60.0
@@ -97,7 +97,7 @@ def test_a_loader_that_fails_tells_nothing() -> None:
 
 
 def test_a_loader_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.probe.loader._GRACE", -40.0)  # 1 s in all
+    monkeypatch.setattr("autotune.probe.data.loader._GRACE", -40.0)  # 1 s in all
     began = time.monotonic()
     assert drain_loader(load(Rows(seconds=HANG_SECONDS)), budget_seconds=0.1) is None
     assert time.monotonic() - began < HANG_SECONDS

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from autotune.probe import cpu_share
-from autotune.probe.cpu_share import CpuShare
-from autotune.probe.samples import look_at_data
-from autotune.records import TrainConfig
-from autotune.targets.workload import check_workload
+from autotune.probe.data import cpu_share
+from autotune.probe.data.cpu_share import CpuShare
+from autotune.probe.data.look import look_at_data
 
 
 class Clocks:
@@ -75,26 +73,7 @@ class Remote(Dataset[Tensor]):
         return torch.zeros(4)
 
 
-class Job:
-    """A workload on it."""
-
-    baseline = TrainConfig(micro_batch_size=4)
-
-    def build_model(self) -> nn.Module:
-        return nn.Linear(4, 1)
-
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train_dataset(self) -> Dataset[Tensor]:
-        return Remote()
-
-    def compute_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch).mean()
-
-
 def test_a_dataset_that_sleeps_is_seen_to_wait() -> None:
-    loaded = check_workload(Job(), label="job.py:workload", fingerprint="0" * 12)
-    facts = look_at_data(loaded, loaded.baseline).facts
+    facts = look_at_data(Remote, None, batch_size=4, fingerprints=True).facts
     assert facts.seconds_per_sample >= 0.02
     assert facts.waits

@@ -9,7 +9,7 @@ import torch
 
 from autotune.engine.loop import StepOutcome
 from autotune.engine.windows import Window, Windows
-from autotune.probe.step import measure_elasticity, time_phases, time_resident_steps
+from autotune.probe.step.timing import measure_elasticity, time_phases, time_resident_steps
 
 PHASES = {"data": 0.5, "copy": 0.125, "forward": 1.0, "backward": 2.0, "optimizer": 0.25}
 

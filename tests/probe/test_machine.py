@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from probe_records import target, timing
 
-from autotune.probe import child
-from autotune.probe.child import anchor_memory, find_hazards, settle_ceilings
-from autotune.records import Ceilings, MatmulRate, MemoryFacts, MemoryMode, PeakMemory, Target, TrialLimits, TrialSpec
+from autotune.probe import machine
+from autotune.probe.machine import find_ceilings, find_hazards
+from autotune.records import Ceilings, MatmulRate, Target, TrialLimits, TrialSpec
 from autotune.records.script import Script
 
 CPU = torch.device("cpu")
@@ -40,26 +39,26 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((ranks, device_type))
         return 5.0
 
-    monkeypatch.setattr(child, "measure_ceilings", measure)
-    monkeypatch.setattr(child, "measure_all_reduce", all_reduce)
+    monkeypatch.setattr(machine, "measure_ceilings", measure)
+    monkeypatch.setattr(machine, "measure_all_reduce", all_reduce)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return calls
 
 
 def test_known_limits_that_hold_are_not_measured_again(measured: list[Any]) -> None:
-    assert settle_ceilings(spec(KNOWN), CPU) == KNOWN
+    assert find_ceilings(spec(KNOWN), CPU) == KNOWN
     assert measured == []
 
 
 def test_beaten_limits_are_measured_again(measured: list[Any]) -> None:
     slow = KNOWN.replace(matmul=(MatmulRate(dtype="fp32", flops_per_second=1.0),))
-    assert settle_ceilings(spec(slow), CPU) == NEW.replace(device="cpu")
+    assert find_ceilings(spec(slow), CPU) == NEW.replace(device="cpu")
     assert len(measured) == 1
 
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"device": None}])
 def test_limits_of_something_else_are_no_limits(measured: list[Any], changes: dict[str, Any]) -> None:
-    assert settle_ceilings(spec(KNOWN.replace(**changes)), CPU).memory_bytes_per_second == 1.0
+    assert find_ceilings(spec(KNOWN.replace(**changes)), CPU).memory_bytes_per_second == 1.0
 
 
 @pytest.mark.parametrize(
@@ -70,21 +69,21 @@ def test_a_script_on_several_ranks_of_this_machine_has_an_all_reduce(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-    found = settle_ceilings(spec(KNOWN, script=True), CPU)
+    found = find_ceilings(spec(KNOWN, script=True), CPU)
     assert (found.ranks, found.all_reduce_bytes_per_second) == (ranks, 5.0 if ranks > 1 else None)
-    assert settle_ceilings(spec(KNOWN), CPU) == KNOWN  # a workload is trained by one process
+    assert find_ceilings(spec(KNOWN), CPU) == KNOWN  # a workload is trained by one process
 
 
 def test_a_short_search_has_no_time_for_an_all_reduce(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     asked = spec(KNOWN, script=True)
-    assert settle_ceilings(asked.replace(limits=asked.limits.replace(ceilings_seconds=2.0)), CPU) == KNOWN
+    assert find_ceilings(asked.replace(limits=asked.limits.replace(ceilings_seconds=2.0)), CPU) == KNOWN
 
 
 def test_limits_are_those_of_all_usable_cpus(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    settle_ceilings(spec(None), CPU)
+    find_ceilings(spec(None), CPU)
     assert measured == [("cpu", 3, 12.0)]
     assert torch.get_num_threads() == before
 
@@ -99,30 +98,3 @@ def test_hazards_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             assert find_hazards() == ("anomaly-detection", "deterministic-algorithms", "launch-blocking")
         finally:
             torch.use_deterministic_algorithms(False)
-
-
-MODE = MemoryMode(
-    precision="fp32",
-    activation_checkpointing="off",
-    fixed_bytes=500.0,
-    bytes_per_sample=10.0,
-    least_bytes=300.0,
-    largest_micro_batch_size=45,
-)
-
-
-@pytest.mark.parametrize(
-    ("measured_bytes", "fixed", "least"), [(400, 300.0, 100.0), (600, 500.0, 300.0), (0, 0.0, 0.0)]
-)
-def test_no_mode_is_above_what_the_training_needed(measured_bytes: int, fixed: float, least: float) -> None:
-    memory = MemoryFacts(
-        base_bytes=0, weights_bytes=0, gradient_bytes=0, optimizer_bytes=0, limit_bytes=1000, modes=(MODE,)
-    )
-    measured = timing().replace(peak_memory=PeakMemory(host_bytes=measured_bytes))
-    found = anchor_memory(target(memory=memory), measured).memory  # 600 bytes are predicted for its 10 samples
-    assert found is not None
-    assert (found.modes[0].fixed_bytes, found.modes[0].least_bytes) == (fixed, least)
-    assert found.modes[0].largest_micro_batch_size == (950 - fixed) // 10
-    on_gpu = anchor_memory(target(memory=memory, device="cuda"), measured).memory
-    assert on_gpu is not None
-    assert on_gpu.modes == (MODE,)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from autotune.engine.dataloader import moved_generators, read_generators
 from autotune.measure.memory import resident_bytes
-from autotune.probe.memory import look_at_memory
+from autotune.probe.memory.look import look_at_memory
+from autotune.probe.memory.workload import WorkloadMemory
 from autotune.records import TrainConfig
 from autotune.records.facts import MemoryFacts
 
@@ -40,13 +41,14 @@ def one_thread() -> Iterator[None]:
 def look(workload: Any, **options: Any) -> MemoryFacts:
     loaded = toys.load(workload)
     defaults: dict[str, Any] = {
-        "seed": 0,
         "base_bytes": 200 * MIB,
         "limit_bytes": LIMIT,
         "supported": ("fp32",),
         "checkpoints": False,
     }
-    return look_at_memory(loaded, options.pop("baseline", loaded.baseline), CPU, **(defaults | options))
+    settings = defaults | options
+    subject = WorkloadMemory(loaded, CPU, seed=0, room_bytes=settings["limit_bytes"])
+    return look_at_memory(subject, settings.pop("baseline", loaded.baseline), CPU, **settings)
 
 
 @pytest.fixture(scope="module")

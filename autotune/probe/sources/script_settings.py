@@ -1,4 +1,4 @@
-"""What a script's models and optimizers are, what it does by itself, and which knobs must stay as it has them."""
+"""What a script does by itself, and which knobs must stay as it has them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from autotune.engine.activation_checkpointing import find_repeated_blocks
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_batch_size
 from autotune.engine.hooks.script import ScriptHooks
-from autotune.engine.memory_format import has_4d_convolution
-from autotune.engine.optimizer import current_implementation, read_optimizer_facts
 from autotune.engine.precision import allows_tf32
+from autotune.probe.model import read_implementation
 from autotune.records.config import Precision, TrainConfig
-from autotune.records.facts import ModelFacts, OptimizerFacts
-from autotune.records.measurement import Measurement
 from autotune.records.script import Script
 from autotune.targets.script import own_values, placeholder_names
 
@@ -43,7 +38,7 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
         "compile_mode": "default" if hooks.models.compiles_itself or compiled_graph_count() > 0 else "off",
         "memory_format": "channels_last" if _is_channels_last(hooks.models.roots) else "contiguous",
         "activation_checkpointing": "full" if _checkpoints(hooks.models.roots) else "off",
-        "optimizer_implementation": _read_implementation(hooks.optimizers.optimizers, hooks.device),
+        "optimizer_implementation": read_implementation(hooks.optimizers.optimizers, hooks.device),
         "num_threads": None if on_gpu else torch.get_num_threads(),
         "allow_tf32": on_gpu and allows_tf32(),
         "cudnn_benchmark": on_gpu and torch.backends.cudnn.benchmark,
@@ -58,34 +53,6 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
         }
     fields = {name: value for name, value in own.items() if name in TrainConfig.model_fields}
     return TrainConfig(**(seen | fields), user_knobs={n: v for n, v in own.items() if n not in fields})
-
-
-def look_at_models(hooks: ScriptHooks, measurement: Measurement, *, micro_batches: int) -> ModelFacts:
-    """Return what a script's models are made of.
-
-    Args:
-        hooks: that have seen them.
-        measurement: of its steps.
-        micro_batches: of a step.
-    """
-    roots, optimizers = hooks.models.roots, hooks.optimizers.optimizers
-    # Not by `requires_grad`: scripts with several models switch it off and on within a step.
-    stepped = [p for one in optimizers for group in one.param_groups for p in group["params"]]
-    trainable = {id(p): p for p in stepped or [p for root in roots for p in root.parameters()]}.values()
-    modules = [module for root in roots for module in root.modules()]
-    seen = hooks.models.seen
-    samples_per_step = measurement.samples / sum(block.optimizer_steps for block in measurement.blocks)
-    # A backward pass counts as two forward ones; each model is taken to be called once for each micro batch.
-    per_step = 3.0 * seen.flops * micro_batches
-    return ModelFacts(
-        parameter_count=sum(p.numel() for p in trainable),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in trainable),
-        has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
-        has_4d_convolution=any(has_4d_convolution(root) for root in roots),
-        calls_attention=seen.attention,
-        checkpointable_blocks=sum(len(find_repeated_blocks(root)) for root in roots),
-        flops_per_sample=per_step / samples_per_step if per_step else None,
-    )
 
 
 def find_fixed(hooks: ScriptHooks, script: Script, baseline: TrainConfig) -> dict[str, str]:
@@ -118,22 +85,6 @@ def find_fixed(hooks: ScriptHooks, script: Script, baseline: TrainConfig) -> dic
     if baseline.activation_checkpointing != "off":
         fixed["activation_checkpointing"] = "the script checkpoints by itself"
     return {name: reason for name, reason in fixed.items() if name not in names or name == "micro_batch_size"}
-
-
-def look_at_optimizers(optimizers: list[Optimizer], device: torch.device) -> OptimizerFacts:
-    """Return what all optimizers of a script let be changed."""
-    if not optimizers:
-        return OptimizerFacts(name="none", implementations=(), reason="the script steps without an optimizer object")
-    found = [read_optimizer_facts(optimizer, device) for optimizer in optimizers]
-    common = [name for name in found[0].implementations if all(name in one.implementations for one in found)]
-    names = " and ".join(dict.fromkeys(one.name for one in found))
-    reason = next((one.reason for one in found if one.reason), "")
-    return OptimizerFacts(name=names, implementations=tuple(common), reason=reason)
-
-
-def _read_implementation(optimizers: list[Optimizer], device: torch.device) -> str | None:
-    found = {current_implementation(optimizer, device) for optimizer in optimizers}
-    return found.pop() if len(found) == 1 else None
 
 
 def _name_precision(dtypes: set[torch.dtype]) -> Precision:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.probe.time_shares import SLOW_STEP_SECONDS
-from autotune.probe.work import OperationTime, WorkProfile
+from autotune.probe.step.work import OperationTime, WorkProfile
+from autotune.probe.time_shares import ProbePolicy
 
 _SHORTEST_SECONDS = 3e-6
 """What an operation of less time was given is of no interest: it is nothing but a call."""
@@ -35,6 +35,8 @@ _ASIDE = re.compile(r"^enumerate\(DataLoader\)")
 
 _OPTIMIZER = "Optimizer.step#"
 
+_STEPS_ENDED = "autotune: the steps are over"
+
 _ITEM_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "long int": 8, "int": 4, "bool": 1}
 
 
@@ -49,6 +51,7 @@ class StepProfiler:
         self._device = device
         self._profiler: Any = None
         self._began = 0.0
+        self._seconds: float | None = None
 
     def start(self) -> None:
         """Begin; without effect where another profiler is at work."""
@@ -65,17 +68,27 @@ class StepProfiler:
         self._profiler = profiler
         self._began = time.perf_counter()
 
+    def end_steps(self) -> None:
+        """Note that the steps are over: what happens until `stop` is none of theirs."""
+        if self._profiler is None:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._seconds = time.perf_counter() - self._began
+        with torch.profiler.record_function(_STEPS_ENDED):
+            pass
+
     def stop(self, steps: int) -> WorkProfile | None:
-        """End and return what was seen; None when nothing was, or when compiled code hides what it does.
+        """End and return what was seen of the steps; None when nothing was, or when compiled code hides what it does.
 
         Args:
             steps: taken since `start`; 0 to throw away what was seen.
         """
         if self._profiler is None:
             return None
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - self._began
+        if self._seconds is None:
+            self.end_steps()
+        assert self._seconds is not None
         profiler, self._profiler = self._profiler, None
         on_gpu = self._device.type == "cuda"
         try:
@@ -83,7 +96,7 @@ class StepProfiler:
             events = list(profiler.events()) if on_gpu else nest_events(profiler.profiler.kineto_results.events())
         except (RuntimeError, AssertionError):
             return None
-        return read_events(events, seconds=seconds, steps=steps, on_gpu=on_gpu) if steps else None
+        return read_events(events, seconds=self._seconds, steps=steps, on_gpu=on_gpu) if steps else None
 
 
 class HostEvent:
@@ -152,14 +165,17 @@ def nest_events(raw: Iterable[Any]) -> list[HostEvent]:
     return [event for events in threads.values() for event in events]
 
 
-def count_profiled_steps(seconds: float, calls: int | None) -> int:
+def count_profiled_steps(
+    seconds: float, calls: int | None, *, slow_seconds: float = ProbePolicy.slow_step_seconds
+) -> int:
     """Return how many steps to profile: 0 where they are too slow, or make more events than can be read.
 
     Args:
         seconds: of one step.
         calls: of PyTorch's functions in one step, from Python; None when not counted.
+        slow_seconds: a longer step is not profiled.
     """
-    if seconds > SLOW_STEP_SECONDS or (calls or 0) > _MOST_CALLS:
+    if seconds > slow_seconds or (calls or 0) > _MOST_CALLS:
         return 0
     return 1 if seconds > _LONG_STEP_SECONDS or (calls or 0) > _MANY_CALLS else 2
 
@@ -177,11 +193,13 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
     """Return a profile made of the profiler's events; None when compiled code hides what a CPU does.
 
     Args:
-        events: `torch.autograd.profiler_util.FunctionEvent`s.
+        events: `torch.autograd.profiler_util.FunctionEvent`s; those after the steps' end are left out.
         seconds: wall time in which they happened.
         steps: taken in it.
         on_gpu: take the time of kernels.
     """
+    ended = min((start for start, _ in _find_spans(events, lambda name: name == _STEPS_ENDED)), default=math.inf)
+    events = [event for event in events if event.time_range.start < ended]
     listed = [event for event in events if str(event.device_type).endswith("CPU")]
     if not listed or (not on_gpu and any(_COMPILED in event.name for event in listed)):
         return None

@@ -17,16 +17,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
-from autotune.engine.dataloader import read_generators, restore_generators
-from autotune.measure.memory import release_free_memory
-from autotune.probe.memory_shapes import StepBytes
+from autotune.probe.memory.shapes import StepBytes
 from autotune.records.config import ActivationCheckpointing, Precision, TrainConfig
 from autotune.records.facts import MemoryFacts, MemoryMode
 
@@ -166,20 +161,6 @@ def attempt(run: Callable[[], Found]) -> Found | str:
         return run()
     except Exception as error:
         return " ".join(f"{type(error).__name__}: {error}".split())[:_TOLD_CHARACTERS]
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Put the random generators back afterwards, and release memory that is no longer used."""
-    generators = read_generators()
-    device_generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        restore_generators(generators)
-        if device_generator is not None:
-            torch.cuda.set_rng_state(device_generator, device)
-        release_free_memory()
 
 
 def _halved(mode: TrainConfig) -> tuple[bool, str]:

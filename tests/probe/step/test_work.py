@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.probe.profiler import count_profiled_steps, nest_events, profile_steps, read_events
-from autotune.probe.work import OperationTime, WorkProfile, describe_work
+from autotune.probe.step.profiler import StepProfiler, count_profiled_steps, nest_events, profile_steps, read_events
+from autotune.probe.step.work import OperationTime, WorkProfile, describe_work
 
 CPU = torch.device("cpu")
 MM = [[], [128, 64], [64, 32]]
@@ -203,6 +203,23 @@ def test_real_questions_are_counted_per_step() -> None:
     model = nn.Linear(8, 8)
     assert profiled(steps(model, torch.randn(4, 8), ask=True)).host_syncs_per_step == 1
     assert profiled(steps(model, torch.randn(4, 8))).host_syncs_per_step == 0
+
+
+def test_what_is_done_after_the_steps_is_none_of_theirs() -> None:
+    take = steps(nn.Linear(8, 8), torch.randn(4, 8))
+
+    def profile(after: int) -> WorkProfile:
+        profiler = StepProfiler(CPU)
+        profiler.start()
+        take()
+        profiler.end_steps()
+        for _ in range(after):
+            torch.randn(64, 64).flip(0)
+        found = profiler.stop(1)
+        assert found is not None
+        return found
+
+    assert len(profile(after=100).operations) == len(profile(after=0).operations)
 
 
 def test_another_profiler_at_work_is_left_alone() -> None:
