@@ -119,7 +119,6 @@ LARGE_PACKAGES = {
     "autotune": "the rooms themselves, and leaves that all of them use",
     "autotune.cli": "a command or a page each",
     "autotune.engine": "a knob each",
-    "autotune.probe.analysis": "a judgement each",
     "autotune.records": "a record each",
 }
 

@@ -16,7 +16,7 @@ from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.machine.limits.cache import find_cached_ceilings, save_ceilings
-from autotune.probe.analysis.issues import find_issues
+from autotune.probe.analysis.issues.find import find_issues
 from autotune.probe.analysis.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
 from autotune.probe.analysis.verdict import judge
 from autotune.probe.time_shares import ProbePolicy

@@ -15,7 +15,7 @@ Each is tried in this order. Without the profiler's shares (`StepWork`), `comput
 
 from __future__ import annotations
 
-from autotune.probe.analysis.advice import advise
+from autotune.probe.analysis.advice.rank import advise
 from autotune.probe.analysis.bounds import bound_speedup, count_optimizer_bytes
 from autotune.probe.analysis.evidence import ALL_REDUCE_FRACTIONS, StepCase, collect_evidence, describe_mfu
 from autotune.probe.analysis.figures import (

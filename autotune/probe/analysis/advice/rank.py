@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 from autotune.knobs import KNOBS, Facts
-from autotune.probe.analysis.advice_case import Case, Finding, limit_gain, rank_gain
-from autotune.probe.analysis.advice_compute import (
+from autotune.probe.analysis.advice.case import Case, Finding, limit_gain, rank_gain
+from autotune.probe.analysis.advice.compute import (
     advise_attention,
     advise_compilation,
     advise_cudnn,
@@ -21,7 +21,7 @@ from autotune.probe.analysis.advice_compute import (
     advise_precision,
     advise_tf32,
 )
-from autotune.probe.analysis.advice_data import (
+from autotune.probe.analysis.advice.data import (
     advise_non_blocking,
     advise_persistence,
     advise_pinning,
@@ -29,7 +29,7 @@ from autotune.probe.analysis.advice_data import (
     advise_threads,
     advise_workers,
 )
-from autotune.probe.analysis.advice_memory import advise_checkpointing, advise_micro_batch
+from autotune.probe.analysis.advice.memory import advise_checkpointing, advise_micro_batch
 from autotune.probe.analysis.bounds import bound_speedup
 from autotune.probe.analysis.figures import derive_figures
 from autotune.probe.analysis.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing, plan_pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from autotune.knobs import most_workers
-from autotune.probe.analysis.advice_case import Case, Finding, expect
+from autotune.probe.analysis.advice.case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.figures import divide, format_bandwidth, format_share, format_step
 from autotune.records.probe import GainRange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.probe.analysis.advice_case import Case, Finding, expect
+from autotune.probe.analysis.advice.case import Case, Finding, expect
 from autotune.probe.analysis.figures import format_share
 from autotune.records.probe import GainRange
 from autotune.units import format_bytes

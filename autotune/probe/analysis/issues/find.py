@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.probe.analysis.issues_gpu import find_gpu_issues
-from autotune.probe.analysis.issues_timing import find_timing_issues
+from autotune.probe.analysis.issues.gpu import find_gpu_issues
+from autotune.probe.analysis.issues.timing import find_timing_issues
 from autotune.probe.analysis.pipeline import count_shared_memory_bytes, plan_pipeline
 from autotune.records.ceilings import Ceilings
 from autotune.records.facts import Hazard, TargetFacts

@@ -6,7 +6,7 @@ what it may cost, are the constants below. They are deliberately wide.
 
 from __future__ import annotations
 
-from autotune.probe.analysis.advice_case import Case, Finding, expect
+from autotune.probe.analysis.advice.case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_optimizer_seconds
 from autotune.probe.analysis.figures import divide, format_share, format_step
 from autotune.units import format_bytes, format_flops, format_part
