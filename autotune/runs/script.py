@@ -78,6 +78,7 @@ class ScriptTrial:
         self._source: ScriptSource | None = None
         self._run: Run[Found] | None = None
         self._probe: ScriptProbe | None = None
+        self._shares = TimeShares(started, spec.limits.time_limit_seconds)
         self._watchdog: threading.Timer | None = None
         self._last_line = last_line
 
@@ -237,9 +238,7 @@ class ScriptTrial:
         )
 
     def _make_probe(self) -> Run[Found]:
-        shares = TimeShares(self._started, self.spec.limits.time_limit_seconds)
-        self._shares = shares
-        self._probe = ScriptProbe(self.hooks, self._get_source(), self.spec, policy=shares.policy)
+        self._probe = ScriptProbe(self.hooks, self._get_source(), self.spec, policy=self._shares.policy)
         return time_target(self._probe, seed=self.spec.seeds[0], progress=self._progress if self._leads else None)
 
     def _describe_too_short(self) -> TrialResult:

@@ -55,13 +55,9 @@ class Small:
         optimizer_implementation="for-loop",
     )
 
-    def __init__(self, *, batch_norm: bool = False) -> None:
-        self.batch_norm = batch_norm
-
     def build_model(self) -> nn.Module:
         blocks = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]
-        norm = nn.BatchNorm1d(8) if self.batch_norm else nn.LayerNorm(8)
-        return nn.Sequential(nn.Linear(4, 8), nn.Sequential(*blocks), norm, nn.Linear(8, 3))
+        return nn.Sequential(nn.Linear(4, 8), nn.Sequential(*blocks), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     def train_dataset(self) -> Samples:
         return Samples()
@@ -179,7 +175,8 @@ def test_the_baseline_is_what_the_training_does(probed: tuple[TrialResult, Kept]
 def test_the_model_and_the_optimizer_are_described(facts: TargetFacts) -> None:
     parameters = sum(p.numel() for p in Small().build_model().parameters())
     assert (facts.model.parameter_count, facts.model.parameter_bytes) == (parameters, 4 * parameters)
-    assert not facts.model.has_batch_norm
+    assert facts.model.has_batch_norm
+    assert facts.numerics["micro_batch_size"] == facts.numerics["gradient_accumulation_steps"] == "semantic"
     assert not facts.model.has_4d_convolution
     assert facts.model.checkpointable_blocks == 3
     # The layers' products, twice for each pass; the first layer has no gradient of its input to compute.
@@ -192,7 +189,7 @@ def test_the_model_and_the_optimizer_are_described(facts: TargetFacts) -> None:
 def test_the_data_are_looked_at(facts: TargetFacts) -> None:
     data = facts.data
     assert (data.sample_count, data.random_sources, data.iterable) == (SAMPLES, ("numpy",), False)
-    assert 0 < data.seconds_per_sample < 1
+    assert data.seconds_per_sample > 0
     assert data.cpu_fraction is not None
     assert data.batch_bytes == BATCH * (4 * 4 + 8)
     assert data.epoch_start_seconds is not None
@@ -210,7 +207,8 @@ def test_the_memory_is_looked_at(facts: TargetFacts) -> None:
     memory, parameters = facts.memory, facts.model.parameter_bytes
     assert memory is not None
     assert memory.missing == ""
-    assert (memory.weights_bytes, memory.gradient_bytes) == (parameters, parameters)
+    buffers = sum(buffer.nbytes for buffer in Small().build_model().buffers())
+    assert (memory.weights_bytes, memory.gradient_bytes) == (parameters + buffers, parameters)
     assert memory.optimizer_bytes >= 2 * parameters
     assert (memory.modes[0].precision, memory.modes[0].activation_checkpointing) == ("fp32", "off")  # others in time
     assert memory.calibrated_micro_batch_size is not None
@@ -224,11 +222,3 @@ def test_the_machine_is_measured_last(probed: tuple[TrialResult, Kept], facts: T
     assert [one.measurement for one in kept] == [result.measurement] * 2
     assert kept[-1].facts is not None
     assert kept[-1].facts.data.batch_bytes == facts.data.batch_bytes  # the loader alone was looked at by then
-
-
-def test_batch_norm_makes_a_split_another_training() -> None:
-    for probe in WAYS_IN.values():
-        facts = probe(Small(batch_norm=True))[0].facts
-        assert facts is not None
-        assert facts.model.has_batch_norm
-        assert facts.numerics["micro_batch_size"] == facts.numerics["gradient_accumulation_steps"] == "semantic"

@@ -112,12 +112,13 @@ class ScriptProbe:
             else:  # begun before this step, and not thrown away on the way
                 self._profiled_steps += 1
             if self._profiled_steps >= self._wanted_steps:
-                self._profiler.end_steps()
-                return
+                break
             try:
                 yield
             except TrainingEndedError:
-                return
+                break
+        if self._profiler is not None:
+            self._profiler.end_steps()
 
     def turn_aside(self) -> None:
         """Throw away what the profiler has seen: the script does something else than train, and that is no step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.probe.analysis.advice.policy import USUAL, AdvicePolicy
 from autotune.probe.analysis.figures import StepFigures, divide, format_share, optimizer_share
 from autotune.probe.analysis.pipeline import PipelinePlan
 from autotune.records.config import KnobValue, TrainConfig
@@ -32,6 +33,7 @@ class Case:
         plan: what its input pipeline needs.
         limit: what binds a step.
         offered: values that the space has for each knob.
+        policy: what is promised where it was not measured.
     """
 
     facts: TargetFacts
@@ -41,6 +43,7 @@ class Case:
     plan: PipelinePlan
     limit: Limit
     offered: dict[str, tuple[KnobValue, ...]]
+    policy: AdvicePolicy = USUAL
 
     @property
     def baseline(self) -> TrainConfig:

@@ -1,7 +1,7 @@
 """Advice on the computation: arithmetic, compilation, the optimizer, layouts and allocators; pure.
 
 A gain's hopeful end lets a change do all it can do to the share of a step it acts on; how much of that is sure, and
-what it may cost, are the constants below. They are deliberately wide.
+what it may cost, is the policy's.
 """
 
 from __future__ import annotations
@@ -10,24 +10,6 @@ from autotune.probe.analysis.advice.case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_optimizer_seconds
 from autotune.probe.analysis.figures import divide, format_share, format_step
 from autotune.units import format_bytes, format_flops, format_part
-
-_FASTER_ARITHMETIC = 1.3
-_OPTIMIZER_FRACTION = 0.10
-_UNEXPLAINED_FRACTION = 0.30
-
-# 16-bit activations are half as many bytes; norms and reductions stay in fp32, and casts are operations of their own.
-_HALF_THE_BYTES = 0.5
-_SURE_OF_PRODUCTS = 0.25
-_MUCH_OVERHEAD = 0.4
-_CAST_RISK = 0.9
-# Fusion makes one pass of about three; graphs and generated code leave little of the calling. Both can fail to pay.
-_FUSED_TRAFFIC = 2 / 3
-_COMPILED_OVERHEAD = 0.9
-_COMPILE_RISK = 0.9
-# The rest is known by what it did elsewhere, not by what was measured here.
-_LAYOUT_SAVED, _LAYOUT_RISK = 1 / 3, 0.9
-_CUDNN_SAVED = 0.25
-_ALLOCATOR_SAVED, _ALLOCATOR_SAVED_UNTOLD = 0.5, 0.25
 
 
 def advise_precision(case: Case) -> Finding:
@@ -51,7 +33,9 @@ def _leave_emulation(case: Case) -> Finding:
         return None
     rates = f"{format_flops(rate.flops_per_second)}, {format_part(rate.flops_per_second, plain)} of fp32"
     reason = f"{rate.dtype} is emulated here ({rates}); {_describe_products(case)}"
-    return reason, expect(case.products_fraction * (1.0 - rate.flops_per_second / plain), sure=_SURE_OF_PRODUCTS)
+    return reason, expect(
+        case.products_fraction * (1.0 - rate.flops_per_second / plain), sure=case.policy.sure_of_products
+    )
 
 
 def advise_tf32(case: Case) -> Finding:
@@ -63,18 +47,18 @@ def advise_tf32(case: Case) -> Finding:
 
 def _compare_arithmetic(case: Case, name: str) -> Finding:
     now, other = case.figures.burst_flops_per_second, case.facts.ceilings.flops_per_second(name)
-    if not now or not other or other <= _FASTER_ARITHMETIC * now:
+    if not now or not other or other <= case.policy.faster_arithmetic * now:
         return None
     reason = (
         f"{name} matrix products ran {other / now:.2g}x as fast as {case.figures.arithmetic} ones "
         f"({format_flops(other)} against {format_flops(now)}); {_describe_products(case)}"
     )
     saved = case.products_fraction * (1.0 - now / other)
-    sure = 0.0 if case.facts.work is None else _SURE_OF_PRODUCTS
+    sure = 0.0 if case.facts.work is None else case.policy.sure_of_products
     risk = 1.0
     if name != "tf32":
-        saved += _HALF_THE_BYTES * case.traffic_fraction
-        risk = _CAST_RISK if case.overhead_fraction > _MUCH_OVERHEAD else 1.0
+        saved += case.policy.half_the_bytes * case.traffic_fraction
+        risk = case.policy.cast_risk if case.overhead_fraction > case.policy.much_overhead else 1.0
     return reason, expect(saved, sure=sure, risk=risk)
 
 
@@ -87,7 +71,7 @@ def _describe_products(case: Case) -> str:
 def advise_optimizer(case: Case) -> Finding:
     """Return whether the optimizer's step is worth another implementation."""
     share, facts = case.figures.optimizer_fraction, case.facts
-    if share <= _OPTIMIZER_FRACTION:
+    if share <= case.policy.optimizer_fraction:
         return None
     current = case.baseline.optimizer_implementation
     others = ", ".join(name for name in facts.optimizer.implementations if name != current)
@@ -104,25 +88,27 @@ def advise_compilation(case: Case) -> Finding:
     if case.facts.work is None:
         return _compile_unexplained(case)
     traffic, overhead = case.traffic_fraction, case.overhead_fraction
-    if traffic + overhead <= _UNEXPLAINED_FRACTION:
+    if traffic + overhead <= case.policy.unexplained_fraction:
         return None
     reason = (
         f"memory traffic of the model takes {format_share(traffic)} of a step and calling its operations "
         f"{format_share(overhead)}: compilation fuses the one and leaves out most of the other"
     )
-    return reason, expect(_FUSED_TRAFFIC * traffic + _COMPILED_OVERHEAD * overhead, risk=_COMPILE_RISK)
+    return reason, expect(
+        case.policy.fused_traffic * traffic + case.policy.compiled_overhead * overhead, risk=case.policy.compile_risk
+    )
 
 
 def _compile_unexplained(case: Case) -> Finding:
     mfu = case.figures.mfu
     unexplained = 0.0 if mfu is None else case.figures.model_fraction - mfu
-    if mfu is None or unexplained <= _UNEXPLAINED_FRACTION:
+    if mfu is None or unexplained <= case.policy.unexplained_fraction:
         return None
     reason = (
         f"{case.model_share}, and its matrix products at the measured {case.figures.arithmetic} rate would fill "
         f"{format_share(mfu)}: the rest is elementwise work, memory traffic and overhead, which compilation can fuse"
     )
-    return reason, expect(_FUSED_TRAFFIC * unexplained, risk=_COMPILE_RISK)
+    return reason, expect(case.policy.fused_traffic * unexplained, risk=case.policy.compile_risk)
 
 
 def advise_host_allocator(case: Case) -> Finding:
@@ -133,16 +119,16 @@ def advise_host_allocator(case: Case) -> Finding:
     names = ", ".join(("glibc-tuned", *sorted(case.hardware.host_allocators)))
     reason = f"on a CPU every step takes its activations from malloc (peak {peak}), and {case.model_share}: {names}"
     if case.facts.work is None:
-        return reason, expect(_ALLOCATOR_SAVED_UNTOLD * case.figures.model_fraction)
-    return reason, expect(_ALLOCATOR_SAVED * case.traffic_fraction)
+        return reason, expect(case.policy.allocator_saved_untold * case.figures.model_fraction)
+    return reason, expect(case.policy.allocator_saved * case.traffic_fraction)
 
 
 def advise_memory_format(case: Case) -> Finding:
     """Return whether convolutions could use another layout."""
     if case.baseline.memory_format != "contiguous":
         return None
-    saved = _LAYOUT_SAVED * (case.products_fraction + case.traffic_fraction)
-    return f"the model has 2-d convolutions, and {case.model_share}", expect(saved, risk=_LAYOUT_RISK)
+    saved = case.policy.layout_saved * (case.products_fraction + case.traffic_fraction)
+    return f"the model has 2-d convolutions, and {case.model_share}", expect(saved, risk=case.policy.layout_risk)
 
 
 def advise_cudnn(case: Case) -> Finding:
@@ -150,7 +136,7 @@ def advise_cudnn(case: Case) -> Finding:
     if case.baseline.cudnn_benchmark:
         return None
     reason = f"cuDNN has not timed its algorithms for the model's 2-d convolutions, and {case.model_share}"
-    return reason, expect(_CUDNN_SAVED * case.products_fraction)
+    return reason, expect(case.policy.cudnn_saved * case.products_fraction)
 
 
 def advise_attention(case: Case) -> Finding:

@@ -11,19 +11,6 @@ from autotune.probe.analysis.figures import divide, format_bandwidth, format_sha
 from autotune.records.probe import GainRange
 from autotune.units import format_bytes, format_duration
 
-_COPY_FRACTION = 0.05
-_UNEVEN_STEPS = 2.0
-# One step in twenty is a tail only when there are twenty.
-_STEPS_FOR_A_TAIL = 20
-_DEFAULT_PREFETCH = 2
-_SHORT_EPOCH_SECONDS = 60.0
-# Where its rates were not measured, page-locked memory is taken to copy at most three times as fast.
-_PINNED_SAVED = 2 / 3
-# Changing who gets the CPUs takes some from one side.
-_SHARED_CPUS_RISK = 0.9
-# Waiting takes no CPU from the computation.
-_SURE_OF_WAITING = 0.5
-
 
 def advise_workers(case: Case) -> Finding:
     """Return whether more workers would shorten the waiting."""
@@ -56,23 +43,27 @@ def _expect_workers(case: Case) -> GainRange:
         best = max(best, case.plan.load_seconds / case.plan.workers)
     saved = 1.0 - best / figures.step_seconds
     if case.facts.data.waits:
-        return expect(saved, sure=_SURE_OF_WAITING)
-    return expect(saved, sure=0.25) if case.on_gpu else expect(saved, risk=_SHARED_CPUS_RISK)
+        return expect(saved, sure=case.policy.sure_of_waiting)
+    return expect(saved, sure=0.25) if case.on_gpu else expect(saved, risk=case.policy.shared_cpus_risk)
 
 
 def advise_prefetch(case: Case) -> Finding:
     """Return whether batches come unevenly, which more of them in reserve would hide."""
     steps, ratio = case.measurement.step_seconds, case.facts.data.slow_batch_ratio
-    if case.limit != "input" or case.baseline.num_workers == 0 or case.baseline.prefetch_factor > _DEFAULT_PREFETCH:
+    if (
+        case.limit != "input"
+        or case.baseline.num_workers == 0
+        or case.baseline.prefetch_factor > case.policy.default_prefetch
+    ):
         return None
     gain = expect(0.5 * case.figures.wait_fraction)
     if case.plan.prefetch_worthwhile is not None:
         reason = f"batches come unevenly: one in twenty takes {ratio:.2g}x the median or more to load"
         return (reason, gain) if case.plan.prefetch_worthwhile else None
-    if len(steps) < _STEPS_FOR_A_TAIL:
+    if len(steps) < case.policy.least_steps:
         return None
     slow, median = statistics.quantiles(steps, n=20)[-1], statistics.median(steps)
-    if slow <= _UNEVEN_STEPS * median:
+    if slow <= case.policy.uneven_steps * median:
         return None
     reason = f"steps are uneven: one in twenty takes {slow / median:.2g}x the median or more ({format_step(slow)})"
     return reason, gain
@@ -86,7 +77,7 @@ def advise_persistence(case: Case) -> Finding:
     epoch_seconds = count / case.measurement.samples_per_second
     start = case.facts.data.epoch_start_seconds
     worthwhile = case.plan.persistent_worthwhile
-    if worthwhile is False or (worthwhile is None and epoch_seconds > _SHORT_EPOCH_SECONDS):
+    if worthwhile is False or (worthwhile is None and epoch_seconds > case.policy.short_epoch_seconds):
         return None
     reason = f"an epoch lasts {format_duration(epoch_seconds)} and starts its loader workers anew each time ({workers})"
     if start is None:
@@ -99,7 +90,7 @@ def advise_persistence(case: Case) -> Finding:
 def advise_pinning(case: Case) -> Finding:
     """Return whether copies from pageable memory take a part of a step worth saving."""
     share, ceilings = case.figures.copy_fraction, case.facts.ceilings
-    if case.baseline.pin_memory or share <= _COPY_FRACTION:
+    if case.baseline.pin_memory or share <= case.policy.copy_fraction:
         return None
     reason = f"copies to the device take {format_share(share)} of a step from pageable memory"
     pinned, pageable = ceilings.copy_to_device_bytes_per_second, ceilings.pageable_to_device_bytes_per_second
@@ -108,13 +99,13 @@ def advise_pinning(case: Case) -> Finding:
     if pinned is not None and pageable is not None:
         reason += f", pageable memory at {format_bandwidth(pageable)}"
     slower = divide(pageable, pinned)
-    return reason, expect(share * (_PINNED_SAVED if slower is None else 1.0 - slower))
+    return reason, expect(share * (case.policy.pinned_saved if slower is None else 1.0 - slower))
 
 
 def advise_non_blocking(case: Case) -> Finding:
     """Return whether copies hold up the host for a part of a step worth hiding."""
     baseline, share = case.baseline, case.figures.copy_fraction
-    if not baseline.pin_memory or baseline.non_blocking or share <= _COPY_FRACTION:
+    if not baseline.pin_memory or baseline.non_blocking or share <= case.policy.copy_fraction:
         return None
     reason = f"copies from page-locked memory take {format_share(share)} of a step and hold up the host"
     return reason, expect(share)
@@ -134,4 +125,4 @@ def advise_threads(case: Case) -> Finding:
         gained = min(1.0, max(0.0, (usable - workers) / usable)) * (case.facts.data.cpu_fraction or 0.0)
         saved = max(saved, case.figures.wait_fraction * gained)
     # Fewer threads only make room for workers, which are another knob.
-    return reason, expect(saved, risk=_SHARED_CPUS_RISK) if saved > 0 else None
+    return reason, expect(saved, risk=case.policy.shared_cpus_risk) if saved > 0 else None

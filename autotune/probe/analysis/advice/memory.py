@@ -9,10 +9,6 @@ from autotune.probe.analysis.figures import format_share
 from autotune.records.probe import GainRange
 from autotune.units import format_bytes
 
-# Elasticities this close to one say that a pass takes as long as its samples, large or small.
-_EVEN = 0.05
-_ELASTICITIES = (-1.0, 3.0)
-
 
 @dataclass(frozen=True)
 class _Fit:
@@ -25,7 +21,7 @@ class _Fit:
 def advise_micro_batch(case: Case) -> Finding:
     """Return whether the same effective batch in larger or smaller passes would be faster."""
     passes, size, elasticity = case.baseline.gradient_accumulation_steps, case.baseline.micro_batch_size, _read(case)
-    if elasticity is not None and elasticity > 1.0 + _EVEN:
+    if elasticity is not None and elasticity > 1.0 + case.policy.even:
         return _advise_smaller(case, elasticity)
     if passes == 1:
         return None
@@ -45,8 +41,8 @@ def advise_micro_batch(case: Case) -> Finding:
 def _read(case: Case) -> float | None:
     """Return the elasticity, no further from one than a clock can be trusted."""
     elasticity = case.facts.batch_elasticity
-    low, high = _ELASTICITIES
-    return None if elasticity is None else min(high, max(low, elasticity))
+    policy = case.policy
+    return None if elasticity is None else min(policy.most_elasticity, max(policy.least_elasticity, elasticity))
 
 
 def _advise_smaller(case: Case, elasticity: float) -> Finding:
@@ -117,7 +113,7 @@ def _checkpoint_for_larger_passes(case: Case) -> Finding:
     modes = [mode for mode in ("selective", "full") if _predict(case, 1, mode).fits is not None]
     sizes = {mode: _find_largest(case, checkpointing=mode) for mode in modes}
     larger = {mode: size for mode, size in sizes.items() if size is not None and size > (without or 0)}
-    if elasticity is None or elasticity >= 1.0 - _EVEN or not larger:
+    if elasticity is None or elasticity >= 1.0 - case.policy.even or not larger:
         return None
     mode, size = max(larger.items(), key=lambda item: item[1])
     fit = _predict(case, size, mode)

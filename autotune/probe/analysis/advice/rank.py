@@ -39,9 +39,6 @@ from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
 from autotune.records.probe import Advice, Limit
 
-_LEAST_GAIN = 1.02
-"""A knob that gains less at its best is not worth naming."""
-
 
 def advise(facts: TargetFacts, measurement: Measurement, hardware: HardwareInfo, *, limit: Limit) -> tuple[Advice, ...]:
     """Return the knobs worth trying, best first.
@@ -73,7 +70,7 @@ def advise(facts: TargetFacts, measurement: Measurement, hardware: HardwareInfo,
         if finding is not None:
             most = min(ceiling, case.loader_speedup if name in COMPUTE_KNOBS else math.inf)
             reason, gain = finding[0], None if finding[1] is None else limit_gain(finding[1], most)
-            if gain is None or gain.high >= _LEAST_GAIN:
+            if gain is None or gain.high >= case.policy.least_gain:
                 found.append(Advice(knob=name, reason=reason, gain=gain))
     return tuple(sorted(found, key=lambda advice: -rank_gain(advice.gain)))
 
