@@ -251,9 +251,17 @@ def _fetch_some(loader: DataLoader[Any], batch_size: int) -> tuple[Samples, str]
     try:
         return look_at_data(lambda: loader.dataset, collate, batch_size=batch_size, fingerprints=False), ""
     except Exception as error:
-        count = len(loader.dataset)  # type: ignore[arg-type]
+        count = _count_samples(loader.dataset)
         data = DataFacts(sample_count=count, seconds_per_sample=0.0, random_sources=(), iterable=False)
         return Samples(data), f"its samples could not be fetched one by one ({type(error).__name__}: {error})"[:200]
+
+
+def _count_samples(dataset: Any) -> int | None:
+    """Return how many samples a dataset has; None where only the script's own sampler knows."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
 
 
 def _first(samples: list[Any]) -> Any:
