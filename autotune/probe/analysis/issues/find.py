@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.probe.analysis.issues.gpu import find_gpu_issues
+from autotune.probe.analysis.issues.policy import USUAL, IssuePolicy
 from autotune.probe.analysis.issues.timing import find_timing_issues
 from autotune.probe.analysis.pipeline import count_shared_memory_bytes, plan_pipeline
 from autotune.records.ceilings import Ceilings
@@ -20,12 +21,6 @@ from autotune.records.measurement import Measurement
 from autotune.records.probe import Issue
 from autotune.sentences import count
 from autotune.units import format_bytes
-
-_SWAP_FRACTION = 0.05
-_LITTLE_MEMORY_FRACTION = 0.10
-_PEAK_FRACTION = 0.90
-_DOCKER_SHARED_MEMORY_BYTES = 64 * 2**20
-_SUSTAINED_FRACTION = 0.80
 
 _MORE_SHARED_MEMORY = (
     "give the container more (docker: --shm-size=8g; kubernetes: an emptyDir of medium Memory at /dev/shm), "
@@ -53,6 +48,7 @@ def find_issues(
     facts: TargetFacts | None = None,
     measurement: Measurement | None = None,
     ceilings: Ceilings | None = None,
+    policy: IssuePolicy = USUAL,
 ) -> tuple[Issue, ...]:
     """Return what is wrong with a machine, and with a training on it, the most dangerous first.
 
@@ -61,35 +57,36 @@ def find_issues(
         facts: what the probe found about the target; None without one.
         measurement: the baseline, timed end to end; None without a target.
         ceilings: measured limits; None takes the target's.
+        policy: from where on something is an issue.
     """
     limits = ceilings if ceilings is not None or facts is None else facts.ceilings
-    found = [*_look_at_memory(hardware)]
+    found = [*_look_at_memory(hardware, policy)]
     if facts is not None:
-        found += _look_at_shared_memory(hardware, facts, measurement)
+        found += _look_at_shared_memory(hardware, facts, measurement, policy)
         found += [Issue(name=name, sentence=_HAZARDS[name][0], remedy=_HAZARDS[name][1]) for name in facts.hazards]
     if facts is None or facts.device == "cuda":
-        found += find_gpu_issues(hardware, measurement)
+        found += find_gpu_issues(hardware, measurement, policy)
     found += _look_at_cpus(hardware, facts)
     if facts is not None:
         found += _look_at_syncs(facts)
     if measurement is not None:
-        found += _look_at_peak(hardware, measurement, on_gpu=facts is not None and facts.device == "cuda")
-        found += find_timing_issues(measurement)
+        found += _look_at_peak(hardware, measurement, policy, on_gpu=facts is not None and facts.device == "cuda")
+        found += find_timing_issues(measurement, policy)
     if limits is not None:
-        found += _look_at_rates(limits)
+        found += _look_at_rates(limits, policy)
     return tuple(found)
 
 
-def _look_at_memory(hardware: HardwareInfo) -> Iterator[Issue]:
+def _look_at_memory(hardware: HardwareInfo, policy: IssuePolicy) -> Iterator[Issue]:
     limit, available = hardware.memory_limit_bytes, hardware.memory_available_bytes
-    if hardware.swap_used_bytes > _SWAP_FRACTION * hardware.memory_total_bytes:
+    if hardware.swap_used_bytes > policy.swap_fraction * hardware.memory_total_bytes:
         used, total = format_bytes(hardware.swap_used_bytes), format_bytes(hardware.swap_total_bytes)
         yield Issue(
             name="swap",
             sentence=f"{used} of {total} swap are in use: pages that come back from the disk stop a training",
             remedy="end what needs the memory, then empty the swap (swapoff -a; swapon -a)",
         )
-    if available < _LITTLE_MEMORY_FRACTION * limit:
+    if available < policy.little_memory_fraction * limit:
         yield Issue(
             name="memory",
             sentence=f"memory is nearly full: {format_bytes(available)} of {format_bytes(limit)} are available",
@@ -98,7 +95,7 @@ def _look_at_memory(hardware: HardwareInfo) -> Iterator[Issue]:
 
 
 def _look_at_shared_memory(
-    hardware: HardwareInfo, facts: TargetFacts, measurement: Measurement | None
+    hardware: HardwareInfo, facts: TargetFacts, measurement: Measurement | None, policy: IssuePolicy
 ) -> Iterator[Issue]:
     """Yield that /dev/shm does not hold the batches of the user's workers, or of those a search will try."""
     total, free = hardware.shared_memory_total_bytes, hardware.shared_memory_free_bytes
@@ -116,7 +113,12 @@ def _look_at_shared_memory(
                 remedy=_MORE_SHARED_MEMORY,
             )
             return
-    if used > 0 and total is not None and total <= _DOCKER_SHARED_MEMORY_BYTES and facts.data.batch_bytes is None:
+    if (
+        used > 0
+        and total is not None
+        and total <= policy.container_shared_memory_bytes
+        and facts.data.batch_bytes is None
+    ):
         yield Issue(
             name="shared-memory",
             sentence=f"{count(used, 'loader worker')} share {format_bytes(total)} of /dev/shm, a container's default: "
@@ -170,14 +172,16 @@ def _look_at_syncs(facts: TargetFacts) -> Iterator[Issue]:
     )
 
 
-def _look_at_peak(hardware: HardwareInfo, measurement: Measurement, *, on_gpu: bool) -> Iterator[Issue]:
+def _look_at_peak(
+    hardware: HardwareInfo, measurement: Measurement, policy: IssuePolicy, *, on_gpu: bool
+) -> Iterator[Issue]:
     peak = measurement.peak_memory
     device = hardware.gpus[0].memory_total_bytes if on_gpu and hardware.gpus else 0
     for name, used, limit in (
         ("host-peak", peak.host_bytes, hardware.memory_limit_bytes),
         ("device-peak", peak.device_bytes or 0, device),
     ):
-        if limit > 0 and used > _PEAK_FRACTION * limit:
+        if limit > 0 and used > policy.peak_fraction * limit:
             where = "memory" if name == "host-peak" else "the GPU's memory"
             yield Issue(
                 name=name,
@@ -187,7 +191,7 @@ def _look_at_peak(hardware: HardwareInfo, measurement: Measurement, *, on_gpu: b
             )
 
 
-def _look_at_rates(ceilings: Ceilings) -> Iterator[Issue]:
+def _look_at_rates(ceilings: Ceilings, policy: IssuePolicy) -> Iterator[Issue]:
     plain = ceilings.flops_per_second("fp32") or 0.0  # what is slower is emulated, and nobody trains with it
     held = {
         rate.dtype: rate.sustained_flops_per_second / rate.flops_per_second
@@ -195,7 +199,7 @@ def _look_at_rates(ceilings: Ceilings) -> Iterator[Issue]:
         if rate.sustained_flops_per_second is not None and rate.flops_per_second >= plain > 0
     }
     dtype = min(held, key=held.__getitem__, default=None)
-    if dtype is not None and held[dtype] < _SUSTAINED_FRACTION:
+    if dtype is not None and held[dtype] < policy.sustained_fraction:
         yield Issue(
             name="sustained-rate",
             sentence=f"{dtype} matrix products keep up {100 * held[dtype]:.0f} % of their best rate: "

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotune.probe.analysis.issues.policy import IssuePolicy
 from autotune.records.hardware import GpuInfo, HardwareInfo
 from autotune.records.measurement import Measurement
 from autotune.records.probe import Issue
 from autotune.sentences import count
 from autotune.units import format_bytes
-
-_TAKEN_FRACTION = 0.05
-_BUSY_FRACTION = 0.10
 
 _SLOWDOWNS = {
     "hardware": (
@@ -26,16 +24,17 @@ _SLOWDOWNS = {
 }
 
 
-def find_gpu_issues(hardware: HardwareInfo, measurement: Measurement | None) -> Iterator[Issue]:
+def find_gpu_issues(hardware: HardwareInfo, measurement: Measurement | None, policy: IssuePolicy) -> Iterator[Issue]:
     """Yield what is wrong with the GPUs.
 
     Args:
         hardware: the machine.
         measurement: blocks in which the driver was watched; None without.
+        policy: from where on something is an issue.
     """
     yield from _look_at_clocks(hardware, measurement)
     for index, gpu in enumerate(hardware.gpus):
-        yield from _look_at_sharing(index, gpu)
+        yield from _look_at_sharing(index, gpu, policy)
         yield from _look_at_partition(index, gpu)
     names = list(dict.fromkeys(gpu.name for gpu in hardware.gpus))
     if len(names) > 1:
@@ -62,7 +61,7 @@ def _look_at_clocks(hardware: HardwareInfo, measurement: Measurement | None) -> 
             )
 
 
-def _look_at_sharing(index: int, gpu: GpuInfo) -> Iterator[Issue]:
+def _look_at_sharing(index: int, gpu: GpuInfo, policy: IssuePolicy) -> Iterator[Issue]:
     taken = gpu.memory_total_bytes - gpu.memory_free_bytes
     busy = gpu.utilization_fraction or 0.0
     if gpu.other_processes > 0:
@@ -73,14 +72,14 @@ def _look_at_sharing(index: int, gpu: GpuInfo) -> Iterator[Issue]:
             "timings depend on what they do",
             remedy="end them, or choose another GPU with CUDA_VISIBLE_DEVICES",
         )
-    elif taken > _TAKEN_FRACTION * gpu.memory_total_bytes:
+    elif taken > policy.gpu_taken_fraction * gpu.memory_total_bytes:
         yield Issue(
             name="gpu-memory",
             sentence=f"{format_bytes(taken)} of {format_bytes(gpu.memory_total_bytes)} on GPU {index} are in use "
             "before the training starts",
             remedy="look for processes of other users or containers (nvidia-smi), or choose another GPU",
         )
-    if busy > _BUSY_FRACTION:
+    if busy > policy.gpu_busy_fraction:
         yield Issue(
             name="gpu-busy",
             sentence=f"GPU {index} was busy {100 * busy:.0f} % of the time before the training started",

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from autotune.probe.analysis.issues.policy import IssuePolicy
 from autotune.records.measurement import MUCH_STEAL, Interference, Measurement
 from autotune.records.probe import Issue
 from autotune.sentences import count
 
-_MUCH = 0.10
-
 
 @dataclass(frozen=True)
 class _Disturbance:
-    """A share that is seen in a block, what it is of, and from where on it counts."""
+    """A share that is seen in a block, what it is of, and from where on it counts; None for the policy's share."""
 
     read: Callable[[Interference], float | None]
-    threshold: float
+    threshold: float | None
     sentence: str
     remedy: str
 
@@ -37,36 +36,38 @@ _DISTURBANCES = {
     ),
     "other-processes": _Disturbance(
         lambda seen: seen.foreign_cpu_fraction,
-        _MUCH,
+        None,
         "other processes used up to {share} of the CPU time",
         "end them, or repeat the probe when they have ended",
     ),
     "disk-pressure": _Disturbance(
         lambda seen: seen.io_pressure_fraction,
-        _MUCH,
+        None,
         "something waited for the disk for up to {share} of the time",
         "put the data on a faster disk or into memory, and end what else reads and writes",
     ),
     "memory-pressure": _Disturbance(
         lambda seen: seen.memory_pressure_fraction,
-        _MUCH,
+        None,
         "something waited for memory for up to {share} of the time",
         "end other processes, or give the job more memory",
     ),
 }
 
 
-def find_timing_issues(measurement: Measurement) -> Iterator[Issue]:
+def find_timing_issues(measurement: Measurement, policy: IssuePolicy) -> Iterator[Issue]:
     """Yield what went on beside the training while it was timed.
 
     Args:
         measurement: its blocks, watched.
+        policy: from where on something is an issue.
     """
     total = len(measurement.blocks)
     watched = [block.interference for block in measurement.blocks if block.interference is not None]
     for name, disturbance in _DISTURBANCES.items():
         shares = [disturbance.read(seen) or 0.0 for seen in watched]
-        much = [share for share in shares if share > disturbance.threshold]
+        least = policy.disturbed_fraction if disturbance.threshold is None else disturbance.threshold
+        much = [share for share in shares if share > least]
         if much:
             told = disturbance.sentence.format(share=f"{100 * max(much):.0f} %")
             yield Issue(
