@@ -30,7 +30,8 @@ from torch.utils.data import Dataset, TensorDataset
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.loop import Training, backend_settings
 from autotune.measure.memory import peak_host_bytes, resident_bytes
-from autotune.probe.memory import look_at_memory
+from autotune.probe.memory.look import look_at_memory
+from autotune.probe.memory.workload import WorkloadMemory
 from autotune.records.config import Precision, TrainConfig
 from autotune.records.facts import MemoryFacts
 from autotune.targets.load import load_workload
@@ -184,7 +185,7 @@ vision = Benchmarked(Vision, (3, 48, 48), small(8))
 segmenter = Benchmarked(build_segmenter, (3, 96, 96), small(8), targets=(10, (96, 96)))
 
 HELD_OUT = ("segmenter", "vision")
-"""Had no part in the choice of the correction in `autotune/probe/memory_lines.py`; the other five had."""
+"""Had no part in the choice of the correction in `autotune/probe/memory/lines.py`; the other five had."""
 WORKLOADS = {name: f"{Path(__file__).name}:{name}" for name in ("mlp", "cnn", "lstm", "encoder", *HELD_OUT)}
 WORKLOADS["demo"] = "autotune.targets.demo:workload"
 
@@ -227,10 +228,9 @@ def predict(name: str) -> None:
         del training
         began = time.monotonic()
         facts = look_at_memory(
-            loaded,
+            WorkloadMemory(loaded, CPU, seed=0, room_bytes=LIMIT_BYTES),
             loaded.baseline,
             CPU,
-            seed=0,
             base_bytes=base_bytes,
             limit_bytes=LIMIT_BYTES,
             supported=PRECISIONS,

@@ -69,6 +69,7 @@ TORCH_FREE = (
     "autotune.presets",
     "autotune.probe.analysis",
     "autotune.probe.run",
+    "autotune.probe.time_shares",
     "autotune.records",
     "autotune.scratch",
     "autotune.search",
@@ -118,8 +119,6 @@ MOST_MEMBERS = 12
 LARGE_PACKAGES = {
     "autotune": "the rooms themselves, and leaves that all of them use",
     "autotune.engine": "a knob each",
-    "autotune.probe": "a look at one thing each, for either way in",
-    "autotune.probe.analysis": "a judgement each",
     "autotune.records": "a record each",
 }
 

@@ -16,9 +16,10 @@ from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.machine.limits.cache import find_cached_ceilings, save_ceilings
-from autotune.probe.analysis.issues import find_issues
+from autotune.probe.analysis.issues.find import find_issues
 from autotune.probe.analysis.pipeline import COMPUTE_KNOBS, compute_knobs_gain_nothing
 from autotune.probe.analysis.verdict import judge
+from autotune.probe.time_shares import ProbePolicy
 from autotune.records.ceilings import Ceilings
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
@@ -31,11 +32,8 @@ from autotune.space import SearchSpace, build_space
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target
 
-PROBE_SECONDS = 300.0
+PROBE_SECONDS = ProbePolicy.limit_seconds
 """Longest a probe may take; a healthy one needs well under a minute."""
-
-_MEASURE_SECONDS = 4.0
-_CEILINGS_SECONDS = 12.0
 
 
 def run_probe(
@@ -61,8 +59,11 @@ def run_probe(
     began = time.monotonic()
     sweep_scratch()
     resolved = resolve_target(target, folder=Path(folder or Path.cwd()).resolve())
+    policy = ProbePolicy()
     limits = TrialLimits(
-        time_limit_seconds=PROBE_SECONDS, measure_seconds=_MEASURE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS
+        time_limit_seconds=policy.limit_seconds,
+        measure_seconds=policy.measure_seconds,
+        ceilings_seconds=policy.machine_seconds,
     )
     with _disk_errors(), scratch_folder() as scratch:
         hardware, software = read_hardware(), read_software()
@@ -116,7 +117,8 @@ def _measure_machine(
         MachineError: PyTorch does not run here.
     """
     known, age = _find_known(hardware, software)
-    limits = TrialLimits(time_limit_seconds=PROBE_SECONDS, ceilings_seconds=_CEILINGS_SECONDS)
+    policy = ProbePolicy()
+    limits = TrialLimits(time_limit_seconds=policy.limit_seconds, ceilings_seconds=policy.machine_seconds)
     target = Target(spec="", folder=str(scratch))
     result = runner(TrialSpec(number=1, purpose="machine", target=target, config=None, ceilings=known, limits=limits))
     if result.ceilings is None:

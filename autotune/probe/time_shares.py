@@ -7,25 +7,44 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
-LOADER_SECONDS = 1.5
-"""To see what a loader does alone."""
 
-MEMORY_SECONDS = 8.0
-"""To follow a step's memory in every mode."""
+@dataclass(frozen=True)
+class ProbePolicy:
+    """What a probe takes its time for. All are judgement: a probe of a healthy training ends within a minute.
 
-MEMORY_GRACE = 1.5
-"""A look at the memory that has not ended after this many times its time is given up."""
+    Attributes:
+        limit_seconds: longest a probe may take.
+        measure_seconds: to time the training's own settings.
+        machine_seconds: to measure the machine's limits.
+        loader_seconds: to see what a loader does alone.
+        memory_seconds: to follow a step's memory in every mode.
+        memory_grace: a look at the memory is given up after this many times its seconds, and two steps.
+        disk_seconds: to read from the data's disk.
+        least_all_reduce_seconds: a probe that measures the machine in less has no time for an all-reduce.
+        evaluation_seconds: an evaluation that takes longer is left out of the loss checks.
+        slow_step_seconds: a training with longer steps is neither profiled nor given twice the samples, which alone
+            would take a minute.
+        room_for_twice: share of the memory a probe may use that may be in use before it tries twice the samples.
+        full_seconds: a probe that may take this long gives every part its full time, a shorter one in proportion.
+        last_fraction: of a probe's time; what is not begun by then is left out.
+    """
 
-SLOW_STEP_SECONDS = 5.0
-"""A training with longer steps is neither profiled nor given twice the samples: that alone would take a minute."""
-
-_FULL_SECONDS = 120.0
-"""A probe that may take this long gives every part its full time."""
-
-_LAST_FRACTION = 0.6
-"""Of a probe's time; what is not begun by then is left out."""
+    limit_seconds: float = 300.0
+    measure_seconds: float = 4.0
+    machine_seconds: float = 12.0
+    loader_seconds: float = 1.5
+    memory_seconds: float = 8.0
+    memory_grace: float = 1.5
+    disk_seconds: float = 1.0
+    least_all_reduce_seconds: float = 6.0
+    evaluation_seconds: float = 20.0
+    slow_step_seconds: float = 5.0
+    room_for_twice: float = 0.4
+    full_seconds: float = 120.0
+    last_fraction: float = 0.6
 
 
 class OutOfTimeError(BaseException):
@@ -38,16 +57,26 @@ class TimeShares:
     Args:
         started: `time.monotonic()` when its process was started.
         limit_seconds: when it is killed.
+        policy: what its parts may take at their best.
+
+    Attributes:
+        policy: what its parts may take at their best.
     """
 
-    def __init__(self, started: float, limit_seconds: float) -> None:
+    def __init__(self, started: float, limit_seconds: float, policy: ProbePolicy | None = None) -> None:
+        self.policy = policy or ProbePolicy()
         self._started, self._limit = started, limit_seconds
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since its process was started."""
+        return time.monotonic() - self._started
 
     def grant(self, seconds: float) -> float:
         """Return how long a part may take that takes so many seconds at its best; 0 when it is to be left out."""
-        if time.monotonic() - self._started > _LAST_FRACTION * self._limit:
+        if self.elapsed_seconds > self.policy.last_fraction * self._limit:
             return 0.0
-        return seconds * min(1.0, self._limit / _FULL_SECONDS)
+        return seconds * min(1.0, self._limit / self.policy.full_seconds)
 
 
 @contextmanager

@@ -28,16 +28,14 @@ from autotune.isolation.causes import Outcome, describe_hopeless, encodable, exp
 from autotune.isolation.prepare import exit_at_once, own_record
 from autotune.isolation.progress import ProgressWriter
 from autotune.measure.hopeless import TooSlowError
-from autotune.measure.memory import resident_bytes
 from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import DivergedError
-from autotune.probe.child import used_bytes
-from autotune.probe.script import ScriptProbe
+from autotune.probe.collect import collect_facts, time_target
+from autotune.probe.sources.script import ScriptProbe
 from autotune.probe.time_shares import TimeShares
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE
-from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
 from autotune.runs.script_source import ScriptSource
@@ -80,6 +78,7 @@ class ScriptTrial:
         self._source: ScriptSource | None = None
         self._run: Run[Found] | None = None
         self._probe: ScriptProbe | None = None
+        self._shares = TimeShares(started, spec.limits.time_limit_seconds)
         self._watchdog: threading.Timer | None = None
         self._last_line = last_line
 
@@ -103,7 +102,7 @@ class ScriptTrial:
         self._source = ScriptSource(self.hooks, spec, samples_per_window=step)
         times = spec.purpose not in ("quality", "fidelity", "tape")
         if self._leads or not times:  # of several processes one is timed; the others would only keep it waiting
-            self._run = self._probe_steps(resident_bytes()) if inspects else self._make_run()
+            self._run = self._make_probe() if inspects else self._make_run()
 
     def heard(self, line: str) -> None:
         """The script printed a line."""
@@ -218,8 +217,10 @@ class ScriptTrial:
             result = found.complete(
                 self.spec, elapsed_seconds=self.elapsed_seconds, startup_seconds=self.startup_seconds
             )
-            if self._probe is not None and found.measurement is not None:
-                result = self._find_facts(self._probe, result, found.measurement)
+            if self._probe is not None:
+                self._stack.close()  # what follows is ours, not the script's
+                self._probe.is_seeded = self.is_seeded
+                result = collect_facts(self._probe, result, self._shares, keep=self._keep)
         except DivergedError as error:
             self.fail(explain_exception(error))
         self.finish(result)
@@ -236,39 +237,9 @@ class ScriptTrial:
             progress=self._progress if self._leads else None,
         )
 
-    def _probe_steps(self, base_bytes: int) -> Run[Found]:
-        """Time the script as it is, everything else looked at on the way, then let the profiler see some steps.
-
-        Args:
-            base_bytes: resident before the script has built anything.
-        """
-        source, device = self._get_source(), self.hooks.device
-        if device.type == "cuda":
-            base_bytes = max(0, used_bytes(device) - torch.cuda.memory_reserved(device))
-        self._probe = probe = ScriptProbe(self.hooks, base_bytes=base_bytes)
-        source.on_step = probe.take
-        self._probed_since = time.perf_counter()
-        found = yield from self._make_run()
-        assert found.measurement is not None
-        if found.measurement.ended_by == "training":
-            return found
-        while not probe.take_profiled(found.measurement.seconds_per_step):
-            try:
-                yield
-            except TrainingEndedError:
-                break
-        return found
-
-    def _find_facts(self, probe: ScriptProbe, result: TrialResult, measurement: Measurement) -> TrialResult:
-        spec = self.spec
-        aside = self._get_source().aside_seconds / max(1e-9, time.perf_counter() - self._probed_since)
-        allowance = TimeShares(time.monotonic() - self.elapsed_seconds, spec.limits.time_limit_seconds)
-        self._stack.close()  # what follows is ours, not the script's
-        facts = probe.find_facts(spec, measurement, is_seeded=self.is_seeded, aside_fraction=aside)
-        result = result.replace(spec=spec.replace(config=facts.baseline), facts=facts)
-        self._keep(result)  # what follows may take too long, or not let the process live
-        probe.stop()
-        return result.replace(facts=probe.add_costly_facts(facts, spec, measurement, allowance))
+    def _make_probe(self) -> Run[Found]:
+        self._probe = ScriptProbe(self.hooks, self._get_source(), self.spec, policy=self._shares.policy)
+        return time_target(self._probe, seed=self.spec.seeds[0], progress=self._progress if self._leads else None)
 
     def _describe_too_short(self) -> TrialResult:
         """Return the result of a script that ended before anything could be found out."""

@@ -10,7 +10,7 @@ has, or lets the exception pass where it has nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -41,6 +41,17 @@ class Step:
 
 
 Run = Generator[None, Step, T]
+
+
+def drive(run: Run[T], take_step: Callable[[], Step]) -> T:
+    """Take every optimizer step that a run asks for; return what it has found out."""
+    try:
+        next(run)
+        while True:
+            run.send(take_step())
+    except StopIteration as end:
+        found: T = end.value
+        return found
 
 
 @dataclass(frozen=True)

@@ -90,12 +90,12 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
     device = choose_device(spec.device)
     limit_device_memory(spec.limits.device_memory_limit_bytes, device)
     if spec.purpose == "machine":
-        from autotune.probe.child import probe_machine
+        from autotune.probe.machine import probe_machine
 
         return probe_machine(spec, device, started=started)
     loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
     if spec.purpose == "probe":
-        from autotune.probe.facts import probe_workload
+        from autotune.probe.sources.workload import probe_workload
 
         def keep(partial: TrialResult) -> None:
             with own_record():

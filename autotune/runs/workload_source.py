@@ -17,7 +17,7 @@ from autotune.measure.clock import Clock, clock_for
 from autotune.measure.timing import Timing
 from autotune.records.config import TrainConfig
 from autotune.records.trial import GROWTH_STEPS
-from autotune.runs.source import Found, Run, Step
+from autotune.runs.source import Found, Run, Step, drive
 from autotune.targets.workload import LoadedWorkload
 
 T = TypeVar("T")
@@ -63,13 +63,7 @@ class WorkloadSource:
 
     def drive(self, run: Run[T]) -> T:
         """Take every step that a run asks for; return what it has found out."""
-        try:
-            next(run)
-            while True:
-                run.send(self._take_step())
-        except StopIteration as end:
-            found: T = end.value
-            return found
+        return drive(run, self.take_step)
 
     def find_name(self, parameter: torch.Tensor) -> str | None:
         return self._find_name(parameter)
@@ -120,7 +114,8 @@ class WorkloadSource:
     def load_weights(self, path: Path) -> None:
         self.training.model.load_state_dict(torch.load(path, map_location=self.device, weights_only=True))
 
-    def _take_step(self) -> Step:
+    def take_step(self) -> Step:
+        """Take one optimizer step, timed where its timing is wanted."""
         outcome = self._step() if self.timing is None else self.timing.take_step(self.training.step)
         return Step(outcome.samples, outcome.loss)
 

@@ -21,11 +21,11 @@ from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import Training
 from autotune.knobs import Facts
 from autotune.probe.additivity import measure_additivity
-from autotune.probe.facts import SPLIT_KNOBS, probe_workload
+from autotune.probe.sources.workload import probe_workload
 from autotune.records import TargetFacts, TrainConfig
 from autotune.records.facts import Additivity
 from autotune.records.trial import Target, TrialLimits, TrialSpec
-from autotune.space import build_space, numerics_of
+from autotune.space import SPLIT_KNOBS, build_space, numerics_of
 from autotune.targets.workload import LoadedWorkload, check_workload
 
 CPU = torch.device("cpu")

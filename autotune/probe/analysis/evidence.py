@@ -16,20 +16,12 @@ from autotune.format import (
 )
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
+from autotune.probe.analysis.policy import VerdictPolicy
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Limit
 
-_IN_CACHE = 1.25
-"""Achieved over measured memory rate above which the traffic cannot all have reached the memory."""
-
-ALL_REDUCE_FRACTIONS = (0.5, 1.25)
-"""Share of a step from which an all-reduce cannot hide, and beyond which it contradicts the step that was measured."""
-
 _ELASTICITIES = (-4.0, 4.0)
-
-_NOTABLE_WAIT = 0.05
-_MOST_OF_A_LIMIT = 1.1  # a measured one; noise may exceed it by a little
 
 
 @dataclass(frozen=True)
@@ -45,6 +37,11 @@ class StepCase:
     facts: TargetFacts
     figures: StepFigures
     hardware: HardwareInfo
+
+    @property
+    def policy(self) -> VerdictPolicy:
+        """From where on a figure says something."""
+        return self.figures.policy
 
     @property
     def all_reduce_fraction(self) -> float | None:
@@ -98,7 +95,7 @@ def _tell_shares(case: StepCase) -> str:
 
 def _tell_wait_share(case: StepCase) -> str:
     share = case.figures.wait_fraction
-    return f"{format_share(share)} of a step waits for the loader" if share > _NOTABLE_WAIT else ""
+    return f"{format_share(share)} of a step waits for the loader" if share > case.policy.notable_wait_fraction else ""
 
 
 def _tell_waiting(case: StepCase) -> str:
@@ -139,7 +136,7 @@ def _tell_products(case: StepCase) -> str:
     if work is None or figures.mfu is None:
         return ""
     rate = divide(figures.mfu, work.products_fraction * figures.compute_fraction)
-    if rate is None or rate > _MOST_OF_A_LIMIT:
+    if rate is None or rate > case.policy.most_of_a_limit:
         return ""  # the products that count were too few or too short to be told from the rest
     return f"while matrix products run they reach {format_share(rate)} of that rate"
 
@@ -189,7 +186,7 @@ def _tell_traffic(case: StepCase) -> str:
     ratio = divide(achieved, memory)
     if ratio is None or memory is None:
         return f"memory traffic runs at {format_bandwidth(achieved)}"
-    cached = ": a part of it stays in the caches" if ratio > _IN_CACHE else ""
+    cached = ": a part of it stays in the caches" if ratio > case.policy.most_plausible_rate else ""
     return f"memory traffic runs at {format_bandwidth(achieved)} of {format_bandwidth(memory)} measured{cached}"
 
 
@@ -200,14 +197,14 @@ def _tell_optimizer(case: StepCase) -> str:
 
 
 def _tell_all_reduce(case: StepCase) -> str:
-    (least, most), share, ceilings = ALL_REDUCE_FRACTIONS, case.all_reduce_fraction, case.facts.ceilings
+    share, ceilings = case.all_reduce_fraction, case.facts.ceilings
     if share is None:
         return ""
     size = format_bytes(case.facts.model.parameter_bytes)
     sentence = f"an all-reduce of {size} between {ceilings.ranks} ranks would fill {format_share(share)} of a step"
-    if share <= least:
+    if share <= case.policy.hidden_all_reduce_fraction:
         return f"{sentence}: it can hide behind the backward pass, so this is no proof"
-    if share > most:
+    if share > case.policy.most_all_reduce_fraction:
         return f"{sentence}: not all gradients can travel at the measured rate"
     return f"{sentence}; how much of it hides behind the backward pass was not measured"
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.probe.analysis.policy import USUAL, VerdictPolicy
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.facts import StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
-
-_INPUT_WAIT_FRACTION = 0.10
-_INPUT_STEP_RATIO = 1.1
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class StepFigures:
         ceiling_flops_per_second: the rate that arithmetic keeps up here; None when not measured, as the next.
         burst_flops_per_second: its best rate.
         is_emulated: the device was seen to emulate it; it has no rate then.
+        policy: from where on a figure says something.
     """
 
     step_seconds: float
@@ -48,6 +47,7 @@ class StepFigures:
     ceiling_flops_per_second: float | None
     burst_flops_per_second: float | None
     is_emulated: bool
+    policy: VerdictPolicy = USUAL
 
     @property
     def wait_fraction(self) -> float:
@@ -65,10 +65,10 @@ class StepFigures:
 
         Source: Mohan et al. 2021 (arXiv 2007.06775), the differential method.
         """
-        if self.wait_fraction > _INPUT_WAIT_FRACTION:
+        if self.wait_fraction > self.policy.input_wait_fraction:
             return True
-        slower = self.step_seconds > _INPUT_STEP_RATIO * self.compute_seconds
-        return slower and self.wait_seconds > 0.5 * (self.step_seconds - self.compute_seconds)
+        slower = self.step_seconds > self.policy.input_step_ratio * self.compute_seconds
+        return slower and self.wait_seconds > self.policy.most * (self.step_seconds - self.compute_seconds)
 
     @property
     def mfu(self) -> float | None:
@@ -84,7 +84,7 @@ class StepFigures:
         return divide(self.flops_per_second, self.burst_flops_per_second)
 
 
-def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
+def derive_figures(facts: TargetFacts, measurement: Measurement, *, policy: VerdictPolicy = USUAL) -> StepFigures:
     """Return the figures of the baseline."""
     phases, step_seconds = facts.phases, measurement.seconds_per_step
     flops_per_sample = facts.model.flops_per_sample
@@ -103,6 +103,7 @@ def derive_figures(facts: TargetFacts, measurement: Measurement) -> StepFigures:
         ceiling_flops_per_second=facts.ceilings.sustained_flops_per_second(arithmetic),
         burst_flops_per_second=facts.ceilings.flops_per_second(arithmetic),
         is_emulated=rate is not None and rate.emulated,
+        policy=policy,
     )
 
 

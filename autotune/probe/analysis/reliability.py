@@ -15,14 +15,6 @@ from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interference, Measurement
 
-PLAUSIBLE_RATES = (0.2, 1.25)
-"""Achieved over measured rate: below, it is something else that limits; above, the limit was measured too low."""
-
-_MUCH_LOST = 0.25
-_SOME_LOST = 0.10
-_MOST = 0.5
-_CHANGED_SPEED = 2.0
-
 
 def explain_unreliable(case: StepCase, measurement: Measurement) -> str:
     """Return why the figures of a step tell nothing of it; empty where they do, or where nothing was watched.
@@ -32,8 +24,8 @@ def explain_unreliable(case: StepCase, measurement: Measurement) -> str:
         measurement: the baseline, timed end to end.
     """
     for trouble in (
-        describe_lost_cpus(case, measurement, least=_MUCH_LOST),
-        _describe_changed_speed(measurement),
+        describe_lost_cpus(case, measurement, least=case.policy.much_lost_fraction),
+        _describe_changed_speed(measurement, case.policy.changed_speed),
         _describe_impossible_products(case),
     ):
         if trouble:
@@ -43,7 +35,7 @@ def explain_unreliable(case: StepCase, measurement: Measurement) -> str:
 
 def is_disturbed(case: StepCase, measurement: Measurement) -> bool:
     """Return whether others had a tenth of the CPUs the training wants, or more, for most of the time."""
-    return bool(describe_lost_cpus(case, measurement, least=_SOME_LOST))
+    return bool(describe_lost_cpus(case, measurement, least=case.policy.some_lost_fraction))
 
 
 def describe_lost_cpus(case: StepCase, measurement: Measurement, *, least: float) -> str:
@@ -56,7 +48,7 @@ def describe_lost_cpus(case: StepCase, measurement: Measurement, *, least: float
     """
     watched = [(block.seconds, block.interference) for block in measurement.blocks if block.interference is not None]
     lost = [(seconds, seen) for seconds, seen in watched if _find_lost(seen, case.facts, case.hardware) > least]
-    if not lost or sum(seconds for seconds, _ in lost) <= _MOST * measurement.seconds:
+    if not lost or sum(seconds for seconds, _ in lost) <= case.policy.most * measurement.seconds:
         return ""
     others, stolen = (
         max(getattr(seen, name) or 0.0 for _, seen in lost) for name in ("foreign_cpu_fraction", "steal_fraction")
@@ -75,10 +67,10 @@ def _find_lost(seen: Interference, facts: TargetFacts, hardware: HardwareInfo) -
     return 1.0 - max(0.0, left) / wanted
 
 
-def _describe_changed_speed(measurement: Measurement) -> str:
+def _describe_changed_speed(measurement: Measurement, changed: float) -> str:
     canary = measurement.canary
     ratio = None if canary is None else divide(canary.after_seconds, canary.before_seconds)
-    if ratio is None or 1 / _CHANGED_SPEED < ratio < _CHANGED_SPEED:
+    if ratio is None or 1 / changed < ratio < changed:
         return ""
     longer = format_rough_factor(ratio)
     return f"the machine changed its speed: the same small piece of work took {longer} as long afterwards as before"
@@ -89,7 +81,7 @@ def _describe_impossible_products(case: StepCase) -> str:
     figures = case.figures
     reached, most = figures.flops_per_second, figures.burst_flops_per_second
     ratio = divide(reached, most)
-    if reached is None or most is None or ratio is None or ratio <= PLAUSIBLE_RATES[1]:
+    if reached is None or most is None or ratio is None or ratio <= case.policy.most_plausible_rate:
         return ""
     if case.facts.model.has_4d_convolution:
         return ""

@@ -16,32 +16,22 @@ Each is tried in this order. Without the profiler's shares (`StepWork`), `comput
 from __future__ import annotations
 
 from autotune.format import format_bandwidth, format_factor, format_rough_factor, format_share, format_time
-from autotune.probe.analysis.advice import advise
+from autotune.probe.analysis.advice.rank import advise
 from autotune.probe.analysis.bounds import bound_speedup, count_optimizer_bytes
-from autotune.probe.analysis.evidence import ALL_REDUCE_FRACTIONS, StepCase, collect_evidence, describe_mfu
+from autotune.probe.analysis.evidence import StepCase, collect_evidence, describe_mfu
 from autotune.probe.analysis.figures import StepFigures, derive_figures, divide, optimizer_share
-from autotune.probe.analysis.reliability import PLAUSIBLE_RATES, describe_lost_cpus, explain_unreliable, is_disturbed
+from autotune.probe.analysis.policy import USUAL, VerdictPolicy
+from autotune.probe.analysis.reliability import describe_lost_cpus, explain_unreliable, is_disturbed
 from autotune.records.facts import StepWork, TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
 from autotune.records.probe import Advice, Limit, Verdict
 
-_OVERHEAD_FRACTION = 0.40
-_BUSY_FRACTION = 0.80
-_ENQUEUE_FRACTION = 0.90
-_FREE_SAMPLES = 0.3
-_CLEAR_LEAD = 0.10
-_COMPUTE_MFU = 0.50
-_BANDWIDTH_MFU = 0.30
-_MOST = 0.50
-# Achieved over measured memory rate of the optimizer alone, whose least traffic is known.
-_OPTIMIZER_RATE = 0.6
-
 _Finding = tuple[Limit, str] | None
 
 
 def judge(
-    report_facts: TargetFacts, measurement: Measurement, hardware: HardwareInfo
+    report_facts: TargetFacts, measurement: Measurement, hardware: HardwareInfo, *, policy: VerdictPolicy = USUAL
 ) -> tuple[Verdict, tuple[Advice, ...]]:
     """Return the limit that binds the baseline's step, and the knobs worth trying, best first.
 
@@ -49,8 +39,9 @@ def judge(
         report_facts: what the probe found about the target.
         measurement: the baseline, timed end to end.
         hardware: the machine.
+        policy: from where on a figure binds.
     """
-    case = StepCase(report_facts, derive_figures(report_facts, measurement), hardware)
+    case = StepCase(report_facts, derive_figures(report_facts, measurement, policy=policy), hardware)
     limit, deciding = _find_limit(case)
     trouble = explain_unreliable(case, measurement)
     if not trouble and limit == "unknown" and _is_slow_traffic(case) and is_disturbed(case, measurement):
@@ -107,7 +98,7 @@ def _is_smaller_turn(case: StepCase) -> bool:
 
 def _find_communication(case: StepCase) -> _Finding:
     share, ranks = case.all_reduce_fraction, case.facts.ceilings.ranks
-    least, most = ALL_REDUCE_FRACTIONS
+    least, most = case.policy.hidden_all_reduce_fraction, case.policy.most_all_reduce_fraction
     if share is None or not least < share <= most:
         return None
     return "communication", (
@@ -121,12 +112,12 @@ def _find_idle_gpu(case: StepCase) -> _Finding:
     if case.facts.device != "cuda" or work is None:
         return None
     busy, enqueue = work.device_busy_fraction, work.enqueue_fraction
-    if busy is None or busy >= _BUSY_FRACTION:
+    if busy is None or busy >= case.policy.busy_fraction:
         return None
     sentence = f"kernels run in {format_share(busy)} of a step"
-    if enqueue is not None and enqueue >= _ENQUEUE_FRACTION:
+    if enqueue is not None and enqueue >= case.policy.enqueue_fraction:
         return "launch", f"{sentence}, and the host needs {format_share(enqueue)} of it to hand it over"
-    if elasticity is not None and elasticity < _FREE_SAMPLES:
+    if elasticity is not None and elasticity < case.policy.free_elasticity:
         return "launch", f"{sentence}, and twice the samples take {format_factor(2 ** max(-1.0, elasticity))} the time"
     return None
 
@@ -141,7 +132,7 @@ def _find_largest_share(case: StepCase) -> _Finding:
         "overhead": work.overhead_fraction,
     }
     (first, largest), (second, next_largest), (third, least) = sorted(shares.items(), key=lambda item: -item[1])
-    if round(largest - next_largest, 6) < _CLEAR_LEAD:
+    if round(largest - next_largest, 6) < case.policy.clear_lead:
         return "unknown", (
             f"{first} ({format_share(largest)}) and {second} ({format_share(next_largest)}) take about as much of the "
             "computation"
@@ -154,7 +145,7 @@ def _find_largest_share(case: StepCase) -> _Finding:
         if _is_slow_traffic(case):
             return "unknown", f"{traffic}: far less than the memory can, so something else holds it up"
         return "bandwidth", traffic
-    if largest > _OVERHEAD_FRACTION:
+    if largest > case.policy.overhead_fraction:
         return "launch", f"calling operations, not what they do, takes {share}"
     others = f"{second} {format_share(next_largest)}, {third} {format_share(least)}"
     return "unknown", f"no share of the computation stands out: {first} {format_share(largest)}, {others}"
@@ -166,7 +157,7 @@ def _is_slow_traffic(case: StepCase) -> bool:
     if work is None or work.traffic_fraction < max(work.products_fraction, work.overhead_fraction):
         return False
     ratio = divide(work.bytes_per_second, case.facts.ceilings.memory_bytes_per_second)
-    return ratio is not None and ratio < PLAUSIBLE_RATES[0]
+    return ratio is not None and ratio < case.policy.least_plausible_rate
 
 
 def _describe_traffic(case: StepCase, work: StepWork) -> str:
@@ -175,24 +166,29 @@ def _describe_traffic(case: StepCase, work: StepWork) -> str:
     if work.bytes_per_second is not None and memory is not None:
         text += f" at {format_bandwidth(work.bytes_per_second)} of {format_bandwidth(memory)} measured"
     share = optimizer_share(case.facts.phases)
-    if share > _MOST * work.traffic_fraction:
+    if share > case.policy.most * work.traffic_fraction:
         text += f", and the optimizer is most of it ({format_share(share)})"
     return text
 
 
 def _find_without_shares(case: StepCase) -> _Finding:
-    facts, figures = case.facts, case.figures
+    facts, figures, policy = case.facts, case.figures, case.policy
     if figures.mfu is None:
         return None
-    if figures.mfu > _COMPUTE_MFU:
+    if figures.mfu > policy.compute_mfu:
         return "compute", ""  # the MFU that every sentence ends with is what decides
     seconds, memory = facts.phases.optimizer_seconds, facts.ceilings.memory_bytes_per_second
     traffic = divide(float(count_optimizer_bytes(facts)), seconds)
     ratio = divide(traffic, memory)
     # Above, the traffic never left the caches.
-    if traffic is None or memory is None or ratio is None or not _OPTIMIZER_RATE <= ratio <= PLAUSIBLE_RATES[1]:
+    if (
+        traffic is None
+        or memory is None
+        or ratio is None
+        or not policy.optimizer_rate <= ratio <= policy.most_plausible_rate
+    ):
         return None
-    if figures.mfu >= _BANDWIDTH_MFU or figures.optimizer_fraction <= _MOST:
+    if figures.mfu >= policy.bandwidth_mfu or figures.optimizer_fraction <= policy.most:
         return None
     rates = f"{format_bandwidth(traffic)} of {format_bandwidth(memory)} measured"
     return "bandwidth", (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from probe_records import BASELINE, GIB, GPU_HOST, MIB, ceilings, gpu, hardware, target, timing, work
 
-from autotune.probe.analysis.issues import find_issues
+from autotune.probe.analysis.issues.find import find_issues
 from autotune.records import HardwareInfo, PeakMemory
 from autotune.records.measurement import GpuState, Interference
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from probe_records import BASELINE, ceilings, gpu, hardware, memory, phases, target, timing, work
 
 from autotune.knobs import KNOBS, Facts
-from autotune.probe.analysis.issues import find_issues
+from autotune.probe.analysis.issues.find import find_issues
 from autotune.probe.analysis.pipeline import compute_knobs_gain_nothing, plan_pipeline
 from autotune.probe.analysis.verdict import judge
 from autotune.records import HardwareInfo, Measurement, TargetFacts, TrainConfig, get_knob

@@ -1,0 +1,1 @@
+"""Which knobs to try first, why, and what to expect of each. Records in, ranked `Advice` out; pure."""

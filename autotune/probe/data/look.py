@@ -1,0 +1,136 @@
+"""A training's samples, fetched one by one in this process: what they cost, what they draw from, where they lie."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from autotune.engine.data_fingerprint import fingerprint_data
+from autotune.engine.dataloader import find_random_sources
+from autotune.machine.disk import opened_files
+from autotune.probe.data.cpu_share import CpuShare
+from autotune.records.facts import DataFacts
+
+_FETCH_SECONDS = 0.5
+_MOST_FETCHES = 64
+_MOST_KEPT = 16
+"""Samples that are held while the training is timed, and its memory with it."""
+
+_MOST_PICKLED_BYTES = 2**29
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was fetched in one process.
+
+    Attributes:
+        facts: about the data.
+        fetched: some of the samples.
+        files: that were opened for them.
+    """
+
+    facts: DataFacts
+    fetched: list[Any] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+def look_at_data(
+    open_dataset: Callable[[], Any], collate: Collate | None, *, batch_size: int, fingerprints: bool
+) -> Samples:
+    """Return what fetching some samples in this process shows.
+
+    Args:
+        open_dataset: returns the training set; the files it opens are looked at as well.
+        collate: makes a batch of samples; None for PyTorch's own.
+        batch_size: samples of a micro batch.
+        fingerprints: digest some of the samples, which every opening of the training set gives alike.
+
+    Raises:
+        Exception: whatever the dataset's code raises.
+    """
+    with opened_files() as files:
+        dataset = open_dataset()
+        iterable = isinstance(dataset, IterableDataset)
+        sources = find_random_sources(dataset, collate)
+        seconds, cpu_fraction, fetched = _time_samples(dataset, batch_size, collate or default_collate, iterable)
+    facts = DataFacts(
+        sample_count=None if iterable else len(dataset),
+        seconds_per_sample=seconds,
+        cpu_fraction=cpu_fraction,
+        random_sources=sources,
+        iterable=iterable,
+        fingerprint=fingerprint_data(dataset, collate, sources) if fingerprints else None,
+    )
+    return Samples(facts, fetched, list(files))
+
+
+def _time_samples(
+    dataset: Any, batch_size: int, collate: Collate, iterable: bool
+) -> tuple[float, float | None, list[Any]]:
+    """Return the seconds a sample takes in one process, the share in which a CPU worked, and some of the samples."""
+    stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
+    began, share = time.perf_counter(), CpuShare()
+    samples: list[Any] = []
+    for sample in stream:
+        samples.append(sample)
+        if len(samples) >= max(batch_size, _MOST_FETCHES) or time.perf_counter() - began > _FETCH_SECONDS:
+            break
+    if not samples:
+        return 0.0, None, []
+    collate(samples[:batch_size])
+    seconds, worked = share.read()
+    return seconds / len(samples), worked, samples[:_MOST_KEPT]
+
+
+def find_worker_trouble(dataset: Any) -> str:
+    """Return why other worker processes could give other samples; empty when they cannot."""
+    if _holds_generator(dataset, depth=3):
+        return "its dataset holds a random generator of its own: every worker would start with a copy of it"
+    try:
+        pickle.Pickler(_Nowhere()).dump(dataset)
+    except _EnoughError:
+        return ""
+    except Exception as error:
+        what = " ".join(str(error).split())[:120]
+        return f"its dataset cannot be pickled ({what}): what it holds open may not be shared among workers"
+    return ""
+
+
+class _EnoughError(Exception):
+    """So much was pickled that the rest will pickle too."""
+
+
+class _Nowhere:
+    def __init__(self) -> None:
+        self._written = 0
+
+    def write(self, data: Any) -> int:
+        self._written += len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+        if self._written > _MOST_PICKLED_BYTES:
+            raise _EnoughError
+        return 0
+
+
+def _holds_generator(value: Any, *, depth: int) -> bool:
+    if isinstance(value, _GENERATORS):
+        return True
+    if depth == 0 or isinstance(value, torch.Tensor | np.ndarray | str | bytes | type):
+        return False
+    parts = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, list | tuple):
+        parts += value[:8]
+    elif isinstance(value, dict):
+        parts += list(value.values())[:8]
+    return any(_holds_generator(part, depth=depth - 1) for part in parts)

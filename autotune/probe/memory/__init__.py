@@ -1,0 +1,1 @@
+"""How much memory a training takes, and would take with other settings."""

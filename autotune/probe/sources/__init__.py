@@ -1,0 +1,1 @@
+"""A target as the probe sees it: one interface, a workload and a script behind it."""

@@ -1,0 +1,1 @@
+"""A step taken apart: its phases, twice its samples, and what its computation is spent on."""

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from autotune.probe.data.look import find_worker_trouble, look_at_data
+from autotune.probe.sources.script import _fetch_some
+
+
+class Counted(Dataset[Tensor]):
+    """Twenty samples, each with one number drawn."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index), np.random.rand()])
+
+
+class Uncounted(Dataset[Tensor]):
+    """Samples whose number only a sampler knows."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(2)
+
+
+class Stream(IterableDataset[Tensor]):
+    """Samples without an end."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield torch.zeros(2)
+
+
+def test_samples_are_counted_timed_and_kept() -> None:
+    samples = look_at_data(Counted, None, batch_size=4, fingerprints=True)
+    facts = samples.facts
+    assert (facts.sample_count, facts.iterable, facts.random_sources) == (20, False, ("numpy",))
+    assert facts.seconds_per_sample > 0
+    assert (facts.fingerprint or "").startswith("20:")
+    assert len(samples.fetched) == 16
+    assert look_at_data(Counted, None, batch_size=4, fingerprints=False).facts.fingerprint is None
+
+
+def test_a_stream_is_looked_at_for_a_moment() -> None:
+    facts = look_at_data(Stream, None, batch_size=4, fingerprints=False).facts
+    assert (facts.sample_count, facts.iterable) == (None, True)
+    assert facts.seconds_per_sample > 0
+
+
+def test_samples_that_cannot_be_fetched_one_by_one_are_told_of_a_script() -> None:
+    loader = DataLoader(Uncounted(), batch_sampler=[[0, 1], [2]])
+    samples, trouble = _fetch_some(loader, 2)
+    assert (samples.facts.sample_count, samples.facts.seconds_per_sample, samples.fetched) == (None, 0.0, [])
+    assert trouble.startswith("its samples could not be fetched one by one (TypeError: ")
+
+
+@pytest.mark.parametrize("held", [random.Random(1), [{"deep": np.random.default_rng(1)}], torch.Generator()])
+def test_a_dataset_with_a_generator_of_its_own_is_trouble(held: Any) -> None:
+    dataset = Counted()
+    assert find_worker_trouble(dataset) == ""
+    dataset.held = held  # type: ignore[attr-defined]
+    assert "a random generator of its own" in find_worker_trouble(dataset)
+
+
+def test_a_dataset_that_cannot_be_pickled_is_trouble() -> None:
+    dataset = Counted()
+    dataset.held = lambda: None  # type: ignore[attr-defined]
+    assert "cannot be pickled" in find_worker_trouble(dataset)
