@@ -37,8 +37,9 @@ from autotune.probe.run import probe_target
 from autotune.records import ProbeReport, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.records.codec import write_bytes
 from autotune.records.config import changed_fields
+from autotune.records.table import TableHeader
 from autotune.records.trial import Target
-from autotune.selftest.table import Table, TableHeader, format_line, make_launch, parse_table, read_table
+from autotune.selftest.table import Table, format_line, make_launch, parse_table, read_table
 from autotune.space import SearchSpace, build_space, needs_compilation
 from autotune.targets.resolve import resolve_target
 

@@ -130,16 +130,7 @@ def run_session(
     _take_up(log, prover, known)
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
-    known_scores = [(judged, log.ranking.score_of(judged)) for judged in log.judged]
-    study = open_study(
-        folder.database,
-        space,
-        seed=state.seed,
-        known=known_scores,
-        told=context.reporter.told,
-        prior=make_prior(log.problem.report),
-        price=lambda config: log.prices.launch_seconds(config),
-    )
+    study = _open_study(open_study, folder, log, context)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
     stop_reason = _explore_and_prove(log, starter, study, suggest, prover, answer)
     study.save()
@@ -149,6 +140,19 @@ def run_session(
         gate.close()
     log.add_notes(*describe_ending(log, is_stopped=context.should_stop()))
     return SessionOutcome(answer(stop_reason), log)
+
+
+def _open_study(open_study: OpenStudy, folder: SearchStore, log: SearchLog, context: SearchContext) -> Proposals:
+    problem = log.problem
+    return open_study(
+        folder.database,
+        problem.space,
+        seed=problem.state.seed,
+        known=[(judged, log.ranking.score_of(judged)) for judged in log.judged],
+        told=context.reporter.told,
+        prior=make_prior(problem.report),
+        price=lambda config: log.prices.launch_seconds(config),
+    )
 
 
 def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult]) -> None:

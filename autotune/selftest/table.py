@@ -16,62 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from autotune.errors import UsageError
-from autotune.records.codec import SCHEMA_VERSION, Record, parse_record
-from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, with_knobs
+from autotune.records.codec import Record, parse_record
+from autotune.records.config import TrainConfig, changed_fields, get_knob, with_knobs
 from autotune.records.measurement import Block, Measurement
 from autotune.records.probe import ProbeReport
-from autotune.records.trial import Cause, LossCurve, TrialResult, TrialStatus
+from autotune.records.table import RecordedLaunch, TableHeader
+from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import BaselineLevel
 from autotune.selftest.replay import Course, shift
 
 _NO_BLOCK = Block(optimizer_steps=1, samples=1, seconds=1.0)
-
-
-class TableHeader(Record):
-    """What was recorded, and where."""
-
-    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
-    """Version of this file."""
-    name: str
-    """Of the table."""
-    imitates: str = ""
-    """The machine that was imitated by environment or affinity; empty for the machine itself."""
-    recorded_on: str
-    """Date of the first launch, ISO 8601."""
-    report: ProbeReport
-    """Of the target, on this machine."""
-    choices: dict[str, tuple[KnobValue, ...]]
-    """The space: values by knob, in order; the baseline's among them."""
-    space_size: int
-    """Configs of the space."""
-    recorded_size: int
-    """Configs that were to be recorded: fewer where the space was subsampled."""
-    measure_seconds: float
-    """Longest measurement of a launch."""
-
-
-class RecordedLaunch(Record):
-    """One launch of one config."""
-
-    changes: dict[str, KnobValue | None]
-    """What differs from the baseline, by knob; empty for the baseline itself."""
-    status: TrialStatus
-    """How it ended."""
-    cause: Cause = ""
-    """What went wrong; empty when completed."""
-    elapsed_seconds: float
-    """From the start of the process to its end."""
-    startup_seconds: float = 0.0
-    """From the start of the process to the first training step."""
-    measurement: Measurement | None = None
-    """Its blocks, without the single steps."""
-    curve: LossCurve | None = None
-    """Losses of the timed steps."""
 
 
 @dataclass(frozen=True)
