@@ -297,7 +297,7 @@ def test_a_good_config_that_was_launched_just_after_a_slowdown_is_not_forgotten(
         plain = {"noise": 0.02, "block_noise": 0.02, "blocks": 8, "seed": seed, "drift": drop}
         first = launched_around_the_drop(explore_placebos(Machine(speed=all_equal, **plain), budget=500))[-1]
         good = Machine(speed=lambda config, first=first: 1.15 if number_of(config) == first else 1.0, **plain)
-        count = Counter(number_of(one.config) for one in explore_placebos(good, budget=500).judged)
+        count = Counter(number_of(one.config) for one in explore_placebos(good, budget=500).log.judged)
         forgotten += count[first] == 1
     assert forgotten == 0
 
