@@ -7,6 +7,7 @@ from autotune.records.trial import GradientPlan, TrialResult
 from autotune.sentences.noise import list_remarks
 
 _LONGEST = 160
+"""Characters of how a trial failed: the rest of an error is in its folder."""
 
 
 def name_status(status: str) -> str:
@@ -15,7 +16,12 @@ def name_status(status: str) -> str:
 
 
 def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
-    """Return how a trial ended in a few words."""
+    """Return how a trial ended in a few words.
+
+    Args:
+        result: of the trial.
+        baseline_rate: of the baseline in samples per second, to hold its own against; None before it is known.
+    """
     measurement = result.measurement
     if measurement is None:
         if result.curves:

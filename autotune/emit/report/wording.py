@@ -1,4 +1,4 @@
-"""The report's sentences: the verdict, the limit, and numbers as people read them."""
+"""The report's own sentences, the verdict and the limit among them, with the signs of a page with typography."""
 
 from __future__ import annotations
 
