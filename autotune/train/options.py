@@ -74,7 +74,7 @@ class TrainingOptions:
                 f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"
             )
 
-    def tell_presets(self, work: Path) -> TrainingOptions:
+    def classify_presets(self, work: Path) -> TrainingOptions:
         """Return the options in which a preset that was given as a profile is a preset.
 
         Args:

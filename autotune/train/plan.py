@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.machine.hardware import read_hardware, read_software
@@ -15,12 +15,11 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.folder import require_same_plan
 from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
 from autotune.train.settings.presets import find_facts
-from autotune.train.settings.reverify import LIMIT_SECONDS, ReverifyOptions, reverify_in_processes
-
-_VERIFYING_SHARE = 0.25
+from autotune.train.settings.reverify import ReverifyOptions, reverify_in_processes
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class RunRequest:
         sources: global generators that the samples draw from.
         data: fingerprint of the samples; None where they have none.
         deadline: when it has to be over.
+        policy: the training's thresholds.
         notes: what is to be told once the settings are in force.
     """
 
@@ -47,6 +47,7 @@ class RunRequest:
     sources: tuple[str, ...]
     data: str | None
     deadline: Deadline
+    policy: TrainPolicy = TRAIN_POLICY
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -135,12 +136,14 @@ def _choose(asked: RunRequest, profile: Profile | None) -> Settings:
 
 
 def _reverify(asked: RunRequest, settings: Settings) -> Reverification:
-    left = asked.deadline.seconds_left
+    policy, left = asked.policy, asked.deadline.seconds_left
+    if left is not None:
+        policy = replace(policy, verify_seconds=min(policy.verify_seconds, policy.verify_share * left))
     frame = ReverifyOptions(
         should_stop=asked.callbacks.should_stop,
         say=asked.callbacks.say,
         random_sources=asked.sources,
-        limit_seconds=LIMIT_SECONDS if left is None else min(LIMIT_SECONDS, _VERIFYING_SHARE * left),
+        policy=policy,
     )
     return reverify_in_processes(settings, asked.target, frame)
 

@@ -27,14 +27,16 @@ from autotune.train.folder import RunFolder, find_run, locked_run, make_run, rea
 from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.session import Session
 from autotune.train.loop.training_loop import Ending
+from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.plan import RunRequest, make_plan, resume_plan
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
+from autotune.train.report import summarize
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import check_environment, find_missing_environment
 from autotune.train.settings.target import resolve_training_target
-from autotune.train.user_code import blame_target
 
 __all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
 
@@ -45,6 +47,7 @@ def run_training(
     *,
     folder: str | Path | None = None,
     callbacks: TrainingCallbacks | None = None,
+    policy: TrainPolicy = TRAIN_POLICY,
 ) -> TrainingSummary:
     """Train a target.
 
@@ -53,6 +56,7 @@ def run_training(
         target: `file.py:attr` or `package.module:attr`; None as in `resolve_training_target`.
         folder: working folder; None for the current one.
         callbacks: who is told, and who may stop it.
+        policy: the training's thresholds.
 
     Raises:
         ProfileError: the profile is not valid, was measured on another target, or a resumed run was started otherwise.
@@ -65,7 +69,7 @@ def run_training(
     began = session_began()
     options.check()
     work = Path(folder or Path.cwd()).resolve()
-    options = options.tell_presets(work)
+    options = options.classify_presets(work)
     warnings: list[str] = []
     callbacks = callbacks or TrainingCallbacks()
     told = callbacks.warn
@@ -78,7 +82,7 @@ def run_training(
     try:
         resolved = resolve_training_target(target, work)
         loaded = load_workload(resolved.target.spec, folder=work)
-        run = _Run(options, callbacks, work, resolved, loaded)
+        run = _Run(options, callbacks, work, resolved, loaded, policy)
         session, ending = run.train(began)
         if ending == "stopped":
             command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
@@ -101,13 +105,15 @@ class _Run:
     work: Path
     resolved: ResolvedTarget
     loaded: LoadedWorkload
+    policy: TrainPolicy
 
     def train(self, began: float) -> tuple[Session, Ending]:
         options, label = self.options, self.loaded.label
         sources, data = _look_at_data(self.loaded)
-        deadline = Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds)
+        until = None if options.max_time_seconds is None else began + options.max_time_seconds
+        deadline = Deadline(until, self.policy)
         asked = RunRequest(
-            self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline
+            self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline, self.policy
         )
         if options.resume:
             path = find_run(self.work, label, options.out)
@@ -137,6 +143,7 @@ class _Run:
             began=began,
             deadline=asked.deadline,
             random_sources=asked.sources,
+            policy=self.policy,
         )
         return session, session.run()
 
@@ -151,35 +158,22 @@ def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
 
 def _summarize(session: Session, ending: Ending, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
     plan, meters = session.plan, session.meters
-    seconds, samples = meters.training_seconds, meters.training_samples
-    rate = samples / seconds if seconds > 0 and samples else None
-    same = plan.current_config == plan.config
-    used = plan.flops_utilization if same else None
-    return TrainingSummary(
+    summary = summarize(
+        plan, session.measure_progress(), finished=ending == "finished", elapsed_seconds=elapsed_seconds
+    )
+    used = plan.flops_utilization if plan.current_config == plan.config else None
+    rate = summary.samples_per_second
+    return summary.replace(
         folder=str(session.folder.path),
         checkpoint=session.last_checkpoint,
-        finished=ending == "finished",
-        target=plan.target,
-        origin=plan.origin,
-        config=plan.current_config,
-        steps=session.progress.step,
         epochs=session.epoch,
-        samples=session.progress.samples,
-        loss=session.loss,
         metrics=session.metrics,
         best=meters.best,
-        samples_per_second=rate,
-        promised_samples_per_second=plan.promised_samples_per_second,
-        data_wait_fraction=min(1.0, meters.data_wait_seconds / seconds) if seconds > 0 else None,
         mfu=used * rate if used and rate else None,
-        peak_memory_bytes=meters.peak_memory_bytes or None,
         skipped_steps=meters.skipped_steps,
         allocator_retries=meters.allocator_retries,
         evaluation_seconds=meters.evaluation_seconds,
         checkpoint_seconds=meters.checkpoint_seconds,
-        training_seconds=seconds,
-        elapsed_seconds=elapsed_seconds,
-        step_downs=plan.step_downs,
         guard=None if session.guard is None else session.guard.replace(alarms=count_alarms(plan)),
         reverification=plan.reverification,
         warnings=tuple(warnings),

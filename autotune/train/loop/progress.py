@@ -1,4 +1,4 @@
-"""How fast a training goes and when it will be done: the clock between two looks, and the `Report` of each."""
+"""How fast a training goes and when it will be done: the clock between two checks, and the `Report` of each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ import torch
 from autotune.records.run import RunPlan
 from autotune.train.loop.meters import Meters, read_memory_limit
 from autotune.train.loop.state import Progress
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.report import Report
-
-REPORT_SECONDS = 0.25
-"""Shortest time between two reports, but for the last one of an epoch."""
-
-_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Between two looks.
+    """How fast a training went between two checks.
 
     Attributes:
         samples_per_second: trained on.
@@ -64,13 +60,14 @@ class Watch:
     """Times the steps of one session.
 
     Args:
-        meters: are told what was timed.
+        meters: count what is timed.
         plan: of the run.
         device: it runs on.
         report: called with each report.
         began: `time.monotonic()` at the session's start.
         flops_utilization: model FLOPs utilization per sample a second; None when it is not known.
         evaluates: the workload can be evaluated, at each epoch's end.
+        policy: the training's thresholds.
     """
 
     def __init__(
@@ -83,7 +80,9 @@ class Watch:
         began: float,
         flops_utilization: float | None,
         evaluates: bool,
+        policy: TrainPolicy = TRAIN_POLICY,
     ) -> None:
+        self._policy = policy
         self._meters, self._plan, self._device, self._report = meters, plan, device, report
         self._began, self._flops_utilization, self._evaluates = began, flops_utilization, evaluates
         self._memory_limit = read_memory_limit(device)
@@ -100,7 +99,7 @@ class Watch:
         """Count time spent waiting for the loader."""
         self._waited += seconds
 
-    def look(self, progress: Progress) -> Pace:
+    def measure(self, progress: Progress) -> Pace:
         """Return the pace since the start, which is now again."""
         seconds = max(time.perf_counter() - self._since, 1e-9)
         samples, steps = progress.samples - self._progress.samples, progress.step - self._progress.step
@@ -110,14 +109,15 @@ class Watch:
         meters.data_wait_seconds += self._waited
         pace = Pace(samples / seconds, min(1.0, self._waited / seconds), seconds / max(1, steps))
         known = self._step_seconds
-        self._step_seconds = pace.step_seconds if known is None else known + _SMOOTHING * (pace.step_seconds - known)
+        smoothing = self._policy.pace_smoothing
+        self._step_seconds = pace.step_seconds if known is None else known + smoothing * (pace.step_seconds - known)
         self.start(progress)
         return pace
 
-    def tell(self, pace: Pace, standing: Standing, *, phase: str = "training", at_once: bool = False) -> None:
+    def report(self, pace: Pace, standing: Standing, *, phase: str = "training", at_once: bool = False) -> None:
         """Report where the training stands, unless that was just done."""
         now = time.monotonic()
-        if not at_once and now - self._reported < REPORT_SECONDS:
+        if not at_once and now - self._reported < self._policy.report_seconds:
             return
         self._reported = now
         meters, plan, where = self._meters, self._plan, standing
@@ -151,7 +151,7 @@ class Watch:
 
     @property
     def step_seconds(self) -> float:
-        """Of one optimizer step, smoothed; 0 before the first look."""
+        """Of one optimizer step, smoothed; 0 before the first check."""
         return self._step_seconds or 0.0
 
     def _estimate_remaining(self, where: Standing) -> float | None:
