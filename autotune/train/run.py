@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
@@ -21,7 +21,6 @@ from autotune.errors import MachineError
 from autotune.machine.hardware import read_hardware
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
-from autotune.targets.resolve import ResolvedTarget
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan
 from autotune.train.loop.deadline import Deadline
@@ -71,19 +70,20 @@ def run_training(
     work = Path(folder or Path.cwd()).resolve()
     options = options.classify_presets(work)
     warnings: list[str] = []
-    callbacks = callbacks or TrainingCallbacks()
-    told = callbacks.warn
+    given = callbacks or TrainingCallbacks()
 
     def warn(text: str) -> None:
         warnings.append(text)
-        told(text)
+        given.warn(text)
 
-    callbacks = replace(callbacks, warn=warn)
+    until = None if options.max_time_seconds is None else began + options.max_time_seconds
     try:
         resolved = resolve_training_target(target, work)
         loaded = load_workload(resolved.target.spec, folder=work)
-        run = _Run(options, callbacks, work, resolved, loaded, policy)
-        session, ending = run.train(began)
+        sources, data = _look_at_data(loaded)
+        deadline, told = Deadline(until, policy), replace(given, warn=warn)
+        request = RunRequest(work, loaded, resolved.target, options, told, sources, data, deadline, policy)
+        session, ending = _train(request, began)
         if ending == "stopped":
             command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
             warn(f"stopped at step {session.progress.step}; go on with: {command}")
@@ -96,56 +96,40 @@ def run_training(
     return summary
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A training as it was asked for."""
+def _train(request: RunRequest, began: float) -> tuple[Session, Ending]:
+    options, label = request.options, request.loaded.label
+    if options.resume:
+        path = find_run(request.work, label, options.out)
+        with locked_run(path):  # before anything is read: whoever holds it may write a step down
+            return _start(request, path, resume_plan(request, read_plan(path), path), began)
+    plan = make_plan(request, load_profile(options, request.work, request.note))
+    request.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
+    path = make_run(request.work, label, options.out)
+    with locked_run(path):
+        return _start(request, path, plan, began)
 
-    options: TrainingOptions
-    callbacks: TrainingCallbacks
-    work: Path
-    resolved: ResolvedTarget
-    loaded: LoadedWorkload
-    policy: TrainPolicy
 
-    def train(self, began: float) -> tuple[Session, Ending]:
-        options, label = self.options, self.loaded.label
-        sources, data = _look_at_data(self.loaded)
-        until = None if options.max_time_seconds is None else began + options.max_time_seconds
-        deadline = Deadline(until, self.policy)
-        asked = RunRequest(
-            self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline, self.policy
-        )
-        if options.resume:
-            path = find_run(self.work, label, options.out)
-            with locked_run(path):  # before anything is read: whoever holds it may write a step down
-                return self._start(path, resume_plan(asked, read_plan(path), path), asked, began)
-        plan = make_plan(asked, load_profile(options, self.work, asked.note))
-        self.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
-        path = make_run(self.work, label, options.out)
-        with locked_run(path):
-            return self._start(path, plan, asked, began)
-
-    def _start(self, path: Path, plan: RunPlan, asked: RunRequest, began: float) -> tuple[Session, Ending]:
-        hardware = read_hardware()
-        self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
-        for text in asked.notes:  # only now: the process may have started anew
-            self.callbacks.warn(text)
-        check_environment(plan.current_config, hardware, self.callbacks.warn)
-        folder = RunFolder(path, plan)
-        folder.write_plan(plan)
-        self.callbacks.opened(folder)
-        session = Session(
-            loaded=self.loaded,
-            folder=folder,
-            options=self.options,
-            callbacks=self.callbacks,
-            device=choose_device("auto"),
-            began=began,
-            deadline=asked.deadline,
-            random_sources=asked.sources,
-            policy=self.policy,
-        )
-        return session, session.run()
+def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> tuple[Session, Ending]:
+    hardware, callbacks = read_hardware(), request.callbacks
+    callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
+    for text in request.notes:  # only now: the process may have started anew
+        callbacks.warn(text)
+    check_environment(plan.current_config, hardware, callbacks.warn)
+    folder = RunFolder(path, plan)
+    folder.write_plan(plan)
+    callbacks.opened(folder)
+    session = Session(
+        loaded=request.loaded,
+        folder=folder,
+        options=request.options,
+        callbacks=callbacks,
+        device=choose_device("auto"),
+        began=began,
+        deadline=request.deadline,
+        random_sources=request.sources,
+        policy=request.policy,
+    )
+    return session, session.run()
 
 
 def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:

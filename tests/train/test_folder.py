@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from autotune.records.run import RunPlan
 from autotune.records.training_process import TrainingProgress
 from autotune.train.folder import SCRIPT_RUN, WORKLOAD_RUN, RunFolder, RunKind, newest_whole_step, open_run
 from autotune.train.loop.metrics import cut_metrics, read_last_step
+from autotune.train.loop.session import Session
 from autotune.train.recovery.steps_down import Choice, Fault, make_step_down
 from autotune.train.report import summarize
 
@@ -87,3 +89,10 @@ def test_lines_that_a_death_cut_short_are_left_out(tmp_path: Path) -> None:
     assert read_last_step(tmp_path) == 30
     assert cut_metrics(tmp_path, 20) == [{"step": 10}, {"step": 20}]
     assert read_last_step(tmp_path) == 20
+
+
+@pytest.mark.parametrize(("loss", "told"), [(0.5, 0.5), (float("inf"), None), (float("nan"), None), (None, None)])
+def test_a_last_loss_that_is_not_finite_is_none_in_the_summary(loss: float | None, told: float | None) -> None:
+    nothing: Any = None
+    session = Session(nothing, nothing, nothing, nothing, nothing, 0.0, nothing, (), loss=loss)
+    assert summarize(PLAN, session.measure_progress(), finished=True, elapsed_seconds=1.0).loss == told

@@ -192,6 +192,7 @@ class Session:
         if guard is not None and restored.notes.get("guard"):
             guard.restore(restored.notes["guard"], same_settings=is_same)
         keeps_gradients = any(one.action == "gradients-kept" for one in plan.step_downs)
+        evaluations = Evaluations(self.loaded, training, callbacks.warn, is_inference=not keeps_gradients)
         return RunLoop(
             loaded=self.loaded,
             training=training,
@@ -200,8 +201,8 @@ class Session:
             checkpoints=self.checkpoints,
             progress=self.progress,
             meters=self.meters,
-            watch=self._build_watch(),
-            evaluations=Evaluations(self.loaded, training, callbacks.warn, is_inference=not keeps_gradients),
+            watch=self._build_watch(evaluations, guard),
+            evaluations=evaluations,
             guard=guard,
             log=callbacks.log,
             should_stop=callbacks.should_stop,
@@ -212,17 +213,17 @@ class Session:
             policy=self.policy,
         )
 
-    def _build_watch(self) -> Watch:
+    def _build_watch(self, evaluations: Evaluations, guard: DriftGuard | None) -> Watch:
         plan = self.plan
         same = plan.current_config.precision == plan.config.precision
         return Watch(
             self.meters,
             plan,
-            self.device,
+            evaluations,
+            guard=guard,
             report=self.callbacks.report,
             began=self.began,
             flops_utilization=plan.flops_utilization if same else None,
-            evaluates=bool(self.loaded.metrics),
             policy=self.policy,
         )
 

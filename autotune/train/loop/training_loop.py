@@ -8,7 +8,6 @@ Losses stay on the device between two checks, so the loop waits for the device o
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,6 @@ from typing import Any, Literal
 import torch
 
 from autotune.drift.guard.guard import DriftGuard
-from autotune.engine.length import count_epoch_steps, count_steps
 from autotune.engine.loop import StepOutcome, Training
 from autotune.errors import TargetError
 from autotune.isolation.causes import explain_exception
@@ -31,7 +29,7 @@ from autotune.train.loop.evaluations import CUT_KEY, Evaluations
 from autotune.train.loop.health_checks import HealthChecks
 from autotune.train.loop.meters import Meters
 from autotune.train.loop.metrics import MetricsFile, cut_metrics
-from autotune.train.loop.progress import Pace, Standing, Watch
+from autotune.train.loop.progress import Watch, read_learning_rate
 from autotune.train.loop.state import Progress, find_non_finite
 from autotune.train.loop.user_code import blame_target
 from autotune.train.loop.worker_deaths import deferred_worker_deaths
@@ -228,7 +226,7 @@ class RunLoop:
         losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
         self._losses.clear()
         pace = self.watch.measure(self.progress)
-        rate = float(self.training.optimizer.param_groups[0]["lr"])
+        rate = read_learning_rate(self.training)
         self._health.check(losses, self.progress, learning_rate=rate)
         self.loss = losses[-1]
         self._write(
@@ -242,20 +240,7 @@ class RunLoop:
                 "data_wait_fraction": round(pace.data_wait_fraction, 4),
             }
         )
-        self._report(pace, rate, at_once=at_once)
-
-    def _report(self, pace: Pace, rate: float, *, at_once: bool) -> None:
-        standing = Standing(
-            progress=self.progress,
-            epoch=self.training.windows.epoch,
-            total_steps=count_steps(self.plan, self.training),
-            steps_per_epoch=count_epoch_steps(self.training),
-            loss=math.nan if self.loss is None else self.loss,
-            learning_rate=rate,
-            metrics=self.evaluations.metrics,
-            guard="" if self.guard is None else self.guard.words,
-        )
-        self.watch.report(pace, standing, at_once=at_once)
+        self.watch.report(pace, self.progress, self.loss, at_once=at_once)
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that was done; return False if a stop cut it short, which leaves it to a resume."""

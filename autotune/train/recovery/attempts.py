@@ -116,11 +116,11 @@ def run_attempts(
     Raises:
         UsageError: a process cannot be started.
     """
-    kill_after = policy.kill_after_seconds if kills_on_ctrl_c else None
-    with _inbox(stopping) as inbox, Keeper() as keeper:
+    kill_after = policy.kill_after_seconds if kills_on_ctrl_c else math.inf
+    with _inbox(stopping, policy.echo_seconds, kill_after) as inbox, Keeper() as keeper:
         attempt = 0
         while True:
-            ended = _run_attempt(start(attempt), _Signals(inbox, policy.echo_seconds, kill_after), attempt, keeper)
+            ended = _run_attempt(start(attempt), attempt, inbox, keeper)
             if ended.was_asked or not next_attempt(ended):
                 return ended
             inbox.drain(time.monotonic())
@@ -136,6 +136,8 @@ class _Inbox:
     Attributes:
         descriptor: readable when there is one, or when a child has ended.
         stopping: those that ask the training to end.
+        echo_seconds: how long the training may take to report one that it got as well.
+        kill_after_seconds: from another Ctrl-C until the process is killed; infinite to leave it alone.
         stops: how many of these there were.
         is_urgent: the last of these was another Ctrl-C.
         numbers: every one there was.
@@ -143,6 +145,8 @@ class _Inbox:
 
     descriptor: int
     stopping: tuple[int, ...]
+    echo_seconds: float
+    kill_after_seconds: float
     stops: int = 0
     is_urgent: bool = False
     numbers: set[int] = field(default_factory=set)
@@ -155,21 +159,6 @@ class _Inbox:
             self.stops += number in self.stopping
             self.numbers.add(number)
         return found
-
-
-@dataclass(frozen=True)
-class _Signals:
-    """What the parent does about signals.
-
-    Attributes:
-        inbox: those it got.
-        echo_seconds: how long the training may take to report one that it got as well.
-        kill_after_seconds: from another Ctrl-C until the process is killed; None to leave it alone.
-    """
-
-    inbox: _Inbox
-    echo_seconds: float
-    kill_after_seconds: float | None
 
 
 @dataclass
@@ -204,19 +193,19 @@ class _Echoes:
         self.due = [(number, at) for number, at in waiting if now - at < self.echo_seconds]
         return late
 
-    def seconds_left(self, now: float) -> float | None:
-        """Return how long to wait until a signal is to be sent on; None when none is due."""
-        return min((max(0.0, at + self.echo_seconds - now) for _, at in self.due), default=None)
+    def seconds_left(self, now: float) -> float:
+        """Return how long to wait until a signal is to be sent on; infinite when none is due."""
+        return min((max(0.0, at + self.echo_seconds - now) for _, at in self.due), default=math.inf)
 
 
-def _run_attempt(start: Start, signals: _Signals, attempt: int, keeper: Keeper) -> Ended:
+def _run_attempt(start: Start, attempt: int, inbox: _Inbox, keeper: Keeper) -> Ended:
     began, kills_before = time.monotonic(), read_oom_kills()
     read_end, write_end = _open_pipe()
     process = None
     try:
         process = _start_process(start, write_end)
         keeper.take(process.pid)
-        status = _await_end(process, signals, _Echoes(read_end, signals.echo_seconds))
+        status = _await_end(process, inbox, _Echoes(read_end, inbox.echo_seconds))
     finally:
         for end in (read_end, write_end):  # ours for writing too: without it the other would be readable for ever
             os.close(end)
@@ -225,7 +214,7 @@ def _run_attempt(start: Start, signals: _Signals, attempt: int, keeper: Keeper) 
             process.wait()
     kills = read_oom_kills()
     counted = None if kills is None or kills_before is None else max(0, kills - kills_before)
-    was_asked = signals.inbox.stops > 0 or -status in signals.inbox.numbers
+    was_asked = inbox.stops > 0 or -status in inbox.numbers
     return Ended(attempt, status, was_asked, counted, time.monotonic() - began)
 
 
@@ -238,8 +227,8 @@ def _start_process(start: Start, write_end: int) -> subprocess.Popen[bytes]:
         raise UsageError(f"{start.words[0]} cannot be started: {reason}", hint="check the command") from None
 
 
-def _await_end(process: subprocess.Popen[bytes], signals: _Signals, echoes: _Echoes) -> int:
-    inbox, kill_at = signals.inbox, math.inf
+def _await_end(process: subprocess.Popen[bytes], inbox: _Inbox, echoes: _Echoes) -> int:
+    kill_at = math.inf
     while True:
         now = time.monotonic()
         for number in echoes.match(inbox.drain(now), now):
@@ -247,25 +236,30 @@ def _await_end(process: subprocess.Popen[bytes], signals: _Signals, echoes: _Ech
         status = process.poll()
         if status is not None:
             return status
-        if signals.kill_after_seconds is not None and inbox.is_urgent:
-            kill_at = min(kill_at, now + signals.kill_after_seconds)
+        if inbox.is_urgent:
+            kill_at = min(kill_at, now + inbox.kill_after_seconds)
         if now >= kill_at:
             process.kill()
             return process.wait()
-        waits = [echoes.seconds_left(now), None if kill_at == math.inf else kill_at - now]
-        timeout = min((wait for wait in waits if wait is not None), default=None)
-        select.select([inbox.descriptor, echoes.descriptor], [], [], timeout)
+        seconds = min(echoes.seconds_left(now), kill_at - now)
+        select.select([inbox.descriptor, echoes.descriptor], [], [], None if seconds == math.inf else seconds)
 
 
 @contextmanager
-def _inbox(stopping: tuple[int, ...]) -> Iterator[_Inbox]:
-    """Collect signals, and the ends of children; what was ignored stays ignored, here and in the training."""
+def _inbox(stopping: tuple[int, ...], echo_seconds: float, kill_after_seconds: float) -> Iterator[_Inbox]:
+    """Collect signals, and the ends of children; what was ignored stays ignored, here and in the training.
+
+    Args:
+        stopping: see `_Inbox`, as the others.
+        echo_seconds: see there.
+        kill_after_seconds: see there.
+    """
     read_end, write_end = _open_pipe()
     before_descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     numbers = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _collect) for number in (*numbers, signal.SIGCHLD)}
     try:
-        yield _Inbox(read_end, stopping)
+        yield _Inbox(read_end, stopping, echo_seconds, kill_after_seconds)
     finally:
         for number, handler in before.items():
             if handler is not None:  # None: set by a library, from C

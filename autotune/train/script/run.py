@@ -11,10 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.engine.allocator import describe_exchange, launch_environment
-from autotune.errors import MachineError, ProfileError, UsageError
+from autotune.errors import ProfileError, UsageError
 from autotune.isolation.script_starter import check_interpreter
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import KnobValue, TrainConfig, changed_fields
@@ -27,9 +26,7 @@ from autotune.targets.script import own_values, placeholder_names, render_comman
 from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.train.recovery.attempts import Start
 from autotune.train.recovery.steps_down import AdjustableKnobs, script_knobs
-
-if TYPE_CHECKING:
-    from autotune.train.settings.choice import Settings
+from autotune.train.settings.choice import Settings, find_environment
 
 _ENTRY, _LAUNCHER = "autotune.train.script.entry", "autotune.train.script.launcher"
 
@@ -145,8 +142,9 @@ class ScriptRun:
             launcher_options=launch.launcher_options,
         )
         entry = _ENTRY if launch.launcher_options is None else _LAUNCHER
+        environment = {**os.environ, **find_environment(config, read_hardware())}
         words = (launch.interpreter, *launch.interpreter_options, "-P", "-m", entry, plan.model_dump_json())
-        return Start((*words, *launch.arguments), _make_environment(config), Path(self.target.folder))
+        return Start((*words, *launch.arguments), environment, Path(self.target.folder))
 
 
 def refuse_workload_options(given: Mapping[str, object], target: Target) -> None:
@@ -197,7 +195,7 @@ def prepare_script_run(settings: Settings, target: Target) -> ScriptRun:
     )
     launch = run.find_launch(config)
     _require_placeholders(run)
-    _make_environment(config)
+    find_environment(config, read_hardware())  # what it lacks is told before anything is started
     check_interpreter(launch.interpreter, set())
     return run
 
@@ -219,11 +217,3 @@ def _require_placeholders(run: ScriptRun) -> None:
             f"the profile sets {missing[0]}, and the command has no {{{missing[0]}}}",
             hint="use the command of the search, placeholders and all",
         )
-
-
-def _make_environment(config: TrainConfig) -> dict[str, str]:
-    """Return the environment of a process, with what its allocators need before it starts."""
-    try:
-        return {**os.environ, **launch_environment(config, read_hardware().host_allocators)}
-    except ValueError as error:
-        raise MachineError(str(error), hint="install it, or search again on this machine") from None
