@@ -81,6 +81,7 @@ TORCH_FREE = (
     "autotune.train.compare",
     "autotune.train.folder",
     "autotune.train.options",
+    "autotune.train.policy",
     "autotune.train.recovery",
     "autotune.train.report",
     "autotune.train.script",

@@ -98,7 +98,7 @@ def train(
             checkpoints_kept=keep,
         )
         options.check()
-        options = options.tell_presets(Path.cwd())
+        options = options.classify_presets(Path.cwd())
         require_settings(options)
         resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.target.script is not None:
@@ -137,7 +137,7 @@ def train_in_process(words: list[str], *, as_json: bool) -> NoReturn:
         words: as typed after `autotune train`.
         as_json: an error goes to standard output.
     """
-    from autotune.train.recovery.restarts import train_supervised
+    from autotune.train.recovery.workload import train_supervised
 
     end = train_supervised(words, say=warn)
     if end.message and as_json:

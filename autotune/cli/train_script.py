@@ -32,8 +32,8 @@ def train_script_target(
     """
     from autotune.cli.pages.training import print_summary
     from autotune.targets.source.fingerprint import fingerprint_target
+    from autotune.train.script.recovery import train_script
     from autotune.train.script.run import prepare_script_run, refuse_workload_options
-    from autotune.train.script.supervisor import train_script
     from autotune.train.settings.candidate import load_profile
     from autotune.train.settings.choice import choose_script_settings
     from autotune.train.settings.presets import find_facts

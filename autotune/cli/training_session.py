@@ -80,14 +80,14 @@ def make_callbacks(stop: StopFlag, view: TrainingView, log: TrainingLog | None) 
     """Return what ties a training to the terminal, its signals and its logs."""
     from autotune.engine.allocator import describe_exchange
     from autotune.train.options import TrainingCallbacks
-    from autotune.train.recovery.child import note_run_folder
+    from autotune.train.recovery.child import tell_opened_run
     from autotune.train.report import StopNow
 
     # Once it is read it is nobody's: an autotune that the user's own code starts would take itself for this one.
     is_second = os.environ.pop(_RELAUNCHED, None) is not None
 
     def open_run(folder: RunFolder) -> None:
-        note_run_folder(folder.path)
+        tell_opened_run(folder.path)
         if log is not None:
             log.open(folder.path)
         view.promise(folder.plan.promised_samples_per_second)

@@ -6,7 +6,7 @@ lock, holder.json, kept-probe.json, probe.json
 search.json, probe.json, finals.json, best.json, seal, study.db
 trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
 runs/<target>-001/                     one training
-lock, run.json or script.json, metrics.jsonl, summary.json
+lock, run.json or script.json, metrics.jsonl, summary.json, next.json
 checkpoints/step-00000120/           state.pt, manifest.json
 """
 
@@ -47,6 +47,8 @@ PLAN_FILE = "run.json"
 """A `RunPlan`: written at the start of a training, and again at each step down."""
 SCRIPT_FILE = "script.json"
 """A `RunPlan` too, of a script's training: nothing in it can be resumed from here."""
+NEXT_FILE = "next.json"
+"""A `Profile` with safer settings, made when a script fails after its first step: to start it again with."""
 SUMMARY_FILE = "summary.json"
 """A `TrainingSummary`: written when a training ends or is stopped."""
 METRICS_FILE = "metrics.jsonl"

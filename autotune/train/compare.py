@@ -5,9 +5,7 @@ run.json or script.json (RunPlan), summary.json (TrainingSummary), metrics.jsonl
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +13,15 @@ from statistics import fmean
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.records.codec import read_record
 from autotune.records.comparison import LossPair, RunComparison, RunSide, RunState, SettingPair
 from autotune.records.config import changed_fields, get_knob
-from autotune.records.layout import METRICS_FILE, PLAN_FILE, SCRIPT_FILE, SUMMARY_FILE
+from autotune.records.layout import METRICS_FILE
 from autotune.records.reading import MOST_COUNT
 from autotune.records.run import RunPlan, TrainingSummary
+from autotune.train.folder import open_run
+from autotune.train.loop.metrics import read_lines
 
 _TAIL_FRACTION = 0.1
-_LONGEST_LINE = 1024 * 1024
 _ONE_PAIR = "one pair of runs: no interval"
 
 
@@ -130,14 +128,8 @@ def pair_losses(first: list[tuple[int, float]], second: list[tuple[int, float]])
 
 
 def _read_run(folder: Path) -> tuple[RunSide, RunLog]:
-    file = next((folder / name for name in (PLAN_FILE, SCRIPT_FILE) if os.path.isfile(folder / name)), None)
-    if file is None:
-        raise UsageError(f"{folder} holds no run", hint="give a run folder, such as one under runs/")
-    plan = read_record(file, RunPlan)
-    log = _read_log(folder / METRICS_FILE)
-    summary = None
-    if (folder / SUMMARY_FILE).exists():
-        summary = read_record(folder / SUMMARY_FILE, TrainingSummary)
+    run = open_run(folder)
+    plan, log, summary = run.plan, _read_log(folder), run.read_summary()
     # A run that was resumed writes on: what it left at an earlier stop is not how it ended.
     if summary is None or log.steps > summary.steps:
         return _describe_log(folder, plan, log), log
@@ -185,31 +177,17 @@ def _describe_plan(folder: Path, plan: RunPlan, state: RunState) -> dict[str, An
     }
 
 
-def _read_log(path: Path) -> RunLog:
+def _read_log(folder: Path) -> RunLog:
     log = RunLog()
     try:
-        with path.open("rb") as file:
-            for line in _iterate_lines(file):
-                try:
-                    log.add(line)
-                except (KeyError, TypeError):
-                    continue
-    except FileNotFoundError:
-        pass
+        for line in read_lines(folder):
+            try:
+                log.add(line)
+            except (KeyError, TypeError):
+                continue
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", hint="check its permissions") from None
+        raise UsageError(f"{folder / METRICS_FILE}: {error.strerror or error}", hint="check its permissions") from None
     return log
-
-
-def _iterate_lines(file: Any) -> Iterator[dict[str, Any]]:
-    """Yield the lines that are JSON objects; the last one of a killed run may be torn."""
-    while text := file.readline(_LONGEST_LINE):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict):
-            yield line
 
 
 def _list_notes(a: RunSide, b: RunSide) -> Iterator[str]:

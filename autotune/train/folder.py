@@ -1,10 +1,15 @@
-"""The folder of one run: `runs/<target>-NNN/{lock, run.json, metrics.jsonl, checkpoints/, summary.json}`.
+"""The folder of one run, a workload's or a script's: its plan, its summary and what else is in it.
 
-One writer at a time. What the run was started with is in run.json; a resumed one must agree with it.
+    runs/<target>-001/   lock, run.json, metrics.jsonl, checkpoints/, summary.json     a workload
+                         script.json, summary.json, next.json                          a script
+
+A workload's has one writer at a time, and a resumed run must agree with its plan. Of a script nothing can be resumed
+from here, so a record of it that cannot be written ends nothing.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +18,35 @@ from pathlib import Path
 
 from autotune.errors import ProfileError, UsageError
 from autotune.lock import hold_lock
-from autotune.records.codec import make_folder, read_record, sync_folder, write_record
-from autotune.records.layout import CHECKPOINTS_FOLDER, LOCK_FILE, PLAN_FILE, RUNS_FOLDER, SUMMARY_FILE
+from autotune.records.codec import Record, make_folder, read_record, sync_folder, write_record
+from autotune.records.layout import (
+    CHECKPOINTS_FOLDER,
+    LOCK_FILE,
+    MANIFEST_FILE,
+    PLAN_FILE,
+    RUNS_FOLDER,
+    SCRIPT_FILE,
+    SUMMARY_FILE,
+)
 from autotune.records.run import RunPlan, StepDown, TrainingSummary
 from autotune.targets.source.fingerprint import is_older
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """What differs between the folders of the two ways in.
+
+    Attributes:
+        plan_file: name of the plan in it.
+        must_record: a record that cannot be written ends the training.
+    """
+
+    plan_file: str
+    must_record: bool
+
+
+WORKLOAD_RUN = RunKind(PLAN_FILE, must_record=True)
+SCRIPT_RUN = RunKind(SCRIPT_FILE, must_record=False)
 
 
 @dataclass
@@ -26,19 +56,37 @@ class RunFolder:
     Attributes:
         path: its folder.
         plan: what it was started with, and the steps down since.
+        kind: whose run it is.
+        is_kept: False where no folder could be made, and this one goes when the training does.
     """
 
     path: Path
     plan: RunPlan
+    kind: RunKind = WORKLOAD_RUN
+    is_kept: bool = True
 
     @property
     def checkpoints(self) -> Path:
         """Folder of its checkpoints."""
         return self.path / CHECKPOINTS_FOLDER
 
+    def write(self, name: str, record: Record) -> bool:
+        """Write one of its files, and return whether that could be done.
+
+        Raises:
+            OSError: it could not, and the training must not go on without.
+        """
+        try:
+            write_record(self.path / name, record, private=True)
+        except OSError:
+            if self.kind.must_record:
+                raise
+            return False
+        return True
+
     def write_plan(self, plan: RunPlan) -> None:
-        """Save what the run is started with."""
-        write_record(self.path / PLAN_FILE, plan, private=True)
+        """Save what the run is started with; errors as of `write`."""
+        self.write(self.kind.plan_file, plan)
         self.plan = plan
 
     def add_step_down(self, step_down: StepDown) -> None:
@@ -46,8 +94,54 @@ class RunFolder:
         self.write_plan(self.plan.replace(step_downs=(*self.plan.step_downs, step_down)))
 
     def write_summary(self, summary: TrainingSummary) -> None:
-        """Save how the run ended."""
-        write_record(self.path / SUMMARY_FILE, summary, private=True)
+        """Save how the run ended; errors as of `write`."""
+        self.write(SUMMARY_FILE, summary)
+
+    def read_summary(self) -> TrainingSummary | None:
+        """Return how the run ended; None where it has not.
+
+        Raises:
+            ProfileError: the file is damaged, or of a newer version.
+        """
+        file = self.path / SUMMARY_FILE
+        return read_record(file, TrainingSummary) if file.exists() else None
+
+
+def open_run(path: Path) -> RunFolder:
+    """Return a run that is there, of either kind.
+
+    Raises:
+        UsageError: there is none.
+        ProfileError: its plan is damaged, or of a newer version.
+    """
+    for kind in (WORKLOAD_RUN, SCRIPT_RUN):
+        if os.path.isfile(path / kind.plan_file):  # of a path that cannot be one it says no, and raises nothing
+            return RunFolder(path, read_record(path / kind.plan_file, RunPlan), kind)
+    raise UsageError(f"{path} holds no run", hint="give a run folder, such as one under runs/")
+
+
+def newest_first(checkpoints: Path) -> Iterator[Path]:
+    """Yield the folders of a run's checkpoints, complete or not.
+
+    Args:
+        checkpoints: folder that they are in.
+    """
+    yield from sorted(checkpoints.glob("step-[0-9]*"), key=read_step, reverse=True)
+
+
+def read_step(checkpoint: Path) -> int:
+    """Return the optimizer step that a checkpoint's folder is named after; 0 for a name that holds none."""
+    number = checkpoint.name.removeprefix("step-").removeprefix("best-")
+    return int(number) if number.isdecimal() else 0
+
+
+def newest_whole_step(checkpoints: Path) -> int:
+    """Return the step of the newest checkpoint that was written to its end, as its name says; 0 without one.
+
+    Args:
+        checkpoints: folder that they are in.
+    """
+    return next((read_step(path) for path in newest_first(checkpoints) if (path / MANIFEST_FILE).is_file()), 0)
 
 
 def read_plan(path: Path) -> RunPlan:

@@ -23,7 +23,7 @@ class TrainingOptions:
     Attributes:
         profile: path of the profile, or of a preset; None for the baseline's settings, or for those of a resumed run.
         preset: name of a shipped preset instead, or path of one.
-        use_candidate: take the profile's candidate, which passed its drift checks and is not proven faster.
+        use_candidate: take the profile's candidate, which passed its loss checks and is not proven faster.
         steps: optimizer steps to take; None to count epochs.
         epochs: epochs to train, 1 if neither is given.
         out: run folder; None for a new numbered one under `runs/`.
@@ -74,7 +74,7 @@ class TrainingOptions:
                 f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"
             )
 
-    def tell_presets(self, work: Path) -> TrainingOptions:
+    def classify_presets(self, work: Path) -> TrainingOptions:
         """Return the options in which a preset that was given as a profile is a preset.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.machine.hardware import read_hardware, read_software
@@ -15,17 +15,16 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.folder import require_same_plan
 from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
 from autotune.train.settings.presets import find_facts
-from autotune.train.settings.reverify import LIMIT_SECONDS, ReverifyOptions, reverify_in_processes
-
-_VERIFYING_SHARE = 0.25
+from autotune.train.settings.reverify import ReverifyOptions, reverify_in_processes
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What was asked for.
+    """A new run or one to go on with, before its plan is made.
 
     Attributes:
         work: the working folder.
@@ -36,6 +35,7 @@ class RunRequest:
         sources: global generators that the samples draw from.
         data: fingerprint of the samples; None where they have none.
         deadline: when it has to be over.
+        policy: the training's thresholds.
         notes: what is to be told once the settings are in force.
     """
 
@@ -47,6 +47,7 @@ class RunRequest:
     sources: tuple[str, ...]
     data: str | None
     deadline: Deadline
+    policy: TrainPolicy = TRAIN_POLICY
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -60,22 +61,22 @@ class RunRequest:
         return ProfileTarget(label=self.loaded.label, fingerprint=self.loaded.fingerprint, data_fingerprint=self.data)
 
 
-def make_plan(asked: RunRequest, profile: Profile | None) -> RunPlan:
+def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
     """Return the plan of a new run; a profile from elsewhere is compared with the target's own settings first.
 
     Raises:
         ProfileError: the profile was measured on another target, or there is no such preset.
         UsageError: the target cannot be used as given.
     """
-    settings = _choose(asked, profile)
-    wanted, verified = settings.config if profile is None else profile.config, asked.options.reverification
-    if settings.needs_reverification and not asked.options.trust:
-        verified = verified or _reverify(asked, settings)
+    settings = _choose(request, profile)
+    wanted, verified = settings.config if profile is None else profile.config, request.options.reverification
+    if settings.needs_reverification and not request.options.trust:
+        verified = verified or _reverify(request, settings)
         settings = settings if verified.trusted else settings.fall_back()
-    options, evidence = asked.options, None if profile is None else profile.evidence
+    options, evidence = request.options, None if profile is None else profile.evidence
     epochs = 1 if options.steps is None and options.epochs is None else options.epochs
     return RunPlan(
-        target=asked.profile_target,
+        target=request.profile_target,
         asked_config=wanted,
         config=settings.config,
         baseline_config=settings.baseline_config,
@@ -93,56 +94,58 @@ def make_plan(asked: RunRequest, profile: Profile | None) -> RunPlan:
     )
 
 
-def resume_plan(asked: RunRequest, before: RunPlan, path: Path) -> RunPlan:
+def resume_plan(request: RunRequest, before: RunPlan, path: Path) -> RunPlan:
     """Return the plan of a run that goes on: as it was started, but for its length.
 
     Raises:
         ProfileError: target, data, settings or seed are others, or the run's settings do not fit the target.
     """
-    options = asked.options
-    profile = load_profile(options, asked.work, asked.note)
+    options = request.options
+    profile = load_profile(options, request.work, request.note)
     wanted = before.asked_config
     if profile is not None:
         wanted = profile.config
     elif options.preset is not None and before.origin != f"preset {options.preset}":
-        wanted = _choose(asked, None).config
+        wanted = _choose(request, None).config
     seed = before.seed if options.seed is None else options.seed
-    require_same_plan(before, before.replace(target=asked.profile_target, asked_config=wanted, seed=seed), path)
+    require_same_plan(before, before.replace(target=request.profile_target, asked_config=wanted, seed=seed), path)
     for config in (before.config, before.baseline_config, *(one.config for one in before.step_downs)):
-        asked.loaded.find_choices(config)
+        request.loaded.find_choices(config)
     if before.machine not in ("", _name_machine()):
-        asked.note("the run was started on another machine or with another torch: it goes on, but not bit for bit")
+        request.note("the run was started on another machine or with another torch: it goes on, but not bit for bit")
     if options.steps is None and options.epochs is None:
         return before
     return before.replace(steps=options.steps, epochs=options.epochs)
 
 
-def _choose(asked: RunRequest, profile: Profile | None) -> Settings:
-    callbacks = asked.callbacks
+def _choose(request: RunRequest, profile: Profile | None) -> Settings:
+    callbacks = request.callbacks
     return choose_settings(
-        asked.loaded,
+        request.loaded,
         profile=profile,
-        preset=asked.options.preset,
-        data_fingerprint=asked.data,
+        preset=request.options.preset,
+        data_fingerprint=request.data,
         find_facts=lambda: find_facts(
-            asked.target,
-            fingerprint=asked.loaded.fingerprint,
+            request.target,
+            fingerprint=request.loaded.fingerprint,
             should_stop=callbacks.should_stop,
             say=callbacks.say,
         ),
-        note=asked.note,
+        note=request.note,
     )
 
 
-def _reverify(asked: RunRequest, settings: Settings) -> Reverification:
-    left = asked.deadline.seconds_left
+def _reverify(request: RunRequest, settings: Settings) -> Reverification:
+    policy, left = request.policy, request.deadline.seconds_left
+    if left is not None:
+        policy = replace(policy, verify_seconds=min(policy.verify_seconds, policy.verify_share * left))
     frame = ReverifyOptions(
-        should_stop=asked.callbacks.should_stop,
-        say=asked.callbacks.say,
-        random_sources=asked.sources,
-        limit_seconds=LIMIT_SECONDS if left is None else min(LIMIT_SECONDS, _VERIFYING_SHARE * left),
+        should_stop=request.callbacks.should_stop,
+        say=request.callbacks.say,
+        random_sources=request.sources,
+        policy=policy,
     )
-    return reverify_in_processes(settings, asked.target, frame)
+    return reverify_in_processes(settings, request.target, frame)
 
 
 def _find_drift_limit(profile: Profile | None) -> Margin:

@@ -1,11 +1,12 @@
-"""What a running training tells whoever looks at it, and what it writes down about itself."""
+"""What a training tells whoever looks at it: a `Report` at each log line, a `TrainingSummary` at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autotune.records.run import Best, StepDown
+from autotune.records.run import Best, RunPlan, StepDown, TrainingSummary
+from autotune.records.training_process import TrainingProgress
 
 Log = Callable[[Mapping[str, float | int | None]], None]
 """Is handed every line of metrics.jsonl: the seam for TensorBoard, Weights & Biases and the like."""
@@ -66,3 +67,35 @@ class Report:
 
 class StopNow(BaseException):
     """Raised by a signal's handler where nothing is lost by stopping at once: in an evaluation."""
+
+
+def summarize(plan: RunPlan, progress: TrainingProgress, *, finished: bool, elapsed_seconds: float) -> TrainingSummary:
+    """Return how a training ended, as far as its plan and what it counted tell; the rest is for the caller to add.
+
+    Args:
+        plan: of the run, steps down and all.
+        progress: over all attempts or sessions.
+        finished: it was trained to its end.
+        elapsed_seconds: wall time of this session.
+    """
+    seconds, samples = progress.training_seconds, progress.training_samples
+    return TrainingSummary(
+        folder="",
+        checkpoint="",
+        finished=finished,
+        target=plan.target,
+        origin=plan.origin,
+        config=plan.current_config,
+        steps=progress.steps,
+        epochs=0,
+        samples=progress.samples,
+        loss=progress.loss,
+        metrics={},
+        samples_per_second=samples / seconds if samples and seconds > 0 else None,
+        promised_samples_per_second=plan.promised_samples_per_second,
+        data_wait_fraction=min(1.0, max(0.0, progress.data_wait_seconds / seconds)) if seconds > 0 else None,
+        peak_memory_bytes=progress.peak_memory_bytes or None,
+        training_seconds=seconds,
+        elapsed_seconds=elapsed_seconds,
+        step_downs=plan.step_downs,
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
@@ -21,20 +21,21 @@ from autotune.errors import MachineError
 from autotune.machine.hardware import read_hardware
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
-from autotune.targets.resolve import ResolvedTarget
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan
 from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.session import Session
 from autotune.train.loop.training_loop import Ending
+from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.plan import RunRequest, make_plan, resume_plan
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
+from autotune.train.report import summarize
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import check_environment, find_missing_environment
 from autotune.train.settings.target import resolve_training_target
-from autotune.train.user_code import blame_target
 
 __all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
 
@@ -45,6 +46,7 @@ def run_training(
     *,
     folder: str | Path | None = None,
     callbacks: TrainingCallbacks | None = None,
+    policy: TrainPolicy = TRAIN_POLICY,
 ) -> TrainingSummary:
     """Train a target.
 
@@ -53,6 +55,7 @@ def run_training(
         target: `file.py:attr` or `package.module:attr`; None as in `resolve_training_target`.
         folder: working folder; None for the current one.
         callbacks: who is told, and who may stop it.
+        policy: the training's thresholds.
 
     Raises:
         ProfileError: the profile is not valid, was measured on another target, or a resumed run was started otherwise.
@@ -65,21 +68,22 @@ def run_training(
     began = session_began()
     options.check()
     work = Path(folder or Path.cwd()).resolve()
-    options = options.tell_presets(work)
+    options = options.classify_presets(work)
     warnings: list[str] = []
-    callbacks = callbacks or TrainingCallbacks()
-    told = callbacks.warn
+    given = callbacks or TrainingCallbacks()
 
     def warn(text: str) -> None:
         warnings.append(text)
-        told(text)
+        given.warn(text)
 
-    callbacks = replace(callbacks, warn=warn)
+    until = None if options.max_time_seconds is None else began + options.max_time_seconds
     try:
         resolved = resolve_training_target(target, work)
         loaded = load_workload(resolved.target.spec, folder=work)
-        run = _Run(options, callbacks, work, resolved, loaded)
-        session, ending = run.train(began)
+        sources, data = _look_at_data(loaded)
+        deadline, told = Deadline(until, policy), replace(given, warn=warn)
+        request = RunRequest(work, loaded, resolved.target, options, told, sources, data, deadline, policy)
+        session, ending = _train(request, began)
         if ending == "stopped":
             command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
             warn(f"stopped at step {session.progress.step}; go on with: {command}")
@@ -92,53 +96,40 @@ def run_training(
     return summary
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A training as it was asked for."""
+def _train(request: RunRequest, began: float) -> tuple[Session, Ending]:
+    options, label = request.options, request.loaded.label
+    if options.resume:
+        path = find_run(request.work, label, options.out)
+        with locked_run(path):  # before anything is read: whoever holds it may write a step down
+            return _start(request, path, resume_plan(request, read_plan(path), path), began)
+    plan = make_plan(request, load_profile(options, request.work, request.note))
+    request.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
+    path = make_run(request.work, label, options.out)
+    with locked_run(path):
+        return _start(request, path, plan, began)
 
-    options: TrainingOptions
-    callbacks: TrainingCallbacks
-    work: Path
-    resolved: ResolvedTarget
-    loaded: LoadedWorkload
 
-    def train(self, began: float) -> tuple[Session, Ending]:
-        options, label = self.options, self.loaded.label
-        sources, data = _look_at_data(self.loaded)
-        deadline = Deadline(None if options.max_time_seconds is None else began + options.max_time_seconds)
-        asked = RunRequest(
-            self.work, self.loaded, self.resolved.target, options, self.callbacks, sources, data, deadline
-        )
-        if options.resume:
-            path = find_run(self.work, label, options.out)
-            with locked_run(path):  # before anything is read: whoever holds it may write a step down
-                return self._start(path, resume_plan(asked, read_plan(path), path), asked, began)
-        plan = make_plan(asked, load_profile(options, self.work, asked.note))
-        self.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
-        path = make_run(self.work, label, options.out)
-        with locked_run(path):
-            return self._start(path, plan, asked, began)
-
-    def _start(self, path: Path, plan: RunPlan, asked: RunRequest, began: float) -> tuple[Session, Ending]:
-        hardware = read_hardware()
-        self.callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
-        for text in asked.notes:  # only now: the process may have started anew
-            self.callbacks.warn(text)
-        check_environment(plan.current_config, hardware, self.callbacks.warn)
-        folder = RunFolder(path, plan)
-        folder.write_plan(plan)
-        self.callbacks.opened(folder)
-        session = Session(
-            loaded=self.loaded,
-            folder=folder,
-            options=self.options,
-            callbacks=self.callbacks,
-            device=choose_device("auto"),
-            began=began,
-            deadline=asked.deadline,
-            random_sources=asked.sources,
-        )
-        return session, session.run()
+def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> tuple[Session, Ending]:
+    hardware, callbacks = read_hardware(), request.callbacks
+    callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
+    for text in request.notes:  # only now: the process may have started anew
+        callbacks.warn(text)
+    check_environment(plan.current_config, hardware, callbacks.warn)
+    folder = RunFolder(path, plan)
+    folder.write_plan(plan)
+    callbacks.opened(folder)
+    session = Session(
+        loaded=request.loaded,
+        folder=folder,
+        options=request.options,
+        callbacks=callbacks,
+        device=choose_device("auto"),
+        began=began,
+        deadline=request.deadline,
+        random_sources=request.sources,
+        policy=request.policy,
+    )
+    return session, session.run()
 
 
 def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
@@ -151,35 +142,22 @@ def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
 
 def _summarize(session: Session, ending: Ending, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
     plan, meters = session.plan, session.meters
-    seconds, samples = meters.training_seconds, meters.training_samples
-    rate = samples / seconds if seconds > 0 and samples else None
-    same = plan.current_config == plan.config
-    used = plan.flops_utilization if same else None
-    return TrainingSummary(
+    summary = summarize(
+        plan, session.measure_progress(), finished=ending == "finished", elapsed_seconds=elapsed_seconds
+    )
+    used = plan.flops_utilization if plan.current_config == plan.config else None
+    rate = summary.samples_per_second
+    return summary.replace(
         folder=str(session.folder.path),
         checkpoint=session.last_checkpoint,
-        finished=ending == "finished",
-        target=plan.target,
-        origin=plan.origin,
-        config=plan.current_config,
-        steps=session.progress.step,
         epochs=session.epoch,
-        samples=session.progress.samples,
-        loss=session.loss,
         metrics=session.metrics,
         best=meters.best,
-        samples_per_second=rate,
-        promised_samples_per_second=plan.promised_samples_per_second,
-        data_wait_fraction=min(1.0, meters.data_wait_seconds / seconds) if seconds > 0 else None,
         mfu=used * rate if used and rate else None,
-        peak_memory_bytes=meters.peak_memory_bytes or None,
         skipped_steps=meters.skipped_steps,
         allocator_retries=meters.allocator_retries,
         evaluation_seconds=meters.evaluation_seconds,
         checkpoint_seconds=meters.checkpoint_seconds,
-        training_seconds=seconds,
-        elapsed_seconds=elapsed_seconds,
-        step_downs=plan.step_downs,
         guard=None if session.guard is None else session.guard.replace(alarms=count_alarms(plan)),
         reverification=plan.reverification,
         warnings=tuple(warnings),

@@ -115,10 +115,10 @@ def test_a_setting_that_is_none_is_named(tmp_path: Path, settings: dict[str, obj
 
 def test_a_preset_given_as_a_profile_is_a_preset(tmp_path: Path) -> None:
     path = write(tmp_path / "ours.json")
-    told = TrainingOptions(profile="ours.json").tell_presets(tmp_path)
+    told = TrainingOptions(profile="ours.json").classify_presets(tmp_path)
     assert (told.profile, told.preset) == (None, str(path))
     untold = TrainingOptions(profile="best.json")
-    assert untold.tell_presets(tmp_path) == untold
+    assert untold.classify_presets(tmp_path) == untold
 
 
 def test_a_preset_may_set_every_knob_and_those_of_the_workload() -> None:

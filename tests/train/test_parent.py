@@ -22,10 +22,10 @@ from autotune.records.layout import PLAN_FILE
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
 from autotune.train.folder import read_plan
-from autotune.train.recovery import restarts
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.recovery.attempts import Ended, Start, run_attempts
 from autotune.train.recovery.child import AGAIN_STATUS
-from autotune.train.recovery.restarts import TrainingEnd, drop_settings, train_supervised
-from autotune.train.recovery.supervisor import Ended, Start, supervise
+from autotune.train.recovery.workload import TrainingEnd, drop_settings, train_supervised
 
 TIED = "import os, signal, sys, time\nfrom autotune.train.recovery.child import tie_to_parent\ntie_to_parent()\n"
 
@@ -60,12 +60,13 @@ while True:
 
 DRIVER = """
 import os, sys
-from autotune.train.recovery.supervisor import Start, supervise
-kill_after = float(sys.argv[2]) if len(sys.argv) > 2 else None
+from autotune.train.policy import TrainPolicy
+from autotune.train.recovery.attempts import Start, run_attempts
+kills, policy = len(sys.argv) > 2, TrainPolicy(kill_after_seconds=float((*sys.argv, 5.0)[2]))
 start = lambda attempt: Start([sys.executable, "-c", sys.argv[1]], os.environ)
 again = lambda ended: ended.status < 0 and print("again", flush=True) is None
-ended = supervise(start, next_attempt=again, kill_after_seconds=kill_after)
-print("told", ended.was_told, flush=True)
+ended = run_attempts(start, next_attempt=again, kills_on_ctrl_c=kills, policy=policy)
+print("told", ended.was_asked, flush=True)
 sys.exit(ended.exit_status)
 """
 
@@ -103,7 +104,7 @@ def finish(driver: subprocess.Popen[str]) -> tuple[int, str]:
 
 def run_code(code: str, *, again: Callable[[Ended], bool] = lambda _ended: False) -> Ended:
     """Supervise a program in this process."""
-    return supervise(lambda _attempt: Start([sys.executable, "-c", code], os.environ), next_attempt=again)
+    return run_attempts(lambda _attempt: Start([sys.executable, "-c", code], os.environ), next_attempt=again)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_the_exit_status_is_the_trainings_own(code: str, status: int, exit_statu
         return False
 
     ended = run_code(code, again=note)
-    assert (ended.status, ended.exit_status, ended.was_told) == (status, exit_status, False)
+    assert (ended.status, ended.exit_status, ended.was_asked) == (status, exit_status, False)
     assert asked == [ended]  # nobody told it to end, not even where it was by SIGTERM
 
 
@@ -172,7 +173,7 @@ def test_ctrl_c_at_the_terminal_reaches_the_training_once() -> None:
     assert os.waitstatus_to_exitcode(status) == 41
 
 
-def test_what_was_told_to_end_is_not_started_again() -> None:
+def test_what_was_asked_to_end_is_not_started_again() -> None:
     driver = start_driver(TIED + "print('ready', os.getpid(), flush=True)\ntime.sleep(60)")
     await_ready(driver)
     driver.terminate()
@@ -328,14 +329,14 @@ def test_this_machines_counter_stands_still_when_somebody_else_kills() -> None:
 
 TRAINING = """
 import json, os, pathlib, signal, sys
-from autotune.train.recovery.child import note_run_folder, session_began, tie_to_parent
+from autotune.train.recovery.child import session_began, tell_opened_run, tie_to_parent
 assert tie_to_parent()
 run = pathlib.Path(os.environ["RUN"])
 log = run / "log.jsonl"
 starts = log.read_text().splitlines() if log.exists() else []
 with log.open("a") as file:
     file.write(json.dumps({"words": sys.argv[1:], "began": session_began()}) + chr(10))
-note_run_folder(run)
+tell_opened_run(run)
 steps, deaths = json.loads(os.environ["STEPS"]), os.environ["DEATHS"].split()
 checkpoint = run / "checkpoints" / f"step-{steps[len(starts)]:08d}"
 checkpoint.mkdir(parents=True, exist_ok=True)
@@ -353,7 +354,13 @@ if len(starts) < len(deaths):
 
 
 def train(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int], deaths: str, *, typed: tuple[str, ...] = ()
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[int],
+    deaths: str,
+    *,
+    typed: tuple[str, ...] = (),
+    policy: TrainPolicy = TRAIN_POLICY,
 ) -> tuple[TrainingEnd, list[str]]:
     """Supervise a training that stands at `steps` when it dies of each of `deaths`, and then ends well."""
     config = TrainConfig(micro_batch_size=64, num_workers=2)
@@ -372,7 +379,8 @@ def train(
     monkeypatch.setenv("DEATHS", deaths)
     said: list[str] = []
     command = (sys.executable, "-c", TRAINING)
-    return train_supervised(["a.py:b", *typed, "--epochs", "3"], say=said.append, command=command), said
+    words = ["a.py:b", *typed, "--epochs", "3"]
+    return train_supervised(words, say=said.append, command=command, policy=policy), said
 
 
 @pytest.mark.fault("4", injected="two deaths by SIGSEGV", outcome="resumed, then with safer settings")
@@ -411,9 +419,9 @@ def test_a_process_that_asks_for_a_fresh_one_gets_it(tmp_path: Path, monkeypatch
 
 
 def test_steps_down_that_change_something_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "MOST_DEATHS", 2)
     monkeypatch.setenv("ASKS", "fewer-samples")
-    end, _ = train(tmp_path, monkeypatch, [5] * 6, " ".join([f"{AGAIN_STATUS}"] * 5))
+    deaths = " ".join([f"{AGAIN_STATUS}"] * 5)
+    end, _ = train(tmp_path, monkeypatch, [5] * 6, deaths, policy=TrainPolicy(most_deaths=2))
     assert (end.status, end.message) == (0, "")
 
 

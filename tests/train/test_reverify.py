@@ -6,7 +6,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import autotune.train.settings.reverify as reverify_module
 from autotune.records.run import Reverification
 from autotune.records.script import Script
 from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
+from autotune.train.policy import TRAIN_POLICY
 from autotune.train.settings import reverify as module
 from autotune.train.settings.choice import Settings
-from autotune.train.settings.reverify import LEAST_PAIRS, PAIRS, ReverifyOptions, reverify, reverify_in_processes
+from autotune.train.settings.reverify import ReverifyOptions, reverify, reverify_in_processes
 
 OWN = CONFIG
 FAST = CONFIG.replace(precision="bf16", num_workers=1)
@@ -74,6 +75,10 @@ class Machine:
             elapsed_seconds=took,
             measurement=timing(step_ms=1000 * 10 / rate, samples=10),
         )
+
+
+PAIRS = TRAIN_POLICY.verify_pairs
+QUICK = replace(TRAIN_POLICY, verify_measure_seconds=0.2)
 
 
 @pytest.fixture
@@ -182,7 +187,7 @@ def test_it_ends_in_time_and_too_few_pairs_are_no_proof(launch_seconds: float, p
     found = look(machine)
     assert machine.seconds <= 180.0
     assert found.pairs == pairs
-    assert found.trusted == (pairs >= LEAST_PAIRS)
+    assert found.trusted == (pairs >= TRAIN_POLICY.verify_least_pairs)
     if not found.trusted:
         assert "finished when 3m00s were over, too few to tell" in found.reason
 
@@ -237,7 +242,7 @@ def test_real_pairs_of_fresh_processes_leave_nothing_behind(tmp_path: Path, monk
         monkeypatch.setenv(name, str(2**30))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     told: list[str] = []
-    frame = ReverifyOptions(say=told.append, random_sources=("torch", "numpy", "random"), measure_seconds=0.2)
+    frame = ReverifyOptions(say=told.append, random_sources=("torch", "numpy", "random"), policy=QUICK)
     settings = Settings(CONFIG.replace(host_allocator="glibc-tuned"), CONFIG, "profile", None, None, ("x",))
     target = Target(spec="watched.py:workload", folder=str(tmp_path))
     found = reverify_in_processes(settings, target, frame)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -18,20 +17,18 @@ import pytest
 from train_world import wait_until
 
 from autotune.errors import ProfileError, UsageError
-from autotune.records.codec import read_record
+from autotune.records.codec import parse_record, read_record
 from autotune.records.config import TrainConfig
-from autotune.records.layout import SCRIPT_FILE
+from autotune.records.layout import NEXT_FILE, SCRIPT_FILE
 from autotune.records.profile import Profile
 from autotune.records.run import RunPlan, TrainingSummary
+from autotune.records.training_process import Failure, ScriptPlan, TrainingProgress
 from autotune.records.trial import Target
 from autotune.targets.script import read_script, script_label
-from autotune.train.recovery.steps_down import Fault
-from autotune.train.recovery.supervisor import Ended, Start
-from autotune.train.script.folder import NEXT_FILE
-from autotune.train.script.progress_files import Failure, ScriptProgress
+from autotune.train.recovery.attempts import Ended, Start
+from autotune.train.script.progress import write_progress
+from autotune.train.script.recovery import ScriptEnd, train_script
 from autotune.train.script.run import prepare_script_run, refuse_workload_options
-from autotune.train.script.steps_down import AdjustableKnobs, choose_for_later, choose_script_step_down
-from autotune.train.script.supervisor import ScriptEnd, train_script
 from autotune.train.settings.choice import Settings
 
 FLAGS = ("--batch-size", "{micro_batch_size:8}", "--accum", "{gradient_accumulation_steps:1}")
@@ -93,7 +90,7 @@ def make_settings(**changes: Any) -> Settings:
     )
 
 
-Attempt = tuple[int, list[ScriptProgress]]
+Attempt = tuple[int, list[TrainingProgress]]
 """Exit status of a process, as `subprocess` gives it, and what the processes of the training told before it."""
 
 
@@ -102,26 +99,28 @@ def play(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptE
     """Return a training whose processes are not started: they end as they are told to, one after another."""
 
     def run(attempts: list[Attempt], *arguments: str, **options: Any) -> ScriptEnd:
-        def supervise(start: Callable[[int], Start], *, next_attempt: Callable[[Ended], bool]) -> Ended:
-            for number, (status, notes) in enumerate(attempts):
-                given = json.loads(start(number).words[-1 - len(arguments)])
-                for one in notes:
-                    one.write(Path(given["notes"]))
+        def run_attempts(
+            start: Callable[[int], Start], *, next_attempt: Callable[[Ended], bool], **_options: Any
+        ) -> Ended:
+            for number, (status, processes) in enumerate(attempts):
+                plan = parse_record(start(number).words[-1 - len(arguments)], ScriptPlan, name="plan")
+                for one in processes:
+                    write_progress(Path(plan.progress_folder), one)
                 ended = Ended(number, status, False, 0, 1.0)
                 if not next_attempt(ended):
                     break
             assert number == len(attempts) - 1
             return ended
 
-        monkeypatch.setattr("autotune.train.script.supervisor.supervise", supervise)
+        monkeypatch.setattr("autotune.train.recovery.supervisor.run_attempts", run_attempts)
         return bench.train(*arguments, **options)
 
     return run
 
 
-def note(steps: int, cause: str = "", *, rank: int = 0, at: float = 1.0, **fields: Any) -> ScriptProgress:
-    failure = Failure(cause, f"{cause} was seen", at) if cause else None
-    return ScriptProgress(rank=rank, steps=steps, samples=8 * steps, failure=failure, **fields)
+def note(steps: int, cause: str = "", *, rank: int = 0, at: float = 1.0, **fields: Any) -> TrainingProgress:
+    failure = Failure(cause=cause, detail=f"{cause} was seen", at=at) if cause else None
+    return TrainingProgress(rank=rank, steps=steps, samples=8 * steps, failure=failure, **fields)
 
 
 def test_before_the_first_step_it_is_started_again_with_a_step_down(
@@ -236,7 +235,7 @@ def test_after_its_first_step_a_script_ends_and_the_way_on_is_said(bench: Bench)
     profile = Profile.load(bench.folder / next_profile)
     assert (profile.config.micro_batch_size, profile.config.gradient_accumulation_steps) == (32, 2)
     again = Settings(profile.config, profile.baseline_config, "profile", profile, None, ())
-    words = prepare_script_run(again, bench.target(*FLAGS)).start(profile.config, notes=bench.folder, as_json=False)
+    words = prepare_script_run(again, bench.target(*FLAGS)).start(profile.config, progress=bench.folder, as_json=False)
     assert words.words[-4:] == ("--batch-size", "32", "--accum", "2")
 
 
@@ -342,7 +341,7 @@ from autotune.records import TrainConfig
 from autotune.records.trial import Target
 from autotune.targets.script import read_script, script_label
 from autotune.train.script.run import prepare_script_run
-from autotune.train.script.supervisor import train_script
+from autotune.train.script.recovery import train_script
 
 words = [sys.executable, *sys.argv[1:]]
 target = Target(spec=script_label(words), folder=".", script=read_script(words))
@@ -424,52 +423,3 @@ def test_an_early_death_is_told_with_its_step(bench: Bench) -> None:
 def test_settings_that_the_command_cannot_take_are_refused(bench: Bench) -> None:
     with pytest.raises(ProfileError, match=r"the command has no \{micro_batch_size\}"):
         bench.train(micro_batch_size=16)
-
-
-ALL = AdjustableKnobs(frozenset({"micro_batch_size", "gradient_accumulation_steps", "num_workers"}), knows_loaders=True)
-NONE = AdjustableKnobs(frozenset(), knows_loaders=False)
-
-
-def make_plan(**changes: Any) -> RunPlan:
-    settings = make_settings(**changes)
-    return RunPlan(
-        target={"label": "python a.py", "fingerprint": "0" * 12},  # type: ignore[arg-type]
-        asked_config=settings.config,
-        config=settings.config,
-        baseline_config=settings.baseline_config,
-        seed=0,
-        steps=None,
-        epochs=None,
-    )
-
-
-@pytest.mark.parametrize(
-    ("cause", "changes", "levers", "action"),
-    [
-        ("oom-host", {"micro_batch_size": 16, "precision": "bf16"}, ALL, "fewer-samples"),
-        ("oom-killed", {"precision": "bf16"}, NONE, "baseline"),
-        ("oom-device", {}, NONE, None),
-        ("shm", {"num_workers": 4}, ALL, "again"),
-        ("dataloader-worker-died", {}, NONE, "again"),
-        ("compile-error", {"compile_mode": "default"}, NONE, "eager"),
-        ("compile-error", {}, NONE, None),
-        ("not-supported", {"precision": "bf16"}, NONE, "baseline"),
-        ("device-error", {"precision": "bf16"}, NONE, "again"),
-        ("user-error", {"precision": "bf16"}, ALL, None),
-    ],
-)
-def test_a_script_is_stepped_down_as_far_as_it_can_be_set(
-    cause: str, changes: dict[str, Any], levers: AdjustableKnobs, action: str | None
-) -> None:
-    choice = choose_script_step_down(Fault(cause, "", 0), make_plan(**changes), levers)
-    assert (choice.action if choice else None) == action
-
-
-def test_once_more_the_same_is_no_advice_for_later() -> None:
-    plan = make_plan(precision="bf16", num_workers=4)
-    crash = choose_for_later(Fault("crash-signal", "", 5), plan, NONE)
-    assert crash is not None
-    assert crash.action == "baseline"
-    workers = choose_for_later(Fault("dataloader-worker-died", "", 5), plan, ALL)
-    assert workers is not None
-    assert (workers.action, workers.config.num_workers) == ("no-workers", 0)

@@ -10,7 +10,14 @@ from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan, StepDown
 from autotune.sentences.settings import describe_exchanges
-from autotune.train.recovery.steps_down import PATIENCE_STEPS, Fault, choose_step_down
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.recovery.steps_down import (
+    AdjustableKnobs,
+    Fault,
+    choose_step_down,
+    script_knobs,
+    workload_knobs,
+)
 
 BASELINE = TrainConfig(micro_batch_size=64, num_workers=2)
 TUNED = BASELINE.replace(
@@ -42,8 +49,11 @@ def earlier(cause: str, action: Any, *, step: int = 10, config: TrainConfig = TU
     return StepDown(step=step, resumed_step=step, cause=cause, detail="", action=action, sentence="", config=config)
 
 
-def choose(cause: str, plan: RunPlan, *, step: int = 20, **options: Any) -> tuple[str, TrainConfig] | None:
-    choice = choose_step_down(Fault(cause, "", step), plan, **options)
+def choose(
+    cause: str, plan: RunPlan, *, step: int = 20, can_recompute: bool = False, policy: TrainPolicy = TRAIN_POLICY
+) -> tuple[str, TrainConfig] | None:
+    knobs = workload_knobs(can_recompute=can_recompute)
+    choice = choose_step_down(Fault(cause, "", step), plan, knobs, policy=policy)
     return None if choice is None else (choice.action, choice.config)
 
 
@@ -80,7 +90,8 @@ def test_workers_get_a_second_chance_and_no_third_one(cause: str) -> None:
     given_up = ("no-workers", TUNED.replace(num_workers=0, persistent_workers=False))
     assert choose(cause, make_plan(TUNED, BASELINE, earlier(cause, "again"))) == given_up
     long_ago = make_plan(TUNED, BASELINE, earlier(cause, "again"))
-    assert choose(cause, long_ago, step=11 + PATIENCE_STEPS) == ("again", TUNED)
+    assert choose(cause, long_ago, step=11 + TRAIN_POLICY.retry_within_steps) == ("again", TUNED)
+    assert choose(cause, long_ago, step=15, policy=TrainPolicy(retry_within_steps=4)) == ("again", TUNED)
     assert choose(cause, make_plan(TUNED.replace(num_workers=0))) is None
 
 
@@ -152,3 +163,54 @@ def test_changes_are_told_one_by_one() -> None:
     changed = TUNED.replace(micro_batch_size=16, gradient_accumulation_steps=4)
     assert describe_exchanges(TUNED, changed) == "micro_batch_size 32 -> 16, gradient_accumulation_steps 2 -> 4"
     assert describe_exchanges(TUNED, TUNED) == ""
+
+
+SCRIPT = TrainConfig(micro_batch_size=8)
+FLAGS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "num_workers"})
+ALL = script_knobs(FLAGS, knows_loaders=True)
+NONE = script_knobs(frozenset(), knows_loaders=False)
+
+
+@pytest.mark.parametrize(
+    ("cause", "changes", "knobs", "action"),
+    [
+        ("oom-host", {"micro_batch_size": 16, "precision": "bf16"}, ALL, "fewer-samples"),
+        ("oom-device", {"micro_batch_size": 1, "precision": "bf16"}, ALL, "baseline"),
+        ("oom-killed", {"precision": "bf16"}, NONE, "baseline"),
+        ("oom-device", {}, NONE, None),
+        ("shm", {"num_workers": 4}, ALL, "again"),
+        ("dataloader-worker-died", {}, NONE, "again"),
+        ("dataloader-worker-died", {}, ALL, None),
+        ("dataloader-worker-died", {"precision": "bf16"}, NONE, None),
+        ("compile-error", {"compile_mode": "default"}, NONE, "eager"),
+        ("compile-error", {}, NONE, None),
+        ("not-supported", {"precision": "bf16", "compile_mode": "default"}, NONE, "baseline"),
+        ("device-error", {"precision": "bf16"}, NONE, "again"),
+        ("user-error", {"precision": "bf16"}, ALL, None),
+        ("inference-tensor", {"precision": "bf16"}, ALL, None),
+    ],
+)
+def test_a_script_is_stepped_down_as_far_as_it_can_be_set(
+    cause: str, changes: dict[str, Any], knobs: AdjustableKnobs, action: str | None
+) -> None:
+    choice = choose_step_down(Fault(cause, "", 0), make_plan(SCRIPT.replace(**changes), SCRIPT), knobs)
+    assert (choice.action if choice else None) == action
+
+
+@pytest.mark.parametrize("knobs", [ALL, NONE])
+def test_workers_of_a_script_that_cannot_be_set_go_with_all_else(knobs: AdjustableKnobs) -> None:
+    config = SCRIPT.replace(num_workers=2, precision="bf16")
+    plan = make_plan(config, SCRIPT, earlier("shm", "again", step=0, config=config))
+    choice = choose_step_down(Fault("shm", "", 0), plan, knobs)
+    assert choice is not None
+    assert choice.config == (config.replace(num_workers=0) if knobs is ALL else SCRIPT)
+
+
+def test_once_more_the_same_is_no_advice_for_later() -> None:
+    plan = make_plan(SCRIPT.replace(precision="bf16", num_workers=4), SCRIPT)
+    crash = choose_step_down(Fault("crash-signal", "", 5), plan, NONE, repeats=False)
+    assert crash is not None
+    assert crash.action == "baseline"
+    workers = choose_step_down(Fault("dataloader-worker-died", "", 5), plan, ALL, repeats=False)
+    assert workers is not None
+    assert (workers.action, workers.config.num_workers) == ("no-workers", 0)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.layout import MANIFEST_FILE
 from autotune.records.run import CheckpointManifest
+from autotune.train.folder import newest_first, read_step
 from autotune.train.loop.state import Progress, capture_state, restore_state
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 
 KEPT = 2
 """Complete checkpoints kept: the newest and one to fall back to."""
-
-_BESTS = 2
-_RUNGS = 6
 
 _STATE_FILE = "state.pt"
 
@@ -63,11 +62,12 @@ class Checkpoints:
             the one before: what shows late has begun early. None for neither.
     """
 
-    def __init__(self, folder: Path, *, fingerprint: str, kept: int = KEPT) -> None:
+    def __init__(self, folder: Path, *, fingerprint: str, kept: int = KEPT, policy: TrainPolicy = TRAIN_POLICY) -> None:
         """Prepare to save to a folder, which need not exist yet."""
         self.folder = folder
         self.fingerprint = fingerprint
         self.kept = kept
+        self._policy = policy
         self.anchor_step: int | None = None
 
     def save(self, training: Training, progress: Progress, notes: Mapping[str, Any]) -> Path:
@@ -123,7 +123,8 @@ class Checkpoints:
             raise
         sync_folder(self.folder)
         # The one before stays too: the newest checkpoint may be one that still names it.
-        for other in sorted(self.folder.glob("best-[0-9]*"), key=read_step, reverse=True)[_BESTS:]:
+        bests = sorted(self.folder.glob("best-[0-9]*"), key=read_step, reverse=True)
+        for other in bests[self._policy.best_checkpoints :]:
             _remove(other, ignore_errors=True)
         return final
 
@@ -179,28 +180,17 @@ class Checkpoints:
         kept = complete[: self.kept]
         if self.anchor_step is not None:
             kept += [path for path in complete if read_step(path) <= self.anchor_step][:1]
-            kept += _choose_rungs(complete)
+            kept += _choose_spaced(complete)[: self._policy.spaced_checkpoints]
         for path in (*found, *self.folder.glob(".tmp-*")):
             if path not in kept:
                 _remove(path, ignore_errors=True)
 
 
-def newest_first(folder: Path) -> Iterator[Path]:
-    """Yield the folders of a run's checkpoints, complete or not."""
-    yield from sorted(folder.glob("step-[0-9]*"), key=read_step, reverse=True)
-
-
-def read_step(path: Path) -> int:
-    """Return the step that a checkpoint's folder is named after; 0 for a name that holds none."""
-    number = path.name.removeprefix("step-").removeprefix("best-")
-    return int(number) if number.isdecimal() else 0
-
-
-def _choose_rungs(newest_first: list[Path]) -> list[Path]:
+def _choose_spaced(newest_first: list[Path]) -> list[Path]:
     """Return a few checkpoints, each about twice as old as the one before: the oldest of each power of two."""
     now = read_step(newest_first[0])
     oldest = {(now - read_step(path)).bit_length(): path for path in newest_first[1:]}
-    return [oldest[power] for power in sorted(oldest)][:_RUNGS]
+    return [oldest[power] for power in sorted(oldest)]
 
 
 def _is_same(first: Path, second: Path) -> bool:

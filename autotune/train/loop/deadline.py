@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-_CHECKPOINT_FACTOR = 1.5
-_STEPS = 2.0
-_LEAST_SECONDS = 0.2
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 
 
 @dataclass(frozen=True)
@@ -16,16 +14,19 @@ class Deadline:
 
     Attributes:
         until: on `time.monotonic()`, which all processes of a machine share; None for never.
+        policy: the training's thresholds.
     """
 
     until: float | None = None
+    policy: TrainPolicy = TRAIN_POLICY
 
     def is_near(self, *, step_seconds: float, checkpoint_seconds: float) -> bool:
         """Return whether another step might leave too little time for a checkpoint."""
         if self.until is None:
             return False
-        needed = _STEPS * step_seconds + _CHECKPOINT_FACTOR * checkpoint_seconds + _LEAST_SECONDS
-        return time.monotonic() + needed >= self.until
+        policy = self.policy
+        kept = policy.last_steps * step_seconds + policy.last_checkpoint_share * checkpoint_seconds
+        return time.monotonic() + kept + policy.last_seconds >= self.until
 
     def has_room(self, seconds: float) -> bool:
         """Return whether something that takes so long still fits."""
@@ -34,4 +35,4 @@ class Deadline:
     @property
     def seconds_left(self) -> float | None:
         """Until then, a moment to end things in left aside; None for ever."""
-        return None if self.until is None else max(0.01, self.until - time.monotonic() - _LEAST_SECONDS)
+        return None if self.until is None else max(0.01, self.until - time.monotonic() - self.policy.last_seconds)

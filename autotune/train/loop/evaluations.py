@@ -23,9 +23,9 @@ from autotune.records.trial import Cause
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.checkpoint import Checkpoints
 from autotune.train.loop.meters import Meters
+from autotune.train.loop.user_code import blame_target
 from autotune.train.recovery.steps_down import MEMORY_CAUSES, WORKER_CAUSES
 from autotune.train.report import StopNow
-from autotune.train.user_code import blame_target
 
 CUT_KEY = "evaluation_cut"
 """In a line of metrics.jsonl: the time limit cut the evaluation after that step short."""
@@ -54,12 +54,12 @@ class Evaluations:
     def __post_init__(self) -> None:
         self._batch_size = self.loaded.evaluation_batch_size
 
-    def run(self, step: int, *, hears_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    def run(self, step: int, *, is_stopping: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Evaluate after an optimizer step and return the line for metrics.jsonl; all None where it was left out.
 
         Args:
             step: optimizer steps taken.
-            hears_stop: asked when a loader's worker has died: a stop of the whole process group takes these first.
+            is_stopping: asked when a loader's worker has died: a stop of the whole process group takes these first.
 
         Raises:
             TargetError: the workload cannot evaluate.
@@ -75,7 +75,7 @@ class Evaluations:
                 error = raised
             cause = _find_cause(error)
             if cause in WORKER_CAUSES:
-                if hears_stop():
+                if is_stopping():
                     raise StopNow
                 workers_lost += 1
                 if workers_lost > 1:

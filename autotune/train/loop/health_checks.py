@@ -1,4 +1,4 @@
-"""What is looked at every few steps of a training, and what is a fault: losses, loss scale, allocator, drift."""
+"""The health checks of a training, every few steps, and what is a fault: losses, loss scale, allocator, drift."""
 
 from __future__ import annotations
 
@@ -9,31 +9,38 @@ from autotune.drift.guard.guard import Alarm, DriftGuard
 from autotune.engine.loop import Training
 from autotune.train.loop.meters import Meters, count_retries
 from autotune.train.loop.state import Progress
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.steps_down import Fault, FaultFound
-
-_THRASHING_LOOKS = 3
 
 
 class HealthChecks:
-    """Looks at one training.
+    """The health checks of one training.
 
     Args:
-        training: to look at.
-        meters: are told what is counted.
+        training: to check.
+        meters: count what is found.
         guard: looks for drift; None when there is nothing to guard.
-        warn: told what is no fault, and should be known.
+        warn: is given what is no fault, and should be known.
+        policy: the training's thresholds.
     """
 
     def __init__(
-        self, training: Training, meters: Meters, guard: DriftGuard | None, warn: Callable[[str], None]
+        self,
+        training: Training,
+        meters: Meters,
+        guard: DriftGuard | None,
+        warn: Callable[[str], None],
+        *,
+        policy: TrainPolicy = TRAIN_POLICY,
     ) -> None:
+        self._policy = policy
         self._training, self._meters, self._guard, self._warn = training, meters, guard, warn
         self._retries = count_retries(training.device)
         self._scale = 1.0 if training.scaler is None else training.scaler.get_scale()
         self._thrashing = 0
 
     def check_step(self, step: int) -> None:
-        """Let the drift guard look, when it is time.
+        """Let the drift guard check, when it is due.
 
         Raises:
             FaultFound: the gradients are not the baseline's.
@@ -42,7 +49,7 @@ class HealthChecks:
             _heed(self._guard.check_step(step), step)
 
     def check(self, losses: Sequence[float], progress: Progress, *, learning_rate: float) -> None:
-        """Look at the steps since the last look.
+        """Check the steps since the last check.
 
         Args:
             losses: of each of them.
@@ -87,7 +94,7 @@ class HealthChecks:
         new, self._retries = retries - self._retries, retries
         self._meters.allocator_retries += new
         self._thrashing = self._thrashing + 1 if new else 0
-        if self._thrashing >= _THRASHING_LOOKS:
+        if self._thrashing >= self._policy.thrashing_checks:
             found = f"the device's allocator had to give memory back {retries} times by step {step}"
             raise FaultFound(Fault("allocator-thrash", found, step))
 

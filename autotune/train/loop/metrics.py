@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.records.codec import sync_folder, write_text
 from autotune.records.layout import METRICS_FILE
+
+_LONGEST_LINE = 1024 * 1024
+_TAIL_BYTES = 64 * 1024
 
 
 class MetricsFile:
@@ -59,6 +62,41 @@ class MetricsFile:
             file.close()
 
 
+def read_lines(folder: Path, *, tail_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a run that are JSON objects; the last one of a killed run may be torn.
+
+    Args:
+        folder: of the run; one without a file has no lines.
+        tail_bytes: of the file's end to read; None for all of it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        file = (folder / METRICS_FILE).open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        if tail_bytes is not None:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - tail_bytes))
+        while text := file.readline(_LONGEST_LINE):
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, dict):
+                yield line
+
+
+def read_last_step(folder: Path) -> int:
+    """Return the optimizer step of the last line, 0 without one."""
+    try:
+        steps = [line.get("step") for line in read_lines(folder, tail_bytes=_TAIL_BYTES)]
+    except OSError:
+        return 0
+    return next((step for step in reversed(steps) if type(step) is int), 0)
+
+
 def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:
     """Drop the lines after a step, which a resumed training writes again, and return the ones kept.
 
@@ -69,12 +107,11 @@ def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     kept = []
-    for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_lines(folder):
         try:
-            line = json.loads(text)
             if line["step"] <= step:
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # cut short by a kill
+        except (KeyError, TypeError):
+            continue
     write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
     return kept

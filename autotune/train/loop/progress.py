@@ -1,4 +1,4 @@
-"""How fast a training goes and when it will be done: the clock between two looks, and the `Report` of each."""
+"""How fast a training goes and when it will be done: the clock between two checks, and the `Report` of each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
+from autotune.drift.guard.guard import DriftGuard
+from autotune.engine.length import count_epoch_steps, count_steps
+from autotune.engine.loop import Training
 from autotune.records.run import RunPlan
+from autotune.train.loop.evaluations import Evaluations
 from autotune.train.loop.meters import Meters, read_memory_limit
 from autotune.train.loop.state import Progress
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.report import Report
-
-REPORT_SECONDS = 0.25
-"""Shortest time between two reports, but for the last one of an epoch."""
-
-_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Between two looks.
+    """How fast a training went between two checks.
 
     Attributes:
         samples_per_second: trained on.
@@ -35,58 +33,36 @@ class Pace:
     step_seconds: float
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What a report needs that the watch does not know.
-
-    Attributes:
-        progress: of the run.
-        epoch: the current one.
-        total_steps: of the plan; None while they cannot be counted.
-        steps_per_epoch: None while they cannot be counted.
-        loss: of the last step.
-        learning_rate: of the first parameter group.
-        metrics: of the last evaluation.
-        guard: the drift guard's words.
-    """
-
-    progress: Progress
-    epoch: int
-    total_steps: int | None
-    steps_per_epoch: int | None
-    loss: float
-    learning_rate: float
-    metrics: dict[str, float | None]
-    guard: str
-
-
 class Watch:
     """Times the steps of one session.
 
     Args:
-        meters: are told what was timed.
+        meters: count what is timed.
         plan: of the run.
-        device: it runs on.
+        evaluations: of the training that is timed.
+        guard: looks for drift; None when there is nothing to guard.
         report: called with each report.
         began: `time.monotonic()` at the session's start.
         flops_utilization: model FLOPs utilization per sample a second; None when it is not known.
-        evaluates: the workload can be evaluated, at each epoch's end.
+        policy: the training's thresholds.
     """
 
     def __init__(
         self,
         meters: Meters,
         plan: RunPlan,
-        device: torch.device,
+        evaluations: Evaluations,
         *,
+        guard: DriftGuard | None,
         report: Callable[[Report], None],
         began: float,
         flops_utilization: float | None,
-        evaluates: bool,
+        policy: TrainPolicy = TRAIN_POLICY,
     ) -> None:
-        self._meters, self._plan, self._device, self._report = meters, plan, device, report
-        self._began, self._flops_utilization, self._evaluates = began, flops_utilization, evaluates
-        self._memory_limit = read_memory_limit(device)
+        self._meters, self._plan, self._report, self._policy = meters, plan, report, policy
+        self._evaluations, self._guard = evaluations, guard
+        self._began, self._flops_utilization = began, flops_utilization
+        self._memory_limit = read_memory_limit(evaluations.training.device)
         self._step_seconds: float | None = None
         self._reported = -math.inf
         self.start(Progress())
@@ -100,7 +76,7 @@ class Watch:
         """Count time spent waiting for the loader."""
         self._waited += seconds
 
-    def look(self, progress: Progress) -> Pace:
+    def measure(self, progress: Progress) -> Pace:
         """Return the pace since the start, which is now again."""
         seconds = max(time.perf_counter() - self._since, 1e-9)
         samples, steps = progress.samples - self._progress.samples, progress.step - self._progress.step
@@ -110,57 +86,78 @@ class Watch:
         meters.data_wait_seconds += self._waited
         pace = Pace(samples / seconds, min(1.0, self._waited / seconds), seconds / max(1, steps))
         known = self._step_seconds
-        self._step_seconds = pace.step_seconds if known is None else known + _SMOOTHING * (pace.step_seconds - known)
+        smoothing = self._policy.pace_smoothing
+        self._step_seconds = pace.step_seconds if known is None else known + smoothing * (pace.step_seconds - known)
         self.start(progress)
         return pace
 
-    def tell(self, pace: Pace, standing: Standing, *, phase: str = "training", at_once: bool = False) -> None:
-        """Report where the training stands, unless that was just done."""
+    def report(self, pace: Pace, progress: Progress, loss: float, *, at_once: bool = False) -> None:
+        """Report where the training stands, unless that was just done.
+
+        Args:
+            pace: since the last check.
+            progress: of the run.
+            loss: of the last step.
+            at_once: also if a report was just made.
+        """
         now = time.monotonic()
-        if not at_once and now - self._reported < REPORT_SECONDS:
+        if not at_once and now - self._reported < self._policy.report_seconds:
             return
         self._reported = now
-        meters, plan, where = self._meters, self._plan, standing
-        used = self._flops_utilization
+        meters, plan, training = self._meters, self._plan, self._evaluations.training
+        used, total = self._flops_utilization, count_steps(plan, training)
         self._report(
             Report(
-                step=where.progress.step,
-                samples=where.progress.samples,
-                epoch=where.epoch,
+                step=progress.step,
+                samples=progress.samples,
+                epoch=training.windows.epoch,
                 epochs=plan.epochs,
-                total_steps=where.total_steps,
-                loss=where.loss,
-                learning_rate=where.learning_rate,
+                total_steps=total,
+                loss=loss,
+                learning_rate=read_learning_rate(training),
                 samples_per_second=pace.samples_per_second,
                 data_wait_fraction=pace.data_wait_fraction,
                 mfu=None if used is None else used * pace.samples_per_second,
-                memory_bytes=meters.note_memory(self._device),
+                memory_bytes=meters.note_memory(training.device),
                 memory_limit_bytes=self._memory_limit,
                 skipped_steps=meters.skipped_steps,
                 allocator_retries=meters.allocator_retries,
                 elapsed_seconds=now - self._began,
-                remaining_seconds=self._estimate_remaining(where),
+                remaining_seconds=self._estimate_remaining(progress, total, count_epoch_steps(training)),
                 knows_evaluation=meters.evaluations > 0 or not self._evaluates,
-                metrics=where.metrics,
+                metrics=self._evaluations.metrics,
                 best=meters.best,
                 step_downs=plan.step_downs,
-                guard=where.guard,
-                phase=phase,
+                guard="" if self._guard is None else self._guard.words,
             )
         )
 
     @property
+    def _evaluates(self) -> bool:
+        return bool(self._evaluations.loaded.metrics)
+
+    @property
     def step_seconds(self) -> float:
-        """Of one optimizer step, smoothed; 0 before the first look."""
+        """Of one optimizer step, smoothed; 0 before the first check."""
         return self._step_seconds or 0.0
 
-    def _estimate_remaining(self, where: Standing) -> float | None:
-        """Return the seconds to the end: steps, an evaluation for each epoch, and the checkpoint before it."""
-        if where.total_steps is None or self._step_seconds is None:
+    def _estimate_remaining(self, progress: Progress, total: int | None, epoch_steps: int | None) -> float | None:
+        """Return the seconds to the end: steps, an evaluation for each epoch, and the checkpoint before it.
+
+        Args:
+            progress: of the run.
+            total: optimizer steps of the plan; None while they cannot be counted.
+            epoch_steps: optimizer steps of an epoch; None while they cannot be counted.
+        """
+        if total is None or self._step_seconds is None:
             return None
-        meters, left = self._meters, max(0, where.total_steps - where.progress.step)
-        epochs = 1.0
-        if where.steps_per_epoch:
-            epochs = math.ceil(where.total_steps / where.steps_per_epoch) - where.progress.step // where.steps_per_epoch
+        meters, epochs = self._meters, 1.0
+        if epoch_steps:
+            epochs = math.ceil(total / epoch_steps) - progress.step // epoch_steps
         pause = meters.mean_evaluation_seconds * self._evaluates + meters.mean_checkpoint_seconds
-        return left * self._step_seconds + max(0.0, epochs) * pause
+        return max(0, total - progress.step) * self._step_seconds + max(0.0, epochs) * pause
+
+
+def read_learning_rate(training: Training) -> float:
+    """Return the learning rate of the first parameter group."""
+    return float(training.optimizer.param_groups[0]["lr"])

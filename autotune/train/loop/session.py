@@ -10,6 +10,7 @@ Everything of a stretch lives in one function call, so that a device's memory is
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,8 @@ from autotune.engine.loop import Training, backend_settings
 from autotune.errors import TargetError
 from autotune.isolation.causes import explain_exception
 from autotune.records.run import GuardSummary, RunPlan
+from autotune.records.training_process import TrainingProgress
+from autotune.sentences.settings import describe_exchanges
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.folder import RunFolder
 from autotune.train.loop.checkpoint import Checkpoints, Restored
@@ -29,7 +32,9 @@ from autotune.train.loop.meters import Meters
 from autotune.train.loop.progress import Watch
 from autotune.train.loop.state import Progress, require_loadable
 from autotune.train.loop.training_loop import Ending, RunLoop
+from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.steps_down import (
     Choice,
     Fault,
@@ -37,8 +42,8 @@ from autotune.train.recovery.steps_down import (
     FreshProcessNeeded,
     choose_step_down,
     make_step_down,
+    workload_knobs,
 )
-from autotune.train.user_code import blame_target
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Session:
         began: `time.monotonic()` at the session's start.
         deadline: when it has to be over.
         random_sources: global generators that the dataset draws from.
+        policy: the training's thresholds.
         progress: where the run stands.
         meters: what it counts.
         guard: what the drift guard looked at; None before there was one.
@@ -82,6 +88,7 @@ class Session:
     began: float
     deadline: Deadline
     random_sources: tuple[str, ...]
+    policy: TrainPolicy = TRAIN_POLICY
     progress: Progress = field(default_factory=Progress)
     meters: Meters = field(default_factory=Meters)
     guard: GuardSummary | None = None
@@ -102,6 +109,7 @@ class Session:
             self.folder.checkpoints,
             fingerprint=self.folder.plan.target.fingerprint,
             kept=self.options.checkpoints_kept,
+            policy=self.policy,
         )
         resumes = self.options.resume
         while True:
@@ -119,6 +127,19 @@ class Session:
     def plan(self) -> RunPlan:
         """What the run was started with, and the steps down since."""
         return self.folder.plan
+
+    def measure_progress(self) -> TrainingProgress:
+        """Return how far the run has come, over all of its sessions."""
+        meters = self.meters
+        return TrainingProgress(
+            steps=self.progress.step,
+            samples=self.progress.samples,
+            loss=self.loss if self.loss is not None and math.isfinite(self.loss) else None,  # a scaler may skip it
+            training_seconds=meters.training_seconds,
+            training_samples=meters.training_samples,
+            data_wait_seconds=meters.data_wait_seconds,
+            peak_memory_bytes=meters.peak_memory_bytes,
+        )
 
     def _run_stretch(self, *, resumes: bool) -> StretchEnd:
         config, training = self.plan.current_config, None
@@ -141,7 +162,8 @@ class Session:
             except (FaultFound, TargetError) as error:
                 fault = self._find_fault(error)
                 can_recompute = training is not None and can_checkpoint(training.model)
-                choice = choose_step_down(fault, self.plan, can_recompute=can_recompute)
+                knobs = workload_knobs(can_recompute=can_recompute)
+                choice = choose_step_down(fault, self.plan, knobs, policy=self.policy)
                 if choice is None:
                     raise self._give_up(error) from error.__cause__
                 return StretchEnd(fault=fault, choice=choice)
@@ -169,17 +191,8 @@ class Session:
         is_same = restored.notes.get("config") == plan.current_config.model_dump(mode="json")
         if guard is not None and restored.notes.get("guard"):
             guard.restore(restored.notes["guard"], same_settings=is_same)
-        same = plan.current_config.precision == plan.config.precision
-        watch = Watch(
-            self.meters,
-            plan,
-            self.device,
-            report=callbacks.report,
-            began=self.began,
-            flops_utilization=plan.flops_utilization if same else None,
-            evaluates=bool(self.loaded.metrics),
-        )
         keeps_gradients = any(one.action == "gradients-kept" for one in plan.step_downs)
+        evaluations = Evaluations(self.loaded, training, callbacks.warn, is_inference=not keeps_gradients)
         return RunLoop(
             loaded=self.loaded,
             training=training,
@@ -188,8 +201,8 @@ class Session:
             checkpoints=self.checkpoints,
             progress=self.progress,
             meters=self.meters,
-            watch=watch,
-            evaluations=Evaluations(self.loaded, training, callbacks.warn, is_inference=not keeps_gradients),
+            watch=self._build_watch(evaluations, guard),
+            evaluations=evaluations,
             guard=guard,
             log=callbacks.log,
             should_stop=callbacks.should_stop,
@@ -197,6 +210,21 @@ class Session:
             deadline=self.deadline,
             checkpoint_seconds=self.options.checkpoint_seconds,
             last_checkpoint=restored.path,
+            policy=self.policy,
+        )
+
+    def _build_watch(self, evaluations: Evaluations, guard: DriftGuard | None) -> Watch:
+        plan = self.plan
+        same = plan.current_config.precision == plan.config.precision
+        return Watch(
+            self.meters,
+            plan,
+            evaluations,
+            guard=guard,
+            report=self.callbacks.report,
+            began=self.began,
+            flops_utilization=plan.flops_utilization if same else None,
+            policy=self.policy,
         )
 
     def _build_guard(self, training: Training) -> DriftGuard | None:
@@ -243,7 +271,10 @@ class Session:
             step = self.checkpoints.oldest_step()  # the rise began before it, but less of it is in there than later
         if fault.clean_step is not None:
             self.checkpoints.set_aside_after(step or 0)  # before the record: a kill in between repeats the alarm
-        step_down = make_step_down(fault, choice, self.plan.current_config, step)
+        changes = describe_exchanges(self.plan.current_config, choice.config) or "the same settings once more"
+        origin = "from its beginning" if step is None else f"from step {step:,}"
+        sentence = f"step {fault.step:,}: {fault.cause}: {fault.detail}; {changes}; the training goes on {origin}"
+        step_down = make_step_down(fault, choice, resumed_step=step or 0, sentence=sentence)
         self.folder.add_step_down(step_down)
         self.callbacks.step_down(step_down)
         return step is not None

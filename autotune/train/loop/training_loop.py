@@ -1,14 +1,13 @@
-"""The training loop: steps, looks at them, checkpoints, evaluations; it ends at a step boundary.
+"""The training loop: steps, health checks, checkpoints, evaluations; it ends at a step boundary.
 
-    step step step ... step │ look: losses, scaler, memory, drift guard, a line of metrics.jsonl │ step step ...
-                                 at an epoch's end, every few minutes, at a stop: a checkpoint; then an evaluation
+    step step step ... step │ check: losses, scaler, memory, drift guard, a line of metrics.jsonl │ step step ...
+                                  at an epoch's end, every few minutes, at a stop: a checkpoint; then an evaluation
 
-Losses stay on the device between two looks, so the loop waits for the device once in `LOG_STEPS` steps.
+Losses stay on the device between two checks, so the loop waits for the device once in `log_steps` steps.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,6 @@ from typing import Any, Literal
 import torch
 
 from autotune.drift.guard.guard import DriftGuard
-from autotune.engine.length import count_epoch_steps, count_steps
 from autotune.engine.loop import StepOutcome, Training
 from autotune.errors import TargetError
 from autotune.isolation.causes import explain_exception
@@ -31,17 +29,13 @@ from autotune.train.loop.evaluations import CUT_KEY, Evaluations
 from autotune.train.loop.health_checks import HealthChecks
 from autotune.train.loop.meters import Meters
 from autotune.train.loop.metrics import MetricsFile, cut_metrics
-from autotune.train.loop.progress import Pace, Standing, Watch
+from autotune.train.loop.progress import Watch, read_learning_rate
 from autotune.train.loop.state import Progress, find_non_finite
+from autotune.train.loop.user_code import blame_target
 from autotune.train.loop.worker_deaths import deferred_worker_deaths
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.steps_down import WORKER_CAUSES, Fault, FaultFound
 from autotune.train.report import Log, StopNow
-from autotune.train.user_code import blame_target
-
-LOG_STEPS = 10
-"""Optimizer steps between two lines of metrics.jsonl."""
-
-_SIGNAL_SECONDS = 0.2
 
 Ending = Literal["finished", "stopped"]
 
@@ -66,7 +60,8 @@ class RunLoop:
         interruptible: inside it a signal, or the end of so many seconds, may raise StopNow.
         deadline: when it has to be over.
         checkpoint_seconds: longest time between two checkpoints.
-        loss: of the last step that was looked at.
+        policy: the training's thresholds.
+        loss: of the last step that was checked.
         last_checkpoint: None before the first one.
     """
 
@@ -85,6 +80,7 @@ class RunLoop:
     interruptible: Callable[[float | None], AbstractContextManager[Any]] = nullcontext
     deadline: Deadline = field(default_factory=Deadline)
     checkpoint_seconds: float = 300.0
+    policy: TrainPolicy = TRAIN_POLICY
     loss: float | None = None
     last_checkpoint: Path | None = None
     _losses: list[torch.Tensor] = field(default_factory=list)
@@ -92,7 +88,7 @@ class RunLoop:
 
     def __post_init__(self) -> None:
         self._lines = MetricsFile(self.folder)
-        self._looks = HealthChecks(self.training, self.meters, self.guard, self.evaluations.warn)
+        self._health = HealthChecks(self.training, self.meters, self.guard, self.evaluations.warn, policy=self.policy)
         # Weights that hold infinities from the start are meant to.
         self._checks_weights = find_non_finite(self.training) is None
 
@@ -122,9 +118,9 @@ class RunLoop:
                 return "stopped"
             self._note_step(outcome)
             stopping = self.should_stop() or self._is_out_of_time()
-            if self.progress.step % LOG_STEPS and not (outcome.ends_epoch or stopping or self._is_done()):
+            if self.progress.step % self.policy.log_steps and not (outcome.ends_epoch or stopping or self._is_done()):
                 continue
-            self._look(at_once=outcome.ends_epoch or stopping)
+            self._check_health(at_once=outcome.ends_epoch or stopping)
             if outcome.ends_epoch or stopping or time.perf_counter() - saved >= self.checkpoint_seconds:
                 self.save()
                 saved = time.perf_counter()
@@ -180,7 +176,7 @@ class RunLoop:
         return True
 
     def _step(self, defer_deaths: Callable[[], None]) -> StepOutcome | None:
-        """Take a step; return None if the loader's workers went first when the whole process group was told to stop.
+        """Take a step; return None if the loader's workers went first when the whole process group was asked to stop.
 
         Raises:
             FaultFound: the workers were lost before anything was trained on; a checkpoint was written.
@@ -209,13 +205,13 @@ class RunLoop:
             if is_fetched or cause not in WORKER_CAUSES:
                 raise
         windows.move_to(epoch=epoch, batches_done=batches_done)
-        if self._hears_stop():
+        if self._is_stopping():
             return None
         self.save()
         raise FaultFound(Fault(cause, detail, self.progress.step))
 
-    def _hears_stop(self) -> bool:
-        deadline = time.monotonic() + _SIGNAL_SECONDS
+    def _is_stopping(self) -> bool:
+        deadline = time.monotonic() + self.policy.stop_seconds
         while not self.should_stop() and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.should_stop()
@@ -223,15 +219,15 @@ class RunLoop:
     def _note_step(self, outcome: StepOutcome) -> None:
         self.progress = Progress(self.progress.step + 1, self.progress.samples + outcome.samples)
         self._losses.append(outcome.loss)
-        self._looks.check_step(self.progress.step)
+        self._health.check_step(self.progress.step)
 
-    def _look(self, *, at_once: bool) -> None:
-        """Look at the steps since the last look: this is where the loop waits for the device."""
+    def _check_health(self, *, at_once: bool) -> None:
+        """Check the steps since the last check, and write a line: this is where the loop waits for the device."""
         losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
         self._losses.clear()
-        pace = self.watch.look(self.progress)
-        rate = float(self.training.optimizer.param_groups[0]["lr"])
-        self._looks.check(losses, self.progress, learning_rate=rate)
+        pace = self.watch.measure(self.progress)
+        rate = read_learning_rate(self.training)
+        self._health.check(losses, self.progress, learning_rate=rate)
         self.loss = losses[-1]
         self._write(
             {
@@ -244,20 +240,7 @@ class RunLoop:
                 "data_wait_fraction": round(pace.data_wait_fraction, 4),
             }
         )
-        self._tell(pace, rate, at_once=at_once)
-
-    def _tell(self, pace: Pace, rate: float, *, at_once: bool) -> None:
-        standing = Standing(
-            progress=self.progress,
-            epoch=self.training.windows.epoch,
-            total_steps=count_steps(self.plan, self.training),
-            steps_per_epoch=count_epoch_steps(self.training),
-            loss=math.nan if self.loss is None else self.loss,
-            learning_rate=rate,
-            metrics=self.evaluations.metrics,
-            guard="" if self.guard is None else self.guard.words,
-        )
-        self.watch.tell(pace, standing, at_once=at_once)
+        self.watch.report(pace, self.progress, self.loss, at_once=at_once)
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that was done; return False if a stop cut it short, which leaves it to a resume."""
@@ -269,7 +252,7 @@ class RunLoop:
         began = time.perf_counter()
         try:
             with self.interruptible(self.deadline.seconds_left):
-                found = self.evaluations.run(step, hears_stop=self._hears_stop)
+                found = self.evaluations.run(step, is_stopping=self._is_stopping)
         except StopNow:
             if not self.should_stop():
                 self._write({"step": step, CUT_KEY: True})

@@ -1,31 +1,33 @@
 """What a training's process does first when a parent watches over it: ties its life to it, and reports its signals.
 
-Only the standard library is imported: a script may set its environment ahead of its own `import torch`.
+No torch is imported: a script may set its environment ahead of its own `import torch`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.errors import AutotuneError
 from autotune.lifeline import die_with_parent
+from autotune.records.codec import read_record, write_bytes
 from autotune.records.layout import PLAN_FILE
+from autotune.records.run import RunPlan
+from autotune.records.training_process import OpenedRun
 
 PARENT_VARIABLE = "AUTOTUNE_PARENT"
 """Process that watches, and the pipe that hears of signals: `4711:5`, or `4711` without one."""
 
-NOTE_VARIABLE = "AUTOTUNE_TRAIN_CHILD"
-"""File into which a workload's training writes a `RunNote`."""
+OPENED_VARIABLE = "AUTOTUNE_TRAIN_CHILD"
+"""File into which a workload's training writes an `OpenedRun`."""
 
 BEGAN_VARIABLE = "AUTOTUNE_TRAIN_BEGAN"
 """`time.monotonic()` when the first process of the session was started: a limit on its time counts from there."""
 
-_VARIABLES = (PARENT_VARIABLE, NOTE_VARIABLE, BEGAN_VARIABLE)
+_VARIABLES = (PARENT_VARIABLE, OPENED_VARIABLE, BEGAN_VARIABLE)
 
 AGAIN_STATUS = 75
 """Exit status of a process that cannot go on, but has written down what a fresh one is to do (EX_TEMPFAIL)."""
@@ -57,33 +59,23 @@ def keep_tie() -> dict[str, str]:
     return dict(_given)
 
 
-@dataclass(frozen=True)
-class RunNote:
-    """What the parent is told of a run when it is opened.
+def tell_opened_run(folder: Path) -> None:
+    """Tell the parent where the run is and how many steps down it has had, if there is a parent.
 
-    Attributes:
-        folder: of the run.
-        step_downs: that its record has from before.
+    Raises:
+        OSError: the parent's file cannot be written.
     """
-
-    folder: Path
-    step_downs: int
-
-
-def note_run_folder(folder: Path) -> None:
-    """Tell the parent where the run is and how many steps down it has had, if there is a parent."""
-    if NOTE_VARIABLE not in _given:
+    if OPENED_VARIABLE not in _given:
         return
-    note = {"folder": str(folder.resolve()), "step_downs": _count_step_downs(folder)}
-    Path(_given[NOTE_VARIABLE]).write_text(json.dumps(note), encoding="utf-8")
+    opened = OpenedRun(folder=str(folder.resolve()), step_downs=_count_step_downs(folder))
+    write_bytes(Path(_given[OPENED_VARIABLE]), opened.to_json().encode(), durable=False)
 
 
-def read_run_note(path: Path) -> RunNote | None:
+def read_opened_run(file: Path) -> OpenedRun | None:
     """Return what a training has told of its run; None where it came to none."""
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        return RunNote(Path(note["folder"]), int(note["step_downs"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_record(file, OpenedRun)
+    except AutotuneError:
         return None
 
 
@@ -115,8 +107,8 @@ def session_began() -> float:
 
 def _count_step_downs(folder: Path) -> int:
     try:
-        return len(json.loads((folder / PLAN_FILE).read_text(encoding="utf-8")).get("step_downs", ()))
-    except (OSError, ValueError, AttributeError, TypeError):
+        return len(read_record(folder / PLAN_FILE, RunPlan).step_downs)
+    except AutotuneError:
         return 0
 
 

@@ -1,285 +1,151 @@
-"""The light parent of a final training: it survives what no process can survive itself, and passes all else through.
+"""The supervisor of a final training, of either way in: a process dies, a step down is written, another goes on.
 
-    parent ── starts ──▶ training        the terminal, its process group and all streams are shared
-           ── signals ─▶                 each once: what the training has heard itself is not sent again
-           ◀─ exit ────                  its status, or 128 + N after signal N; then maybe another attempt
+    attempt ── ended ──▶ Recovery.read_death ──▶ choose_step_down ──▶ Recovery.decide ──▶ the plan, said ──▶ attempt
+                                │ none                                       │ no
+                                ▼                                            ▼
+                           it is the end                            Recovery.give_up
 
-The kernel ends the training when the parent dies, and a keeper what else the training has started; the parent waits for
-nothing else than the training's end. What is left when it ends in order is the user's own.
+What a process can survive it deals with itself. Killed by the kernel for want of memory, by a crash in native code, or
+with a device that answers nothing any more, it needs another one. How a workload and a script differ in this is their
+`Recovery`: a workload goes on from its last checkpoint, a script's state is its own.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import select
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from autotune.errors import UsageError
-from autotune.isolation.causes import explain_exit
-from autotune.isolation.keeper import Keeper
-from autotune.machine.cgroups import read_oom_kills
-from autotune.records.trial import Cause
-from autotune.train.recovery.child import PARENT_VARIABLE
-
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""What somebody may send to the parent and mean the training."""
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Of these, what asks a process to end."""
-
-_HEARING_SECONDS = 1.0
-"""A signal to the whole process group reaches the training as soon as the parent; after this it was the parent's.
-
-Long enough for a machine that swaps: a Ctrl-C sent on that the training has heard would be its second one.
-"""
-
-_CHUNK_BYTES = 4096
+from autotune.errors import AutotuneError
+from autotune.records.run import StepDown
+from autotune.train.folder import RunFolder
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.recovery.attempts import STOPPING, Ended, Start, run_attempts
+from autotune.train.recovery.steps_down import AdjustableKnobs, Choice, Fault, choose_step_down, make_step_down
 
 
 @dataclass(frozen=True)
-class Start:
-    """How to start a training's process.
-
-    Attributes:
-        words: the command.
-        environment: all of it.
-        folder: where it runs; None for here.
-    """
-
-    words: Sequence[str]
-    environment: Mapping[str, str]
-    folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a training's process ended.
+class Death:
+    """A process of a training that ended before the training was done.
 
     Attributes:
         attempt: which one it was, counted from 0.
-        status: its exit status, or minus the number of the signal that killed it.
-        was_told: somebody asked it to end, through the parent.
-        oom_kills: kills for want of memory that the kernel counted meanwhile; None when that cannot be read.
-        seconds: it ran.
+        fault: what ended it.
+        folder: of the run.
+        knobs: what can be changed about the training.
+        resumed_step: optimizer steps that another process begins with.
+        written: the step down that the process itself has written for another one; None where it has not.
     """
 
     attempt: int
-    status: int
-    was_told: bool
-    oom_kills: int | None
-    seconds: float
+    fault: Fault
+    folder: RunFolder
+    knobs: AdjustableKnobs
+    resumed_step: int = 0
+    written: StepDown | None = None
 
-    @property
-    def exit_status(self) -> int:
-        """What a shell would call it: 128 + N after signal N."""
-        return self.status if self.status >= 0 else 128 - self.status
 
-    def explain(self, *, has_workers: bool = True) -> tuple[Cause, str]:
-        """Return the cause and one sentence, for a process that left no word itself.
+@dataclass(frozen=True)
+class Decision:
+    """What is done about a death.
+
+    Attributes:
+        choice: what another process is started with; None where none is.
+        sentence: all of it for the user, or why there is no other process.
+    """
+
+    choice: Choice | None
+    sentence: str
+
+
+class Recovery(Protocol):
+    """What a workload and a script do differently when a process of their training has ended."""
+
+    def start(self, attempt: int) -> Start:
+        """Return how to start an attempt, counted from 0."""
+
+    def read_death(self, ended: Ended) -> Death | None:
+        """Return what went wrong; None where nothing did, or nothing can be done and the user knows all there is."""
+
+    def decide(self, death: Death, choice: Choice | None) -> Decision:
+        """Return whether to start another process, and with what.
 
         Args:
-            has_workers: loader workers may have handed it batches through /dev/shm.
+            death: of the last one.
+            choice: the smallest safe step down; None where none is known.
         """
-        if self.status >= 0 and self.oom_kills:
-            return "oom-killed", "the kernel killed one of its processes for want of memory"
-        if self.status >= 0:
-            return "crash-exit", f"it ended with exit status {self.status}"
-        if self.status == -signal.SIGBUS and not has_workers:
-            return "crash-signal", "it was killed by SIGBUS"
-        _, cause, sentence = explain_exit(self.status, log_tail=None, oom_kills=self.oom_kills)
-        return cause, f"it was {sentence}"
+
+    def give_up(self, death: Death, reason: str) -> None:
+        """Tell the user that no other process is started."""
 
 
-def supervise(
-    start: Callable[[int], Start],
-    *,
-    next_attempt: Callable[[Ended], bool],
-    stopping: tuple[int, ...] = STOPPING,
-    kill_after_seconds: float | None = None,
-) -> Ended:
-    """Run a training's process to its end, and again for as long as that is wanted.
-
-    Args:
-        start: how to start an attempt, counted from 0.
-        next_attempt: told how one ended that nobody asked to end; returns whether to start another.
-        stopping: signals that ask the training to end, so that none of these is followed by another attempt.
-        kill_after_seconds: from a Ctrl-C that is not the first request to end until the process is killed; None to
-            leave it alone.
-
-    Returns:
-        How the last one ended.
-
-    Raises:
-        UsageError: a process cannot be started.
-    """
-    with _inbox(stopping) as inbox, Keeper() as keeper:
-        attempt = 0
-        while True:
-            ended = _run_attempt(start(attempt), attempt, inbox, keeper, kill_after_seconds)
-            if ended.was_told or not next_attempt(ended):
-                return ended
-            inbox.drain(time.monotonic())
-            if inbox.stops:  # asked for between two attempts
-                return ended
-            attempt += 1
-
-
-@dataclass
-class _Inbox:
-    """The signals that the parent got, with the time of each.
+@dataclass(frozen=True)
+class Supervisor:
+    """A training over all of its processes.
 
     Attributes:
-        descriptor: readable when there is one, or when a child has ended.
-        stopping: those that ask the training to end.
-        stops: how many of these there were.
-        is_urgent: the last of these was another Ctrl-C.
-        numbers: every one there was.
+        recovery: of the workload or the script.
+        say: is given what the user should know, one sentence at a time.
+        stopping: signals that ask the training to end.
+        kills_on_ctrl_c: a process is killed a while after a second Ctrl-C.
+        policy: the training's thresholds.
     """
 
-    descriptor: int
-    stopping: tuple[int, ...]
-    stops: int = 0
-    is_urgent: bool = False
-    numbers: set[int] = field(default_factory=set)
+    recovery: Recovery
+    say: Callable[[str], None]
+    stopping: tuple[int, ...] = STOPPING
+    kills_on_ctrl_c: bool = False
+    policy: TrainPolicy = TRAIN_POLICY
 
-    def drain(self, now: float) -> list[tuple[int, float]]:
-        """Return those that came since."""
-        found = [(number, now) for number in _read_numbers(self.descriptor) if number in FORWARDED]
-        for number, _ in found:
-            self.is_urgent = self.is_urgent or (number == signal.SIGINT and self.stops > 0)
-            self.stops += number in self.stopping
-            self.numbers.add(number)
-        return found
+    def run(self) -> Ended:
+        """Run the training's processes and return how the last one ended.
 
+        Raises:
+            UsageError: a process cannot be started.
+        """
+        return run_attempts(
+            self.recovery.start,
+            next_attempt=self._recover,
+            stopping=self.stopping,
+            kills_on_ctrl_c=self.kills_on_ctrl_c,
+            policy=self.policy,
+        )
 
-@dataclass
-class _Hearing:
-    """What the parent got against what the training heard.
-
-    Attributes:
-        descriptor: of the pipe that the training writes the signals to that it hears.
-        due: signals that it has not been seen to hear yet.
-        heard: what it heard a moment ago.
-    """
-
-    descriptor: int
-    due: list[tuple[int, float]] = field(default_factory=list)
-    heard: list[tuple[int, float]] = field(default_factory=list)
-
-    def take(self, received: list[tuple[int, float]], now: float) -> list[int]:
-        """Return the signals that are to be sent now."""
-        self.due += received
-        self.heard = [(n, at) for n, at in self.heard if now - at < 2 * _HEARING_SECONDS]
-        self.heard += [(number, now) for number in _read_numbers(self.descriptor)]
-        waiting = []
-        for number, at in self.due:
-            match = next((one for one in self.heard if one[0] == number), None)
-            if match is None:
-                waiting.append((number, at))
-            else:
-                self.heard.remove(match)
-        late = [number for number, at in waiting if now - at >= _HEARING_SECONDS]
-        self.due = [(number, at) for number, at in waiting if now - at < _HEARING_SECONDS]
-        return late
-
-    def seconds_left(self, now: float) -> float | None:
-        """Return how long to wait until a signal is to be sent; None when none is due."""
-        return min((max(0.0, at + _HEARING_SECONDS - now) for _, at in self.due), default=None)
-
-
-def _run_attempt(start: Start, attempt: int, inbox: _Inbox, keeper: Keeper, kill_after_seconds: float | None) -> Ended:
-    began, kills_before = time.monotonic(), read_oom_kills()
-    read_end, write_end = _open_pipe()
-    process = None
-    try:
-        process = _start_process(start, write_end)
-        keeper.take(process.pid)
-        status = _await_end(process, inbox, _Hearing(read_end), kill_after_seconds)
-    finally:
-        for end in (read_end, write_end):  # ours for writing too: without it the other would be readable for ever
-            os.close(end)
-        if process is not None and process.returncode is None:  # an error of ours: nothing watches over it any more
-            process.kill()
-            process.wait()
-    kills = read_oom_kills()
-    counted = None if kills is None or kills_before is None else max(0, kills - kills_before)
-    was_told = inbox.stops > 0 or -status in inbox.numbers
-    return Ended(attempt, status, was_told, counted, time.monotonic() - began)
-
-
-def _start_process(start: Start, write_end: int) -> subprocess.Popen[bytes]:
-    environment = {**start.environment, PARENT_VARIABLE: f"{os.getpid()}:{write_end}"}
-    try:
-        return subprocess.Popen([*start.words], cwd=start.folder, env=environment, pass_fds=(write_end,))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"{start.words[0]} cannot be started: {reason}", hint="check the command") from None
-
-
-def _await_end(
-    process: subprocess.Popen[bytes], inbox: _Inbox, hearing: _Hearing, kill_after_seconds: float | None
-) -> int:
-    kill_at: float | None = None
-    while True:
-        now = time.monotonic()
-        for number in hearing.take(inbox.drain(now), now):
-            process.send_signal(number)  # only while it has not been waited for: no other can have its number
-        status = process.poll()
-        if status is not None:
-            return status
-        if kill_after_seconds is not None and inbox.is_urgent and kill_at is None:
-            kill_at = now + kill_after_seconds
-        if kill_at is not None and now >= kill_at:
-            process.kill()
-            return process.wait()
-        waits = [hearing.seconds_left(now), None if kill_at is None else kill_at - now]
-        timeout = min((wait for wait in waits if wait is not None), default=None)
-        select.select([inbox.descriptor, hearing.descriptor], [], [], timeout)
-
-
-@contextmanager
-def _inbox(stopping: tuple[int, ...]) -> Iterator[_Inbox]:
-    """Collect signals, and the ends of children; what was ignored stays ignored, here and in the training."""
-    read_end, write_end = _open_pipe()
-    before_descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    numbers = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _collect) for number in (*numbers, signal.SIGCHLD)}
-    try:
-        yield _Inbox(read_end, stopping)
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: set by a library, from C
-                signal.signal(number, handler)
-        signal.set_wakeup_fd(before_descriptor)
-        os.close(read_end)
-        os.close(write_end)
-
-
-def _collect(_number: int, _frame: object) -> None:
-    """Do nothing: Python itself writes the number into the inbox."""
-
-
-def _open_pipe() -> tuple[int, int]:
-    read_end, write_end = os.pipe()
-    for end in (read_end, write_end):
-        fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_NONBLOCK)
-    return read_end, write_end
-
-
-def _read_numbers(descriptor: int) -> bytes:
-    found = b""
-    while True:
+    def _recover(self, ended: Ended) -> bool:
+        """Write down what another process is to do; return whether it is started."""
+        death = self.recovery.read_death(ended)
+        if death is None:
+            return False
         try:
-            chunk = os.read(descriptor, _CHUNK_BYTES)
-        except BlockingIOError:
-            return found
-        if not chunk:
-            return found
-        found += chunk
+            reason = self._step_down(death)
+        except (AutotuneError, OSError) as error:
+            reason = describe_error(error, death.folder.path)
+        if reason is None:
+            return True
+        self.recovery.give_up(death, reason)
+        return False
+
+    def _step_down(self, death: Death) -> str | None:
+        """Write a step down into the run's plan and say it; return why there is none, None where there is."""
+        if death.written is not None:
+            choice: Choice | None = Choice(death.written.action, death.written.config)
+        else:
+            choice = choose_step_down(death.fault, death.folder.plan, death.knobs, policy=self.policy)
+        decision = self.recovery.decide(death, choice)
+        if decision.choice is None:
+            return decision.sentence
+        if death.written is None:  # else it is in the plan, and the process has said it
+            step_down = make_step_down(
+                death.fault, decision.choice, resumed_step=death.resumed_step, sentence=decision.sentence
+            )
+            death.folder.add_step_down(step_down)
+            self.say(step_down.sentence)
+        return None
+
+
+def describe_error(error: AutotuneError | OSError, folder: str | Path) -> str:
+    """Return what kept a run's record from being read or written, with the file it was or the run's folder."""
+    if isinstance(error, AutotuneError):
+        return error.message
+    return f"{error.filename or folder}: {error.strerror or error}"

@@ -1,11 +1,10 @@
 """Entry of a script's final training: the hooks apply the settings and count; the script runs as it always does.
 
-Its parent reads what is counted here, and what went wrong, from a file for each process: see `script_notes`.
+Its parent reads what is counted here, and what went wrong, from a file for each process: see `progress`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -18,60 +17,56 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.format import count, format_duration, format_figure
 from autotune.isolation.causes import explain_exception
-from autotune.records.config import TrainConfig
+from autotune.records.codec import parse_record
+from autotune.records.training_process import Failure, ScriptPlan, TrainingProgress
 from autotune.records.trial import Cause
 from autotune.runs.run_script import run_script
 from autotune.sentences.training import list_speed
 from autotune.targets.launch.command import Launch
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.child import tie_to_parent
-from autotune.train.script.progress_files import Failure, ScriptProgress
+from autotune.train.script.progress import write_progress
 
 if TYPE_CHECKING:
     from autotune.engine.hooks.script import ScriptHooks
     from autotune.engine.hooks.steps import ScriptStep
 
-LOOK_STEPS = 10
-"""Steps between two looks at the loss: each waits for the device once."""
-
-_NOTED_STEPS = 50
-_YOUNG_SECONDS, _YOUNG_NOTE_SECONDS, _NOTE_SECONDS = 60.0, 1.0, 5.0
 _OWN_FOLDER = str(Path(__file__).parents[2])
-_FIRST_LINES_SECONDS = 15.0
-_LINES_SECONDS = 60.0
 
 
 class ScriptTraining:
     """Counts what one process of a script's training does.
 
     Args:
-        plan: what `ScriptRun.start` wrote.
+        plan: what it was started with.
+        policy: the training's thresholds.
     """
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self._plan, self._folder = plan, Path(plan["notes"])
-        self._progress = ScriptProgress(rank=int(os.environ.get("RANK", "0")))
+    def __init__(self, plan: ScriptPlan, policy: TrainPolicy = TRAIN_POLICY) -> None:
+        self._plan, self._policy = plan, policy
+        self._progress = TrainingProgress(rank=int(os.environ.get("RANK", "0")))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._process = os.getpid()
         self._first = self._aside = self._waited_aside = self._waited_before = 0.0
         self._aside_since: float | None = None
-        self._noted = -math.inf
-        self._line_due, self._line_samples, self._line_seconds = _FIRST_LINES_SECONDS, 0, 0.0
+        self._written = -math.inf
+        self._line_due, self._line_samples, self._line_seconds = policy.script_first_lines_seconds, 0, 0.0
         self._caught: tuple[int, Cause, str] | None = None
         self._hooks: ScriptHooks | None = None
         self._stack = ExitStack()
 
     def install(self) -> None:
-        """Hang up the hooks; called when the script has imported torch."""
+        """Install the hooks; called when the script has imported torch."""
         from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
 
         settings = ScriptSettings(
-            TrainConfig(**self._plan["config"]),
-            frozenset(self._plan["changed"]),
-            tuple(self._plan["training_loaders"]),
-            on_compile_failure=self._note_eager,
+            self._plan.config,
+            frozenset(self._plan.changed),
+            self._plan.training_loaders,
+            on_compile_failure=self._record_eager,
         )
         self._hooks = ScriptHooks(
-            settings, on_step=self._take, turn=self._turn, now=time.perf_counter, on_error=self._note_caught
+            settings, on_step=self._count, turn=self._turn, now=time.perf_counter, on_error=self._record_caught
         )
         self._stack.enter_context(self._hooks.installed())
 
@@ -84,12 +79,17 @@ class ScriptTraining:
         """
         if os.getpid() != self._process:
             return
+        found: tuple[Cause, str] | None = None
         if isinstance(error, Exception):
-            _, cause, detail = explain_exception(error)
-            self._progress.failure = Failure(cause, detail, time.time())
+            found = explain_exception(error)[1:]
         elif error is None and status != 0 and self._caught is not None and self._caught[0] == self._progress.steps:
-            self._progress.failure = Failure(*self._caught[1:], time.time())  # caught in the step it ended in: gave up
+            found = self._caught[1:]  # caught in the step it ended in: it gave up
+        if found is not None:
+            self._update(failure=Failure(cause=found[0], detail=found[1], at=time.time()))
         self._write()
+
+    def _update(self, **changes: Any) -> None:
+        self._progress = self._progress.model_copy(update=changes)  # checked by who reads it, not at each step
 
     def _turn(self, is_training: bool) -> None:
         now = time.perf_counter()
@@ -100,55 +100,57 @@ class ScriptTraining:
             self._waited_aside += self._data_seconds() - self._waited_before
             self._aside_since = None
 
-    def _take(self, step: ScriptStep) -> None:
+    def _count(self, step: ScriptStep) -> None:
         if os.getpid() != self._process:
             return  # a process that the script forked trains something of its own
-        now, progress = time.perf_counter(), self._progress
+        now, before, policy = time.perf_counter(), self._progress, self._policy
         samples = step.samples * self._world_size
-        progress.samples += samples
-        progress.steps += 1
-        if progress.steps == 1:
+        steps = before.steps + 1
+        if steps == 1:
             # The first step also compiles, and starts the workers.
             self._first, self._aside, self._waited_aside = now, 0.0, self._data_seconds()
-        else:
-            progress.timed_samples += samples
-            progress.seconds = now - self._first - self._aside
-            progress.data_wait_seconds = self._data_seconds() - self._waited_aside
-        if progress.steps % LOOK_STEPS == 0:
-            self._look(step)
-        # A process that is killed leaves no other word: most scripts that fail do so early.
-        note_seconds = _YOUNG_NOTE_SECONDS if now - self._first < _YOUNG_SECONDS else _NOTE_SECONDS
-        if progress.steps <= _NOTED_STEPS or now - self._noted >= note_seconds:
-            self._noted = now
+        self._update(
+            steps=steps,
+            samples=before.samples + samples,
+            training_samples=before.training_samples + (samples if steps > 1 else 0),
+            training_seconds=max(0.0, now - self._first - self._aside),
+            data_wait_seconds=self._data_seconds() - self._waited_aside,
+        )
+        since = now - self._first
+        if steps % policy.script_loss_steps == 0:
+            self._check_loss(step)
+        is_young = since < policy.script_young_seconds
+        seconds = policy.script_young_progress_seconds if is_young else policy.script_progress_seconds
+        if steps <= policy.script_first_steps or now - self._written >= seconds:
+            self._written = now
             self._write()
-        if now - self._first >= self._line_due:
-            self._tell_pace(now)
+        if since >= self._line_due:
+            self._tell_pace(since)
 
-    def _look(self, step: ScriptStep) -> None:
+    def _check_loss(self, step: ScriptStep) -> None:
         """Look at the loss of this step: those of earlier ones may lie in memory that a later step has used again."""
         import torch
 
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        losses = [float(loss) for loss in step.losses]
-        progress = self._progress
-        if all(map(math.isfinite, losses)):
-            progress.loss = sum(losses) if losses else progress.loss
+        losses, progress = [float(loss) for loss in step.losses], self._progress
+        total = sum(losses)  # an infinity or a NaN among them stays in it
+        if math.isfinite(total):
+            self._update(loss=total if losses else progress.loss)
             return
         if progress.non_finite_step is None:
-            progress.non_finite_step = progress.steps
+            self._update(non_finite_step=progress.steps)
             self._write()
             self._tell(f"warning: the loss is not finite at step {progress.steps:,}; the script goes on as it will")
 
-    def _note_eager(self, error: BaseException) -> None:
+    def _record_eager(self, error: BaseException) -> None:
         _, _, detail = explain_exception(error)
-        self._progress.eager_step, self._progress.eager_detail = self._progress.steps, detail
+        steps = self._progress.steps
+        self._update(eager_step=steps, eager_detail=detail)
         self._write()
-        self._tell(
-            f"a compilation failed after {count(self._progress.steps, 'step')}: the model runs eagerly ({detail[:200]})"
-        )
+        self._tell(f"a compilation failed after {count(steps, 'step')}: the model runs eagerly ({detail[:200]})")
 
-    def _note_caught(self, error: Exception) -> None:
+    def _record_caught(self, error: Exception) -> None:
         # Not the error itself: it would keep the frames alive, and without its traceback nobody sees where it was.
         _, cause, detail = explain_exception(error)
         self._caught = (self._progress.steps, cause, detail)
@@ -157,18 +159,20 @@ class ScriptTraining:
         return 0.0 if self._hooks is None else float(self._hooks.timer.seconds["data"])
 
     def _write(self) -> None:
-        self._progress.peak_memory_bytes = _read_peak_bytes()
-        self._progress.write(self._folder)
+        self._update(peak_memory_bytes=_read_peak_bytes())
+        write_progress(Path(self._plan.progress_folder), self._progress)
 
-    def _tell_pace(self, now: float) -> None:
-        progress, elapsed = self._progress, now - self._first
-        samples, seconds = progress.timed_samples - self._line_samples, progress.seconds - self._line_seconds
-        self._line_samples, self._line_seconds = progress.timed_samples, progress.seconds
-        between = _FIRST_LINES_SECONDS if elapsed < _LINES_SECONDS else _LINES_SECONDS
+    def _tell_pace(self, elapsed: float) -> None:
+        progress, policy = self._progress, self._policy
+        first, later = policy.script_first_lines_seconds, policy.script_lines_seconds
+        samples = progress.training_samples - self._line_samples
+        seconds = progress.training_seconds - self._line_seconds
+        self._line_samples, self._line_seconds = progress.training_samples, progress.training_seconds
+        between = first if elapsed < later else later
         self._line_due = between * (elapsed // between + 1)
         facts = [f"{count(progress.steps, 'step')} in {format_duration(elapsed)}"]
         if samples and seconds > 0:
-            facts += list_speed(samples / seconds, self._plan["promised"])
+            facts += list_speed(samples / seconds, self._plan.promised_samples_per_second)
         if progress.loss is not None:
             facts.append(f"loss {format_figure(progress.loss)}")
         self._tell(", ".join(facts))
@@ -183,11 +187,11 @@ class ScriptTraining:
             return
 
 
-def main(plan: dict[str, Any], arguments: list[str]) -> int:
+def main(plan: ScriptPlan, arguments: list[str]) -> int:
     """Run the script to its end and return its exit status."""
-    if plan["json"]:
+    if plan.as_json:
         os.dup2(2, 1)  # standard output is for the answer alone, which the parent prints
-    launch = Launch(sys.executable, tuple(plan["interpreter_options"]), plan["kind"], plan["name"], tuple(arguments))
+    launch = Launch(sys.executable, plan.interpreter_options, plan.kind, plan.name, tuple(arguments))
     training = ScriptTraining(plan)
     try:
         status = run_script(launch, on_torch=training.install)
@@ -238,4 +242,4 @@ if __name__ == "__main__":
     os.environ.pop("PYTHONSAFEPATH", None)
     tie_to_parent()
     sys.excepthook = print_traceback
-    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(parse_record(sys.argv[1], ScriptPlan, name="the training's plan"), sys.argv[2:]))

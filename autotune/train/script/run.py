@@ -1,4 +1,4 @@
-"""The final training of a script: its own command, run to its end with the settings hung on it.
+"""The final training of a script: its own command, run to its end with the settings installed around it.
 
     settings, command ── prepare_script_run ──▶ ScriptRun ── start(config) ──▶ the process of one attempt
 
@@ -7,29 +7,26 @@ Checkpoints, logs and resuming are the script's own affair.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.engine.allocator import describe_exchange, launch_environment
-from autotune.errors import MachineError, ProfileError, UsageError
+from autotune.errors import ProfileError, UsageError
 from autotune.isolation.script_starter import check_interpreter
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import KnobValue, TrainConfig, changed_fields
-from autotune.records.profile import Profile
+from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.script import Script
+from autotune.records.training_process import ScriptPlan
 from autotune.records.trial import Target
 from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import own_values, placeholder_names, render_command, script_values
 from autotune.targets.source.fingerprint import fingerprint_target
-from autotune.train.recovery.supervisor import Start
-from autotune.train.script.steps_down import AdjustableKnobs
-
-if TYPE_CHECKING:
-    from autotune.train.settings.choice import Settings
+from autotune.train.recovery.attempts import Start
+from autotune.train.recovery.steps_down import AdjustableKnobs, script_knobs
+from autotune.train.settings.choice import Settings, find_environment
 
 _ENTRY, _LAUNCHER = "autotune.train.script.entry", "autotune.train.script.launcher"
 
@@ -82,10 +79,16 @@ class ScriptRun:
         return self.profile is not None or self.origin != "baseline"
 
     @property
-    def levers(self) -> AdjustableKnobs:
-        """What can be set about it."""
-        return AdjustableKnobs(
-            frozenset(self.values(self.config)) & TrainConfig.model_fields.keys(), bool(self.training_loaders)
+    def adjustable_knobs(self) -> AdjustableKnobs:
+        """What a step down can change about it."""
+        flags = frozenset(self.values(self.config)) & TrainConfig.model_fields.keys()
+        return script_knobs(flags, knows_loaders=bool(self.training_loaders))
+
+    @property
+    def profile_target(self) -> ProfileTarget:
+        """It and its fingerprint, as they are now."""
+        return ProfileTarget(
+            label=self.target.spec, fingerprint=self.fingerprint, training_loaders=self.training_loaders
         )
 
     def values(self, config: TrainConfig) -> dict[str, KnobValue]:
@@ -113,12 +116,12 @@ class ScriptRun:
         """Return the knobs that hooks set, because no flag of the script's does."""
         return sorted(set(changed_fields(config, self.baseline_config)) - placeholder_names(self.script))
 
-    def start(self, config: TrainConfig, *, notes: Path, as_json: bool) -> Start:
+    def start(self, config: TrainConfig, *, progress: Path, as_json: bool) -> Start:
         """Return how to start its process under a config.
 
         Args:
             config: the settings.
-            notes: folder in which the process tells how far it is.
+            progress: folder for the progress files of its processes.
             as_json: what it prints on standard output goes to standard error.
 
         Raises:
@@ -126,21 +129,22 @@ class ScriptRun:
             MachineError: the settings need a library this machine does not have.
         """
         launch = self.find_launch(config)
-        plan = {
-            "config": config.model_dump(mode="json"),
-            "changed": self.list_changed(config),
-            "training_loaders": list(self.training_loaders),
-            "promised": self.promised_samples_per_second,
-            "json": as_json,
-            "notes": str(notes.resolve()),
-            "kind": launch.kind,
-            "name": launch.name,
-            "interpreter_options": list(launch.interpreter_options),
-            "launcher_options": list(launch.launcher_options or ()),
-        }
+        plan = ScriptPlan(
+            config=config,
+            changed=tuple(self.list_changed(config)),
+            training_loaders=self.training_loaders,
+            promised_samples_per_second=self.promised_samples_per_second,
+            as_json=as_json,
+            progress_folder=str(progress.resolve()),
+            kind=launch.kind,
+            name=launch.name,
+            interpreter_options=launch.interpreter_options,
+            launcher_options=launch.launcher_options,
+        )
         entry = _ENTRY if launch.launcher_options is None else _LAUNCHER
-        words = (launch.interpreter, *launch.interpreter_options, "-P", "-m", entry, json.dumps(plan))
-        return Start((*words, *launch.arguments), _make_environment(config), Path(self.target.folder))
+        environment = {**os.environ, **find_environment(config, read_hardware())}
+        words = (launch.interpreter, *launch.interpreter_options, "-P", "-m", entry, plan.model_dump_json())
+        return Start((*words, *launch.arguments), environment, Path(self.target.folder))
 
 
 def refuse_workload_options(given: Mapping[str, object], target: Target) -> None:
@@ -191,7 +195,7 @@ def prepare_script_run(settings: Settings, target: Target) -> ScriptRun:
     )
     launch = run.find_launch(config)
     _require_placeholders(run)
-    _make_environment(config)
+    find_environment(config, read_hardware())  # what it lacks is told before anything is started
     check_interpreter(launch.interpreter, set())
     return run
 
@@ -213,11 +217,3 @@ def _require_placeholders(run: ScriptRun) -> None:
             f"the profile sets {missing[0]}, and the command has no {{{missing[0]}}}",
             hint="use the command of the search, placeholders and all",
         )
-
-
-def _make_environment(config: TrainConfig) -> dict[str, str]:
-    """Return the environment of a process, with what its allocators need before it starts."""
-    try:
-        return {**os.environ, **launch_environment(config, read_hardware().host_allocators)}
-    except ValueError as error:
-        raise MachineError(str(error), hint="install it, or search again on this machine") from None

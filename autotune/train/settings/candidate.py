@@ -41,7 +41,7 @@ def take_candidate(profile: Profile, name: str, note: Callable[[str], None]) -> 
         note: told what is known of the candidate.
 
     Raises:
-        ProfileError: it has none, or the candidate's drift checks were not passed.
+        ProfileError: it has none, or the candidate's loss checks were not passed.
     """
     candidate = profile.candidate
     if candidate is None:

@@ -180,16 +180,21 @@ def check_environment(config: TrainConfig, hardware: HardwareInfo, note: Callabl
         note(f"the allocator settings have no effect unless Python is started with {shown}")
 
 
-def find_missing_environment(config: TrainConfig, hardware: HardwareInfo) -> dict[str, str]:
-    """Return the variables that the settings need and this process was started without.
+def find_environment(config: TrainConfig, hardware: HardwareInfo) -> dict[str, str]:
+    """Return the variables that the settings need before their process starts.
 
     Raises:
         MachineError: the settings need a library this machine does not have.
     """
     try:
-        needed = launch_environment(config, hardware.host_allocators)
+        return launch_environment(config, hardware.host_allocators)
     except ValueError as error:
         raise MachineError(str(error), hint="install it, or search again on this machine") from None
+
+
+def find_missing_environment(config: TrainConfig, hardware: HardwareInfo) -> dict[str, str]:
+    """Return those of `find_environment` that this process was started without; errors as there."""
+    needed = find_environment(config, hardware)
     return {name: value for name, value in needed.items() if os.environ.get(name) != value}
 
 

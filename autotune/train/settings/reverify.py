@@ -26,22 +26,10 @@ from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, 
 from autotune.scratch import scratch_folder
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import run_finals
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.settings.choice import Settings
 from autotune.train.settings.differences import printable
 
-PAIRS = 4
-LEAST_PAIRS = 3
-LIMIT_SECONDS = 180.0
-"""All of it takes no longer, compilation included."""
-
-MEASURE_SECONDS = 2.0
-LARGEST_LOSS = 0.03
-"""The one-sided 95 % lower end of the speed-up has to rule out more."""
-
-_WARMUP_FACTOR = 2.0  # longest warm-up over a measurement, as in a search
-_CONFIDENCE_LEVEL = 0.90  # two-sided: each end holds one-sided at 95 %
-_DEVICE_SHARE, _HOST_SHARE = 0.95, 0.92  # of the free memory, as in a search
-_LEAST_SECONDS = 0.5
 _SEED = 0
 _LONGEST_REASON = 200
 
@@ -51,22 +39,20 @@ RunTrial = Callable[[TrialSpec], TrialResult]
 
 @dataclass(frozen=True)
 class ReverifyOptions:
-    """How a re-verification asks and is asked.
+    """How a re-verification is run, and who follows it.
 
     Attributes:
         should_stop: polled; True ends it, and the target's own settings are used.
         say: told what goes on, one line at a time.
         random_sources: generators that a workload's samples draw from, see `find_random_sources`.
-        limit_seconds: of all of it.
-        measure_seconds: of the measurement of one launch.
+        policy: the training's thresholds.
         now: the clock.
     """
 
     should_stop: Callable[[], bool] = lambda: False
     say: Callable[[str], None] = lambda _text: None
     random_sources: tuple[str, ...] = ()
-    limit_seconds: float = LIMIT_SECONDS
-    measure_seconds: float = MEASURE_SECONDS
+    policy: TrainPolicy = TRAIN_POLICY
     now: Callable[[], float] = time.monotonic
 
 
@@ -78,7 +64,7 @@ def reverify_in_processes(settings: Settings, target: Target, frame: ReverifyOpt
     Args:
         settings: that need it.
         target: what is trained.
-        frame: how to ask and be asked.
+        frame: how it is run, and who follows it.
 
     Raises:
         UsageError: a script's command cannot be started.
@@ -94,7 +80,7 @@ def reverify(settings: Settings, target: Target, frame: ReverifyOptions, *, run_
     Args:
         settings: that need it.
         target: what is trained.
-        frame: how to ask and be asked.
+        frame: how it is run, and who follows it.
         run_trial: runs one trial to its end.
     """
     hardware = read_hardware()
@@ -102,14 +88,14 @@ def reverify(settings: Settings, target: Target, frame: ReverifyOptions, *, run_
         launch_environment(settings.config, hardware.host_allocators)
     except ValueError as error:
         return _refuse(settings, f"your own settings are used: the profile's {printable(str(error))}")
+    pairs, limit = frame.policy.verify_pairs, format_duration(frame.policy.verify_seconds)
     frame.say(
-        f"re-verification: {PAIRS} pairs of fresh processes, the profile's settings against your own, "
-        f"at most {format_duration(frame.limit_seconds)}"
+        f"re-verification: {pairs} pairs of fresh processes, the profile's settings against your own, at most {limit}"
     )
     launches = _Launches(settings, target, frame, run_trial, _make_limits(hardware, frame), began=frame.now())
-    outcome = run_finals([settings.config], settings.baseline_config, launches.launch, rounds=PAIRS, seed=_SEED)
-    end = "it was stopped" if frame.should_stop() else f"{format_duration(frame.limit_seconds)} were over"
-    found = _judge(settings, outcome, end=end)
+    outcome = run_finals([settings.config], settings.baseline_config, launches.launch, rounds=pairs, seed=_SEED)
+    end = "it was stopped" if frame.should_stop() else f"{limit} were over"
+    found = _decide(settings, outcome, frame.policy, end=end)
     frame.say(f"re-verification: {found.reason}")
     return found
 
@@ -121,7 +107,7 @@ class _Launches:
     Attributes:
         settings: that need it.
         target: what is trained.
-        frame: how to ask and be asked.
+        frame: how it is run, and who follows it.
         run_trial: runs one trial to its end.
         limits: of a launch; the time is that of all of them.
         began: when the first one began, by the frame's clock.
@@ -142,7 +128,7 @@ class _Launches:
         """Return one launch; None when the time is up or the user stopped."""
         whose = "profile's" if config == self.settings.config else "own"
         left = self.began + self.limits.time_limit_seconds - self.frame.now() - KILL_SECONDS
-        if self.frame.should_stop() or left < max(_LEAST_SECONDS, self.seconds.get(whose, 0.0)):
+        if self.frame.should_stop() or left < max(self.frame.policy.verify_least_seconds, self.seconds.get(whose, 0.0)):
             return None
         result = self.run_trial(self._make_spec(config, left))
         self.number += 1
@@ -151,7 +137,7 @@ class _Launches:
         self.seconds[whose] = result.elapsed_seconds
         measured = result.measurement
         told = result.status.value if measured is None else format_rate(measured.samples_per_second)
-        self.frame.say(f"  {self.number}/{2 * PAIRS} {whose} settings: {told}")
+        self.frame.say(f"  {self.number}/{2 * self.frame.policy.verify_pairs} {whose} settings: {told}")
         return result
 
     def _make_spec(self, config: TrainConfig, seconds: float) -> TrialSpec:
@@ -170,13 +156,14 @@ class _Launches:
 
 def _make_limits(hardware: HardwareInfo, frame: ReverifyOptions) -> TrialLimits:
     # A driver that does not tell its free memory reports 0; the device then sets its own limit.
-    device = int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) if hardware.gpus else 0
+    policy = frame.policy
+    device = int(policy.verify_device_share * hardware.gpus[0].memory_free_bytes) if hardware.gpus else 0
     return TrialLimits(
-        time_limit_seconds=frame.limit_seconds,
-        warmup_cap_seconds=_WARMUP_FACTOR * frame.measure_seconds,
-        measure_seconds=frame.measure_seconds,
+        time_limit_seconds=frame.policy.verify_seconds,
+        warmup_cap_seconds=policy.verify_warmup_share * policy.verify_measure_seconds,
+        measure_seconds=policy.verify_measure_seconds,
         ends_with_stage=True,  # what runs into the limit had no time, and says nothing about the settings
-        host_memory_limit_bytes=int(_HOST_SHARE * hardware.memory_limit_bytes),
+        host_memory_limit_bytes=int(policy.verify_host_share * hardware.memory_limit_bytes),
         device_memory_limit_bytes=device or None,
     )
 
@@ -213,7 +200,7 @@ def _processes(settings: Settings, target: Target, frame: ReverifyOptions) -> It
         os.environ.update(taken)
 
 
-def _judge(settings: Settings, outcome: FinalsOutcome, *, end: str) -> Reverification:
+def _decide(settings: Settings, outcome: FinalsOutcome, policy: TrainPolicy, *, end: str) -> Reverification:
     base, (one,) = outcome.baseline, outcome.candidates
     pairs = len(one.rates)
     if base.failure:
@@ -222,13 +209,13 @@ def _judge(settings: Settings, outcome: FinalsOutcome, *, end: str) -> Reverific
     if one.failure:
         why = printable(one.failure, most=_LONGEST_REASON)
         return _refuse(settings, f"your own settings are used: the profile's fail here ({why})", pairs=pairs)
-    if pairs < LEAST_PAIRS:
+    if pairs < policy.verify_least_pairs:
         told = f"your own settings are used: {count(pairs, 'pair')} finished when {end}, too few to tell"
         return _refuse(settings, told, pairs=pairs)
-    speedup = one.interval_at(_CONFIDENCE_LEVEL)
+    speedup = one.interval_at(policy.verify_confidence)
     least = format_factor_down(speedup.low)
     figures = f"{format_factor(speedup.estimate)} your own here, at least {least} (95 %, {pairs} pairs)"
-    if speedup.estimate > 1.0 and speedup.low >= 1.0 - LARGEST_LOSS:
+    if speedup.estimate > 1.0 and speedup.low >= 1.0 - policy.verify_largest_loss:
         reason = f"the profile's settings are used: they run at {figures}"
         return Reverification(
             differences=settings.differences, speedup=speedup, pairs=pairs, trusted=True, reason=reason
