@@ -28,6 +28,7 @@ from compared_runs import make_log, make_run_summary, plant_run
 
 from autotune.cli import app
 from autotune.cli.emit import render_search
+from autotune.cli.pages.answer import print_answer
 from autotune.cli.pages.comparison import print_comparison
 from autotune.cli.pages.probe import print_machine, print_report
 from autotune.cli.view import terminal
@@ -264,7 +265,7 @@ def use_profile(profile: Profile, folder: Path) -> None:
     Raises:
         AutotuneError: it does not fit.
     """
-    search_command.print_answer(profile, folder / "best.json")
+    print_answer(profile, folder / "best.json")
     for name in EXPORTERS:
         text = export_config(profile.config, name, host_allocators=profile.hardware.host_allocators)
         assert all(character.isprintable() or character == "\n" for character in text.text)

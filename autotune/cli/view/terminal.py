@@ -86,7 +86,7 @@ def print_error_json(code: int, kind: str, message: str, hint: str) -> None:
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of what the user's code raised, without this package's own frames."""
-    own = str(Path(__file__).parents[1])
+    own = str(Path(__file__).parents[2])
     text = traceback.TracebackException.from_exception(error)
     text.stack = traceback.StackSummary.from_list([f for f in text.stack if not f.filename.startswith(own)])
     return "".join(text.format()).rstrip()
