@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Annotated, Literal
@@ -83,7 +84,7 @@ class TrainConfig(Record):
     @cached_property
     def key(self) -> str:
         """The settings as text, to look them up by."""
-        return self.model_dump_json()
+        return json.dumps(self.model_dump(), sort_keys=True)
 
     @property
     def effective_batch_size(self) -> int:

@@ -89,8 +89,15 @@ def test_the_attention_kernel_is_the_baselines_and_is_put_back(tried, monkeypatc
     assert allowed == [of_baseline] * 2 + [of_own] * 2  # two blocks, the baseline first
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "dropout"),
+    [
+        ("bf16", 0.5),
+        ("fp16", 0.0),
+        pytest.param("bf16", 0.0, marks=pytest.mark.slow),
+        pytest.param("fp16", 0.5, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_ends_the_same_whether_anything_was_computed_aside(precision, dropout):
     config = BASELINE.replace(precision=precision, gradient_accumulation_steps=2)
 

@@ -20,7 +20,13 @@ class Own(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("model", [Own(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())], ids=["own", "torch's"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Own(), id="own"),
+        pytest.param(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), id="torch's", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_is_compiled_whatever_its_class(model: nn.Module) -> None:
     x = torch.randn(3, 4)
     eager, names = model(x), list(model.state_dict())

@@ -356,7 +356,14 @@ def test_a_count_of_none_means_weigh_by_samples() -> None:
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4], ids=["inside", "epoch end", "next epoch"])
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {},
+        {"num_workers": 2, "persistent_workers": True},
+        pytest.param({"num_workers": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_goes_on_from_a_saved_position(stop_after: int, workers: dict[str, Any]) -> None:
     config = TrainConfig(micro_batch_size=4, gradient_accumulation_steps=2, **workers)
     first = build(PatchWorkload(dropout=0.2), config)

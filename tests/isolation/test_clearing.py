@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from trial_world import make_spec
-from view_world import ME, WORLDS, World, keep_unchanged, open_permitted_world
+from view_world import EVERY_WORLD, ME, World, keep_unchanged, open_permitted_world
 
 from autotune.isolation.sandbox import view as view_module
 from autotune.isolation.sandbox.landlock import _call
@@ -54,7 +54,7 @@ def attempt(function, *arguments):
 RESULT = "\nopen(OWN + '/result.json', 'w').write('done')\n"
 
 
-@pytest.fixture(params=WORLDS, ids=lambda world: f"{world[0]}-{world[1]}")
+@pytest.fixture(params=EVERY_WORLD)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with open_permitted_world(*request.param) as world:
         yield world

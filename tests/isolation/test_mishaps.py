@@ -364,7 +364,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.fault("20", injected="a trial killed with a compiler's files in TMPDIR", outcome="removed with the search")
 def test_temporary_files_of_a_killed_trial_go_with_its_runner(tmp_path: Path, warm: bool) -> None:
     (tmp_path / "littering.py").write_text(_LITTER)

@@ -32,10 +32,10 @@ with TrialRunner(Path(sys.argv[1]), warm=sys.argv[2] == "warm") as runner:
     ("start", "toy", "workers", "is_early"),
     [
         pytest.param("warm", "worker_hangs", 1, False, id="warm"),
-        pytest.param("cold", "worker_hangs", 1, False, id="cold"),
+        pytest.param("cold", "worker_hangs", 1, False, id="cold", marks=pytest.mark.slow),
         pytest.param("warm", "worker_escapes", 1, False, id="warm-own-session"),
-        pytest.param("cold", "hangs", 0, True, id="cold-while-starting"),
-        pytest.param("warm", "hangs", 0, True, id="warm-while-starting"),
+        pytest.param("cold", "hangs", 0, True, id="cold-while-starting", marks=pytest.mark.slow),
+        pytest.param("warm", "hangs", 0, True, id="warm-while-starting", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.fault(
@@ -82,7 +82,7 @@ def killed_supervisor(folder: Path, code: str, *words: str, when: Callable[[], o
     "F7", injected="kill -9 of the supervisor under a trial that started programs", outcome="all gone within 2 s"
 )
 @pytest.mark.fault("20", injected="kill -9 under a trial", outcome="no orphan within 2 s")
-@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("toy", "workers", "escapee"),
     [("escapes_and_hangs", 0, "escapee"), ("worker_starts_programs", 1, "worker-escapee")],

@@ -16,6 +16,7 @@ import pytest
 from view_world import (
     BIG,
     CHILD,
+    EVERY_WORLD,
     ME,
     NOBODY,
     ODD,
@@ -38,7 +39,7 @@ def name_world(world: tuple[str, int]) -> str:
     return f"{world[0]}-{world[1]}"
 
 
-@pytest.fixture(params=WORLDS, ids=name_world)
+@pytest.fixture(params=EVERY_WORLD)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with open_permitted_world(*request.param) as world:
         yield world

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from view_world import ME, NOBODY, WORLDS, World, keep_unchanged, open_permitted_world
+from view_world import EVERY_WORLD, ME, NOBODY, World, keep_unchanged, open_permitted_world
 
 from autotune.isolation.sandbox.audit import WriteWatch, list_outside
 from autotune.isolation.sandbox.landlock import _call
@@ -17,7 +17,7 @@ from autotune.isolation.sandbox.view import View, prepare_view, remove_view
 ELSEWHERE = "import os, shutil, sqlite3, subprocess, sys, threading\nFAR = os.environ['FAR']\n"
 
 
-@pytest.fixture(params=WORLDS, ids=lambda world: f"{world[0]}-{world[1]}")
+@pytest.fixture(params=EVERY_WORLD)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with open_permitted_world(*request.param) as world:
         world.environment["FAR"] = str(world.elsewhere)

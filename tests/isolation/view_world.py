@@ -257,3 +257,9 @@ def open_permitted_world(kind: str, user: int) -> Any:
 
 WORLDS = [("copy", ME), ("overlay", ME), *([("copy", NOBODY), ("overlay", NOBODY)] if ME == 0 else [])]
 """As root, also what an ordinary user meets: a namespace of users, and permissions."""
+
+EVERY_WORLD = [
+    pytest.param(world, id=f"{world[0]}-{world[1]}", marks=[pytest.mark.slow] if world[0] == "copy" else [])
+    for world in WORLDS
+]
+"""A copy is what a machine without overlays has: what is the same in both is tried on it in the slow lane."""

@@ -141,7 +141,7 @@ def test_every_field_says_what_it_means(kind: type[Record]) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_any_record_survives_json_both_ways(kind: type[Record], data: st.DataObject) -> None:
     record = data.draw(records(kind))
@@ -155,7 +155,7 @@ def test_any_record_survives_json_both_ways(kind: type[Record], data: st.DataObj
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_any_record_refuses_changes_and_unknown_fields(kind: type[Record], data: st.DataObject) -> None:
     record = data.draw(records(kind))

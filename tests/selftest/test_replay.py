@@ -19,7 +19,7 @@ from autotune.selftest.tally import count_outcomes
 SEARCHES = 2000
 """Of each machine; five machines make the ten thousand."""
 
-FEW_SEARCHES = 60
+FEW_SEARCHES = 40
 
 
 def count(outcomes: list[Outcome]) -> Tally:
@@ -54,7 +54,7 @@ def test_searches_in_which_nothing_is_faster_claim_nothing(searches: int, most_c
     ],
 )
 def test_a_planted_gain_is_found_and_its_interval_holds_it(name: str, percent: int, least_power: float) -> None:
-    tally = count(replay(Case(name, MACHINES[name], percent), range(400)))
+    tally = count(replay(Case(name, MACHINES[name], percent), range(200)))
     print(tally)
     assert tally.claims >= least_power * tally.runs
     assert tally.covered >= 0.92 * tally.with_finals

@@ -157,7 +157,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("stem", "context"), [("random", "fork"), ("random", "spawn"), ("queue", "forkserver")])
+@pytest.mark.parametrize(
+    ("stem", "context"),
+    [
+        ("random", "spawn"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("random", "fork"), ("queue", "forkserver"))),
+    ],
+)
 def test_a_file_named_like_a_module_leaves_that_module_alone(tmp_path: Path, stem: str, context: str) -> None:
     folder = tmp_path / "with some-signs_in.it"
     folder.mkdir()
