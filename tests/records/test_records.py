@@ -98,7 +98,8 @@ def plain_values(kind: type, constraints: list[Any]) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind is str:
         is_printable = any(getattr(part, "pattern", None) for part in constraints)
-        return PRINTABLE if is_printable else st.text(max_size=20)
+        fewest = next((limit.min_length for limit in constraints if isinstance(limit, MinLen)), 0)
+        return PRINTABLE if is_printable else st.text(min_size=fewest, max_size=20)
     if kind is int:
         most = {"min_value": -MOST_COUNT, "max_value": MOST_COUNT}  # what a file may hold
         return st.integers(**(most | bounds(constraints, step=1)))
