@@ -229,7 +229,7 @@ def classify_changes(
     return found
 
 
-def put_back(config: TrainConfig, baseline: TrainConfig, names: Iterable[str]) -> TrainConfig:
+def revert_knobs(config: TrainConfig, baseline: TrainConfig, names: Iterable[str]) -> TrainConfig:
     """Return a config with some knobs as the baseline has them; those of the batch go together."""
     wanted = set(names)
     if wanted & BATCH_KNOBS:

@@ -237,9 +237,9 @@ def watch(training: Training, guard: DriftGuard, workload: Any, steps: int) -> t
             if training.scaler is not None:
                 now = training.scaler.get_scale()
                 skipped = round(math.log2(scale / now)) if 0.0 < now < scale else 0
-                alarm, scale = guard.note_scale(now, step=step, skipped=skipped, steps=len(losses)), now
+                alarm, scale = guard.record_scale(now, step=step, skipped=skipped, steps=len(losses)), now
             rate = float(training.optimizer.param_groups[0]["lr"])
-            alarm = alarm or guard.note_losses(losses, step=step, samples=samples, learning_rate=rate)
+            alarm = alarm or guard.record_losses(losses, step=step, samples=samples, learning_rate=rate)
             losses = []
             warning = warning or guard.take_warning()
         if alarm is not None:

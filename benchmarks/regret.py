@@ -26,7 +26,7 @@ import optuna
 from autotune.records import TrainConfig
 from autotune.records.config import get_knob
 from autotune.selftest.table import Table, read_table
-from autotune.space import SearchSpace, put_back
+from autotune.space import SearchSpace, revert_knobs
 
 TABLES = Path(__file__).parent / "tables"
 LAUNCHES = (8, 12, 16, 24, 32)
@@ -186,7 +186,7 @@ def combine(bench: Bench) -> None:
             if reading is not None and reading > won.get(name, (_LEAST_GAIN, None))[0]:
                 won[name] = (reading, get_knob(config, name))
     best = bench.space.complete({name: value for name, (_, value) in won.items()})
-    for config in (best, *(put_back(best, bench.baseline, [name]) for name in won)):
+    for config in (best, *(revert_knobs(best, bench.baseline, [name]) for name in won)):
         if config in bench.table.by_config and config not in bench.readings:
             bench.launch(config)
     search_at_random(bench)

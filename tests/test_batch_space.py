@@ -23,7 +23,7 @@ from autotune.space import (
     classify_changes,
     inexact_changes,
     numerics_of,
-    put_back,
+    revert_knobs,
     scale_learning_rate,
 )
 
@@ -106,28 +106,28 @@ def test_every_change_has_a_class(changes: dict[str, Any], special: Any, expecte
 @pytest.mark.parametrize("name", sorted(BATCH_KNOBS))
 def test_the_batch_is_put_back_as_a_whole(name: str) -> None:
     config = BASELINE.replace(**LARGER, precision="bf16")
-    assert put_back(config, BASELINE, [name]) == BASELINE.replace(precision="bf16")
+    assert revert_knobs(config, BASELINE, [name]) == BASELINE.replace(precision="bf16")
 
 
 @pytest.mark.parametrize("changes", [SPLIT, LARGER], ids=["split", "larger"])
 def test_what_is_put_back_leaves_the_batch_alone(changes: dict[str, Any]) -> None:
     config = BASELINE.replace(**changes, precision="bf16", num_workers=2, user_knobs={"width": 16})
-    assert put_back(config, BASELINE, ["precision", "num_workers"]) == BASELINE.replace(
+    assert revert_knobs(config, BASELINE, ["precision", "num_workers"]) == BASELINE.replace(
         **changes, user_knobs={"width": 16}
     )
-    assert put_back(config, BASELINE, []) == config
+    assert revert_knobs(config, BASELINE, []) == config
 
 
 def test_an_own_knob_is_put_back_to_the_baselines_value_or_taken_out() -> None:
     baseline = BASELINE.replace(user_knobs={"width": 8})
     config = baseline.replace(user_knobs={"width": 16, "depth": 3}, precision="bf16")
-    assert put_back(config, baseline, ["user_knobs.width"]).user_knobs == {"width": 8, "depth": 3}
-    assert put_back(config, baseline, ["user_knobs.depth"]).user_knobs == {"width": 16}
+    assert revert_knobs(config, baseline, ["user_knobs.width"]).user_knobs == {"width": 8, "depth": 3}
+    assert revert_knobs(config, baseline, ["user_knobs.depth"]).user_knobs == {"width": 16}
 
 
 def test_what_has_no_effect_any_more_is_put_back_as_well() -> None:
     config = BASELINE.replace(num_workers=2, prefetch_factor=4, persistent_workers=True, precision="bf16")
-    assert put_back(config, BASELINE, ["num_workers"]) == BASELINE.replace(precision="bf16")
+    assert revert_knobs(config, BASELINE, ["num_workers"]) == BASELINE.replace(precision="bf16")
 
 
 @given(data=st.data())
@@ -136,9 +136,9 @@ def test_putting_everything_back_gives_the_baseline(data: st.DataObject) -> None
     values = {knob: data.draw(st.sampled_from(allowed)) for knob, allowed in space.choices.items()}
     config = space.complete(values)
     changed = changed_fields(config, space.baseline)
-    assert put_back(config, space.baseline, changed) == space.baseline
+    assert revert_knobs(config, space.baseline, changed) == space.baseline
     for name in changed:
-        rest = put_back(config, space.baseline, [name])
+        rest = revert_knobs(config, space.baseline, [name])
         assert name not in changed_fields(rest, space.baseline)
         assert {*changed_fields(rest, space.baseline)} <= {*changed}
         assert canonical(rest, space.baseline) == rest

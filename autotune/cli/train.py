@@ -109,7 +109,7 @@ def train(
         if max_restarts:
             raise UsageError("--max-restarts is for a script", hint="a workload goes on by itself")
         if not is_watched and sys.argv[1:2] == ["train"]:
-            train_in_process(sys.argv[2:], as_json=json_output)
+            train_in_child(sys.argv[2:], as_json=json_output)
         announce_resolved(resolved, Path.cwd(), command="train")
         assert chosen is None or isinstance(chosen, str)
         train_workload(options, chosen, log=log, as_json=json_output)
@@ -130,7 +130,7 @@ def require_settings(options: TrainingOptions) -> None:
         find_preset(options.preset)
 
 
-def train_in_process(words: list[str], *, as_json: bool) -> NoReturn:
+def train_in_child(words: list[str], *, as_json: bool) -> NoReturn:
     """Train in a process of its own, which this one watches over: it is started again if it is killed.
 
     Args:

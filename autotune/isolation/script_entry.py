@@ -70,7 +70,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     heard = [""]
     progress = open_progress(folder)  # before any of the script runs
 
-    def hang_up() -> None:
+    def disconnect() -> None:
         from autotune.runs.script import ScriptTrial
 
         hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0], progress=progress))
@@ -87,13 +87,13 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     error: BaseException | None = None
     status = 0
     try:
-        status = run_script(launch, on_torch=hang_up)
+        status = run_script(launch, on_torch=disconnect)
     except BaseException as raised:
         traceback.print_exc()
         error = raised
     if not hung:
         forget_imports()
-        hang_up()
+        disconnect()
     hung[0].ended(error, status)
 
 

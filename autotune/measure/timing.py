@@ -98,10 +98,10 @@ class Timing:
                 self.enter(self.phase)
 
         outcome = step(note)
-        self.note_step(outcome.loss, outcome.samples)
+        self.record_step(outcome.loss, outcome.samples)
         return outcome
 
-    def note_step(self, loss: Tensor, samples: int, *, data_wait_seconds: float = 0.0) -> None:
+    def record_step(self, loss: Tensor, samples: int, *, data_wait_seconds: float = 0.0) -> None:
         """Note a step that has been taken.
 
         Args:

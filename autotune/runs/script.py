@@ -182,7 +182,7 @@ class ScriptTrial:
             self._watchdog.cancel()
         self._check_step(step)
         total = ScriptStep(step.samples * self._world_size, step.losses, step.micro_batches)
-        taken = self._get_source().note(total, _add_losses(step))
+        taken = self._get_source().add_step(total, _add_losses(step))
         self._resume(lambda run: run.send(taken))
 
     def _resume(self, resume: Callable[[Run[Found]], object]) -> None:

@@ -130,7 +130,7 @@ class ScriptSource:
             # What a loader draws comes before a model is called.
             self._generators = _read_generator(self.device)
 
-    def note(self, step: ScriptStep, loss: torch.Tensor) -> Step:
+    def add_step(self, step: ScriptStep, loss: torch.Tensor) -> Step:
         """Take notice of a step that has ended; return it as a run takes it."""
         if self._generators is not None:
             moved = not torch.equal(self._generators, _read_generator(self.device))
@@ -138,7 +138,7 @@ class ScriptSource:
         if self.timing is not None:
             self._standing_clock().resume()
             waited = self._hooks.timer.seconds["data"]
-            self.timing.note_step(loss, max(1, step.samples), data_wait_seconds=waited - self._waited_seconds)
+            self.timing.record_step(loss, max(1, step.samples), data_wait_seconds=waited - self._waited_seconds)
             self._waited_seconds = waited
             if self.on_step is not None:
                 self.on_step(step)

@@ -10,7 +10,7 @@ from autotune.records.trial import TrialResult
 
 
 @dataclass(frozen=True)
-class Standing:
+class SearchProgress:
     """Where a search stands.
 
     Attributes:
@@ -33,7 +33,7 @@ class Standing:
 class SearchReporter:
     """Hears what happens; every method does nothing unless overridden."""
 
-    def stage_started(self, standing: Standing, note: str) -> None:
+    def stage_started(self, progress: SearchProgress, note: str) -> None:
         """A stage begins."""
 
     def told(self, sentence: str) -> None:
@@ -42,10 +42,10 @@ class SearchReporter:
     def probed(self, report: ProbeReport) -> None:
         """The probe is done."""
 
-    def trial_started(self, standing: Standing, config: TrainConfig | None) -> None:
+    def trial_started(self, progress: SearchProgress, config: TrainConfig | None) -> None:
         """A trial begins; the config is None for the probe."""
 
-    def trial_finished(self, standing: Standing, result: TrialResult) -> None:
+    def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         """A trial ended."""
 
     def polled(self) -> None:

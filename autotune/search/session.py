@@ -221,9 +221,9 @@ def _probe(
     probed = next((result for result in known if result.facts is not None), None)
     if report is not None and probed is not None:
         return _Probed(report, probed, is_new=False)
-    standing = context.describe_standing("probe", trials=number, log=None)
-    context.reporter.stage_started(standing, "the machine, the target, and its own settings measured")
-    context.reporter.trial_started(standing, None)
+    progress = context.describe_standing("probe", trials=number, log=None)
+    context.reporter.stage_started(progress, "the machine, the target, and its own settings measured")
+    context.reporter.trial_started(progress, None)
     seconds = policy.probe_share * context.budget.seconds
     limits = TrialLimits(
         time_limit_seconds=seconds,

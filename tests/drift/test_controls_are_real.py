@@ -71,7 +71,7 @@ class Run:
         self.gradients: list[Tensor] = []
         self.learning_rates: list[float] = []
         # No reference to the training: what it holds, workers too, then ends with it.
-        note = partial(note_step, self.training.model, self.gradients, self.learning_rates)
+        note = partial(record_step, self.training.model, self.gradients, self.learning_rates)
         self.training.optimizer.register_step_pre_hook(note)
 
     def step(self, count: int = 1) -> list[float]:
@@ -87,7 +87,7 @@ class Run:
             return float(self.workload.evaluate(model, CPU))
 
 
-def note_step(
+def record_step(
     model: nn.Module, gradients: list[Tensor], rates: list[float], optimizer: torch.optim.Optimizer, *_: Any
 ) -> None:
     gradients.append(torch.cat([gradient_of(parameter).flatten() for parameter in model.parameters()]))

@@ -198,7 +198,7 @@ def test_without_anything_to_fall_back_to_it_is_off(changes):
     assert not guard.is_on
     assert guard.words == ""
     assert guard.check_step(20) is None
-    assert guard.note_losses([1e9] * 10, step=20, samples=160, learning_rate=1.0) is None
+    assert guard.record_losses([1e9] * 10, step=20, samples=160, learning_rate=1.0) is None
     assert not guard.summarize().is_on
 
 
@@ -261,19 +261,19 @@ def test_skipped_steps_are_an_alarm_only_where_they_are_many():
     for step in range(10, 6010, 10):
         skipped = 4 if step == 10 else 1 if step % 2000 == 0 else 0
         scale /= 2.0**skipped
-        found.append(healthy.note(scale, step=step, skipped=skipped, steps=10))
+        found.append(healthy.record(scale, step=step, skipped=skipped, steps=10))
     assert found == [None] * 600
     assert healthy.skipped == 7
     stormy = SkipWatch()
-    storm = [stormy.note(65536.0, step=step, skipped=2, steps=10) for step in range(10, 210, 10)]
+    storm = [stormy.record(65536.0, step=step, skipped=2, steps=10) for step in range(10, 210, 10)]
     assert next(i for i, one in enumerate(storm) if one) == 11 - 1
     assert "12 of the last" in storm[10]
-    assert SkipWatch().note(0.5, step=10, skipped=3, steps=10).startswith("the loss scale has fallen to 0.5")
+    assert SkipWatch().record(0.5, step=10, skipped=3, steps=10).startswith("the loss scale has fallen to 0.5")
 
 
 def test_skipped_steps_reach_the_guard():
     _, guard = start(Fit(), precision="fp16")
-    alarm = guard.note_scale(0.25, step=400, skipped=1, steps=10)
+    alarm = guard.record_scale(0.25, step=400, skipped=1, steps=10)
     assert (alarm.cause, alarm.clean_step) == ("skipped-steps", 300)
 
 
@@ -293,7 +293,7 @@ def test_looks_wait_until_they_are_paid_for():
         clock.now += step_seconds
         if schedule.is_due(step):
             clock.now += look_seconds
-            schedule.note(step, seconds=look_seconds, is_open=False)
+            schedule.record(step, seconds=look_seconds, is_open=False)
             looks.append(step)
     assert looks[0] == 20
     assert all(late - early in (2000, 2001) for early, late in pairwise(looks))
@@ -309,7 +309,7 @@ def test_cheap_looks_come_every_500_steps_and_a_row_of_them_is_paid_for_together
         if schedule.is_due(step):
             clock.now += 0.001
             looks.append(step)
-            schedule.note(step, seconds=0.02 if 1000 < step < 1040 else 0.001, is_open=1000 < step < 1030)
+            schedule.record(step, seconds=0.02 if 1000 < step < 1040 else 0.001, is_open=1000 < step < 1030)
     assert looks[:3] == [20, 520, 1020]
     assert looks[3:13] == [*range(1021, 1031)]
     assert looks[13] == pytest.approx(1030 + 11 * 400, abs=2)
@@ -319,7 +319,7 @@ def test_what_is_owed_is_still_owed_after_a_pause():
     clock = Clock()
     pace = CheckPace(first_step=20, least_steps=500, most_cost=0.005)
     schedule, other = (LookSchedule(pace, clock=clock) for _ in range(2))
-    schedule.note(20, seconds=1.0, is_open=False)
+    schedule.record(20, seconds=1.0, is_open=False)
     clock.now += 150.0  # three quarters of the 200 seconds that pay for it
     state = schedule.capture()
     clock.now += 1e6

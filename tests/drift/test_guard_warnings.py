@@ -18,7 +18,7 @@ def rise(guard: DriftGuard, *, first: int = 10, after: int = 800, last: int = 20
     for step in range(first, last, 10):
         level = 1.0 if step <= after else 2.0
         losses = [level + 0.01 * math.sin(step + number) for number in range(10)]
-        alarm = guard.note_losses(losses, step=step, samples=BATCH * step, learning_rate=0.1)
+        alarm = guard.record_losses(losses, step=step, samples=BATCH * step, learning_rate=0.1)
         assert (alarm is None and not guard.warnings) or step > after
         if alarm is not None:
             return alarm

@@ -37,7 +37,7 @@ def feed(watch: LossWatch, losses: list[float], *, rate: float = 1.0, line: int 
     for at in range(0, len(losses), line):
         some = losses[at : at + line]
         step = at + len(some)
-        rise = watch.note(some, step=step, samples=step * BATCH, learning_rate=rate)
+        rise = watch.record(some, step=step, samples=step * BATCH, learning_rate=rate)
         if rise is not None:
             return step, rise
     return None
@@ -111,7 +111,7 @@ def test_blocks_are_found_by_samples_whatever_the_lines():
         watch = BandWatch(band, allowed=0.0)
         for at in range(0, STEPS, line):
             some = losses[at : at + line]
-            watch.note(some, step=at + len(some), samples=(at + len(some)) * BATCH, since=at * BATCH)
+            watch.record(some, step=at + len(some), samples=(at + len(some)) * BATCH, since=at * BATCH)
         excesses.append((watch.looks, pytest.approx(watch.excess)))
     assert all(one == excesses[0] for one in excesses)
     assert excesses[0][0] == BLOCKS - 1  # the last one ends with the next sample
@@ -120,7 +120,7 @@ def test_blocks_are_found_by_samples_whatever_the_lines():
 def test_a_training_that_starts_inside_a_block_leaves_that_out():
     watch = BandWatch(calibrate_band(draw_curves(4)), allowed=0.0)
     begun = 35
-    watch.note([level(35)] * 30, step=begun + 30, samples=(begun + 30) * BATCH, since=begun * BATCH)
+    watch.record([level(35)] * 30, step=begun + 30, samples=(begun + 30) * BATCH, since=begun * BATCH)
     assert (watch.block, watch.looks) == (6, 2)
 
 
@@ -129,11 +129,11 @@ def test_a_watch_that_is_told_its_first_losses_in_the_middle_does_not_spread_the
     fresh, told = (LossWatch(band, allowed=0.0, epoch_steps=None) for _ in range(2))
     for at in range(40, 60, 10):
         losses = [level(at)] * 10
-        assert fresh.note(losses, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0) is None
+        assert fresh.record(losses, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0) is None
     told._samples = 40 * BATCH
     for at in range(40, 60, 10):
         losses = [level(at)] * 10
-        assert told.note(losses, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0) is None
+        assert told.record(losses, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0) is None
     assert fresh.capture()["band"] == told.capture()["band"]
     assert (fresh._band.block, fresh._band.looks) == (5, 1)
 
@@ -158,7 +158,7 @@ def test_a_loss_of_exactly_nothing_is_healthy_and_one_that_leaves_it_is_not():
 def run_rise(losses: list[float], *, window: int = 50, rates: list[float] | None = None):
     watch = RiseWatch(window, TOLERANCE)
     for at in range(0, len(losses), 10):
-        rise = watch.note(losses[at : at + 10], step=at + 10, learning_rate=1.0 if rates is None else rates[at])
+        rise = watch.record(losses[at : at + 10], step=at + 10, learning_rate=1.0 if rates is None else rates[at])
         if rise is not None:
             return at + 10, rise
     return None
@@ -244,7 +244,7 @@ def test_a_captured_watch_goes_on_as_if_nothing_had_happened(cut):
     second.restore(json.loads(json.dumps(first.capture())))
     for at in range(cut, len(losses), 10):
         some = losses[at : at + 10]
-        rise = second.note(some, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0)
+        rise = second.record(some, step=at + 10, samples=(at + 10) * BATCH, learning_rate=1.0)
         if rise is not None:
             break
     assert whole == (at + 10, rise)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autotune.drift.record.numerics import IncomparableGradients, PairedGradients
-from autotune.drift.record.side_computation import aside
+from autotune.drift.record.side_computation import side_computation
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.loop import Training, backend_settings
 from autotune.records import TrainConfig
@@ -344,7 +344,7 @@ def test_what_fails_aside_leaves_no_trace_either():
         owner.new = model.eval()
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), aside(model, [], owner, CPU):
+    with pytest.raises(ZeroDivisionError), side_computation(model, [], owner, CPU):
         fail()
     assert model.weight.grad is gradient
     assert model.training

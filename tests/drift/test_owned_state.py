@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from autotune.drift.record.object_state import note_owned
+from autotune.drift.record.object_state import snapshot_objects
 from autotune.targets.load import load_workload
 
 SOURCE = """
@@ -40,8 +40,8 @@ def restored_imports() -> Iterator[None]:
 def test_a_helper_of_the_users_is_put_back_whatever_its_file_is_called(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text(SOURCE)
     workload = load_workload(f"{file}:workload", folder=tmp_path).workload
-    back = list(note_owned(nn.Linear(1, 1), workload, ()))
+    back = list(snapshot_objects(nn.Linear(1, 1), workload, ()))
     workload.helper.calls = 3  # type: ignore[attr-defined]
-    for put_back in back:
-        put_back()
+    for revert_knobs in back:
+        revert_knobs()
     assert workload.helper.calls == 0  # type: ignore[attr-defined]

@@ -65,7 +65,7 @@ def take_step(model: nn.Module, optimizer: Optimizer, number: int) -> None:
     optimizer.step()
 
 
-def note_step(model: nn.Module, optimizer: Optimizer, number: int = 0) -> RecordedStep:
+def record_step(model: nn.Module, optimizer: Optimizer, number: int = 0) -> RecordedStep:
     """Return what a recorder of its own notes of one step."""
     recorder = StepRecorder()
     watch(recorder, optimizer)
@@ -95,7 +95,7 @@ def test_the_row_is_the_gradient_and_the_update_what_the_optimizer_did(kind: str
     model, twin = make_model(), make_model()
     before = weights_of(twin)
     take_step(twin, OPTIMIZERS[kind](twin.parameters()), 0)
-    noted = note_step(model, OPTIMIZERS[kind](model.parameters()))
+    noted = record_step(model, OPTIMIZERS[kind](model.parameters()))
     assert torch.equal(noted.gradient, gradients_of(twin))
     assert torch.equal(noted.update, weights_of(twin) - before)
     assert float(noted.update.abs().max()) > 0.0
@@ -190,7 +190,7 @@ class Doubling(Optimizer):
 def test_an_optimizer_without_a_rate_has_none() -> None:
     model = make_model()
     before = weights_of(model)
-    noted = note_step(model, Doubling(model.parameters()))
+    noted = record_step(model, Doubling(model.parameters()))
     assert noted.learning_rates == ()
     assert torch.equal(noted.update, before)
 
@@ -383,7 +383,7 @@ def test_each_held_step_is_the_first_one_of_its_optimizer(kind: str) -> None:
     for number in range(4):
         take_step(model, optimizer, number)
         alone = make_model()
-        expected = note_step(alone, OPTIMIZERS[kind](alone.parameters()), number)
+        expected = record_step(alone, OPTIMIZERS[kind](alone.parameters()), number)
         noted = step_of(recorder)
         assert torch.equal(noted.gradient, expected.gradient)
         assert torch.equal(noted.update, expected.update)
@@ -520,7 +520,7 @@ def test_a_loss_scale_is_taken_off_whoever_does_it(kind: str, unscales: bool) ->
     scaler.step(optimizer)
     noted = step_of(recorder)
     exact = make_model()
-    expected = note_step(exact, OPTIMIZERS[kind](exact.parameters()))
+    expected = record_step(exact, OPTIMIZERS[kind](exact.parameters()))
     torch.testing.assert_close(noted.gradient, expected.gradient, rtol=1e-6, atol=0.0)
     torch.testing.assert_close(noted.update, expected.update, rtol=1e-4, atol=1e-7)
 

@@ -218,7 +218,7 @@ def prepared(folder: Path) -> Iterator[None]:
             (search_stage, "run_search", emit_records.make_profile()),
         ):
             stack.enter_context(mock.patch.object(stage, name, return_value=answer))
-        stack.enter_context(mock.patch.multiple(train_command, train_workload=_end, train_in_process=_end))
+        stack.enter_context(mock.patch.multiple(train_command, train_workload=_end, train_in_child=_end))
         stack.enter_context(mock.patch.object(script_command, "train_script_target", _end))
         stack.enter_context(mock.patch.object(sys, "argv", ["autotune"]))
         os.chdir(folder)

@@ -23,7 +23,7 @@ import psutil
 from bench import Bench, open_bench
 
 from autotune.records.trial import TrialResult
-from autotune.search.progress import SearchReporter, Standing
+from autotune.search.progress import SearchProgress, SearchReporter
 from autotune.search.run import SearchOptions, run_search
 
 COUNTS = {"search": 1000, "train": 200_000}
@@ -85,7 +85,7 @@ class _Looker(SearchReporter):
         self._process = psutil.Process()
         self._ended = time.process_time()
 
-    def trial_finished(self, standing: Standing, result: TrialResult) -> None:
+    def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         now, self.trials = time.process_time(), self.trials + 1
         look = Look(
             done=self.trials / self.soak.count,

@@ -127,7 +127,7 @@ def probe_as_script(small: Small) -> tuple[TrialResult, Kept]:
             source.turn_aside()
 
     def take(step: ScriptStep) -> None:
-        taken = steps.note(step, step.losses[0])
+        taken = steps.add_step(step, step.losses[0])
         resume(lambda: run.send(taken))
 
     hooks = ScriptHooks(ScriptSettings(TrainConfig()), on_step=take, turn=turn, now=time.perf_counter, inspects=True)

@@ -119,7 +119,7 @@ class HookedScript:
             self.source.turn(is_training)
 
     def _take(self, step: ScriptStep) -> None:
-        taken = self.source.note(step, step.losses[0])
+        taken = self.source.add_step(step, step.losses[0])
         self._resume(lambda: self._run.send(taken))
 
     def _resume(self, advance: Callable[[], object]) -> None:

@@ -32,7 +32,7 @@ from autotune.records import Interval, LossCurve, Margin, QualityCheck, TargetFa
 from autotune.records.config import changed_fields
 from autotune.records.quality import GradientEquivalence
 from autotune.records.trial import GROWTH_STEPS, DataTrace, GradientPlan, TrialLimits, TrialResult, TrialSpec
-from autotune.space import numerics_of, put_back
+from autotune.space import numerics_of, revert_knobs
 
 PLAN = GradientPlan(windows=12, later_steps=10)
 COLUMNS = 64
@@ -1032,7 +1032,7 @@ def one(*names: str) -> frozenset[str]:
 def test_the_change_without_which_the_rest_passes_is_guilty(name: str) -> None:
     config = BASE.replace(**MANY)
     blame = find_culprit(Screens([one(name)]), config, FAILED_GRADIENTS)
-    assert blame == Blame((name,), put_back(config, BASE, [name]))
+    assert blame == Blame((name,), revert_knobs(config, BASE, [name]))
 
 
 def test_guilt_in_steps_and_rates_is_found_by_leaving_out_too() -> None:
@@ -1156,7 +1156,7 @@ def test_trainings_that_drift_are_put_down_to_the_change_that_stands_out(name: s
     bias = dict.fromkeys(("precision", "compile_mode", "num_threads", "memory_format"), 0.001) | {name: 0.015}
     screens = Screens(bias=bias)
     blame = find_culprit(screens, BASE.replace(**MANY), training_failed(sum(bias.values())))
-    assert blame == Blame((name,), put_back(BASE.replace(**MANY), BASE, [name]))
+    assert blame == Blame((name,), revert_knobs(BASE.replace(**MANY), BASE, [name]))
     assert len(screens.screened) == 4
 
 

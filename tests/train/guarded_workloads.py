@@ -137,7 +137,7 @@ def run(training: Training, guard: DriftGuard | None, *, first: int = 1, last: i
         alarm = None if guard is None else guard.check_step(step)
         if guard is not None and alarm is None and step % 10 == 0:
             rate = training.optimizer.param_groups[0]["lr"]
-            alarm = guard.note_losses(losses[since - step :], step=step, samples=samples, learning_rate=rate)
+            alarm = guard.record_losses(losses[since - step :], step=step, samples=samples, learning_rate=rate)
             since = step
         if alarm is not None:
             return alarm, losses

@@ -18,7 +18,7 @@ from autotune.format import format_duration, format_factor, format_rate
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
-from autotune.search.progress import SearchReporter, Standing
+from autotune.search.progress import SearchProgress, SearchReporter
 from autotune.sentences.settings import describe_changes
 from autotune.sentences.trials import describe_result
 
@@ -42,16 +42,16 @@ class SearchView(SearchReporter):
         self._budget_seconds = budget_seconds
         self._began = self._spoke = time.monotonic()
         self._report: ProbeReport | None = None
-        self._standing: Standing | None = None
+        self._progress: SearchProgress | None = None
         self._running = "the probe"
         self._recent: deque[str] = deque(maxlen=_LINES)
         self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
 
-    def stage_started(self, standing: Standing, note: str) -> None:
+    def stage_started(self, progress: SearchProgress, note: str) -> None:
         """Name the stage; a line has the time left, which a block shows anyway."""
-        self._standing = standing
-        left = "" if self._is_live else f" ({format_duration(standing.seconds_left)} left)"
-        self._tell(f"{standing.stage}: {note}{left}")
+        self._progress = progress
+        left = "" if self._is_live else f" ({format_duration(progress.seconds_left)} left)"
+        self._tell(f"{progress.stage}: {note}{left}")
 
     def told(self, sentence: str) -> None:
         """Pass it on."""
@@ -62,16 +62,16 @@ class SearchView(SearchReporter):
         self._report = report
         self._tell(f"your settings: {format_rate(report.measurement.samples_per_second)}; {report.verdict.sentence}")
 
-    def trial_started(self, standing: Standing, config: TrainConfig | None) -> None:
+    def trial_started(self, progress: SearchProgress, config: TrainConfig | None) -> None:
         """Show the running trial."""
-        self._standing = standing
+        self._progress = progress
         self._running = self._name(config) or "the probe"
         self.view.wake()
 
-    def trial_finished(self, standing: Standing, result: TrialResult) -> None:
+    def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         """Tell how a trial ended."""
-        self._standing = standing
-        outcome = describe_result(result, standing.baseline_samples_per_second)
+        self._progress = progress
+        outcome = describe_result(result, progress.baseline_samples_per_second)
         self._tell(f"{result.spec.purpose} {result.spec.number}: {self._name(result.spec.config)}: {outcome}")
 
     def _name(self, config: TrainConfig | None) -> str:
@@ -94,15 +94,15 @@ class SearchView(SearchReporter):
         return max(0.0, self._budget_seconds - (time.monotonic() - self._began))
 
     def _draw(self, width: int) -> Sequence[RenderableType]:
-        standing, left = self._standing, self._seconds_left()
+        progress, left = self._progress, self._seconds_left()
         best = "-"
-        if standing is not None and standing.best_ratio is not None and standing.best is not None and self._report:
-            best = f"{format_factor(standing.best_ratio)} unconfirmed ({self._name(standing.best)})"
+        if progress is not None and progress.best_ratio is not None and progress.best is not None and self._report:
+            best = f"{format_factor(progress.best_ratio)} unconfirmed ({self._name(progress.best)})"
         # A copy: results come from another thread than the one that draws.
         lines = [*tuple(self._recent), f"now:  {self._running}", f"best: {best}"]
         return [
             *(Text(printable(line), no_wrap=True) for line in lines),
-            Text(f"{standing.stage if standing else 'start'}, {format_duration(left)} left", style="bold"),
+            Text(f"{progress.stage if progress else 'start'}, {format_duration(left)} left", style="bold"),
             ProgressBar(total=self._budget_seconds, completed=self._budget_seconds - left, width=width),
         ]
 

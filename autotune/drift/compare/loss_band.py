@@ -135,7 +135,7 @@ class BandWatch:
         """The training is past the last sample of the band."""
         return self.block >= len(self.band.means)
 
-    def note(self, losses: Sequence[float], *, step: int, samples: int, since: int) -> Rise | None:
+    def record(self, losses: Sequence[float], *, step: int, samples: int, since: int) -> Rise | None:
         """Take the losses of the last steps.
 
         Args:

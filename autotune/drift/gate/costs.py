@@ -16,7 +16,7 @@ from autotune.knobs import DATA_KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.trial import GradientPlan
-from autotune.space import classify_changes, put_back
+from autotune.space import classify_changes, revert_knobs
 
 _TAPE_BATCHES = 70
 """Batches that a workload's tape reads: the first ones and the ends of an epoch."""
@@ -83,7 +83,7 @@ class ProofCosts:
         if config is None:
             return self._of_gradients(baseline, gate, plan)
         classes = classify_changes(config, baseline, self.facts.numerics)
-        config = put_back(config, baseline, [name for name, kind in classes.items() if kind == "semantic"])
+        config = revert_knobs(config, baseline, [name for name, kind in classes.items() if kind == "semantic"])
         if gate.has_screened(config, shown=shown):
             return 0.0
         asked = asked_tests(config, baseline) - shown
@@ -92,7 +92,7 @@ class ProofCosts:
             seconds += self.of_trial(config, None) * (1 if gate.trials.has_run(baseline, "tape") else 2)
         if "additivity" in asked:
             seconds += 2 * self.of_trial(config, plan.replace(later_steps=0))
-        others = put_back(config, baseline, DATA_KNOBS)
+        others = revert_knobs(config, baseline, DATA_KNOBS)
         if "gradients" in asked and others != baseline:
             seconds += self._of_gradients(others, gate, plan)
         return seconds

@@ -14,7 +14,7 @@ from autotune.records.quality import QualityCheck
 from autotune.search.log import list_changes
 from autotune.search.scores.ranking import Entry
 from autotune.sentences.loss_check import find_failed
-from autotune.space import BATCH_KNOBS, classify_changes, put_back
+from autotune.space import BATCH_KNOBS, classify_changes, revert_knobs
 
 _SUSPECTS = ("precision", "compile_mode", "allow_tf32", "attention_backend", "activation_checkpointing")
 """The first to be left out; own knobs come before them."""
@@ -81,7 +81,7 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
         return Blame(names, _rest(config, baseline, names))
     passing: list[tuple[tuple[str, ...], float]] = []
     for names in groups:
-        screened = gate.screen(put_back(config, baseline, names))
+        screened = gate.screen(revert_knobs(config, baseline, names))
         if screened is None:
             break
         if all(check.verdict != "inferior" for check in screened):
@@ -126,7 +126,7 @@ def promises(
 
 
 def _rest(config: TrainConfig, baseline: TrainConfig, names: Sequence[str]) -> TrainConfig | None:
-    rest = put_back(config, baseline, names)
+    rest = revert_knobs(config, baseline, names)
     return rest if changed_fields(rest, baseline) else None
 
 

@@ -35,7 +35,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import GradientPlan
-from autotune.space import SPLIT_KNOBS, classify_changes, put_back
+from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
 
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open."""
@@ -81,7 +81,7 @@ class Gate:
         """
         baseline = self.facts.baseline
         semantic = [name for name, kind in self._classify(config).items() if kind == "semantic"]
-        config = put_back(config, baseline, semantic)
+        config = revert_knobs(config, baseline, semantic)
         if self.has_screened(config, shown=shown):
             return self._screened[_screen_key(config, shown)]
         checks: list[QualityCheck] = []
@@ -136,7 +136,7 @@ class Gate:
         if not self.reads_tapes:
             return []  # a script that has no loader: its gradients show what it trains on
         others = [name for name in changed_fields(config, baseline) if name not in DATA_KNOBS and "." not in name]
-        ours = self.trials.launch(put_back(config, baseline, others), "tape")
+        ours = self.trials.launch(revert_knobs(config, baseline, others), "tape")
         theirs = self.trials.launch(baseline, "tape")
         if ours is None or theirs is None:
             return None
@@ -172,7 +172,7 @@ class Gate:
         baseline = self.facts.baseline
         # Copies are asynchronous from pinned memory alone.
         kept = {"pin_memory"} if "non_blocking" in changed_fields(config, baseline) else set()
-        config = put_back(config, baseline, set(DATA_KNOBS) - kept)
+        config = revert_knobs(config, baseline, set(DATA_KNOBS) - kept)
         if config == baseline:
             return []
         changed = set(changed_fields(config, baseline))
@@ -183,7 +183,7 @@ class Gate:
         if checks is None or not reorders or any(check.verdict == "inferior" for check in checks):
             return checks
         # Without dropout a recomputation whose masks differ cannot be seen: the rest of the changes, with it.
-        rest = put_back(config, baseline, changed & REORDERING_KNOBS)
+        rest = revert_knobs(config, baseline, changed & REORDERING_KNOBS)
         if rest == baseline:
             return checks
         more = self._compare_gradients(rest, dropout=True)
@@ -217,7 +217,7 @@ class Gate:
             if reference is not None:
                 farthest = FARTHEST_REFERENCE[baseline.precision]
                 found = compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
-        stepping = put_back(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
+        stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if stepping != baseline:
             # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.
             arms = self._capture_pair(stepping, plan.replace(keeps_state=True, later_steps=0))

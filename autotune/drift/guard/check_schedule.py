@@ -58,7 +58,7 @@ class LookSchedule:
             return False
         return True
 
-    def note(self, step: int, *, seconds: float, is_open: bool) -> None:
+    def record(self, step: int, *, seconds: float, is_open: bool) -> None:
         """Take what a look cost.
 
         Args:

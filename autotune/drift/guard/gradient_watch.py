@@ -123,7 +123,7 @@ class GradientWatch:
             self._suspected = None if is_planned else find_beyond(figures, self._limits)
         return self._add_row(step, figures, ours, theirs)
 
-    def ask_for_round(self) -> None:
+    def force_round(self) -> None:
         """Let the next look begin a round, whatever it shows by itself."""
         self._is_asked = True
 

@@ -141,14 +141,14 @@ class DriftGuard:
             return None
         began = time.perf_counter()
         seen = self._look(self._gradients, batch, step)
-        self._schedule.note(step, seconds=time.perf_counter() - began, is_open=seen.state == "open")
+        self._schedule.record(step, seconds=time.perf_counter() - began, is_open=seen.state == "open")
         if seen.state == "shown":
             return self._alarm("drift-gradients", f"the gradients are not the baseline's: {seen.reason}")
         if seen.state == "fine" and not self._off:
             self._clean_step = step
         return None
 
-    def note_losses(self, losses: Sequence[float], *, step: int, samples: int, learning_rate: float) -> Alarm | None:
+    def record_losses(self, losses: Sequence[float], *, step: int, samples: int, learning_rate: float) -> Alarm | None:
         """Take every step's loss since the last log line.
 
         Args:
@@ -159,7 +159,7 @@ class DriftGuard:
         """
         if not self.is_on:
             return None
-        rise = self._losses.note(losses, step=step, samples=samples, learning_rate=learning_rate)
+        rise = self._losses.record(losses, step=step, samples=samples, learning_rate=learning_rate)
         if rise is None:
             return None
         if self._gradients is None or not self._covers_everything:
@@ -168,7 +168,7 @@ class DriftGuard:
         if not self._gradients.is_in_round and rise.begun_step >= self._warned_step:
             self._warned_step = step
             self.warnings.append(f"{rise.found}; {_ACQUITTED}")
-            self._gradients.ask_for_round()
+            self._gradients.force_round()
             self._schedule.look_soon(step + 1)
         return None
 
@@ -176,7 +176,7 @@ class DriftGuard:
         """Return the oldest warning that was not taken, a sentence; None for none. Asked at every log line."""
         return self.warnings.pop(0) if self.warnings else None
 
-    def note_scale(self, scale: float, *, step: int, skipped: int, steps: int) -> Alarm | None:
+    def record_scale(self, scale: float, *, step: int, skipped: int, steps: int) -> Alarm | None:
         """Take what the loss scaler did since the last log line.
 
         Args:
@@ -185,7 +185,7 @@ class DriftGuard:
             skipped: of the last steps, how many were left out.
             steps: how many they are.
         """
-        found = self._skips.note(scale, step=step, skipped=skipped, steps=steps) if self.is_on else None
+        found = self._skips.record(scale, step=step, skipped=skipped, steps=steps) if self.is_on else None
         return None if found is None else self._alarm("skipped-steps", found, max(0, step - WINDOW_STEPS))
 
     def capture(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class RiseWatch:
     latest: list[float] = field(default_factory=list)
     differences: list[float] = field(default_factory=list)
 
-    def note(self, losses: Sequence[float], *, step: int, learning_rate: float) -> Rise | None:
+    def record(self, losses: Sequence[float], *, step: int, learning_rate: float) -> Rise | None:
         """Take the losses of the last steps.
 
         Args:

@@ -37,7 +37,7 @@ class LossWatch:
         self._rises = _watch_rises(epoch_steps, is_shuffled=is_shuffled)
         self._samples: int | None = None
 
-    def note(self, losses: Sequence[float], *, step: int, samples: int, learning_rate: float) -> Rise | None:
+    def record(self, losses: Sequence[float], *, step: int, samples: int, learning_rate: float) -> Rise | None:
         """Take the losses of the last steps; those that are not finite are left out.
 
         Args:
@@ -52,9 +52,9 @@ class LossWatch:
         finite = [loss for loss in losses if math.isfinite(loss)]
         rise = None
         if self._band is not None:
-            rise = self._band.note(finite, step=step, samples=samples, since=since)
+            rise = self._band.record(finite, step=step, samples=samples, since=since)
         for watch in self._rises:
-            found = watch.note(finite, step=step, learning_rate=learning_rate)
+            found = watch.record(finite, step=step, learning_rate=learning_rate)
             rise = rise or found
         return rise
 

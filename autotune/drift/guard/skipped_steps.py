@@ -24,7 +24,7 @@ class SkipWatch:
         self.skipped = 0
         self._looks: deque[tuple[int, int, int]] = deque()  # step, steps and skipped ones since the look before
 
-    def note(self, scale: float, *, step: int, skipped: int, steps: int) -> str | None:
+    def record(self, scale: float, *, step: int, skipped: int, steps: int) -> str | None:
         """Take what happened since the last look, and return what is wrong, part of a sentence; None for nothing.
 
         Args:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autotune.drift.record.object_state import PutBack
-from autotune.drift.record.side_computation import aside
+from autotune.drift.record.object_state import Restore
+from autotune.drift.record.side_computation import side_computation
 from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import choose, dense_gradient, name_parameters, pick, share_elements
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
@@ -78,7 +78,7 @@ class PairedGradients:
         self._parameters = [leaf for group in groups for leaf in group["params"] if leaf.requires_grad]
         self._device = self._parameters[0].device
         self._draws_random = self._draws_beyond_dropout = False
-        self._put_back: PutBack
+        self._restore: Restore
         widths = share_elements([leaf.numel() for leaf in self._parameters])
         self._chosen = [
             choose(leaf.numel(), width, seed=position, device=leaf.device)
@@ -105,7 +105,9 @@ class PairedGradients:
             Exception: whatever the user's code or PyTorch raises, running out of memory above all.
         """
         versions = [leaf._version for leaf in self._parameters]
-        with aside(self._training.model, self._parameters, self._loaded.workload, self._device) as self._put_back:
+        with side_computation(
+            self._training.model, self._parameters, self._loaded.workload, self._device
+        ) as self._restore:
             pair = self._compute(batch, repeats=repeats)
         if versions != [leaf._version for leaf in self._parameters]:
             raise IncomparableGradients("the model changes its weights while it computes its loss")
@@ -178,7 +180,7 @@ class PairedGradients:
         gradient = pick([dense_gradient(leaf) for leaf in self._parameters], self._chosen) / scale
         for leaf in (*self._training.model.parameters(), *self._parameters):
             leaf.grad = None
-        self._put_back()
+        self._restore()
         return _Arm(gradient, has_drawn)
 
     def _backward(self, loss: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune.targets.source.by_path import is_users
 
-PutBack = Callable[[], None]
+Restore = Callable[[], None]
 
 _LONGEST = 10_000
 """Entries of a list or the like that is put back; longer ones are data rather than state."""
@@ -35,7 +35,7 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "autotune"}
 """Packages whose objects are no plain state: loggers, threads, optimizers."""
 
 
-def note_owned(model: nn.Module, owner: object, leaves: Collection[int]) -> Iterator[PutBack]:
+def snapshot_objects(model: nn.Module, owner: object, leaves: Collection[int]) -> Iterator[Restore]:
     """Yield what puts the state of the owner, of its helper objects and of all modules back to what it is now.
 
     Args:
@@ -44,9 +44,9 @@ def note_owned(model: nn.Module, owner: object, leaves: Collection[int]) -> Iter
         leaves: ids of the tensors that are trained; these are left alone.
     """
     walk = _Walk(leaves)
-    yield from walk.note_object(owner, depth=0)
+    yield from walk.snapshot_object(owner, depth=0)
     for module in model.modules():
-        yield from walk.note_object(module, depth=0)
+        yield from walk.snapshot_object(module, depth=0)
 
 
 class _Walk:
@@ -56,48 +56,48 @@ class _Walk:
         self._seen = set(leaves)
         self._objects = 0
 
-    def note_object(self, one: object, *, depth: int) -> Iterator[PutBack]:
+    def snapshot_object(self, one: object, *, depth: int) -> Iterator[Restore]:
         if id(one) not in self._seen:
             self._seen.add(id(one))
             attributes: dict[str, Any] = getattr(one, "__dict__", {})
-            yield _note_entries(attributes)
+            yield _snapshot_entries(attributes)
             for value in list(attributes.values()):
-                yield from self._note(value, depth)
+                yield from self._snapshot(value, depth)
 
-    def _note(self, value: Any, depth: int) -> Iterator[PutBack]:
+    def _snapshot(self, value: Any, depth: int) -> Iterator[Restore]:
         if value is None or isinstance(value, int | float | str | bytes) or id(value) in self._seen:
             return
         if isinstance(value, nn.Module):
             for module in value.modules():
-                yield from self.note_object(module, depth=depth)
+                yield from self.snapshot_object(module, depth=depth)
         elif isinstance(value, dict | list | set | deque | tuple):
-            yield from self._note_container(value, depth)
-        elif (put_back := _note_leaf(value)) is not None:
+            yield from self._snapshot_container(value, depth)
+        elif (restore := _snapshot_leaf(value)) is not None:
             self._seen.add(id(value))
-            yield put_back
+            yield restore
         elif depth < _DEEPEST and self._objects < _MOST_OBJECTS and _is_plain(value):
             self._objects += 1
-            yield from self.note_object(value, depth=depth + 1)
+            yield from self.snapshot_object(value, depth=depth + 1)
 
-    def _note_container(self, value: Any, depth: int) -> Iterator[PutBack]:
+    def _snapshot_container(self, value: Any, depth: int) -> Iterator[Restore]:
         if len(value) > _LONGEST:
             return
         self._seen.add(id(value))
         if isinstance(value, dict):
-            yield _note_entries(value)
+            yield _snapshot_entries(value)
         elif not isinstance(value, tuple):
-            yield _note_items(value)
+            yield _snapshot_items(value)
         if depth < _DEEPEST:
             for entry in list(value.values() if isinstance(value, dict) else value):
-                yield from self._note(entry, depth + 1)
+                yield from self._snapshot(entry, depth + 1)
 
 
-def _note_leaf(value: Any) -> PutBack | None:
+def _snapshot_leaf(value: Any) -> Restore | None:
     """Return what puts back something that holds nothing else; None where it is not such a thing."""
     if isinstance(value, Tensor):
-        return _note_tensor(value) if _can_be_noted(value) else None
+        return _snapshot_tensor(value) if _can_be_noted(value) else None
     if isinstance(value, np.ndarray):
-        return _note_array(value)
+        return _snapshot_array(value)
     if isinstance(value, torch.Generator):
         state = value.get_state().clone()
         return lambda: _drop(value.set_state(state))
@@ -129,18 +129,18 @@ def _can_be_noted(tensor: Tensor) -> bool:
     return tensor.is_leaf and not shares and not tensor.is_inference() and tensor.numel() <= _LARGEST
 
 
-def _note_tensor(tensor: Tensor) -> PutBack:
+def _snapshot_tensor(tensor: Tensor) -> Restore:
     kept = tensor.detach().clone()
 
-    def put_back() -> None:
+    def restore() -> None:
         # Always: neither `.data` nor every kernel that updates a running mean counts up the tensor's version.
         with torch.no_grad():
             tensor.copy_(kept)
 
-    return put_back
+    return restore
 
 
-def _note_array(array: Any) -> PutBack | None:
+def _snapshot_array(array: Any) -> Restore | None:
     if array.size > _LARGEST_ARRAY or not array.flags.writeable or isinstance(array, np.memmap):
         return None
     kept = array.copy()
@@ -151,25 +151,25 @@ def _drop(_: object) -> None:
     """Return nothing."""
 
 
-def _note_entries(entries: dict[Any, Any]) -> PutBack:
+def _snapshot_entries(entries: dict[Any, Any]) -> Restore:
     kept = dict(entries)
 
-    def put_back() -> None:
+    def restore() -> None:
         for name in [name for name in entries if name not in kept]:
             del entries[name]
         for name, value in kept.items():
             if name not in entries or entries[name] is not value:
                 entries[name] = value
 
-    return put_back
+    return restore
 
 
-def _note_items(items: list[Any] | set[Any] | deque[Any]) -> PutBack:
+def _snapshot_items(items: list[Any] | set[Any] | deque[Any]) -> Restore:
     kept = list(items)
 
-    def put_back() -> None:
+    def restore() -> None:
         if len(items) != len(kept) or any(now is not then for now, then in zip(items, kept, strict=True)):
             items.clear()
             items.update(kept) if isinstance(items, set) else items.extend(kept)
 
-    return put_back
+    return restore

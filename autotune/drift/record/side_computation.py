@@ -13,12 +13,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from autotune.drift.record.object_state import PutBack, note_owned
+from autotune.drift.record.object_state import Restore, snapshot_objects
 from autotune.engine.dataloader import read_generators, restore_generators
 
 
 @contextmanager
-def aside(model: nn.Module, parameters: Iterable[Tensor], owner: object, device: torch.device) -> Iterator[PutBack]:
+def side_computation(
+    model: nn.Module, parameters: Iterable[Tensor], owner: object, device: torch.device
+) -> Iterator[Restore]:
     """Compute something beside a training: in the end everything that its next step depends on is as it was.
 
     Put back are the random generators, the gradients, and whatever the model's modules, the owner and its plain helper
@@ -36,30 +38,30 @@ def aside(model: nn.Module, parameters: Iterable[Tensor], owner: object, device:
     """
     leaves = {id(leaf): leaf for leaf in (*model.parameters(), *parameters)}
     gradients = [(leaf, leaf.grad) for leaf in leaves.values()]
-    noted = [note_generators(device), *note_owned(model, owner, leaves)]
+    noted = [snapshot_generators(device), *snapshot_objects(model, owner, leaves)]
 
-    def put_back() -> None:
+    def restore() -> None:
         for one in noted:
             one()
 
     try:
         for leaf in leaves.values():
             leaf.grad = None
-        yield put_back
+        yield restore
     finally:
         for leaf, gradient in gradients:
             leaf.grad = gradient
-        put_back()
+        restore()
 
 
-def note_generators(device: torch.device) -> PutBack:
+def snapshot_generators(device: torch.device) -> Restore:
     """Return what puts the random generators of the CPU and of a device back to where they are now."""
     states = read_generators()
     device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
-    def put_back() -> None:
+    def restore() -> None:
         restore_generators(states)
         if device_state is not None:
             torch.cuda.set_rng_state(device_state, device)
 
-    return put_back
+    return restore

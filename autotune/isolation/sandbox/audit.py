@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from autotune.isolation.sandbox.copy_view import find_tree
 from autotune.isolation.sandbox.overlay import find_roots
-from autotune.isolation.sandbox.view import View, find_caches, is_beside_the_point
+from autotune.isolation.sandbox.view import View, find_caches, is_cache
 
 _MOST_PATHS = 200
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -130,7 +130,7 @@ class WriteWatch:
     def _note(self, real: str) -> None:
         if real in self._noted or len(self._noted) >= _MOST_PATHS:
             return
-        if _is_below_any(real, (*self._roots, *self._passing)) or is_beside_the_point(real, self._caches):
+        if _is_below_any(real, (*self._roots, *self._passing)) or is_cache(real, self._caches):
             return
         if not os.access(real if os.path.exists(real) else os.path.dirname(real), os.W_OK):
             return  # it will fail

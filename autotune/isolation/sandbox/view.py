@@ -197,7 +197,7 @@ def list_written(view: View) -> tuple[str, ...]:
         ValueError: the same.
     """
     caches = (*find_caches(view), str(view.folder / STATE_FOLDER))
-    paths = (path for path in _find_written(view) if not is_beside_the_point(path, caches))
+    paths = (path for path in _find_written(view) if not is_cache(path, caches))
     relative = (os.path.relpath(path, view.folder) for path in paths)
     return tuple(sorted(path.encode("utf-8", "replace").decode() for path in islice(relative, _MOST_WRITTEN)))
 
@@ -227,7 +227,7 @@ def find_caches(view: View, *, settings: bool = True) -> tuple[str, ...]:
     )
 
 
-def is_beside_the_point(path: str, caches: Sequence[str]) -> bool:
+def is_cache(path: str, caches: Sequence[str]) -> bool:
     """Return whether nobody minds that this path was written."""
     return (
         "/__pycache__/" in path

@@ -13,7 +13,7 @@ from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.pace import make_pace
 from autotune.search.log import SearchLog
-from autotune.search.progress import SearchReporter, Standing
+from autotune.search.progress import SearchProgress, SearchReporter
 
 RunTrial = Callable[[TrialSpec], TrialResult]
 Purpose = Literal["measure", "final", "quality", "fidelity", "tape"]
@@ -37,7 +37,7 @@ class SearchContext:
     reporter: SearchReporter
     should_stop: Callable[[], bool]
 
-    def describe_standing(self, stage: str, *, trials: int, log: SearchLog | None) -> Standing:
+    def describe_progress(self, stage: str, *, trials: int, log: SearchLog | None) -> SearchProgress:
         """Return where the search stands.
 
         Args:
@@ -46,7 +46,7 @@ class SearchContext:
             log: of the search; None before its probe is done.
         """
         best = log.best if log is not None else None
-        return Standing(
+        return SearchProgress(
             stage=stage,
             trials=trials,
             seconds_left=max(0.0, self.budget.seconds - self.budget.elapsed_seconds),
@@ -106,7 +106,7 @@ class TrialStarter:
     def enter(self, stage: str, note: str) -> None:
         """Begin a stage."""
         self._stage = stage
-        self._context.reporter.stage_started(self._describe_standing(), note)
+        self._context.reporter.stage_started(self._describe_progress(), note)
 
     def launch(
         self,
@@ -152,14 +152,14 @@ class TrialStarter:
             ),
         )
         self._number += 1
-        self._context.reporter.trial_started(self._describe_standing(), config)
+        self._context.reporter.trial_started(self._describe_progress(), config)
         result = self._context.run_trial(spec)
         self._log.add_trial(result)
-        self._context.reporter.trial_finished(self._describe_standing(), result)
+        self._context.reporter.trial_finished(self._describe_progress(), result)
         return result
 
-    def _describe_standing(self) -> Standing:
-        return self._context.describe_standing(self._stage, trials=self._number, log=self._log)
+    def _describe_progress(self) -> SearchProgress:
+        return self._context.describe_progress(self._stage, trials=self._number, log=self._log)
 
     def _trial_limits(self, seconds: float) -> TrialLimits:
         problem = self._log.problem

@@ -21,7 +21,7 @@ from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, BaselineLevel
 from autotune.search.scores.objective import Judged
-from autotune.space import BATCH_KNOBS, put_back
+from autotune.space import BATCH_KNOBS, revert_knobs
 
 _SETTLED_CONFIDENCE = 0.995
 _MOST_CONFIGS = 2**11
@@ -267,7 +267,7 @@ def measure_effects(entries: Sequence[Entry], baseline: TrainConfig) -> Mapping[
 def _list_single_changes(config: TrainConfig, baseline: TrainConfig) -> tuple[tuple[str, str], ...]:
     """Return each change of a config, as `name=value`, with the key of the config that lacks only that one."""
     return tuple(
-        (f"{name}={get_knob(config, name)}", put_back(config, baseline, [name]).key)
+        (f"{name}={get_knob(config, name)}", revert_knobs(config, baseline, [name]).key)
         for name in changed_fields(config, baseline)
         if name not in BATCH_KNOBS or name == "micro_batch_size"  # the others follow from it
     )

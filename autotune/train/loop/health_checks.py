@@ -63,7 +63,7 @@ class HealthChecks:
         self._check_scaler(len(losses), progress.step)
         self._check_allocator(progress.step)
         if self._guard is not None:
-            alarm = self._guard.note_losses(
+            alarm = self._guard.record_losses(
                 losses, step=progress.step, samples=progress.samples, learning_rate=learning_rate
             )
             while (warning := self._guard.take_warning()) is not None:
@@ -87,7 +87,7 @@ class HealthChecks:
         self._scale = scale
         self._meters.skipped_steps += skipped
         if self._guard is not None:
-            _heed(self._guard.note_scale(scale, step=step, skipped=skipped, steps=steps), step)
+            _heed(self._guard.record_scale(scale, step=step, skipped=skipped, steps=steps), step)
 
     def _check_allocator(self, step: int) -> None:
         retries = count_retries(self._training.device)

@@ -67,13 +67,13 @@ class Meters:
         if self.best is not None and not Path(self.best.checkpoint).is_dir():
             self.best = None
 
-    def note_checkpoint(self, seconds: float) -> None:
+    def record_checkpoint(self, seconds: float) -> None:
         """Count a checkpoint."""
         self.checkpoint_seconds += seconds
         self.checkpoints += 1
         self.longest_checkpoint_seconds = max(self.longest_checkpoint_seconds, seconds)
 
-    def note_evaluation(self, seconds: float) -> None:
+    def record_evaluation(self, seconds: float) -> None:
         """Count an evaluation."""
         self.evaluation_seconds += seconds
         self.evaluations += 1
@@ -88,7 +88,7 @@ class Meters:
         """Of one checkpoint; 0 before the first."""
         return self.checkpoint_seconds / self.checkpoints if self.checkpoints else 0.0
 
-    def note_memory(self, device: torch.device) -> int:
+    def record_memory(self, device: torch.device) -> int:
         """Return the memory in use now, in bytes, and remember the highest."""
         if device.type == "cuda":
             self.peak_memory_bytes = max(self.peak_memory_bytes, torch.cuda.max_memory_reserved(device))

@@ -72,7 +72,7 @@ class Watch:
         self._progress, self._waited = progress, 0.0
         self._since = time.perf_counter()
 
-    def note_wait(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         """Count time spent waiting for the loader."""
         self._waited += seconds
 
@@ -118,7 +118,7 @@ class Watch:
                 samples_per_second=pace.samples_per_second,
                 data_wait_fraction=pace.data_wait_fraction,
                 mfu=None if used is None else used * pace.samples_per_second,
-                memory_bytes=meters.note_memory(training.device),
+                memory_bytes=meters.record_memory(training.device),
                 memory_limit_bytes=self._memory_limit,
                 skipped_steps=meters.skipped_steps,
                 allocator_retries=meters.allocator_retries,

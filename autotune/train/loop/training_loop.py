@@ -149,7 +149,7 @@ class RunLoop:
         notes = {"meters": self.meters.capture(), "guard": seen, "config": config}
         self.checkpoints.anchor_step = None if seen is None else seen["clean_step"]
         self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
-        self.meters.note_checkpoint(time.perf_counter() - began)
+        self.meters.record_checkpoint(time.perf_counter() - began)
 
     def _is_done(self) -> bool:
         if self.plan.steps is not None:
@@ -189,7 +189,7 @@ class RunLoop:
             nonlocal is_fetched
             if not is_fetched:
                 is_fetched = True
-                self.watch.note_wait(time.perf_counter() - began)
+                self.watch.record_wait(time.perf_counter() - began)
                 defer_deaths()
 
         try:
@@ -257,7 +257,7 @@ class RunLoop:
             if not self.should_stop():
                 self._write({"step": step, CUT_KEY: True})
             return False
-        self.meters.note_evaluation(time.perf_counter() - began)
+        self.meters.record_evaluation(time.perf_counter() - began)
         self._write({"epoch": self.training.windows.epoch, **found})
         self.evaluations.keep_best(self.checkpoints, self.meters, self.last_checkpoint)
         return True

@@ -22,7 +22,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.profile import Profile
 from autotune.records.trial import Target
-from autotune.space import BATCH_KNOBS, canonical, put_back
+from autotune.space import BATCH_KNOBS, canonical, revert_knobs
 from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.settings.differences import find_differences, is_measured_here, printable
@@ -259,7 +259,7 @@ def _move_changes(
         config = with_knobs(config, {name: value})
     effective, before = baseline.effective_batch_size, profile.baseline_config.effective_batch_size
     if effective != before:
-        config = put_back(config, baseline, BATCH_KNOBS)
+        config = revert_knobs(config, baseline, BATCH_KNOBS)
         problems.append(f"your own effective batch is {effective} samples now, {before} when the profile was measured")
     return canonical(config, baseline), tuple(problems)
 

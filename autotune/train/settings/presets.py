@@ -26,7 +26,7 @@ from autotune.records.search import Preset
 from autotune.records.trial import Target, TrialLimits
 from autotune.scratch import scratch_folder
 from autotune.search.store.folder import find_search_folder, write_report
-from autotune.space import SearchSpace, build_space, classify_changes, put_back
+from autotune.space import SearchSpace, build_space, classify_changes, revert_knobs
 
 _REPORT_FILE = "probe.json"  # as `write_report` names it
 _MEASURE_SECONDS = 1.0
@@ -57,7 +57,7 @@ def fit_preset(preset: Preset, facts: TargetFacts) -> FittedPreset:
     wanted = preset.apply_to(space.baseline)
     config = space.keep(wanted)
     inexact = list(_find_inexact(config, preset, facts))
-    config = put_back(config, space.baseline, inexact)
+    config = revert_knobs(config, space.baseline, inexact)
     left_out = tuple(
         f"{name}={value} ({_explain(name, value, space, inexact)})"
         for name, value in preset.settings.items()

@@ -15,11 +15,11 @@ from autotune.cli.view import search
 from autotune.cli.view.console import RaisingConsole
 from autotune.cli.view.live import BlockView
 from autotune.cli.view.search import SearchView, search_view
-from autotune.search.progress import Standing
+from autotune.search.progress import SearchProgress
 
 PROBE = make_probe(target=make_facts(baseline=BASELINE))
 FASTER = BASELINE.replace(num_workers=4)
-STANDING = Standing("search", 1, 48.0, baseline_samples_per_second=1000.0, best_ratio=1.25, best=FASTER)
+PROGRESS = SearchProgress("search", 1, 48.0, baseline_samples_per_second=1000.0, best_ratio=1.25, best=FASTER)
 
 
 class Clock:
@@ -34,11 +34,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def tell_all(view: SearchView) -> None:
-    view.stage_started(STANDING, "9 knobs, 0 trials known")
-    view.trial_started(STANDING, None)
+    view.stage_started(PROGRESS, "9 knobs, 0 trials known")
+    view.trial_started(PROGRESS, None)
     view.probed(PROBE)
-    view.trial_started(STANDING, FASTER)
-    view.trial_finished(STANDING, make_trial(1, FASTER, rate=1250.0))
+    view.trial_started(PROGRESS, FASTER)
+    view.trial_finished(PROGRESS, make_trial(1, FASTER, rate=1250.0))
     view.told("something to know at once")
 
 
