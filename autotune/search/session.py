@@ -221,7 +221,7 @@ def _probe(
     probed = next((result for result in known if result.facts is not None), None)
     if report is not None and probed is not None:
         return _Probed(report, probed, is_new=False)
-    progress = context.describe_standing("probe", trials=number, log=None)
+    progress = context.describe_progress("probe", trials=number, log=None)
     context.reporter.stage_started(progress, "the machine, the target, and its own settings measured")
     context.reporter.trial_started(progress, None)
     seconds = policy.probe_share * context.budget.seconds
