@@ -75,6 +75,8 @@ class SearchLog:
     def add_launch(self, result: TrialResult) -> Judged:
         """Add a timing launch that was not cut, scored; refuse the user's values that it shows to drift."""
         problem = self.problem
+        if result.measurement is not None:  # its single steps stay on disk: a thousand launches have millions
+            result = result.replace(measurement=result.measurement.replace(step_seconds=()))
         judged = Judged(result, score_trial(result, problem.baseline_losses, problem.limits))
         self.add_judged(judged)
         if judged.score.status is TrialStatus.DRIFTED:

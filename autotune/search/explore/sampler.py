@@ -30,7 +30,7 @@ Params = dict[str, Any]
 _MOST_ROWS = 2**14
 """Configs that are enumerated; of a larger space, the knobs of least promise are varied one at a time."""
 
-_LOOKED_AT = 100
+_LOOKED_AT = 24
 """Rows that are priced at once, the best first."""
 
 _RECENT = 5
@@ -77,7 +77,7 @@ class LogAdditiveSampler(BaseSampler):
         self._rows = enumerate_rows(self._values, self._baseline, self._promise())
         self._columns = self._features.encode(self._rows)
         self._places = {tuple(row): place for place, row in enumerate(self._rows.tolist())}
-        self._closed = np.zeros(len(self._rows), dtype=bool)
+        self._closed, self._checked = np.zeros((2, len(self._rows)), dtype=bool)
         self._keys: dict[int, tuple[int, ...]] = {}
         self._is_valid, self._seed = is_valid, seed
         self._independent = RandomSampler(seed)
@@ -128,18 +128,18 @@ class LogAdditiveSampler(BaseSampler):
         order = np.argsort(-sums, kind="stable")[: int((~self._closed).sum())].tolist()
         for first in range(0, len(order), _LOOKED_AT):
             group = [row for row in order[first : first + _LOOKED_AT] if self._check(row)]
-            chosen = max(group, key=worth, default=None)
-            if chosen is not None:
-                return self._decode(chosen)
+            chosen = (row for row in sorted(group, key=worth, reverse=True) if self.is_open(self._decode(row)))
+            row = next(chosen, None)
+            if row is not None:
+                return self._decode(row)
         return None
 
     def _check(self, row: int) -> bool:
-        """Return whether a row may be proposed; one that is no config is closed for good."""
-        params = self._decode(row)
-        if not self._is_valid(params):
-            self._closed[row] = True
-            return False
-        return self.is_open(params)
+        """Return whether a row is a config at all; one that is none is closed for good."""
+        if not self._checked[row]:
+            self._checked[row] = True
+            self._closed[row] = not self._is_valid(self._decode(row))
+        return not self._closed[row]
 
     def _close(self, key: tuple[int, ...]) -> None:
         place = self._places.get(key)
@@ -153,7 +153,7 @@ class LogAdditiveSampler(BaseSampler):
         if params.keys() != self._space.keys():
             return None
         place = self._places.get(tuple(values.index(params[name]) for name, values in self._values.items()))
-        is_open = place is not None and not self._closed[place] and self._check(place)
+        is_open = place is not None and self._check(place) and self.is_open(params)
         return params if is_open else None
 
     def _gather(self, trials: Sequence[FrozenTrial]) -> tuple[Rows, Vector, Vector]:

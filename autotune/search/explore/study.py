@@ -73,6 +73,7 @@ class Study:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
+        self._configs: dict[tuple[tuple[str, Any], ...], TrainConfig] = {}
         self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(values) for name, values in space.choices.items()
         }
@@ -80,7 +81,7 @@ class Study:
             self._distributions,
             self._encode(space.baseline),
             prior=prior,
-            price=lambda params: price(space.complete(params)),
+            price=lambda params: price(self._complete(params)),
             is_valid=self._is_canonical,
             seed=seed,
         )
@@ -99,10 +100,10 @@ class Study:
         """Return the sampler's proposal; None when nothing new is left."""
         if not self._distributions:
             return None
-        self._sampler.is_open = lambda params: self._space.complete(params) not in tried
+        self._sampler.is_open = lambda params: self._complete(params) not in tried
         trial = self._study.ask(self._distributions)
         if not self._sampler.exhausted:
-            return Proposal(self._space.complete(trial.params), trial)
+            return Proposal(self._complete(trial.params), trial)
         self._study.tell(trial, state=TrialState.FAIL)
         return None
 
@@ -151,7 +152,15 @@ class Study:
 
     def _is_canonical(self, params: dict[str, Any]) -> bool:
         """Return whether this is the one spelling of what a config does."""
-        return self._encode(self._space.complete(params)) == params
+        return self._encode(self._complete(params)) == params
+
+    def _complete(self, params: dict[str, Any]) -> TrainConfig:
+        """Return the config of some params; a search asks for the same ones again after each launch."""
+        key = tuple(params.items())
+        config = self._configs.get(key)
+        if config is None:
+            config = self._configs[key] = self._space.complete(params)
+        return config
 
 
 class StudyFile:
