@@ -1,6 +1,6 @@
 """The search space: the KNOBS table applied to one target on one machine.
 
-A space is flat and static (Optuna's multivariate TPE models jointly only what every trial has), and `canonical` maps
+A space is flat and static (a sampler models jointly only what every trial has), and `canonical` maps
 every config to the one spelling of what it does, so that nothing is run twice.
 """
 
