@@ -176,8 +176,9 @@ def loop_search(folder: Path, kind: str, kills: int, seed: int) -> Tally:
     with watched(bench.folder / "best.json", tally):
         budget = BUDGET_SECONDS[kind]
         while tally.kills < kills or tally.finished == 0:
-            if not _search_once(bench, killer, budget, target, min(kills, tally.kills + KILLS_PER_SEARCH)):
-                budget *= 1.5
+            is_large_enough = _search_once(bench, killer, budget, target, min(kills, tally.kills + KILLS_PER_SEARCH))
+            budget = BUDGET_SECONDS[kind] if is_large_enough else 1.5 * budget  # the machine was busy for a while
+            print(f"{tally.kills} kills, {len(tally.faults)} faults", file=sys.stderr, flush=True)
     tally.trials = len(list(bench.folder.glob(".autotune/*/trials/*/result.json")))
     return tally
 
