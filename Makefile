@@ -11,7 +11,7 @@ BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
 
-.PHONY: demo test test-slow check check-all audit clean
+.PHONY: demo test quick test-slow check check-all audit clean
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -24,8 +24,12 @@ demo: .venv/.installed
 	    s = p.speedup; \
 	    print(f'  {p.verdict}:', 'its speed-up is not known' if s is None else f'{s.low:.3f}x to {s.high:.3f}x, point {s.estimate:.3f}x ({s.confidence_level:.1%})')"
 
-test: .venv/.tested check
-	$(BIN)/pytest $(QUICK) -n 2 --dist worksteal
+test: .venv/.tested
+	$(MAKE) --no-print-directory -j 2 check quick
+
+# Three processes on two cores: a third of a test is waiting for a process that starts.
+quick: .venv/.tested
+	$(BIN)/pytest $(QUICK) -n 3 --dist worksteal
 
 check: .venv/.tested
 	$(BIN)/ruff check .
