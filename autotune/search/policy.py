@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
+
 
 @dataclass(frozen=True)
 class SearchPolicy:
@@ -56,6 +58,8 @@ class SearchPolicy:
         least_second_look: of the rounds planned; fewer are no second look, they are run at once.
         finals_patience: times the seconds that a launch of the finals is expected to take, until it is killed.
         finals_patience_seconds: on top of these.
+
+        loss_check: of the loss checks.
     """
 
     probe_share: float = 0.50
@@ -98,6 +102,8 @@ class SearchPolicy:
     least_second_look: float = 0.5
     finals_patience: float = 4.0
     finals_patience_seconds: float = 10.0
+
+    loss_check: LossCheckPolicy = USUAL_LOSS_CHECK
 
 
 USUAL_POLICY = SearchPolicy()

@@ -16,8 +16,9 @@ from typing import Literal
 
 from controls import Control
 
-from autotune.drift.gate.loss_check import GOOD_STEPS, DriftPlan, LossCheck
+from autotune.drift.gate.loss_check import DriftPlan, LossCheck
 from autotune.drift.gate.screen import Gate
+from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.isolation.runner import TrialRunner
 from autotune.knobs import Facts
 from autotune.probe.run import probe_target
@@ -134,7 +135,7 @@ class OpenTarget:
         knows_order = self.target.script is None
         return Gate(facts or self.facts, plan, run, knows_order=knows_order, affords=lambda _plan: looks_closer)
 
-    def open_drift_gate(self, seed: int = 0, steps: int = GOOD_STEPS) -> LossCheck:
+    def open_drift_gate(self, seed: int = 0, steps: int = USUAL_LOSS_CHECK.good_steps) -> LossCheck:
         """Return a gate of trainings; no two seeds share one of theirs."""
         plan = DriftPlan(steps=steps, evaluate=bool(self.facts.metrics), candidates=1)
         return LossCheck(self.facts, DriftLimits(), plan, lambda config, plan: self._train(config, plan, seed))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from simulated import Machine
 
-from autotune.drift.gate.loss_check import GOOD_STEPS, LEAST_STEPS, MOST_STEPS, SEEDS, DriftPlan, plan_drift
+from autotune.drift.gate.loss_check import DriftPlan, plan_drift
+from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.search.launch.budget import CLOSING_SECONDS, Budget, measure_seconds_for
 
 
@@ -26,7 +27,7 @@ WITH_METRIC = FACTS.replace(metrics={"error": "minimize"}, evaluate_seconds=0.5)
 
 
 def arm_seconds(plan: DriftPlan, evaluation: float = 0.0) -> float:
-    return SEEDS * (plan.steps * 0.05 + evaluation)
+    return USUAL_LOSS_CHECK.seeds * (plan.steps * 0.05 + evaluation)
 
 
 @pytest.mark.parametrize(("seconds", "candidates"), [(20, 2), (30, 1), (60, 2), (900, 2)])
@@ -35,7 +36,7 @@ def test_drift_steps_fill_the_time_and_no_more(seconds, candidates):
     assert plan is not None
     total = (1 + plan.candidates) * arm_seconds(plan)
     assert total <= seconds
-    assert plan.steps == MOST_STEPS or total > 0.5 * seconds
+    assert plan.steps == USUAL_LOSS_CHECK.most_steps or total > 0.5 * seconds
 
 
 def test_the_metric_comes_before_a_second_candidate():
@@ -43,7 +44,7 @@ def test_the_metric_comes_before_a_second_candidate():
     assert plan is not None
     assert plan.evaluate
     assert plan.candidates == 1
-    assert plan.steps >= GOOD_STEPS
+    assert plan.steps >= USUAL_LOSS_CHECK.good_steps
     assert 2 * arm_seconds(plan, 0.5) <= 40.0
 
 
@@ -51,7 +52,7 @@ def test_the_metric_comes_before_more_steps() -> None:
     plan = plan_drift(12.0, WITH_METRIC, seconds_per_step=0.05, candidates=1)
     assert plan is not None
     assert plan.evaluate
-    assert LEAST_STEPS <= plan.steps < GOOD_STEPS
+    assert USUAL_LOSS_CHECK.least_steps <= plan.steps < USUAL_LOSS_CHECK.good_steps
 
 
 def test_a_metric_that_takes_too_long_is_left_out():
@@ -69,6 +70,11 @@ def test_too_few_drift_steps_are_none_at_all():
     assert plan_drift(3.0, FACTS, seconds_per_step=0.5, candidates=2) is None
     least = plan_drift(1e6, FACTS, seconds_per_step=1.0, candidates=2)
     assert least is not None
-    assert least.steps == MOST_STEPS
-    few = plan_drift(2 * (SEEDS * LEAST_STEPS * 1.0 + 1) / 0.85 + 0.1, FACTS, seconds_per_step=1.0, candidates=2)
-    assert few == DriftPlan(steps=LEAST_STEPS, evaluate=False, candidates=1)
+    assert least.steps == USUAL_LOSS_CHECK.most_steps
+    few = plan_drift(
+        2 * (USUAL_LOSS_CHECK.seeds * USUAL_LOSS_CHECK.least_steps * 1.0 + 1) / 0.85 + 0.1,
+        FACTS,
+        seconds_per_step=1.0,
+        candidates=2,
+    )
+    assert few == DriftPlan(steps=USUAL_LOSS_CHECK.least_steps, evaluate=False, candidates=1)

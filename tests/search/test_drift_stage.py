@@ -11,7 +11,8 @@ import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, make_target, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
-from autotune.drift.gate.stage import MOST_FINALISTS, MOST_TESTED, GateStage
+from autotune.drift.gate.stage import GateStage
+from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.drift.record.trace_file import GradientTrace, Point, read_trace, write_trace
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
@@ -217,8 +218,8 @@ def test_trials_of_the_baseline_are_shared_by_all_candidates(tmp_path: Path) -> 
 def test_no_more_finalists_are_chosen_than_the_finals_take(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
     candidates = [CAST, FUSED, TUNED, CAST.replace(num_workers=2)]
-    assert stage.choose(*candidates) == candidates[:MOST_FINALISTS]
-    assert [config for config, _ in stage.log.checks] == candidates[:MOST_FINALISTS]
+    assert stage.choose(*candidates) == candidates[: USUAL_LOSS_CHECK.most_finalists]
+    assert [config for config, _ in stage.log.checks] == candidates[: USUAL_LOSS_CHECK.most_finalists]
 
 
 def test_not_more_candidates_are_tested_than_there_is_patience(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_not_more_candidates_are_tested_than_there_is_patience(tmp_path: Path) -
         {"compile_mode": "default"},
     ]
     assert stage.choose(*(BASELINE.replace(**change) for change in changes)) == []
-    assert len(stage.log.checks) == MOST_TESTED < len(changes)
+    assert len(stage.log.checks) == USUAL_LOSS_CHECK.most_tested < len(changes)
 
 
 def test_a_candidate_with_a_refused_change_is_passed_over(tmp_path: Path) -> None:

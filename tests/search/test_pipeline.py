@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 
-from autotune.drift.gate.stage import MOST_FINALISTS
+from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.records import TrainConfig
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.stage import confirm, plan_finals
@@ -25,7 +25,9 @@ def search(machine: Machine) -> FinalsOutcome | None:
     faster = [one.config for one in ranked if one.score > USUAL_POLICY.least_gain and one.config != BASELINE]
     if not faster:
         return None
-    return confirm(search.log, search.starter, plan_finals(search.log, search.budget, faster[:MOST_FINALISTS]))
+    return confirm(
+        search.log, search.starter, plan_finals(search.log, search.budget, faster[: USUAL_LOSS_CHECK.most_finalists])
+    )
 
 
 def jitter(seed: int) -> Callable[[float], float]:

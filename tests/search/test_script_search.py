@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from simulated import BASELINE, Machine, run_simulated
 
-from autotune.drift.gate.loss_check import MOST_SEEDS, SEEDS
+from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.format import format_factor_down
 from autotune.records import TrainConfig
 from autotune.records.config import get_knob
@@ -29,12 +29,12 @@ def test_every_seed_of_a_script_is_a_process_of_its_own(tmp_path: Path, script: 
     learned = [spec for spec in machine.specs if spec.purpose == "quality"]
     seeds = {spec.seeds for spec in learned}
     assert seeds == {(seed,) for seed in range(len(seeds))}
-    assert SEEDS <= len(seeds) <= MOST_SEEDS
+    assert USUAL_LOSS_CHECK.seeds <= len(seeds) <= USUAL_LOSS_CHECK.most_seeds
     arms = {spec.config.to_json() for spec in learned if spec.config is not None}
-    assert len(learned) == SEEDS * len(arms)
+    assert len(learned) == USUAL_LOSS_CHECK.seeds * len(arms)
     trained = [check for check in run.profile.quality if check.test in ("paired-losses", "exact-losses")]
     assert trained
-    assert all(check.seeds == SEEDS for check in trained)
+    assert all(check.seeds == USUAL_LOSS_CHECK.seeds for check in trained)
     assert run.profile.target.training_loaders == ("Data[10] by RandomSampler",)
 
 
@@ -52,7 +52,7 @@ def test_a_workload_still_learns_all_seeds_in_one_process(tmp_path: Path) -> Non
     run_simulated(machine, tmp_path)
     learned = [spec for spec in machine.specs if spec.purpose == "quality"]
     assert len({spec.seeds for spec in learned}) == 1
-    assert SEEDS <= len(learned[0].seeds) <= MOST_SEEDS
+    assert USUAL_LOSS_CHECK.seeds <= len(learned[0].seeds) <= USUAL_LOSS_CHECK.most_seeds
     assert all(spec.baseline is None for spec in machine.specs)
 
 

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 
 from autotune.drift.gate.screen import REORDERING_KNOBS, Gate, asked_tests
 from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
+from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.knobs import DATA_KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.trial import GradientPlan
 from autotune.space import classify_changes, revert_knobs
-
-_TAPE_BATCHES = 70
-"""Batches that a workload's tape reads: the first ones and the ends of an epoch."""
-_MOST_TAPE_STEPS, _LEAST_TAPE_STEPS, _TAPE_SECONDS = 24, 4, 30.0
-_HANGS, _LEAST_PATIENCE_SECONDS = 4.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,7 @@ class ProofCosts:
         start_seconds: of a process, before its first step and after its last.
         is_script: candidates go through the steps between two points too, and a tape takes steps.
         compile_seconds: what a config spends on compiling, 0 where it does not.
+        policy: how much a data trace reads, and how long a trial may hang.
     """
 
     facts: TargetFacts
@@ -41,12 +38,13 @@ class ProofCosts:
     start_seconds: float
     is_script: bool
     compile_seconds: Callable[[TrainConfig], float]
+    policy: LossCheckPolicy = USUAL_LOSS_CHECK
 
     @property
     def tape_steps(self) -> int:
         """Steps of a script's tape: 24, fewer where they would take more than half a minute."""
-        affordable = int(_TAPE_SECONDS / max(1e-6, self.seconds_per_step))
-        return max(_LEAST_TAPE_STEPS, min(_MOST_TAPE_STEPS, affordable))
+        affordable = int(self.policy.trace_seconds / max(1e-6, self.seconds_per_step))
+        return max(self.policy.least_trace_steps, min(self.policy.most_trace_steps, affordable))
 
     def of_trial(self, config: TrainConfig, plan: GradientPlan | None, *, goes_on: bool = True) -> float:
         """Return what one trial of the gate takes.
@@ -62,12 +60,12 @@ class ProofCosts:
             return self.start_seconds + steps * self.seconds_per_step + self.compile_seconds(config)
         if self.is_script:
             return self.start_seconds + self.tape_steps * self.seconds_per_step
-        samples = _TAPE_BATCHES * self.facts.baseline.effective_batch_size
+        samples = self.policy.trace_batches * self.facts.baseline.effective_batch_size
         return self.start_seconds + samples * self.facts.data.seconds_per_sample
 
     def patience(self, config: TrainConfig, plan: GradientPlan | None) -> float:
         """Return how long a trial of the gate may take before it counts as hanging; arguments as of `of_trial`."""
-        return _HANGS * self.of_trial(config, plan) + _LEAST_PATIENCE_SECONDS
+        return self.policy.patience * self.of_trial(config, plan) + self.policy.patience_seconds
 
     def of_screening(
         self, config: TrainConfig | None, gate: Gate, *, shown: frozenset[DriftTest] = frozenset()

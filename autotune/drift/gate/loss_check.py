@@ -9,6 +9,7 @@ from autotune.drift.compare.losses import check_losses, has_learned
 from autotune.drift.compare.metrics import check_metric
 from autotune.drift.compare.samples_to_loss import check_samples_to_loss
 from autotune.drift.gate.data_checks import check_skipped_steps
+from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
@@ -16,17 +17,6 @@ from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.sentences.loss_check import format_margin
 from autotune.space import BATCH_KNOBS, classify_changes, numerics_of
-
-SEEDS = 4
-MOST_SEEDS = 8
-LEAST_STEPS = 8
-GOOD_STEPS = 60
-"""Fewer steps than these are run only when there is no time for more."""
-MOST_STEPS = 300
-
-USABLE_SHARE = 0.85
-START_SECONDS = 1.0
-"""What one arm of a workload spends before its first seed and between them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,7 @@ class DriftPlan:
     steps: int
     evaluate: bool
     candidates: int
-    seeds: int = SEEDS
+    seeds: int = USUAL_LOSS_CHECK.seeds
 
 
 Train = Callable[[TrainConfig, DriftPlan], TrialResult | None]
@@ -215,9 +205,10 @@ def plan_drift(
     *,
     seconds_per_step: float,
     candidates: int,
-    start_seconds: float = START_SECONDS,
+    start_seconds: float | None = None,
     asked_steps: int | None = None,
     seed_seconds: float = 0.0,
+    policy: LossCheckPolicy = USUAL_LOSS_CHECK,
 ) -> DriftPlan | None:
     """Return what fits the time: the metrics before more candidates; None when not even the least number of steps does.
 
@@ -226,11 +217,14 @@ def plan_drift(
         facts: what the probe found.
         seconds_per_step: of the baseline.
         candidates: how many could be checked.
-        start_seconds: what one arm spends before and between its seeds.
+        start_seconds: what one arm spends before and between its seeds; None for a workload's.
         asked_steps: steps per seed that the user asked for; None to choose by the time.
         seed_seconds: what one more seed costs beside its steps.
+        policy: how much is trained.
     """
-    with_metric = [(count, wanted, True) for wanted in (GOOD_STEPS, LEAST_STEPS) for count in range(candidates, 0, -1)]
+    start_seconds = policy.start_seconds if start_seconds is None else start_seconds
+    levels = (policy.good_steps, policy.least_steps)
+    with_metric = [(count, wanted, True) for wanted in levels for count in range(candidates, 0, -1)]
     if asked_steps is not None:
         with_metric = [(count, asked_steps, True) for count in range(candidates, 0, -1)]
     losses_only = [(count, wanted, False) for count, wanted, _ in with_metric]
@@ -238,15 +232,15 @@ def plan_drift(
         if evaluate and facts.evaluate_seconds is None and facts.metrics:
             continue
         evaluation = (facts.evaluate_seconds or 0.0) if evaluate else 0.0
-        arm_seconds = USABLE_SHARE * seconds / (1 + count) - start_seconds
-        steps = int((arm_seconds / SEEDS - evaluation) / max(seconds_per_step, 1e-6))
+        arm_seconds = policy.usable_share * seconds / (1 + count) - start_seconds
+        steps = int((arm_seconds / policy.seeds - evaluation) / max(seconds_per_step, 1e-6))
         if steps >= wanted:
             has_metric = evaluate and bool(facts.metrics)
-            most = asked_steps or min(MOST_STEPS, steps)
+            most = asked_steps or min(policy.most_steps, steps)
             # More seeds narrow the bound faster than longer trainings, which go apart by chance.
             each = max(1e-6, most * seconds_per_step + evaluation + seed_seconds)
-            affordable = int((arm_seconds + SEEDS * seed_seconds) / each)
-            seeds = max(SEEDS, min(MOST_SEEDS, affordable))
+            affordable = int((arm_seconds + policy.seeds * seed_seconds) / each)
+            seeds = max(policy.seeds, min(policy.most_seeds, affordable))
             return DriftPlan(steps=most, evaluate=has_metric, candidates=count, seeds=seeds)
     return None
 
@@ -255,11 +249,13 @@ def least_drift_seconds(
     facts: TargetFacts,
     *,
     seconds_per_step: float,
-    start_seconds: float = START_SECONDS,
+    start_seconds: float | None = None,
     asked_steps: int | None = None,
+    policy: LossCheckPolicy = USUAL_LOSS_CHECK,
 ) -> float:
     """Return the least time in which `plan_drift` finds a plan for one candidate, its metrics among it; as there."""
     evaluation = (facts.evaluate_seconds or 0.0) if facts.metrics else 0.0
-    each = (asked_steps or LEAST_STEPS) * max(seconds_per_step, 1e-6) + evaluation
+    each = (asked_steps or policy.least_steps) * max(seconds_per_step, 1e-6) + evaluation
+    start_seconds = policy.start_seconds if start_seconds is None else start_seconds
     # A thousandth more, lest rounding takes a step off.
-    return 1.001 * 2 * (start_seconds + SEEDS * each) / USABLE_SHARE
+    return 1.001 * 2 * (start_seconds + policy.seeds * each) / policy.usable_share

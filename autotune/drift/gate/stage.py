@@ -20,7 +20,7 @@ from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import Gate
 from autotune.drift.gate.trace_plans import PLANS, plan_for_some
-from autotune.drift.gate.training_runs import LEAST_SECONDS, PROCESS_SECONDS, TrainingRuns
+from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
 from autotune.records.config import TrainConfig, get_knob
@@ -30,16 +30,6 @@ from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.log import SearchLog, list_changes
 from autotune.sentences.loss_check import describe_refusal
 from autotune.space import classify_changes, numerics_of
-
-MOST_FINALISTS = 1
-MOST_TESTED = 6
-"""Candidates looked at, those with a guilty change left out among them."""
-
-_SCREEN_SHARE = 0.7
-"""Of the time that is left after the search, for the looks at gradients; trainings have the rest where it will do."""
-_CLOSER_SHARE = 0.3
-"""Of what is left of it: for a closer look at one candidate."""
-_EARLY_CANDIDATES, _CANDIDATES = 2, 4
 
 
 class GateStage:
@@ -53,15 +43,17 @@ class GateStage:
 
     def __init__(self, log: SearchLog, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
         problem = log.problem
+        self._policy = policy = problem.policy.loss_check
         self._log, self._starter = log, starter
         self._facts, self._baseline = problem.report.target, problem.baseline
         self._is_script = problem.state.target.script is not None
         self._costs = ProofCosts(
             self._facts,
             problem.report.measurement.seconds_per_step,
-            problem.startup_seconds + PROCESS_SECONDS,
+            problem.startup_seconds + policy.process_seconds,
             self._is_script,
             lambda config: log.prices.compile_seconds(config),
+            policy,
         )
         self._known = [one for one in known if one.spec.purpose in ("fidelity", "tape")]
         self._gate = Gate(
@@ -113,7 +105,7 @@ class GateStage:
         self._grant(seconds)
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
         if self._find_equal_losses(config) is None:
-            self._open_gate(seconds, _EARLY_CANDIDATES)
+            self._open_gate(seconds, self._policy.early_candidates)
             checks = self._gate.screen(config) if self._gate.plan is not None else ()
             if checks is None:
                 return
@@ -132,7 +124,7 @@ class GateStage:
         self._grant(seconds)
         self._open_late(candidates, seconds)
         queue, passed, tested = list(candidates), list[TrainConfig](), 0
-        while queue and len(passed) < MOST_FINALISTS and tested < MOST_TESTED:
+        while queue and len(passed) < self._policy.most_finalists and tested < self._policy.most_tested:
             config = queue.pop(0)
             if log.is_refused(config) or config in passed or config == self._baseline:
                 continue
@@ -182,7 +174,7 @@ class GateStage:
         )
         trained = self._trainings.check(
             config,
-            Arms(min(MOST_FINALISTS, candidates), self._left, self._gate.noise_scale),
+            Arms(min(self._policy.most_finalists, candidates), self._left, self._gate.noise_scale),
             shown=not needs_training,
             lost=are_lost_in_noise(checks),
         )
@@ -242,12 +234,12 @@ class GateStage:
     def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
         """Fix how much is looked at of the candidates, so that trainings have their part where it is enough for any."""
         costs = (self._costs.of_screening(one, self._gate, shown=self._shown_by_losses(one)[0]) for one in candidates)
-        count = min(_CANDIDATES, sum(cost > 0 for cost in costs))
+        count = min(self._policy.candidates, sum(cost > 0 for cost in costs))
         trainings = self._trainings.least_seconds
         must = self._must_train or any(map(self._is_always_trained, candidates))
         is_fixed = self._gate.plan is not None
-        if trainings <= (1 - _SCREEN_SHARE) * seconds:
-            self._open_gate(_SCREEN_SHARE * seconds, count)
+        if trainings <= (1 - self._policy.screen_share) * seconds:
+            self._open_gate(self._policy.screen_share * seconds, count)
         self._open_gate(seconds - trainings * must, count)
         if is_fixed or not candidates or self._gate.plan is None:
             return
@@ -259,7 +251,7 @@ class GateStage:
     def _affords(self, plan: GradientPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
         closer = sum(self._costs.of_trial(self._baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
-        return closer <= _CLOSER_SHARE * self._left()
+        return closer <= self._policy.closer_share * self._left()
 
     def _run(
         self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
@@ -270,7 +262,7 @@ class GateStage:
             if asked == (purpose, config, plan, steps) and (purpose == "tape" or have_captures(one.captures)):
                 return one
         seconds = self._left()
-        if seconds < LEAST_SECONDS or self._starter.should_stop():
+        if seconds < self._policy.least_seconds or self._starter.should_stop():
             return None
         full = self._costs.patience(config, plan)
         task = TrialTask(steps=steps, fidelity=plan)

@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from autotune.drift.gate.loss_check import SEEDS, START_SECONDS, DriftPlan, least_drift_seconds, plan_drift
+from autotune.drift.gate.loss_check import DriftPlan, least_drift_seconds, plan_drift
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.problem import SearchProblem
-
-LEAST_SECONDS = 2.0
-"""Nothing is started with less time than that."""
-
-PROCESS_SECONDS = 1.0
-"""What a process costs beside its start-up: a view of the working folder, the end, the sweep."""
 
 
 class TrainingRuns:
@@ -32,7 +26,8 @@ class TrainingRuns:
         # Each seed of a script is a process of its own: it cannot be started twice in one.
         self._script = problem.state.target.script
         self._process_seconds = 0.0
-        self._start_seconds = SEEDS * (problem.startup_seconds + PROCESS_SECONDS)
+        self._policy = policy = problem.policy.loss_check
+        self._start_seconds = policy.seeds * (problem.startup_seconds + policy.process_seconds)
 
     def least_seconds(self, plan: DriftPlan | None = None) -> float:
         """Return the least time in which a candidate can be compared with the baseline by trainings.
@@ -47,6 +42,7 @@ class TrainingRuns:
                 seconds_per_step=step,
                 start_seconds=self._arm_start_seconds,
                 asked_steps=self._asked_steps(),
+                policy=self._policy,
             )
         evaluation = (self._report.target.evaluate_seconds or 0.0) if plan.evaluate else 0.0
         return self._arm_start_seconds + plan.seeds * (plan.steps * step + evaluation)
@@ -60,7 +56,8 @@ class TrainingRuns:
             candidates=candidates,
             start_seconds=self._arm_start_seconds,
             asked_steps=self._asked_steps(),
-            seed_seconds=0.0 if self._script is None else self._start_seconds / SEEDS,
+            seed_seconds=0.0 if self._script is None else self._start_seconds / self._policy.seeds,
+            policy=self._policy,
         )
 
     def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
@@ -77,7 +74,7 @@ class TrainingRuns:
         for number, some in enumerate(processes):
             # The baseline's losses are of no use without a candidate's.
             to_come = len(processes) - number + (len(processes) if config == self._problem.baseline else 0)
-            if self._starter.should_stop() or left() < max(LEAST_SECONDS, to_come * self._process_seconds):
+            if self._starter.should_stop() or left() < max(self._policy.least_seconds, to_come * self._process_seconds):
                 return None
             task = TrialTask(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
             again = self._find_learned(config, task)
@@ -92,7 +89,7 @@ class TrainingRuns:
 
     @property
     def _arm_start_seconds(self) -> float:
-        return START_SECONDS if self._script is None else self._start_seconds
+        return self._policy.start_seconds if self._script is None else self._start_seconds
 
     def _asked_steps(self) -> int | None:
         """Return the steps per seed that the user asked for; None to choose by the time."""
