@@ -28,7 +28,7 @@ from unittest import mock
 import optuna
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "search"))
+sys.path[:0] = [str(ROOT / "tests" / "search"), str(ROOT / "tests")]
 
 import simulated  # type: ignore[import-not-found]  # noqa: E402
 

@@ -8,6 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_factory import (
+    make_ceilings,
+    make_data,
+    make_facts,
+    make_gpu,
+    make_hardware,
+    make_model,
+    make_optimizer,
+    make_phases,
+)
 
 from autotune.errors import ProfileError
 from autotune.knobs import KNOBS, Facts
@@ -15,12 +25,8 @@ from autotune.presets import load_presets
 from autotune.records import (
     Ceilings,
     DataFacts,
-    GpuInfo,
     HardwareInfo,
     MatmulRate,
-    ModelFacts,
-    OptimizerFacts,
-    StepPhases,
     TargetFacts,
     TrainConfig,
     changed_fields,
@@ -33,48 +39,26 @@ from autotune.space import SearchSpace, build_space, canonical, needs_compilatio
 
 GIB = 2**30
 BASELINE = TrainConfig(micro_batch_size=12, num_threads=4, optimizer_implementation="for-loop")
-MACHINE = HardwareInfo(
-    cpu_name="CPU",
-    usable_cpu_count=4,
-    cpu_features=("avx2",),
-    memory_total_bytes=16 * GIB,
-    memory_limit_bytes=16 * GIB,
-    memory_available_bytes=12 * GIB,
-    shared_memory_free_bytes=GIB,
-    has_cpp_compiler=True,
-)
-GPU_MACHINE = MACHINE.replace(gpus=(GpuInfo(name="GPU", memory_total_bytes=80 * GIB, memory_free_bytes=79 * GIB),))
-MODEL = ModelFacts(
-    parameter_count=1000,
-    parameter_bytes=4000,
-    has_batch_norm=False,
-    has_4d_convolution=True,
-    calls_attention=True,
-    checkpointable_blocks=2,
-)
-DATA = DataFacts(sample_count=100, seconds_per_sample=0.001, random_sources=(), iterable=False)
-OPTIMIZER = OptimizerFacts(name="AdamW", implementations=("for-loop", "foreach", "fused"))
-PHASES = StepPhases(data_wait_seconds=0, copy_seconds=0, forward_seconds=1, backward_seconds=2, optimizer_seconds=1)
+MACHINE = make_hardware()
+GPU_MACHINE = MACHINE.replace(gpus=(make_gpu(),))
+MODEL = make_model(has_4d_convolution=True, calls_attention=True, checkpointable_blocks=2)
+DATA = make_data(sample_count=100, seconds_per_sample=0.001)
 
 
 def ceilings(**rates: float) -> Ceilings:
-    return Ceilings(matmul=tuple(MatmulRate(dtype=name, flops_per_second=rate) for name, rate in rates.items()))
+    return make_ceilings(rates)
 
 
 def target(**changes: Any) -> TargetFacts:
-    plain: dict[str, Any] = {
-        "label": "job.py:workload",
-        "fingerprint": "0" * 12,
-        "device": "cpu",
+    fields: dict[str, Any] = {
         "baseline": BASELINE,
         "model": MODEL,
         "data": DATA,
-        "optimizer": OPTIMIZER,
-        "phases": PHASES,
+        "phases": make_phases(0.0, 0.0, 1.0, 2.0, 1.0),
         "compute_seconds_per_step": 4.0,
         "ceilings": ceilings(fp32=1e11, bf16=2e11),
     }
-    return TargetFacts(**{**plain, **changes})
+    return make_facts(**(fields | changes))
 
 
 def cpu_facts(hardware: HardwareInfo = MACHINE, **changes: Any) -> Facts:
@@ -100,7 +84,7 @@ FACTS: dict[str, Facts] = {
     "iterable": cpu_facts(data=DATA.replace(iterable=True, sample_count=None)),
     "own optimizer": cpu_facts(
         baseline=BASELINE.replace(optimizer_implementation=None),
-        optimizer=OptimizerFacts(name="Lion", implementations=(), reason="Lion is not one of torch.optim's own"),
+        optimizer=make_optimizer(name="Lion", implementations=(), reason="Lion is not one of torch.optim's own"),
     ),
     "no compiler": cpu_facts(MACHINE.replace(has_cpp_compiler=False)),
     "one cpu": cpu_facts(MACHINE.replace(usable_cpu_count=1)),

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import record_factory
+from record_factory import GIB, MIB, make_block, make_data, make_gpu, make_mode, make_model, make_phases, make_software
+
 from autotune.records import (
     Advice,
-    Block,
     Ceilings,
-    DataFacts,
     GainRange,
-    GpuInfo,
     HardwareInfo,
     Issue,
     MachineReport,
     MatmulRate,
     Measurement,
-    MemoryFacts,
-    MemoryMode,
-    ModelFacts,
-    OptimizerFacts,
     PeakMemory,
     ProbeReport,
     RuledOut,
-    SoftwareInfo,
-    StepPhases,
     StepWork,
     TargetFacts,
     TrainConfig,
     Verdict,
 )
 
-MIB, GIB = 2**20, 2**30
-SOFTWARE = SoftwareInfo(
+SOFTWARE = make_software(
     autotune="0.1.0",
     python="3.12.4",
     torch="2.13.0+cu130",
@@ -40,10 +33,8 @@ SOFTWARE = SoftwareInfo(
     driver="580.65",
     platform="Linux-6.8-x86_64-with-glibc2.39",
 )
-H100 = GpuInfo(
+H100 = make_gpu(
     name="NVIDIA H100 80GB HBM3",
-    memory_total_bytes=80 * GIB,
-    memory_free_bytes=79 * GIB,
     compute_capability="9.0",
     power_limit_watts=700.0,
     sm_clock_mhz=1410,
@@ -84,15 +75,9 @@ WORK = StepWork(
     device_busy_fraction=0.83,
     enqueue_fraction=0.41,
 )
-MEMORY = MemoryFacts(
-    base_bytes=1.1 * GIB,
-    weights_bytes=1.4 * GIB,
-    gradient_bytes=1.4 * GIB,
-    optimizer_bytes=2.8 * GIB,
-    activation_bytes_per_sample=410 * MIB,
-    limit_bytes=78 * GIB,
-    modes=tuple(
-        MemoryMode(
+MEMORY = record_factory.make_memory(
+    *(
+        make_mode(
             precision=precision,
             activation_checkpointing=saving,
             fixed_bytes=6.7 * GIB,
@@ -107,6 +92,12 @@ MEMORY = MemoryFacts(
             ("bf16", "full", 0, 0),
         )
     ),
+    base_bytes=1.1 * GIB,
+    weights_bytes=1.4 * GIB,
+    gradient_bytes=1.4 * GIB,
+    optimizer_bytes=2.8 * GIB,
+    activation_bytes_per_sample=410 * MIB,
+    limit_bytes=78 * GIB,
     calibrated_micro_batch_size=32,
     calibration_error=-0.034,
 )
@@ -123,7 +114,6 @@ def make_hardware(**changes: Any) -> HardwareInfo:
         "shared_memory_free_bytes": 60 * MIB,
         "shared_memory_total_bytes": 64 * MIB,
         "gpus": (H100, H100.replace(temperature_celsius=44, slowdowns=(), sm_clock_mhz=1980, other_processes=0)),
-        "has_cpp_compiler": True,
         "host_allocators": {"jemalloc": "/usr/lib/libjemalloc.so.2"},
         "affinity_cpu_count": 32,
         "cpu_quota": 16.0,
@@ -134,45 +124,38 @@ def make_hardware(**changes: Any) -> HardwareInfo:
         "swap_used_bytes": 1536 * MIB,
         "environment": ("a container", "a Slurm job"),
     }
-    return HardwareInfo(**(fields | changes))
+    return record_factory.make_hardware(**(fields | changes))
 
 
 def make_measurement(
     *, step_ms: float = 89.0, wait_ms: float = 31.0, device_bytes: int | None = 19 * GIB
 ) -> Measurement:
-    block = Block(optimizer_steps=10, samples=320, seconds=step_ms / 100)
-    return Measurement(
-        blocks=(block, block),
+    return record_factory.make_measurement(
+        (make_block(320, step_ms / 100),) * 2,
         step_seconds=(step_ms / 1000,) * 20,
         data_wait_seconds=20 * wait_ms / 1000,
-        steady=True,
         warmup_steps=3,
         warmup_seconds=0.3,
-        compile_seconds=0.0,
         peak_memory=PeakMemory(host_bytes=3 * GIB, device_bytes=device_bytes),
     )
 
 
 def make_facts(**changes: Any) -> TargetFacts:
     fields: dict[str, Any] = {
-        "label": "train.py:workload",
         "fingerprint": "0" * 12,
         "device": "cuda",
         "baseline": TrainConfig(num_workers=4, micro_batch_size=32),
-        "model": ModelFacts(
+        "model": make_model(
             parameter_count=374_000_000,
             parameter_bytes=1_496_000_000,
-            has_batch_norm=False,
-            has_4d_convolution=False,
             calls_attention=True,
             checkpointable_blocks=24,
             flops_per_sample=4.4e10,
         ),
-        "data": DataFacts(
+        "data": make_data(
             sample_count=1_281_167,
             seconds_per_sample=9.3e-3,
             random_sources=("torch",),
-            iterable=False,
             batch_bytes=18 * MIB,
             loader_seconds_per_step=0.081,
             epoch_start_seconds=2.4,
@@ -180,14 +163,7 @@ def make_facts(**changes: Any) -> TargetFacts:
             worker_bytes=310 * MIB,
             disk_read_bytes_per_second=2.1e8,
         ),
-        "optimizer": OptimizerFacts(name="AdamW", implementations=("for-loop", "foreach", "fused")),
-        "phases": StepPhases(
-            data_wait_seconds=0.031,
-            copy_seconds=0.0019,
-            forward_seconds=0.0151,
-            backward_seconds=0.0312,
-            optimizer_seconds=0.0083,
-        ),
+        "phases": make_phases(0.031, 0.0019, 0.0151, 0.0312, 0.0083),
         "compute_seconds_per_step": 0.0552,
         "ceilings": GPU_CEILINGS,
         "work": WORK,
@@ -195,7 +171,7 @@ def make_facts(**changes: Any) -> TargetFacts:
         "batch_elasticity": 0.71,
         "warnings": ("what the script wrote in its trials was thrown away: log.txt",),
     }
-    return TargetFacts(**(fields | changes))
+    return record_factory.make_facts(**(fields | changes))
 
 
 def make_report(**changes: Any) -> ProbeReport:
@@ -259,7 +235,7 @@ def make_report(**changes: Any) -> ProbeReport:
         "ceilings_age_seconds": 3 * 86400.0,
         "elapsed_seconds": 42.0,
     }
-    return ProbeReport(**(fields | changes))
+    return record_factory.make_report(**(fields | changes))
 
 
 def make_cpu_report(**changes: Any) -> ProbeReport:
@@ -268,14 +244,8 @@ def make_cpu_report(**changes: Any) -> ProbeReport:
         label="python train.py --lr 0.1",
         device="cpu",
         baseline=TrainConfig(micro_batch_size=64, num_threads=2),
-        data=DataFacts(sample_count=None, seconds_per_sample=2e-5, random_sources=(), iterable=True),
-        ceilings=Ceilings(
-            matmul=(
-                MatmulRate(dtype="fp32", flops_per_second=1.1e11),
-                MatmulRate(dtype="bf16", flops_per_second=3.2e11),
-            ),
-            memory_bytes_per_second=1.3e10,
-        ),
+        data=make_data(sample_count=None, seconds_per_sample=2e-5, iterable=True),
+        ceilings=record_factory.make_ceilings({"fp32": 1.1e11, "bf16": 3.2e11}, memory_bytes_per_second=1.3e10),
         model=make_facts().model.replace(flops_per_sample=None),
         work=None,
         memory=None,

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from record_factory import make_profile
 
 from autotune.machine.hardware import read_hardware, read_software
-from autotune.records import Evidence, Interval, Profile, ProfileTarget, TrainConfig
+from autotune.records import Profile, ProfileTarget, TrainConfig
 from autotune.targets.launch.command import find_launch
 from autotune.targets.script import script_label
 from autotune.targets.source.fingerprint import fingerprint_script
@@ -87,11 +88,9 @@ def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
 
 def save_profile(folder: Path, words: list[str], baseline: TrainConfig, **changes: object) -> None:
     launch = find_launch([sys.executable, *(word for word in words[1:] if "{" not in word)], folder=folder)
-    Profile(
-        verdict="improved",
+    make_profile(
         config=baseline.replace(**changes),
         baseline_config=baseline,
-        speedup=Interval(estimate=1.3, low=1.2, high=1.4, confidence_level=0.98, method="t on paired log ratios"),
         target=ProfileTarget(
             label=script_label(words),
             fingerprint=fingerprint_script(launch, words, folder=folder),
@@ -99,7 +98,6 @@ def save_profile(folder: Path, words: list[str], baseline: TrainConfig, **change
         ),
         hardware=read_hardware(),
         software=read_software(),
-        evidence=Evidence(baseline_samples_per_second=1000.0, samples_per_second=1300.0),
     ).save(folder / "best.json")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from record_factory import make_interval, make_profile
 
 from autotune.cli.pages.answer import print_answer
 from autotune.cli.search import read_options
 from autotune.cli.target import read_target
 from autotune.errors import UsageError
 from autotune.machine.hardware import read_hardware, read_software
-from autotune.records import DriftLimits, Evidence, Interval, Margin, Profile, ProfileTarget, TrainConfig
+from autotune.records import DriftLimits, Evidence, Margin, ProfileTarget, TrainConfig
 from autotune.records.script import Script
 from autotune.search.run import SearchOptions
 
@@ -71,12 +72,12 @@ def test_an_answer_shows_nothing_that_a_terminal_would_obey(folder: Path, capsys
     """Names and values of a workload's own knobs, and the notes, were printed as they came."""
     evil = "a\x1b[2J\x07\x9b31m"
     config = TrainConfig(user_knobs={f"name{evil}": f"new{evil}"})
-    answer = Profile(
+    answer = make_profile(
         verdict="keep",
         config=config,
         baseline_config=TrainConfig(user_knobs={f"name{evil}": f"old{evil}"}),
         candidate_config=config,
-        speedup=Interval(estimate=1.0, low=1.0, high=1.0, confidence_level=0.98, method="none"),
+        speedup=make_interval(1.0, method="none"),
         target=ProfileTarget(label="train.py:workload", fingerprint="m-0123456789ab"),
         hardware=read_hardware(),
         software=read_software(),

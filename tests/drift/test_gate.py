@@ -10,12 +10,12 @@ from typing import Any, Literal
 import pytest
 from controls import CONTROLS, NEGATIVE, POSITIVE, Control
 from gate_runs import GateRuns, OpenTarget, Verdict, open_runner, run_checks, take_class_off
+from record_factory import make_check, make_interval
 
 from autotune.drift.gate.culprit import find_culprit
 from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.facts import TargetFacts
-from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict, is_passed
 from autotune.records.trial import GradientPlan
 from autotune.sentences.loss_check import describe_refusal
@@ -309,15 +309,13 @@ def test_the_guilty_change_alone_is_dropped(runs: GateRuns, name: str) -> None:
 
 
 def check_of(test: Literal["gradients", "paired-losses"], verdict: QualityVerdict, bias: float = 0.0) -> QualityCheck:
-    size = Interval(estimate=bias, low=0.0, high=2 * bias, confidence_level=0.9, method="made up")
+    size = make_interval(bias, 0.0, 2 * bias, confidence_level=0.9, method="made up")
     looked = GradientEquivalence(subject="gradients", point="initial weights", windows=16, bias=size, verdict=verdict)
-    return QualityCheck(
+    return make_check(
         test=test,
         metric=test,
-        difference=None,
         margin=Margin(amount=0.02),
         verdict=verdict,
-        seeds=4,
         samples=0,
         reason=f"{test} {verdict}: 1 of 1",
         fidelity=(looked,) if test == "gradients" else (),

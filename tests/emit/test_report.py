@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import record_factory
 from emit_records import (
     BASELINE,
     TUNED,
@@ -13,13 +14,14 @@ from emit_records import (
     make_finals,
     make_hardware,
     make_interval,
-    make_probe,
     make_profile,
+    make_report,
     make_software,
     make_trial,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_factory import make_check, make_gpu, make_memory, make_mode, make_phases
 
 from autotune.emit.report import render_report
 from autotune.emit.report.charts import choose_ticks, draw_finals, draw_phases, draw_trials, draw_work, find_pair_ratios
@@ -31,18 +33,12 @@ from autotune.records import (
     Candidate,
     Evidence,
     GainRange,
-    GpuInfo,
-    Interval,
     Issue,
     LossCurve,
     Margin,
-    MemoryFacts,
-    MemoryMode,
     NotTested,
     ProfileTarget,
-    QualityCheck,
     RuledOut,
-    StepPhases,
     StepWork,
     TrainConfig,
     TrialResult,
@@ -60,30 +56,14 @@ WORK = StepWork(
     operations_per_step=900.0,
     host_syncs_per_step=1.0,
 )
-MEMORY = MemoryFacts(
-    base_bytes=2**30,
+MEMORY = make_memory(
+    make_mode(bytes_per_sample=2**25),
+    make_mode(precision="bf16", activation_checkpointing="full", bytes_per_sample=2**20, largest_micro_batch_size=7168),
+    make_mode(precision="bf16", fixed_bytes=2**34, bytes_per_sample=2**20, largest_micro_batch_size=0),
     weights_bytes=2**20,
     gradient_bytes=2**20,
     optimizer_bytes=2**21,
     activation_bytes_per_sample=3 * 2**20,
-    limit_bytes=8 * 2**30,
-    modes=(
-        MemoryMode(precision="fp32", activation_checkpointing="off", fixed_bytes=2**30, bytes_per_sample=2**25),
-        MemoryMode(
-            precision="bf16",
-            activation_checkpointing="full",
-            fixed_bytes=2**30,
-            bytes_per_sample=2**20,
-            largest_micro_batch_size=7168,
-        ),
-        MemoryMode(
-            precision="bf16",
-            activation_checkpointing="off",
-            fixed_bytes=2**34,
-            bytes_per_sample=2**20,
-            largest_micro_batch_size=0,
-        ),
-    ),
 )
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
@@ -146,7 +126,7 @@ def search_trials(count: int = 12) -> list[TrialResult]:
 
 
 def render(**changes: Any) -> str:
-    parts: dict[str, Any] = {"profile": make_profile(), "probe": make_probe(), "trials": search_trials()}
+    parts: dict[str, Any] = {"profile": make_profile(), "probe": make_report(), "trials": search_trials()}
     parts |= changes
     return render_report(parts["profile"], parts["probe"], parts["trials"])
 
@@ -230,21 +210,12 @@ def test_two_hundred_trials_are_all_listed() -> None:
 
 def test_hostile_text_is_harmless_everywhere() -> None:
     config = BASELINE.replace(user_knobs={HOSTILE: HOSTILE})
-    quality = QualityCheck(
-        test="metric",
-        metric=HOSTILE,
-        difference=None,
-        margin=Margin(amount=0.005),
-        verdict="inconclusive",
-        seeds=1,
-        samples=1,
-        reason=HOSTILE,
-    )
+    quality = make_check(test="metric", metric=HOSTILE, verdict="inconclusive", reason=HOSTILE)
     hardware = make_hardware(
         cpu_name=HOSTILE,
         cpu_features=(HOSTILE,),
         missing=(HOSTILE,),
-        gpus=(GpuInfo(name=HOSTILE, memory_total_bytes=1, memory_free_bytes=1, compute_capability=HOSTILE),),
+        gpus=(make_gpu(name=HOSTILE, compute_capability=HOSTILE),),
     )
     html = render(
         profile=make_profile(
@@ -256,7 +227,7 @@ def test_hostile_text_is_harmless_everywhere() -> None:
             software=make_software(platform=HOSTILE, torch=HOSTILE, driver=HOSTILE, cuda=HOSTILE),
             evidence=Evidence(pairs=8, notes=(HOSTILE,)),
         ),
-        probe=make_probe(
+        probe=make_report(
             target=make_facts(label=HOSTILE, warnings=(HOSTILE,), memory=MEMORY.replace(missing=HOSTILE)),
             verdict=Verdict(limit="unknown", sentence=HOSTILE, speedup_ceiling=2.0, ceiling_reason=HOSTILE),
             troubles=(Issue(name=HOSTILE, sentence=HOSTILE, remedy=HOSTILE),),
@@ -269,7 +240,7 @@ def test_hostile_text_is_harmless_everywhere() -> None:
         ],
     )
     page = Page(html)
-    full = make_probe(target=make_facts(memory=MEMORY))
+    full = make_report(target=make_facts(memory=MEMORY))
     clean = {tag for tag, _ in Page(render(probe=full, trials=[*search_trials(), make_trial(99, rate=None)])).elements}
     assert {tag for tag, _ in page.elements} <= clean
     assert html.count("</style>") == 1
@@ -296,7 +267,7 @@ def test_the_inputs_may_come_in_any_order() -> None:
 
 
 def test_nothing_was_run() -> None:
-    page = Page(render(trials=[], profile=make_profile(quality=()), probe=make_probe(ruled_out=(), advice=())))
+    page = Page(render(trials=[], profile=make_profile(quality=()), probe=make_report(ruled_out=(), advice=())))
     words = page.words()
     for sentence in ("No trial was timed.", "No pair of fresh processes was completed.", "No trial was run."):
         assert sentence in words
@@ -395,7 +366,7 @@ def test_a_shown_interval_holds_the_interval(low: float, width: float) -> None:
 
 def test_troubles_come_with_what_to_do() -> None:
     trouble = Issue(name="swap", sentence="1.5 GiB of swap is in use", remedy="free memory first")
-    page = Page(render(probe=make_probe(troubles=(trouble,))))
+    page = Page(render(probe=make_report(troubles=(trouble,))))
     assert "What slows it, and is no setting 1.5 GiB of swap is in use" in page.words()
     assert page.count("span", **{"class": "error"}) == 1
     assert "free memory first" in page.text
@@ -403,7 +374,7 @@ def test_troubles_come_with_what_to_do() -> None:
 
 
 def test_what_a_step_is_spent_on() -> None:
-    page = Page(render(probe=make_probe(target=make_facts(work=WORK))))
+    page = Page(render(probe=make_report(target=make_facts(work=WORK))))
     assert ["matrix products", "16.9 ms", "50 %"] in page.cells
     assert ["overhead of small operations", "4.21 ms", "12 %"] in page.cells
     assert page.count("svg", **{"class": "bar"}) == 2
@@ -413,7 +384,7 @@ def test_what_a_step_is_spent_on() -> None:
 
 
 def test_what_the_memory_is_made_of_and_what_else_would_fit() -> None:
-    page = Page(render(probe=make_probe(target=make_facts(memory=MEMORY))))
+    page = Page(render(probe=make_report(target=make_facts(memory=MEMORY))))
     assert "Process 1 GiB, weights 1 MiB, gradients 1 MiB, optimizer 2 MiB" in page.words()
     assert "3 MiB of activations a sample; 8 GiB may be used." in page.words()
     assert ["fp32 yours", "2 GiB", "32 MiB", "not known"] in page.cells
@@ -423,7 +394,7 @@ def test_what_the_memory_is_made_of_and_what_else_would_fit() -> None:
 
 def test_memory_that_was_not_predicted() -> None:
     memory = MEMORY.replace(modes=(), activation_bytes_per_sample=None, missing="The loss depends on the batch.")
-    words = Page(render(probe=make_probe(target=make_facts(memory=memory)))).words()
+    words = Page(render(probe=make_report(target=make_facts(memory=memory)))).words()
     assert "optimizer 2 MiB; 8 GiB may be used. The loss depends on the batch." in words
     assert "Largest micro batch" not in words
     assert "What its memory is made of" not in Page(render()).words()
@@ -434,20 +405,20 @@ def test_advice_has_its_gain_where_there_is_one() -> None:
         Advice(knob="precision", reason="bf16 is faster", gain=GainRange(low=1.1, high=1.8)),
         Advice(knob="memory_format", reason="there are convolutions"),
     )
-    words = Page(render(probe=make_probe(advice=advice))).words()
+    words = Page(render(probe=make_report(advice=advice))).words()
     assert "precision 1.1-1.8x: bf16 is faster memory_format: there are convolutions" in words
 
 
 def test_the_ceiling_has_its_reason() -> None:
     verdict = Verdict(limit="compute", sentence="compute-bound", speedup_ceiling=2.4, ceiling_reason="the products")
-    words = Page(render(probe=make_probe(verdict=verdict))).words()
+    words = Page(render(probe=make_report(verdict=verdict))).words()
     assert "compute-bound. No more than 2.40x is possible on this machine for this model: the products" in words
 
 
 def test_a_sustained_rate_is_shown_beside_the_best() -> None:
     rate = make_facts().ceilings.matmul[0].replace(sustained_flops_per_second=4.8e13)
     facts = make_facts(ceilings=make_facts().ceilings.replace(matmul=(rate,)))
-    cells = Page(render(probe=make_probe(target=facts))).cells
+    cells = Page(render(probe=make_report(target=facts))).cells
     assert ["fp32 products", "48 TFLOP/s sustained, burst 52 TFLOP/s"] in cells
 
 
@@ -566,7 +537,7 @@ def test_a_missing_difference_is_not_a_pass() -> None:
 
 def test_a_worsening_in_the_metrics_own_unit_is_no_percentage() -> None:
     (check,) = make_profile().quality
-    worsening = Interval(estimate=0.0012, low=-0.001, high=0.0034, confidence_level=0.9, method="t")
+    worsening = record_factory.make_interval(0.0012, -0.001, 0.0034, confidence_level=0.9, method="t")
     margin = Margin(amount=-0.01, unit="absolute")
     check = check.replace(test="metric", metric="accuracy", difference=worsening, margin=margin)
     page = Page(render(profile=make_profile(quality=(check,))))
@@ -603,7 +574,7 @@ def test_a_cpu_machine() -> None:
 def test_each_note_is_said_once() -> None:
     note = "The clock was throttled."
     profile = make_profile(evidence=Evidence(pairs=8, notes=(note,)))
-    page = Page(render(profile=profile, probe=make_probe(target=make_facts(warnings=(note,)))))
+    page = Page(render(profile=profile, probe=make_report(target=make_facts(warnings=(note,)))))
     assert page.text.count(note) == 1
 
 
@@ -615,8 +586,8 @@ def test_the_baseline_rate_is_the_mean_of_its_own_search_trials() -> None:
         make_trial(4, BASELINE, rate=9000.0, purpose="final"),
         make_trial(5, BASELINE, rate=None),
     ]
-    assert find_baseline_rate(make_profile(), make_probe(), trials) == pytest.approx(1000.0)
-    assert find_baseline_rate(make_profile(), make_probe(), []) == pytest.approx(1000.0)
+    assert find_baseline_rate(make_profile(), make_report(), trials) == pytest.approx(1000.0)
+    assert find_baseline_rate(make_profile(), make_report(), []) == pytest.approx(1000.0)
 
 
 def test_differences_in_words() -> None:
@@ -651,15 +622,9 @@ def test_phases_fill_the_bar() -> None:
 
 
 def test_untimed_phases_have_no_bar() -> None:
-    zero = StepPhases(
-        data_wait_seconds=0.0,
-        copy_seconds=0.0,
-        forward_seconds=0.0,
-        backward_seconds=0.0,
-        optimizer_seconds=0.0,
-    )
+    zero = make_phases(0.0, 0.0, 0.0, 0.0, 0.0)
     assert draw_phases(zero) == ()
-    assert "The phases were not timed." in render(probe=make_probe(target=make_facts(phases=zero)))
+    assert "The phases were not timed." in render(probe=make_report(target=make_facts(phases=zero)))
 
 
 def test_trials_stand_in_order_and_higher_is_faster() -> None:
@@ -781,7 +746,7 @@ def test_a_trial_is_screened_with_the_limit_of_its_search(limit: float | None, s
     trials = [make_trial(0, None, rate=1000.0, purpose="probe", curves=(curves[0],))]
     trials.append(make_trial(1, TUNED, rate=1200.0, curves=(curves[1],)))
     evidence = make_profile().evidence.replace(loss_limit=None if limit is None else Margin(amount=limit))
-    page = Page(render_report(make_profile(evidence=evidence), make_probe(), trials))
+    page = Page(render_report(make_profile(evidence=evidence), make_report(), trials))
     (row,) = (cells for cells in page.cells if cells[:2] == ["1", "measure"])
     assert row[2] == status
 

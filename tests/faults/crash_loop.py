@@ -376,5 +376,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[1] / "train"))
+    sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "train")]
     sys.exit(main())

@@ -174,6 +174,6 @@ class _Counts:
 
 
 if __name__ == "__main__":
-    for name in ("faults", "emit", "probe", "cli", "train"):
+    for name in (".", "faults", "emit", "probe", "cli", "train"):
         sys.path.append(str(Path(__file__).parents[1] / name))
     sys.exit(main())

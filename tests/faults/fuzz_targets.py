@@ -25,6 +25,7 @@ import emit_records
 import page_records
 import typer
 from compared_runs import make_log, make_run_summary, plant_run
+from record_factory import make_state, make_target
 
 from autotune.cli import app
 from autotune.cli.emit import render_search
@@ -40,8 +41,6 @@ from autotune.records import Candidate, Evidence, NotTested, Profile, Record, pa
 from autotune.records.finals import FinalsRecord, LookTaken, Round
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import Confirmation, MachineNoise
-from autotune.records.quality import DriftLimits
-from autotune.records.search import SearchState
 from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
 from autotune.search.explore.strategy import describe_left_out
@@ -430,15 +429,9 @@ def _plant_search(folder: Path, place: Path) -> None:
 
 
 def _searches() -> list[bytes]:
-    state = SearchState(
-        target=Target(spec="train.py:workload", folder="."),
-        seed=0,
-        max_drift=DriftLimits(),
-        memory_limit_bytes=None,
-        measure_seconds=2.0,
-    )
+    state = make_state(target=make_target("train.py:workload", "."))
     look = LookTaken(candidate=emit_records.TUNED, share=0.5, rounds=(Round(candidate=2, baseline=3),))
-    made = (state, FinalsRecord(looks=(look,)), emit_records.make_probe(), emit_records.make_profile())
+    made = (state, FinalsRecord(looks=(look,)), emit_records.make_report(), emit_records.make_profile())
     trial = emit_records.make_trial(1)
     seeds = [bytes([index]) + record.to_json().encode() for index, record in enumerate((*made, trial))]
     stored = [(index, Path(name).name) for index, name in enumerate(_SEARCH_FILES)]

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 from compared_runs import plant_run
-from emit_records import make_probe
+from emit_records import make_report
+from record_factory import make_interval, make_profile
 from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.cli.view.terminal import shorten
 from autotune.errors import AutotuneError, ProfileError, UsageError
 from autotune.machine.hardware import read_hardware, read_software
-from autotune.records import Evidence, Interval, ProbeReport, Profile, ProfileTarget, TrainConfig, parse_record
+from autotune.records import Evidence, ProbeReport, Profile, ProfileTarget, TrainConfig, parse_record
 from autotune.search.store.folder import check_output, create_search_folder
 from autotune.targets.resolve import read_project_settings, resolve_target
 from autotune.targets.script import read_script
@@ -41,11 +42,13 @@ def save_profile(path: Path, **changes: Any) -> Profile:
         "verdict": "keep",
         "config": TrainConfig(),
         "baseline_config": TrainConfig(),
+        "speedup": None,
         "target": ProfileTarget(label="train.py:workload", fingerprint="m-0123456789ab"),
         "hardware": read_hardware(),
         "software": read_software(),
+        "evidence": Evidence(),
     }
-    profile = Profile(**(fields | changes))
+    profile = make_profile(**(fields | changes))
     profile.save(path)
     return profile
 
@@ -236,7 +239,7 @@ def test_no_command_prints_what_a_terminal_would_obey(folder: Path) -> None:
         hardware=read_hardware().replace(cpu_name=EVIL, preloaded_malloc=EVIL),
         software=read_software().replace(torch=EVIL),
         evidence=Evidence(notes=(EVIL,)),
-        speedup=Interval(estimate=1.0, low=1.0, high=1.0, confidence_level=0.98, method=EVIL),
+        speedup=make_interval(1.0, method=EVIL),
     )
     for name in ("a", "b"):
         plant_run(
@@ -347,8 +350,8 @@ def test_names_that_are_too_long_for_a_file_are_not_there(folder: Path) -> None:
 
 @pytest.mark.fault("F14", injected="a probe that offers a value no setting can have", outcome="refused, exit 7")
 def test_a_probe_cannot_offer_what_no_setting_can_be() -> None:
-    text = make_probe().to_json()
-    assert parse_record(text, ProbeReport, name="probe.json") == make_probe()
+    text = make_report().to_json()
+    assert parse_record(text, ProbeReport, name="probe.json") == make_report()
     with pytest.raises(ProfileError, match=r"target\.optimizer\.implementations"):
         parse_record(text.replace('"for-loop",', '"evil",'), ProbeReport, name="probe.json")
 

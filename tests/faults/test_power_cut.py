@@ -13,15 +13,15 @@ import pytest
 import torch
 from noisy_workload import SAMPLES, Noisy
 from power import Recorder, Tree, write_tree
+from record_factory import make_result, make_state
 from train_world import find_differences, open_workplace, read_metrics, read_state
 from trial_world import make_spec
 
 from autotune.engine.loop import Training
 from autotune.errors import CheckpointError
 from autotune.isolation.runner import TrialRunner
-from autotune.records import DriftLimits, Target, TrainConfig, TrialResult, TrialSpec, TrialStatus
+from autotune.records import TrainConfig, TrialResult, TrialSpec
 from autotune.records.codec import write_text
-from autotune.records.search import SearchState
 from autotune.search.store.folder import create_search_folder, find_search_folder
 from autotune.targets.workload import check_workload
 from autotune.train.loop.checkpoint import Checkpoints
@@ -29,13 +29,7 @@ from autotune.train.loop.state import Progress
 
 STEPS_PER_EPOCH = -(-SAMPLES // 8)
 STEPS = STEPS_PER_EPOCH + 4
-STATE = SearchState(
-    target=Target(spec="toy.py:workload", folder="/"),
-    seed=0,
-    max_drift=DriftLimits(),
-    memory_limit_bytes=None,
-    measure_seconds=2.0,
-)
+STATE = make_state()
 
 
 def written(trees: Iterator[Tree], folder: Path) -> Iterator[Path]:
@@ -92,7 +86,7 @@ class Unrun(TrialRunner):
     """Writes the records of trials and starts none."""
 
     def _attempt(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
-        return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=1.0), 0.0
+        return make_result(spec), 0.0
 
 
 @pytest.mark.fault(

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from record_factory import make_spec, make_state, make_target
 
 from autotune.errors import UsageError
 from autotune.isolation.runner import TrialRunner
 from autotune.records import Profile, TrainConfig, read_record
-from autotune.records.quality import DriftLimits
 from autotune.records.run import RunPlan
-from autotune.records.search import SearchState
 from autotune.records.secrets import MASK
-from autotune.records.trial import Target, TrialLimits, TrialSpec, TrialStatus
+from autotune.records.trial import Target, TrialSpec, TrialStatus
 from autotune.search.store.folder import create_search_folder, find_search_folder
 from autotune.search.store.seal import seal_search
 from autotune.targets.script import read_script, script_label
@@ -110,22 +109,22 @@ def find_planted(folder: Path) -> Iterator[str]:
                 yield f"{path}: {planted}"
 
 
-def make_target(folder: Path, *words: str) -> Target:
+def make_script(folder: Path, *words: str) -> Target:
     script = read_script((sys.executable, "train.py", *words))
-    return Target(spec=script_label(script.command), folder=str(folder), script=script)
+    return make_target(script_label(script.command), folder, script=script)
 
 
-def make_spec(folder: Path, *words: str) -> TrialSpec:
+def make_script_spec(folder: Path, *words: str) -> TrialSpec:
     config = TrainConfig(num_threads=1, optimizer_implementation="for-loop")
-    return TrialSpec(
+    return make_spec(
+        config,
         number=0,
         purpose="quality",
-        target=make_target(folder, *words),
-        config=config,
+        target=make_script(folder, *words),
         baseline=config,
         device="cpu",
         quality_steps=3,
-        limits=TrialLimits(time_limit_seconds=120.0),
+        time_limit_seconds=120.0,
     )
 
 
@@ -135,7 +134,7 @@ def test_a_trial_is_given_the_secrets_of_its_command_and_writes_none(
 ) -> None:
     monkeypatch.setenv("SERVICE_TOKEN", ENVIRONMENT)
     with TrialRunner(folder / "trials", warm=False) as runner:
-        result = runner(make_spec(folder, *WORDS))
+        result = runner(make_script_spec(folder, *WORDS))
     assert (result.status, result.error) == (TrialStatus.COMPLETED, "")
     assert result.spec.target.script is not None
     assert MASK in result.spec.target.script.command
@@ -146,7 +145,7 @@ def test_a_trial_is_given_the_secrets_of_its_command_and_writes_none(
 def test_an_error_that_tells_the_arguments_is_kept_without_secrets(folder: Path) -> None:
     (folder / "train.py").write_text("import sys\nraise ValueError('bad arguments: ' + ' '.join(sys.argv))\n")
     with TrialRunner(folder / "trials", warm=False) as runner:
-        result = runner(make_spec(folder, *WORDS))
+        result = runner(make_script_spec(folder, *WORDS))
     assert "bad arguments: train.py --token ***" in result.error
     told = [line for line in find_planted(folder / "trials") if "log.txt" not in line]  # the script's own words
     assert told == []
@@ -154,8 +153,8 @@ def test_an_error_that_tells_the_arguments_is_kept_without_secrets(folder: Path)
 
 @pytest.mark.fault("F16", injected="another token when a search goes on", outcome="it is the same search")
 def test_another_secret_is_the_same_target(folder: Path) -> None:
-    first, second = make_target(folder, "--token", "one1one"), make_target(folder, "--token", "two2two")
-    other = make_target(folder, "--steps", "3")
+    first, second = make_script(folder, "--token", "one1one"), make_script(folder, "--token", "two2two")
+    other = make_script(folder, "--steps", "3")
     assert first.spec == second.spec
     assert fingerprint_target(first) == fingerprint_target(second) != fingerprint_target(other)
     assert first.model_dump() == second.model_dump() != other.model_dump()
@@ -163,11 +162,10 @@ def test_another_secret_is_the_same_target(folder: Path) -> None:
 
 @pytest.mark.fault("F16", injected="train without the command that had a secret", outcome="asked for it, exit 2")
 def test_a_remembered_command_without_its_secrets_is_asked_for(folder: Path) -> None:
-    asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 1.0}
     for words in ((), tuple(WORDS)):
-        target = make_target(folder, *words)
+        target = make_script(folder, *words)
         search = create_search_folder(folder, target.spec)
-        search.write_state(SearchState(target=target, **asked))
+        search.write_state(make_state(target=target))
         assert seal_search(search)
         if not words:
             assert resolve_training_target(None, folder).origin == "search"
@@ -176,7 +174,7 @@ def test_a_remembered_command_without_its_secrets_is_asked_for(folder: Path) -> 
     with pytest.raises(UsageError, match=r"has no secrets in its records: .* --token '\*\*\*'") as caught:
         resolve_training_target(None, folder)
     assert "name the command again" in caught.value.hint
-    named = make_target(folder, *WORDS).script
+    named = make_script(folder, *WORDS).script
     assert resolve_training_target(named, folder).target.script == named
 
 

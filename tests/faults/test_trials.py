@@ -12,7 +12,7 @@ import psutil
 import pytest
 from bench import can_mount, in_namespace, wait_until
 from fault_toys import LINE_BYTES
-from trial_world import World, open_world
+from trial_world import IMPORT_PATH, World, open_world
 
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.trial import TrialStatus
@@ -117,7 +117,7 @@ def make_command(folder: Path, *trials: tuple[str, int]) -> list[str]:
 
 def run_trials(command: list[str], **options: object) -> list[str]:
     """Return what a supervisor in a process of its own printed of its trials."""
-    environment = {**os.environ, "PYTHONPATH": str(TOYS.parents[1] / "isolation")}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(  # type: ignore[call-overload]
         command, env=environment, capture_output=True, text=True, timeout=300, check=False, **options
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from record_factory import make_result
 from trial_world import make_spec
 from view_world import EVERY_WORLD, ME, World, keep_unchanged, open_permitted_world
 
@@ -14,7 +15,6 @@ from autotune.isolation.sandbox import view as view_module
 from autotune.isolation.sandbox.landlock import _call
 from autotune.isolation.sandbox.view import prepare_view
 from autotune.isolation.script_starter import ScriptStarter
-from autotune.records.trial import TrialResult, TrialStatus
 
 CLEARING = {
     "all at once": "shutil.rmtree('.', ignore_errors=True)",
@@ -96,7 +96,7 @@ def test_a_view_that_is_damaged_ends_no_search(kind: str, tmp_path: Path, monkey
     for folder in (work, own, temporary):
         folder.mkdir()
     spec = make_spec("learns")
-    result = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=1.0, captures="/seen/captures.npz")
+    result = make_result(spec, captures="/seen/captures.npz")
     view = prepare_view(work, temporary, kind="overlay" if kind == "overlay" else "copy", kept=(own,))
     for path in view.scratch.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_spec, make_target
 
-from autotune.records import Target, TrainConfig, TrialLimits, TrialSpec, TrialStatus
+from autotune.records import TrainConfig, TrialStatus
 from autotune.runs import script as script_module
 from autotune.runs.script import ScriptTrial
 from autotune.targets.script import read_script
@@ -21,14 +22,9 @@ from autotune.targets.script import read_script
 def test_a_compilation_has_a_deadline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Any, gives_up: bool
 ) -> None:
-    spec = TrialSpec(
-        number=0,
-        purpose="measure",
-        target=Target(spec="python train.py", folder=str(tmp_path), script=read_script(["python", "train.py"])),
-        config=TrainConfig(compile_mode=mode),
-        baseline=TrainConfig(),
-        limits=TrialLimits(time_limit_seconds=100.0),
-    )
+    target = make_target("python train.py", tmp_path, script=read_script(["python", "train.py"]))
+    config = TrainConfig(compile_mode=mode)
+    spec = make_spec(config, number=0, target=target, baseline=TrainConfig(), time_limit_seconds=100.0)
     trial, outcomes, fired = ScriptTrial(spec, tmp_path, started=0.0), [], threading.Event()
 
     def fail(outcome: Any) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trial_world import World, make_spec, open_world
+from record_factory import make_result
+from trial_world import IMPORT_PATH, World, make_spec, open_world
 
 from autotune.errors import MachineError, UsageError
 from autotune.isolation import runner as spawn
@@ -92,7 +93,7 @@ def test_a_crash_is_not_repeated_where_the_time_does_not_allow_it(
 
 
 def _crashed(spec: object, elapsed: float) -> TrialResult:
-    return TrialResult(spec=spec, status=CRASHED, cause="crash-signal", error="killed", elapsed_seconds=elapsed)
+    return make_result(spec, status=CRASHED, cause="crash-signal", error="killed", elapsed_seconds=elapsed)
 
 
 @pytest.mark.fault("F12", injected="kill -9 of a trial by somebody else", outcome="`crash-signal`, not `oom-killed`")
@@ -135,7 +136,7 @@ except OSError as error:
     print(errno.errorcode[error.errno], error.strerror)
 """
     command = f'mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} -c "$0" {tmp_path}'
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", command, code], env=environment, capture_output=True, text=True, check=False
     )
@@ -192,7 +193,7 @@ with open_world(Path(sys.argv[1]), warm=True) as world:
     most = 600 * 10**6
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
         capture_output=True,
         text=True,
@@ -321,7 +322,7 @@ from autotune.isolation.runner import TrialRunner
 with TrialRunner(Path(sys.argv[1]), warm=False, say=print) as runner:
     print(runner(make_spec("slow", purpose="measure", user_knobs={"later": 2.0})).status.value)
 """
-    environment = {**os.environ, "TOY_FOLDER": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "TOY_FOLDER": str(tmp_path), "PYTHONPATH": IMPORT_PATH}
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
     ) as supervisor:

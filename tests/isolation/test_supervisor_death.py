@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from trial_world import MARK, find_borne, find_marked, is_alive, wait_until
+from trial_world import IMPORT_PATH, MARK, find_borne, find_marked, is_alive, wait_until
 
 GONE_SECONDS = 9.0
 """The promise is 2 s; a busy machine may take longer."""
@@ -48,7 +48,7 @@ def test_nothing_outlives_a_killed_supervisor(
 ) -> None:
     mark = uuid4().hex
     environment = {**os.environ, MARK: mark, "TOY_FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", _SUPERVISOR, str(tmp_path), start, toy, str(workers)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as supervisor:
         try:
@@ -67,7 +67,7 @@ def test_nothing_outlives_a_killed_supervisor(
 def killed_supervisor(folder: Path, code: str, *words: str, when: Callable[[], object]) -> Iterator[list[int]]:
     """Yield the keepers' marks that the descendants of a supervisor bore when it was killed."""
     environment = {**os.environ, "TOY_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen([sys.executable, "-c", code, *words], env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             assert wait_until(when)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,36 +12,34 @@ from typing import Any
 from uuid import uuid4
 
 import psutil
+import record_factory
+from record_factory import make_target
 
 from autotune.isolation.runner import TrialRunner
 from autotune.records.config import TrainConfig
-from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
 
 TOYS = Path(__file__).parent
 MARK = "TOY_WORLD"
+IMPORT_PATH = os.pathsep.join(map(str, (TOYS, TOYS.parent)))
+"""PYTHONPATH of a process that imports this module."""
 
 
-def make_spec(toy: str, *, number: int = 0, seconds: float = 120.0, **changes: Any) -> TrialSpec:
-    """Return the spec of a short trial of one toy."""
-    purpose = changes.pop("purpose", "quality")
-    memory = changes.pop("host_memory_limit_bytes", None)
-    race = {name: changes.pop(name) for name in ("pace", "rival") if name in changes}
-    target = toy if ":" in toy else f"toy_workloads.py:{toy}"
-    return TrialSpec(
+def make_spec(
+    toy: str, *, number: int = 0, seconds: float = 120.0, purpose: str = "quality", **changes: Any
+) -> TrialSpec:
+    """Return the spec of a short trial of one toy; changes are knobs of its config, or fields of its limits."""
+    usual = {"warmup_cap_seconds": 0.5, "measure_seconds": 0.1, "ceilings_seconds": 0.3}
+    limits = {name: changes.pop(name) for name in [*changes] if name in TrialLimits.model_fields}
+    return record_factory.make_spec(
+        TrainConfig(micro_batch_size=8, num_threads=1, **changes),
         number=number,
         purpose=purpose,
-        target=Target(spec=target, folder=str(TOYS)),
-        config=TrainConfig(micro_batch_size=8, num_threads=1, **changes),
+        target=make_target(toy if ":" in toy else f"toy_workloads.py:{toy}", TOYS),
         device="cpu",
         quality_steps=3,
-        limits=TrialLimits(
-            time_limit_seconds=seconds,
-            warmup_cap_seconds=0.5,
-            measure_seconds=0.1,
-            ceilings_seconds=0.3,
-            host_memory_limit_bytes=memory,
-            **race,
-        ),
+        time_limit_seconds=seconds,
+        **(usual | limits),
     )
 
 

@@ -1,61 +1,28 @@
-"""Planted facts, timings and machines for the verdict and its advice."""
+"""What the tests of the verdict and its advice are about: facts, timings and limits in milliseconds a step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from autotune.records import (
-    Block,
-    Ceilings,
-    DataFacts,
-    GpuInfo,
-    HardwareInfo,
-    MatmulRate,
-    Measurement,
-    MemoryFacts,
-    MemoryMode,
-    ModelFacts,
-    OptimizerFacts,
-    PeakMemory,
-    StepPhases,
-    StepWork,
-    TargetFacts,
-    TrainConfig,
-)
+import record_factory
+from record_factory import CONFIG as BASELINE
+from record_factory import GIB, MIB, RATES, make_block, make_data, make_gpu, make_hardware, make_mode, make_model
+
+from autotune.records import Ceilings, Measurement, MemoryFacts, StepPhases, StepWork, TargetFacts
 from autotune.records.measurement import Interference
 
-GIB = 2**30
-MIB = 2**20
-BASELINE = TrainConfig(micro_batch_size=10, num_threads=4)
-RATES = {"fp32": 100e9, "bf16": 300e9}
+__all__ = ["BASELINE", "GIB", "GPU_HOST", "MIB", "RATES", "ceilings", "memory", "phases", "target", "timing", "work"]
 
-
-def hardware(**changes: Any) -> HardwareInfo:
-    plain: dict[str, Any] = {
-        "cpu_name": "CPU",
-        "usable_cpu_count": 4,
-        "cpu_features": ("avx2",),
-        "memory_total_bytes": 16 * GIB,
-        "memory_limit_bytes": 16 * GIB,
-        "memory_available_bytes": 12 * GIB,
-        "shared_memory_free_bytes": GIB,
-        "has_cpp_compiler": True,
-    }
-    return HardwareInfo(**{**plain, **changes})
-
-
-def gpu(**changes: Any) -> GpuInfo:
-    return GpuInfo(**{"name": "GPU", "memory_total_bytes": 80 * GIB, "memory_free_bytes": 79 * GIB, **changes})
-
-
-GPU_HOST = hardware(gpus=(gpu(),))
+GPU_HOST = make_hardware(gpus=(make_gpu(),))
 
 
 def ceilings(
     rates: dict[str, float], *, memory: float | None = 20e9, upload: float | None = None, **changes: Any
 ) -> Ceilings:
-    matmul = tuple(MatmulRate.model_validate({"dtype": name, "flops_per_second": rate}) for name, rate in rates.items())
-    return Ceilings(matmul=matmul, memory_bytes_per_second=memory, copy_to_device_bytes_per_second=upload, **changes)
+    """Return measured limits: FLOP/s by arithmetic, bytes per second of the memory and to the device."""
+    return record_factory.make_ceilings(
+        rates, memory_bytes_per_second=memory, copy_to_device_bytes_per_second=upload, **changes
+    )
 
 
 def work(products: float, traffic: float, **changes: Any) -> StepWork:
@@ -72,25 +39,17 @@ def work(products: float, traffic: float, **changes: Any) -> StepWork:
 
 def memory(largest: dict[str, int | None], *, limit: int = 8 * GIB, per_sample: float = 64.0 * MIB) -> MemoryFacts:
     """fp32 modes by checkpointing, each with the largest micro batch that fits."""
-    modes = tuple(
-        MemoryMode.model_validate(
-            {
-                "precision": "fp32",
-                "activation_checkpointing": name,
-                "fixed_bytes": float(GIB),
-                "bytes_per_sample": per_sample,
-                "largest_micro_batch_size": size,
-            }
-        )
+    modes = (
+        make_mode(activation_checkpointing=name, bytes_per_sample=per_sample, largest_micro_batch_size=size)
         for name, size in largest.items()
     )
-    return MemoryFacts(
+    return record_factory.make_memory(
+        *modes,
         base_bytes=0.5 * GIB,
         weights_bytes=0.1 * GIB,
         gradient_bytes=0.1 * GIB,
         optimizer_bytes=0.2 * GIB,
         limit_bytes=float(limit),
-        modes=modes,
     )
 
 
@@ -98,44 +57,19 @@ def phases(
     wait: float = 0.0, copy: float = 0.0, forward: float = 30.0, backward: float = 60.0, optimizer: float = 5.0
 ) -> StepPhases:
     """Phases of a step in milliseconds."""
-    return StepPhases(
-        data_wait_seconds=wait / 1000,
-        copy_seconds=copy / 1000,
-        forward_seconds=forward / 1000,
-        backward_seconds=backward / 1000,
-        optimizer_seconds=optimizer / 1000,
-    )
+    return record_factory.make_phases(wait / 1000, copy / 1000, forward / 1000, backward / 1000, optimizer / 1000)
 
 
 def target(*, compute_ms: float = 98.0, model: Any = None, data: Any = None, **changes: Any) -> TargetFacts:
-    plain_model: dict[str, Any] = {
-        "parameter_count": 1000,
-        "parameter_bytes": 4000,
-        "has_batch_norm": False,
-        "has_4d_convolution": False,
-        "calls_attention": False,
-        "checkpointable_blocks": 0,
-        "flops_per_sample": None,
-    }
-    plain_data: dict[str, Any] = {
-        "sample_count": 10_000,
-        "seconds_per_sample": 0.0001,
-        "random_sources": (),
-        "iterable": False,
-    }
-    plain: dict[str, Any] = {
-        "label": "job.py:workload",
-        "fingerprint": "0" * 12,
-        "device": "cpu",
-        "baseline": BASELINE,
-        "model": ModelFacts(**{**plain_model, **(model or {})}),
-        "data": DataFacts(**{**plain_data, **(data or {})}),
-        "optimizer": OptimizerFacts(name="SGD", implementations=("for-loop", "foreach", "fused")),
-        "phases": phases(),
+    """Return facts, with changes of those of the model and of the data."""
+    fields: dict[str, Any] = {
+        "model": make_model(**(model or {})),
+        "data": make_data(**(data or {})),
+        "optimizer": record_factory.make_optimizer(name="SGD"),
         "compute_seconds_per_step": compute_ms / 1000,
         "ceilings": ceilings(RATES),
     }
-    return TargetFacts(**{**plain, **changes})
+    return record_factory.make_facts(**(fields | changes))
 
 
 def timing(
@@ -147,16 +81,10 @@ def timing(
     seen: tuple[Interference | None, Interference | None] = (None, None),
 ) -> Measurement:
     """Two blocks of ten steps each: `samples` a step, `wait_ms` of each step waiting; what was `seen` beside them."""
-    blocks = [
-        Block(optimizer_steps=10, samples=10 * samples, seconds=step_ms / 100, interference=beside) for beside in seen
-    ]
-    return Measurement(
-        blocks=tuple(blocks),
+    return record_factory.make_measurement(
+        [make_block(10 * samples, step_ms / 100, interference=beside) for beside in seen],
         step_seconds=steps or (step_ms / 1000,) * 20,
         data_wait_seconds=20 * wait_ms / 1000,
-        steady=True,
         warmup_steps=3,
         warmup_seconds=0.3,
-        compile_seconds=0.0,
-        peak_memory=PeakMemory(host_bytes=GIB),
     )

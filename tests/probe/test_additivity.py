@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from probe_records import hardware
+from record_factory import make_hardware, make_spec
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
@@ -24,7 +24,6 @@ from autotune.probe.additivity import measure_additivity
 from autotune.probe.sources.workload import probe_workload
 from autotune.records import TargetFacts, TrainConfig
 from autotune.records.facts import Additivity
-from autotune.records.trial import Target, TrialLimits, TrialSpec
 from autotune.space import SPLIT_KNOBS, build_space, numerics_of
 from autotune.targets.workload import LoadedWorkload, check_workload
 
@@ -341,9 +340,8 @@ def test_what_reordering_alone_does_too_much_of_shows_nothing() -> None:
 
 
 def probe(workload: Any) -> TargetFacts:
-    limits = TrialLimits(time_limit_seconds=15.0, warmup_cap_seconds=0.1, measure_seconds=0.05, ceilings_seconds=0.3)
-    target = Target(spec="toy.py:workload", folder="/")
-    spec = TrialSpec(number=0, purpose="probe", target=target, config=None, device="cpu", limits=limits)
+    limits = {"time_limit_seconds": 15.0, "warmup_cap_seconds": 0.1, "measure_seconds": 0.05, "ceilings_seconds": 0.3}
+    spec = make_spec(None, number=0, purpose="probe", device="cpu", **limits)
     result = probe_workload(spec, load(workload), CPU, started=time.monotonic(), keep=lambda _partial: None)
     assert result.facts is not None
     return result.facts
@@ -381,7 +379,7 @@ def test_the_space_offers_no_split_that_is_another_training_and_says_why(
     probed: dict[str, TargetFacts], name: str
 ) -> None:
     facts = probed[name]
-    space = build_space(Facts(target=facts, hardware=hardware()))
+    space = build_space(Facts(target=facts, hardware=make_hardware()))
     reasons = {one.value: one.reason for one in space.ruled_out if one.knob == "micro_batch_size"}
     if name == "additive":
         assert space.choices["micro_batch_size"] == (16, 8, 4, 2, 1)
@@ -397,5 +395,5 @@ def test_the_space_offers_no_split_that_is_another_training_and_says_why(
 
 @pytest.mark.parametrize("name", PROBED)
 def test_the_space_offers_every_batch_that_the_user_allows(probed: dict[str, TargetFacts], name: str) -> None:
-    space = build_space(Facts(target=probed[name], hardware=hardware(), allowed=frozenset({"batch"})))
+    space = build_space(Facts(target=probed[name], hardware=make_hardware(), allowed=frozenset({"batch"})))
     assert space.choices["micro_batch_size"] == (16, 8, 4, 2, 1, 32, 64)

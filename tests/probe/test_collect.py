@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from record_factory import make_spec, make_target
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,7 +23,7 @@ from autotune.probe.time_shares import ProbePolicy, TimeShares
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.script import Script
-from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import TrialResult, TrialSpec
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Found
 from autotune.targets.workload import check_workload
@@ -73,12 +74,10 @@ class RunEnded(Exception):
     """Ends the script, as the trial's process does."""
 
 
-def make_spec() -> TrialSpec:
-    limits = TrialLimits(
-        time_limit_seconds=LIMIT_SECONDS, warmup_cap_seconds=0.2, measure_seconds=0.2, ceilings_seconds=0.3
-    )
-    target = Target(spec="small", folder=".", script=Script(command=("python", "train.py")))
-    return TrialSpec(number=0, purpose="probe", target=target, config=None, device="cpu", limits=limits)
+def make_probe_spec() -> TrialSpec:
+    limits = {"time_limit_seconds": LIMIT_SECONDS, "warmup_cap_seconds": 0.2, "measure_seconds": 0.2}
+    target = make_target("small", ".", script=Script(command=("python", "train.py")))
+    return make_spec(None, number=0, purpose="probe", target=target, device="cpu", ceilings_seconds=0.3, **limits)
 
 
 Kept = list[TrialResult]
@@ -87,7 +86,9 @@ Kept = list[TrialResult]
 def probe_as_workload(small: Small) -> tuple[TrialResult, Kept]:
     kept: Kept = []
     loaded = check_workload(small, label="toy.py:workload", fingerprint="0" * 12)
-    return probe_workload(make_spec(), loaded, CPU, started=time.monotonic(), keep=kept.append, policy=POLICY), kept
+    return probe_workload(
+        make_probe_spec(), loaded, CPU, started=time.monotonic(), keep=kept.append, policy=POLICY
+    ), kept
 
 
 def train(small: Small) -> None:
@@ -107,7 +108,7 @@ def train(small: Small) -> None:
 def probe_as_script(small: Small) -> tuple[TrialResult, Kept]:
     kept: Kept = []
     found: list[Found] = []
-    spec, shares, has_begun = make_spec(), TimeShares(time.monotonic(), LIMIT_SECONDS, POLICY), False
+    spec, shares, has_begun = make_probe_spec(), TimeShares(time.monotonic(), LIMIT_SECONDS, POLICY), False
 
     def resume(advance: Callable[[], object]) -> None:
         try:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from record_factory import make_spec, make_target
 
 from autotune.probe import machine
 from autotune.probe.machine import find_ceilings, find_hazards
-from autotune.records import Ceilings, MatmulRate, Target, TrialLimits, TrialSpec
+from autotune.records import Ceilings, MatmulRate, TrialSpec
 from autotune.records.script import Script
 
 CPU = torch.device("cpu")
@@ -17,14 +18,8 @@ NEW = Ceilings(memory_bytes_per_second=1.0)
 
 def spec(known: Ceilings | None, *, script: bool = False) -> TrialSpec:
     own = Script(command=("python", "train.py")) if script else None
-    return TrialSpec(
-        number=0,
-        purpose="probe",
-        target=Target(spec="toy.py:workload", folder="/", script=own),
-        config=None,
-        ceilings=known,
-        limits=TrialLimits(time_limit_seconds=60.0, ceilings_seconds=12.0),
-    )
+    target = make_target(script=own)
+    return make_spec(None, number=0, purpose="probe", target=target, ceilings=known, ceilings_seconds=12.0)
 
 
 @pytest.fixture

@@ -15,19 +15,24 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from record_factory import (
+    make_block,
+    make_check,
+    make_hardware,
+    make_interval,
+    make_measurement,
+    make_profile,
+    make_software,
+)
 
 import autotune.records
 from autotune.errors import ProfileError
 from autotune.records import (
-    Block,
-    HardwareInfo,
     Interval,
     Measurement,
-    PeakMemory,
     Profile,
     ProfileTarget,
     Record,
-    SoftwareInfo,
     TrainConfig,
     changed_fields,
     get_knob,
@@ -35,7 +40,7 @@ from autotune.records import (
     with_knobs,
 )
 from autotune.records.profile import MAX_PROFILE_BYTES
-from autotune.records.quality import Margin, QualityCheck
+from autotune.records.quality import Margin
 from autotune.records.reading import MOST_COUNT
 from autotune.records.search import Preset
 
@@ -236,19 +241,7 @@ def test_the_effective_batch_is_the_product(config: TrainConfig) -> None:
 
 
 def _measurement() -> Measurement:
-    return Measurement(
-        blocks=(
-            Block(optimizer_steps=10, samples=320, seconds=1.0),
-            Block(optimizer_steps=10, samples=320, seconds=3.0),
-        ),
-        step_seconds=(0.1,) * 20,
-        data_wait_seconds=1.0,
-        steady=True,
-        warmup_steps=5,
-        warmup_seconds=0.5,
-        compile_seconds=0.0,
-        peak_memory=PeakMemory(host_bytes=1),
-    )
+    return make_measurement([make_block(320, 1.0), make_block(320, 3.0)], data_wait_seconds=1.0)
 
 
 def test_a_measurement_is_total_work_over_total_time() -> None:
@@ -266,20 +259,8 @@ def test_a_measurement_without_blocks_is_refused() -> None:
         _measurement().replace(blocks=())
 
 
-def _hardware() -> HardwareInfo:
-    return HardwareInfo(
-        cpu_name="cpu",
-        usable_cpu_count=2,
-        cpu_features=("avx512_bf16",),
-        memory_total_bytes=8 * 2**30,
-        memory_limit_bytes=8 * 2**30,
-        memory_available_bytes=4 * 2**30,
-        shared_memory_free_bytes=2**30,
-    )
-
-
 def test_fingerprints_follow_what_a_measurement_depends_on() -> None:
-    hardware, software = _hardware(), SoftwareInfo(autotune="0.1.0", python="3.11.7", torch="2.6.0", platform="linux")
+    hardware, software = make_hardware(usable_cpu_count=2), make_software()
     assert len(hardware.fingerprint) == len(software.fingerprint) == 12
     assert hardware.replace(memory_available_bytes=1).fingerprint == hardware.fingerprint
     assert hardware.replace(usable_cpu_count=4).fingerprint != hardware.fingerprint
@@ -295,25 +276,13 @@ def test_measured_rates_are_found_by_their_arithmetic() -> None:
 
 
 def _profile(label: str = "train.py:workload") -> Profile:
-    return Profile(
+    return make_profile(
         verdict="keep",
         config=TrainConfig(),
         baseline_config=TrainConfig(),
-        speedup=Interval(estimate=1.02, low=0.99, high=1.05, confidence_level=0.98, method="paired t"),
-        quality=(
-            QualityCheck(
-                test="metric",
-                metric="m",
-                difference=None,
-                margin=Margin(amount=0.01),
-                verdict="inconclusive",
-                seeds=0,
-                samples=0,
-            ),
-        ),
+        speedup=make_interval(1.02, 0.99, 1.05),
+        quality=(make_check(test="metric", metric="m", margin=Margin(amount=0.01), verdict="inconclusive"),),
         target=ProfileTarget(label=label, fingerprint="0123456789ab"),
-        hardware=_hardware(),
-        software=SoftwareInfo(autotune="0.1.0", python="3.11.7", torch="2.6.0", platform="linux"),
     )
 
 

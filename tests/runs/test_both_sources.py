@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from record_factory import make_spec, make_target
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,7 +22,7 @@ from autotune.engine.loop import backend_settings
 from autotune.measure.throughput import TrainingEndedError
 from autotune.records.config import TrainConfig
 from autotune.records.script import PrintedMetric, Script
-from autotune.records.trial import GradientPlan, Target, TrialLimits, TrialSpec
+from autotune.records.trial import GradientPlan, TrialSpec
 from autotune.runs.purpose import make_run
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Found
@@ -64,18 +65,16 @@ class RunEnded(Exception):
     """Ends the script, as the trial's process does."""
 
 
-def make_spec(purpose: Any, **more: Any) -> TrialSpec:
+def make_run_spec(purpose: Any, **more: Any) -> TrialSpec:
     script = Script(command=("python", "train.py"), metrics=(METRIC,))
-    return TrialSpec(
-        number=0,
-        purpose=purpose,
-        target=Target(spec="small", folder=".", script=script),
-        config=CONFIG,
-        baseline=CONFIG,
-        limits=TrialLimits(time_limit_seconds=60.0, measure_seconds=0.5, **more.pop("limits", {})),
-        training_loaders=(LOADER,),
-        **more,
-    )
+    usual: dict[str, Any] = {
+        "number": 0,
+        "target": make_target("small", ".", script=script),
+        "baseline": CONFIG,
+        "training_loaders": (LOADER,),
+        "measure_seconds": 0.5,
+    }
+    return make_spec(CONFIG, purpose=purpose, **(usual | more))
 
 
 def run_workload(small: Small, spec: TrialSpec, folder: Path, *, steps: int | None = None) -> Found:
@@ -166,7 +165,7 @@ Runner = Callable[..., Found]
 
 def test_only_a_workloads_skipped_steps_are_counted(tmp_path: Path) -> None:
     """What was not counted is not none: the loss check of half precision would take it for a proof."""
-    spec = make_spec("quality", quality_steps=4)
+    spec = make_run_spec("quality", quality_steps=4)
     assert run_workload(Small(), spec, tmp_path).curves[0].skipped == 0
     assert run_script(Small(), spec, tmp_path).curves[0].skipped is None
 
@@ -188,7 +187,7 @@ def trace_of(found: Found) -> GradientTrace:
 
 
 def test_steps_are_timed_with_their_losses(run: Runner, tmp_path: Path) -> None:
-    found = run(Small(), make_spec("measure"), tmp_path)
+    found = run(Small(), make_run_spec("measure"), tmp_path)
     assert found.measurement is not None
     assert found.measurement.samples_per_second > 0
     (curve,) = found.curves
@@ -199,9 +198,9 @@ def test_steps_are_timed_with_their_losses(run: Runner, tmp_path: Path) -> None:
 
 
 def test_a_training_learns_so_many_steps_and_is_evaluated(run: Runner, tmp_path: Path) -> None:
-    (curve,) = run(Small(), make_spec("quality", quality_steps=12, evaluate=True), tmp_path).curves
+    (curve,) = run(Small(), make_run_spec("quality", quality_steps=12, evaluate=True), tmp_path).curves
     assert (len(curve.losses), curve.samples, curve.metrics) == (12, 12 * BATCH, {"metric": 0.5})
-    (short,) = run(Small(), make_spec("quality", quality_steps=12), tmp_path).curves
+    (short,) = run(Small(), make_run_spec("quality", quality_steps=12), tmp_path).curves
     assert short.losses == curve.losses
     assert short.metrics == {}
 
@@ -214,7 +213,7 @@ def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: 
         folder.mkdir()
         weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" and later_steps else None
         plan = GradientPlan(windows=4, later_steps=later_steps, weights=weights)
-        found = run(Small(), make_spec("fidelity", fidelity=plan), folder)
+        found = run(Small(), make_run_spec("fidelity", fidelity=plan), folder)
         assert not found.draws_random
         traces.append(trace_of(found))
     assert [len(point.gradients.keys) for point in traces[0].points] == [4, 4][: 1 + bool(later_steps)]
@@ -227,11 +226,11 @@ def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: 
 @pytest.mark.parametrize("dropout", [True, False])
 def test_dropout_draws_unless_it_is_taken_out(run: Runner, tmp_path: Path, dropout: bool) -> None:
     plan = GradientPlan(windows=3, later_steps=0, dropout=dropout)
-    assert run(Small(dropout=0.5), make_spec("fidelity", fidelity=plan), tmp_path).draws_random is dropout
+    assert run(Small(dropout=0.5), make_run_spec("fidelity", fidelity=plan), tmp_path).draws_random is dropout
 
 
 def test_data_are_recorded_batch_by_batch(run: Runner, tmp_path: Path) -> None:
-    one, two = (run(Small(), make_spec("tape", quality_steps=5), tmp_path).tape for _ in range(2))
+    one, two = (run(Small(), make_run_spec("tape", quality_steps=5), tmp_path).tape for _ in range(2))
     assert one is not None
     assert one == two
     assert set(one.shapes[:5]) == {"float32[8, 4] + float32[8, 1]"}
@@ -239,10 +238,10 @@ def test_data_are_recorded_batch_by_batch(run: Runner, tmp_path: Path) -> None:
 
 
 def test_a_script_that_ends_makes_do_with_what_it_took(tmp_path: Path) -> None:
-    (curve,) = run_script(Small(), make_spec("quality", quality_steps=12, evaluate=True), tmp_path, steps=7).curves
+    (curve,) = run_script(Small(), make_run_spec("quality", quality_steps=12, evaluate=True), tmp_path, steps=7).curves
     assert (len(curve.losses), curve.metrics) == (7, {"metric": 0.5})
     plan = GradientPlan(windows=5, later_steps=4)
-    trace = trace_of(run_script(Small(), make_spec("fidelity", fidelity=plan), tmp_path, steps=3))
+    trace = trace_of(run_script(Small(), make_run_spec("fidelity", fidelity=plan), tmp_path, steps=3))
     assert [len(point.gradients.keys) for point in trace.points] == [3]
     with pytest.raises(TrainingEndedError):
-        run_script(Small(), make_spec("measure"), tmp_path, steps=1)
+        run_script(Small(), make_run_spec("measure"), tmp_path, steps=1)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_spec, make_target
 from test_script_trials import Project, open_project
 from trial_world import World, open_world
 
 from autotune.records import TrainConfig
-from autotune.records.trial import Pace, Rival, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import Pace, Rival, TrialResult, TrialStatus
 from autotune.targets.script import read_script, script_label
 
 PACE = Pace(first_step_seconds=0.05, samples_per_second=300.0)
@@ -118,16 +119,17 @@ def run_script(project: Project, drag: float) -> TrialResult:
         RIVAL.replace(seconds_per_sample=1 / 80),
     )
     baseline = TrainConfig(micro_batch_size=8, num_threads=1, optimizer_implementation="for-loop")
-    spec = TrialSpec(
+    spec = make_spec(
+        baseline.replace(num_workers=1),
         number=number,
-        purpose="measure",
-        target=Target(spec=script_label(script.command), folder=str(project.folder), script=script),
-        config=baseline.replace(num_workers=1),
+        target=make_target(script_label(script.command), project.folder, script=script),
         baseline=baseline,
         device="cpu",
-        limits=TrialLimits(
-            time_limit_seconds=LIMIT_SECONDS, warmup_cap_seconds=0.5, measure_seconds=0.1, pace=pace, rival=rival
-        ),
+        time_limit_seconds=LIMIT_SECONDS,
+        warmup_cap_seconds=0.5,
+        measure_seconds=0.1,
+        pace=pace,
+        rival=rival,
     )
     result = project.world.runner(spec)
     assert project.world.find_strays() == {}

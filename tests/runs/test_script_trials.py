@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_spec, make_target
 from trial_world import World, open_world
 
 from autotune.records import TrainConfig
-from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.targets.script import read_script, script_label
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -56,19 +57,14 @@ class Project:
         options = {name: wanted.pop(name) for name in names if name in wanted}
         script = read_script((sys.executable, *(words or ("train.py",))), **options)
         number, self.world.trials = self.world.trials, self.world.trials + 1
-        limits = TrialLimits(
-            time_limit_seconds=wanted.pop("seconds", 120.0),
-            warmup_cap_seconds=0.5,
-            measure_seconds=0.1,
-            ceilings_seconds=0.3,
-        )
-        settings: dict[str, Any] = {"purpose": "quality", "config": BASELINE, "baseline": BASELINE, "quality_steps": 10}
-        spec = TrialSpec(
+        usual: dict[str, Any] = {"purpose": "quality", "config": BASELINE, "baseline": BASELINE, "quality_steps": 10}
+        limits = {"warmup_cap_seconds": 0.5, "measure_seconds": 0.1, "ceilings_seconds": 0.3}
+        spec = make_spec(
             number=number,
-            target=Target(spec=script_label(script.command), folder=str(self.folder), script=script),
+            target=make_target(script_label(script.command), self.folder, script=script),
             device="cpu",
-            limits=limits,
-            **(settings | wanted),
+            time_limit_seconds=wanted.pop("seconds", 120.0),
+            **(usual | limits | wanted),
         )
         result = self.world.runner(spec)
         assert self.world.find_strays() == {}

@@ -10,30 +10,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record_factory
+from record_factory import (
+    GIB,
+    make_block,
+    make_ceilings,
+    make_data,
+    make_facts,
+    make_hardware,
+    make_measurement,
+    make_model,
+    make_phases,
+    make_result,
+    make_software,
+    make_spec,
+    make_state,
+)
 
 from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, write_trace
 from autotune.measure.racing import is_clearly_slower
 from autotune.records import (
     Block,
-    Ceilings,
-    DataFacts,
-    DriftLimits,
-    HardwareInfo,
     LossCurve,
-    MatmulRate,
     Measurement,
-    ModelFacts,
-    OptimizerFacts,
     PeakMemory,
     ProbeReport,
     Profile,
-    SoftwareInfo,
-    StepPhases,
     Target,
     TargetFacts,
     TrainConfig,
-    TrialLimits,
     TrialResult,
     TrialSpec,
     TrialStatus,
@@ -62,6 +68,7 @@ BASELINE = TrainConfig(micro_batch_size=32, num_threads=2, optimizer_implementat
 BASE_RATE = 1000.0
 LAUNCH_SECONDS = 3.0
 BLOCK_SAMPLES = 320
+PEAK_MEMORY = PeakMemory(host_bytes=500 * 2**20)
 FINALS_SHARE = 0.33
 """Of the budget: kept back for finals where a test has no reserve of its own."""
 
@@ -145,13 +152,13 @@ class Machine:
         if took < full:
             cut = spec.limits.ends_with_stage
             status = TrialStatus.INTERRUPTED if cut else TrialStatus.TIMED_OUT
-            return TrialResult(spec=spec, status=status, cause="user-error", elapsed_seconds=took)
+            return make_result(spec, status=status, cause="user-error", elapsed_seconds=took)
         if self.should_stop():
-            return TrialResult(spec=spec, status=TrialStatus.INTERRUPTED, elapsed_seconds=took)
+            return make_result(spec, status=TrialStatus.INTERRUPTED, elapsed_seconds=took)
         status = self.fate(config)
         if status is not TrialStatus.COMPLETED:
-            return TrialResult(spec=spec, status=status, cause="user-error", error="planted", elapsed_seconds=took)
-        result = TrialResult(spec=spec, status=status, elapsed_seconds=took, measurement=measurement)
+            return make_result(spec, status=status, cause="user-error", error="planted", elapsed_seconds=took)
+        result = make_result(spec, status=status, elapsed_seconds=took, measurement=measurement)
         if spec.purpose == "tape":
             return result.replace(tape=DataTrace(batches=(self.tape(config),), shapes=("int64[32]",), samples=10_000))
         if spec.purpose == "fidelity":
@@ -184,15 +191,11 @@ class Machine:
         speed = self.speed(config) * self.drift(self.now)
         rate = BASE_RATE * speed * math.exp(self.random.gauss(0, self.noise))
         blocks, ended_by = self._time_blocks(spec, rate)
-        return Measurement(
-            blocks=blocks,
+        return make_measurement(
+            blocks,
             step_seconds=(0.032,) * 10 * len(blocks),
-            data_wait_seconds=0.0,
-            steady=True,
-            warmup_steps=5,
-            warmup_seconds=0.5,
             compile_seconds=self.compile_seconds(config),
-            peak_memory=PeakMemory(host_bytes=500 * 2**20),
+            peak_memory=PEAK_MEMORY,
             canary=self._time_canary(),
             ended_by=ended_by,
         )
@@ -206,7 +209,7 @@ class Machine:
         ratios: list[float] = []
         while len(blocks) < count:
             seconds = BLOCK_SAMPLES / (rate * math.exp(luck.gauss(0, self.block_noise)))
-            blocks.append(Block(optimizer_steps=10, samples=BLOCK_SAMPLES, seconds=seconds))
+            blocks.append(make_block(BLOCK_SAMPLES, seconds))
             if rival is None or asked is not None:
                 continue
             ratios.append(math.log(seconds / BLOCK_SAMPLES / rival.seconds_per_sample))
@@ -243,85 +246,47 @@ class Machine:
         return self._usual_facts().replace(**self.facts)
 
     def _usual_facts(self) -> TargetFacts:
-        return TargetFacts(
+        return make_facts(
             label="toy.py:workload",
-            fingerprint="0123456789ab",
-            device="cpu",
             baseline=BASELINE.replace(user_knobs={name: values[0] for name, values in self.knobs.items()}),
             knobs=self.knobs,
-            model=ModelFacts(
-                parameter_count=1000,
-                parameter_bytes=4000,
-                has_batch_norm=False,
-                has_4d_convolution=False,
-                calls_attention=True,
-                checkpointable_blocks=2,
-                flops_per_sample=1e6,
-            ),
-            data=DataFacts(sample_count=10_000, seconds_per_sample=1e-5, random_sources=(), iterable=False),
-            optimizer=OptimizerFacts(name="AdamW", implementations=("for-loop", "foreach", "fused")),
-            phases=StepPhases(
-                data_wait_seconds=0.001,
-                copy_seconds=0.0,
-                forward_seconds=0.01,
-                backward_seconds=0.015,
-                optimizer_seconds=0.006,
-            ),
+            model=make_model(calls_attention=True, checkpointable_blocks=2, flops_per_sample=1e6),
+            data=make_data(seconds_per_sample=1e-5),
+            phases=make_phases(0.001, 0.0, 0.01, 0.015, 0.006),
             compute_seconds_per_step=0.031,
-            ceilings=Ceilings(
-                matmul=(
-                    MatmulRate(dtype="fp32", flops_per_second=2e11),
-                    MatmulRate(dtype="bf16", flops_per_second=1e12),
-                )
-            ),
+            ceilings=make_ceilings({"fp32": 2e11, "bf16": 1e12}),
         )
-
-
-VERDICT = Verdict(limit="compute", sentence="nothing binds")
-
-
-def make_target() -> Target:
-    return Target(spec="toy.py:workload", folder="/")
 
 
 def make_report(machine: Machine) -> ProbeReport:
     """Return what the probe says of a machine; its measurement is exact."""
     rate = BASE_RATE * machine.drift(0.0)
-    block = Block(optimizer_steps=10, samples=BLOCK_SAMPLES, seconds=BLOCK_SAMPLES / rate)
-    return ProbeReport(
-        hardware=HardwareInfo(
+    return record_factory.make_report(
+        hardware=make_hardware(
             cpu_name="simulated",
             usable_cpu_count=2,
             cpu_features=(),
-            memory_total_bytes=2**33,
-            memory_limit_bytes=2**33,
-            memory_available_bytes=2**33,
-            shared_memory_free_bytes=2**30,
+            memory_total_bytes=8 * GIB,
+            memory_limit_bytes=8 * GIB,
+            memory_available_bytes=8 * GIB,
+            has_cpp_compiler=False,
         ),
-        software=SoftwareInfo(autotune="0", python="3.11", torch="2", platform="simulated"),
+        software=make_software(torch="2", platform="simulated"),
         target=machine.find_facts(),
-        measurement=Measurement(
-            blocks=(block,),
-            step_seconds=(0.032,) * 10,
-            data_wait_seconds=0.0,
-            steady=True,
-            warmup_steps=5,
-            warmup_seconds=0.5,
-            compile_seconds=0.0,
-            peak_memory=PeakMemory(host_bytes=500 * 2**20),
+        measurement=make_measurement(
+            [make_block(BLOCK_SAMPLES, BLOCK_SAMPLES / rate)], step_seconds=(0.032,) * 10, peak_memory=PEAK_MEMORY
         ),
-        verdict=VERDICT,
+        verdict=Verdict(limit="compute", sentence="nothing binds"),
     )
 
 
 def make_problem(machine: Machine, **changes: Any) -> SearchProblem:
     """Return the problem of a search without knobs; what is changed are its fields, or those of its state."""
-    asked: dict[str, Any] = {"max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
-    asked |= {name: changes.pop(name) for name in [*changes] if name in SearchState.model_fields}
+    asked = {name: changes.pop(name) for name in [*changes] if name in SearchState.model_fields}
     report = changes.pop("report", None) or make_report(machine)
     usual: dict[str, Any] = {"startup_seconds": 1.0, "baseline_losses": make_curve()}
     return SearchProblem(
-        SearchState(**({"target": make_target(), "seed": machine.seed} | asked)),
+        make_state(**({"seed": machine.seed} | asked)),
         report,
         SearchSpace(baseline=report.target.baseline, choices={}, ruled_out=()),
         **(usual | changes),
@@ -427,31 +392,16 @@ def make_judged(
 ) -> Judged:
     """Return a launch with a given log speed-up over `BASE_RATE`; None for one that was not timed."""
     rate = BASE_RATE * math.exp(value or 0.0)
-    blocks = [
-        Block(optimizer_steps=10, samples=BLOCK_SAMPLES, seconds=BLOCK_SAMPLES / rate * math.exp(ratio))
-        for ratio in block_ratios
-    ]
-    measurement = Measurement(
-        blocks=tuple(blocks),
+    measurement = make_measurement(
+        [make_block(BLOCK_SAMPLES, BLOCK_SAMPLES / rate * math.exp(ratio)) for ratio in block_ratios],
         step_seconds=(0.032,) * 10,
-        data_wait_seconds=0.0,
-        steady=True,
-        warmup_steps=5,
-        warmup_seconds=0.5,
         compile_seconds=compile_seconds,
-        peak_memory=PeakMemory(host_bytes=500 * 2**20),
+        peak_memory=PEAK_MEMORY,
         canary=None if canary is None else SpeedReference(before_seconds=canary, after_seconds=canary),
     )
-    spec = TrialSpec(
-        number=1,
-        purpose="measure",
-        target=make_target(),
-        config=config,
-        limits=TrialLimits(time_limit_seconds=60),
-    )
     status = TrialStatus.CRASHED if value is None else TrialStatus.COMPLETED
-    result = TrialResult(
-        spec=spec, status=status, elapsed_seconds=elapsed, measurement=None if value is None else measurement
+    result = make_result(
+        make_spec(config), status=status, elapsed_seconds=elapsed, measurement=None if value is None else measurement
     )
     constraints = {**dict.fromkeys(KEYS, 0.0), "memory": 0.0 if feasible else 0.1}
     log_rate = None if value is None else math.log(BASE_RATE) + value
@@ -516,8 +466,7 @@ def run_simulated(
     target = Target(spec="toy.py:workload", folder=str(work), script=script)
     if folder is None:
         folder = create_search_folder(work, target.spec)
-        usual: dict[str, Any] = {"max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
-        folder.write_state(SearchState(target=target, seed=machine.seed, **(usual | asked)))
+        folder.write_state(make_state(**({"target": target, "seed": machine.seed} | asked)))
     saved: list[Profile] = []
     machine.trials = folder.trials
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from record_factory import make_check, make_interval
 from simulated import BASE_RATE, BASELINE, Machine, make_judged, make_placebos, make_report, play_finals
 
-from autotune.records import Interval, Margin, Profile, QualityCheck
+from autotune.records import Margin, Profile, QualityCheck
 from autotune.records.quality import QualityVerdict
 from autotune.records.trial import LossCurve
 from autotune.search.answer.findings import Findings
@@ -70,16 +71,8 @@ def test_without_finals_the_baseline_is_kept_and_the_hope_is_told():
 
 
 def check(verdict):
-    difference = Interval(estimate=0.0, low=0.0, high=0.0, confidence_level=0.9, method="planted")
-    return QualityCheck(
-        test="paired-losses",
-        metric="training loss",
-        difference=difference,
-        margin=Margin(amount=0.005),
-        verdict=verdict,
-        seeds=4,
-        samples=100,
-    )
+    difference = make_interval(0.0, confidence_level=0.9, method="planted")
+    return make_check(difference=difference, verdict=verdict)
 
 
 @pytest.mark.parametrize(
@@ -240,11 +233,10 @@ def end(judged: Sequence[Judged], **known: Any) -> Profile:
     return build_profile(findings, ranking, budget_seconds=BUDGET)
 
 
-def make_check(verdict: QualityVerdict) -> QualityCheck:
-    return QualityCheck(
+def make_gradient_check(verdict: QualityVerdict) -> QualityCheck:
+    return make_check(
         test="gradients",
         metric="gradients",
-        difference=None,
         margin=Margin(amount=0.0),
         verdict=verdict,
         seeds=1,
@@ -291,7 +283,7 @@ def test_the_candidate_is_the_fastest_that_passed_its_checks_not_the_first_that_
     three, four = (config for config in make_placebos(4)[2:])
     judged = [make_judged(BASELINE, 0.0), make_judged(ONE, 0.4), make_judged(TWO, 0.1), make_judged(three, 0.2)]
     judged.append(make_judged(four, 0.5))
-    refused, passed = (make_check("inferior"),), (make_check("non-inferior"),)
+    refused, passed = (make_gradient_check("inferior"),), (make_gradient_check("non-inferior"),)
     profile = end(judged, checks=[(ONE, refused), (TWO, passed), (three, passed)])
     assert profile.candidate_config == three
     assert profile.quality == passed

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, make_target, open_search, run_simulated
+from record_factory import make_target
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
 from autotune.drift.gate.stage import GateStage

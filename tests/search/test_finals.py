@@ -6,11 +6,12 @@ import statistics
 from collections import Counter
 
 import pytest
+from record_factory import make_spec
 from simulated import BASELINE, Machine, play_finals
 
 from autotune.measure.confidence import Pilot
 from autotune.measure.student_t import student_t_quantile
-from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records import TrainConfig, TrialResult, TrialStatus
 from autotune.search.finals.finalist import (
     CLAIM_RISK,
     FALSE_RISK,
@@ -31,14 +32,7 @@ def launcher(machine: Machine, order: list[TrainConfig] | None = None):
     def launch(config: TrainConfig) -> TrialResult:
         if order is not None:
             order.append(config)
-        spec = TrialSpec(
-            number=len(machine.specs),
-            purpose="final",
-            target=Target(spec="toy.py:workload", folder="/"),
-            config=config,
-            limits=TrialLimits(time_limit_seconds=60),
-        )
-        return machine(spec)
+        return machine(make_spec(config, number=len(machine.specs), purpose="final"))
 
     return launch
 

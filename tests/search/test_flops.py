@@ -21,7 +21,7 @@ CEILINGS = Ceilings(
 )
 
 
-def make_target(*, flops_per_sample: float | None = 2e9, device: str = "cuda", **changes: Any) -> TargetFacts:
+def make_gpu_facts(*, flops_per_sample: float | None = 2e9, device: str = "cuda", **changes: Any) -> TargetFacts:
     facts = make_report(Machine()).target
     model = facts.model.replace(flops_per_sample=flops_per_sample, has_4d_convolution=False)
     return facts.replace(model=model, device=device, ceilings=CEILINGS, **changes)
@@ -38,18 +38,18 @@ def make_target(*, flops_per_sample: float | None = 2e9, device: str = "cuda", *
     ],
 )
 def test_the_rate_is_that_of_the_settings_arithmetic(changes: Any, device: str, peak: float | None) -> None:
-    found = add_flops(Evidence(pairs=3), make_target(device=device), BASELINE.replace(**changes))
+    found = add_flops(Evidence(pairs=3), make_gpu_facts(device=device), BASELINE.replace(**changes))
     assert (found.pairs, found.flops_per_sample, found.peak_flops_per_second) == (3, 2e9, peak)
 
 
 @pytest.mark.parametrize("flops_per_sample", [None, 0.0])
 def test_operations_that_were_not_counted_are_not_known(flops_per_sample: float | None) -> None:
-    found = add_flops(Evidence(), make_target(flops_per_sample=flops_per_sample), BASELINE)
+    found = add_flops(Evidence(), make_gpu_facts(flops_per_sample=flops_per_sample), BASELINE)
     assert found.flops_per_sample is None
 
 
 def test_a_profile_has_them() -> None:
     report = make_report(Machine())
-    findings = Findings(report.replace(target=make_target(device="cpu")))
+    findings = Findings(report.replace(target=make_gpu_facts(device="cpu")))
     evidence = build_profile(findings, Ranking([], BASELINE), budget_seconds=60.0).evidence
     assert (evidence.flops_per_sample, evidence.peak_flops_per_second) == (2e9, 5.0e13)

@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from record_factory import make_state, make_target
 from simulated import Machine, run_simulated
 
 from autotune.errors import BusyError, FolderError, MachineError, UsageError
 from autotune.records.codec import write_record
-from autotune.records.quality import DriftLimits
-from autotune.records.search import SearchState
-from autotune.records.trial import Target
 from autotune.search.run import SearchOptions, _describe_damage, run_search
 from autotune.search.store.folder import (
     check_output,
@@ -119,11 +117,10 @@ def test_the_newest_search_of_a_target_is_found(tmp_path):
 
 def plant_search(folder: Path, name: str, target: str = "toy.py:workload") -> Path:
     """Leave a search in a folder, under a name."""
-    asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
     path = folder / ".autotune" / name
     (path / "trials").mkdir(parents=True)
     (folder / ".autotune").chmod(0o700)
-    write_record(path / "search.json", SearchState(target=Target(spec=target, folder=str(folder)), **asked))
+    write_record(path / "search.json", make_state(target=make_target(target, folder)))
     return path
 
 

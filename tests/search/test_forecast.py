@@ -3,25 +3,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from record_factory import make_data, make_memory, make_mode
 from simulated import BASELINE, Machine, all_equal, make_report, open_search, run_simulated
 
-from autotune.records import DataFacts, MemoryFacts, MemoryMode, TrainConfig
+from autotune.records import MemoryFacts, TrainConfig
 from autotune.search.explore.stage import Tried
 from autotune.search.launch.forecast import Forecast
 from autotune.search.scores.objective import Limits
 
 GIB = 2**30
-DATA = DataFacts(sample_count=4096, seconds_per_sample=1e-6, random_sources=(), iterable=False)
+DATA = make_data(sample_count=4096, seconds_per_sample=1e-6)
 
 
 def memory(*, per_sample: float = GIB / 64) -> MemoryFacts:
-    mode: dict[str, Any] = {"precision": "fp32", "fixed_bytes": GIB, "bytes_per_sample": per_sample}
-    modes = (
-        MemoryMode(**mode, activation_checkpointing="off"),
-        MemoryMode(**{**mode, "bytes_per_sample": per_sample / 4}, activation_checkpointing="full"),
-    )
-    return MemoryFacts(
-        base_bytes=GIB, weights_bytes=0, gradient_bytes=0, optimizer_bytes=0, limit_bytes=8 * GIB, modes=modes
+    return make_memory(
+        make_mode(bytes_per_sample=per_sample),
+        make_mode(bytes_per_sample=per_sample / 4, activation_checkpointing="full"),
     )
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_state, make_target
 from simulated import Machine, make_report, run_simulated
 
 from autotune.machine.hardware import read_hardware, read_software
-from autotune.records import DriftLimits, ProbeReport, Target
+from autotune.records import ProbeReport
 from autotune.records.codec import read_record, write_record
 from autotune.records.search import KeptProbe, SearchState
 from autotune.records.trial import TrialResult
@@ -24,16 +25,8 @@ from autotune.targets.source.fingerprint import fingerprint_target
 SOURCE = "workload = None\n"
 
 
-def make_state(work: Path, **asked: Any) -> SearchState:
-    target = Target(spec="toy.py:workload", folder=str(work))
-    usual = {
-        "target": target,
-        "seed": 0,
-        "max_drift": DriftLimits(),
-        "memory_limit_bytes": None,
-        "measure_seconds": 2.0,
-    }
-    return SearchState(**{**usual, **asked})  # type: ignore[arg-type]
+def state_of(work: Path, **asked: Any) -> SearchState:
+    return make_state(target=make_target(folder=work), **asked)
 
 
 @contextmanager
@@ -51,16 +44,16 @@ def work(tmp_path: Path) -> Path:
     run = run_simulated(Machine(stop_after=2), tmp_path)
     trial = next(one for one in run.folder.read_trials() if one.spec.purpose == "probe")
     report = make_report(Machine())
-    facts = report.target.replace(fingerprint=fingerprint_target(make_state(tmp_path).target) or "")
+    facts = report.target.replace(fingerprint=fingerprint_target(state_of(tmp_path).target) or "")
     report = report.replace(target=facts, hardware=read_hardware(), software=read_software())
     with quiet_pytest():
-        keep_probe(tmp_path, make_state(tmp_path).target, report, trial.replace(facts=facts))
+        keep_probe(tmp_path, state_of(tmp_path).target, report, trial.replace(facts=facts))
     return tmp_path
 
 
 def take(work: Path, **asked: Any) -> tuple[str | None, SearchFolder]:
     place = create_search_folder(work, "toy.py:workload")
-    state = make_state(work, **asked)
+    state = state_of(work, **asked)
     place.write_state(state)
     with quiet_pytest():
         return take_kept_probe(work, state, place), place

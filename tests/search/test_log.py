@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import record_factory
+from record_factory import make_interval
 from simulated import (
     BASELINE,
     LAUNCH_SECONDS,
@@ -17,7 +19,7 @@ from simulated import (
 )
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records import Interval, Margin, QualityCheck
+from autotune.records import QualityCheck
 from autotune.records.quality import QualityVerdict
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.starter import TrialTask
@@ -99,16 +101,8 @@ def test_the_plan_told_is_of_the_finals_that_the_answer_is_about() -> None:
 
 
 def make_check(verdict: QualityVerdict, more: float) -> tuple[QualityCheck, ...]:
-    difference = Interval(estimate=more, low=more, high=more, confidence_level=0.9, method="planted")
-    check = QualityCheck(
-        test="samples-to-loss",
-        metric="training loss",
-        difference=difference,
-        margin=Margin(amount=0.005),
-        verdict=verdict,
-        seeds=4,
-        samples=100,
-    )
+    difference = make_interval(more, confidence_level=0.9, method="planted")
+    check = record_factory.make_check(test="samples-to-loss", difference=difference, verdict=verdict)
     return (check,)
 
 

@@ -3,23 +3,17 @@ from __future__ import annotations
 import math
 
 import pytest
+from record_factory import make_spec
 from simulated import BASELINE, Machine
 
-from autotune.records import PeakMemory, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records import PeakMemory, TrainConfig, TrialResult, TrialStatus
 from autotune.search.scores.objective import KEYS, Limits, score_trial
 
 LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
 
 
 def run(config: TrainConfig = BASELINE, **planted: object) -> TrialResult:
-    spec = TrialSpec(
-        number=1,
-        purpose="measure",
-        target=Target(spec="toy.py:workload", folder="/"),
-        config=config,
-        limits=TrialLimits(time_limit_seconds=60),
-    )
-    return Machine(**planted)(spec)  # type: ignore[arg-type]
+    return Machine(**planted)(make_spec(config))  # type: ignore[arg-type]
 
 
 BASE_CURVE = run().curves[0]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from record_factory import make_result
 from simulated import (
     BASE_RATE,
     BASELINE,
@@ -37,8 +38,8 @@ def anchor(value: float = 0.0, *, first: float | None = 2.0, pair: tuple[float, 
 
 def cut(config: Any, bound: float, number: int = 9) -> Judged:
     spec = make_judged(config, 0.0).result.spec.replace(number=number)
-    result = TrialResult(
-        spec=spec,
+    result = make_result(
+        spec,
         status=TrialStatus.TOO_SLOW,
         cause="slow-steps",
         error="its first step took more than 4.0s: ended",

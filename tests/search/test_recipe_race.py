@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated import BASELINE, Machine, make_report, make_target
+from record_factory import make_target
+from simulated import BASELINE, Machine, make_report
 
 from autotune.records.config import TrainConfig
 from autotune.records.quality import DriftLimits

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import pytest
+from record_factory import make_state, make_target
 from simulated import Machine, run_simulated
 
 from autotune.errors import UsageError
 from autotune.machine.hardware import read_software
-from autotune.records import DriftLimits, Profile, Target
-from autotune.records.search import SearchState
+from autotune.records import Profile
 from autotune.search.run import SearchOptions, _holds_proof, run_search
 from autotune.search.store.folder import find_search_folder
 from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.source.fingerprint import fingerprint_workload
 
 TOY = "from elsewhere import *\n"  # nothing of it is run, and its names cannot be told by reading
-STATE = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
 
 
 def test_a_proven_answer_is_known_as_such(tmp_path):
@@ -52,7 +51,7 @@ def test_a_copied_folder_is_not_resumed(tmp_path):
     (tmp_path / "toy.py").write_text(TOY)
     found = find_search_folder(tmp_path)
     assert found is not None
-    found.write_state(SearchState(target=Target(spec="toy.py:workload", folder="/elsewhere"), **STATE))
+    found.write_state(make_state(target=make_target(folder="/elsewhere")))
     with pytest.raises(UsageError, match="--resume: target was"):
         run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import BASELINE, Machine, make_target
+import record_factory
+from record_factory import make_interval, make_spec
+from simulated import BASELINE, Machine
 
 from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
 from autotune.drift.gate.comparisons import (
@@ -28,10 +30,10 @@ from autotune.drift.gate.screen import Gate
 from autotune.drift.gate.trace_plans import plan_fidelity
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
-from autotune.records import Interval, LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
+from autotune.records import LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
 from autotune.records.config import changed_fields
 from autotune.records.quality import GradientEquivalence
-from autotune.records.trial import GROWTH_STEPS, DataTrace, GradientPlan, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import GROWTH_STEPS, DataTrace, GradientPlan, TrialResult
 from autotune.space import numerics_of, revert_knobs
 
 PLAN = GradientPlan(windows=12, later_steps=10)
@@ -140,11 +142,10 @@ class Runs:
 
 
 def make_result(config: TrainConfig = BASE, *, status: TrialStatus = COMPLETED, **changes: Any) -> TrialResult:
-    spec = TrialSpec(
-        number=1, purpose="fidelity", target=make_target(), config=config, limits=TrialLimits(time_limit_seconds=60)
-    )
+    """Return what a trial for the gradients of a config came to, one that fails with its reason."""
     failed = {} if status is COMPLETED else {"cause": "user-error", "error": "it broke"}
-    return TrialResult(spec=spec, status=status, elapsed_seconds=1.0, **(failed | changes))
+    spec = make_spec(config, purpose="fidelity")
+    return record_factory.make_result(spec, status=status, **(failed | changes))
 
 
 def make_tape(*, order: str = "usual", count: int = 4, **changes: Any) -> DataTrace:
@@ -968,22 +969,15 @@ def test_another_model_is_refused() -> None:
 def make_check(test: str, verdict: str = PASSED, *, bias: float | None = None) -> QualityCheck:
     fidelity = ()
     if bias is not None:
-        interval = Interval(estimate=bias, low=bias, high=bias, confidence_level=0.9, method="planted")
+        interval = make_interval(bias, confidence_level=0.9, method="planted")
         fidelity = (
             GradientEquivalence(
                 subject="gradients", point="initial weights", windows=16, bias=interval, verdict=verdict
             ),
         )
-    return QualityCheck(
-        test=test,
-        metric=test,
-        difference=None,
-        margin=Margin(amount=0.0),
-        verdict=verdict,
-        seeds=1,
-        samples=0,
-        reason=test,
-        fidelity=fidelity,
+    margin = Margin(amount=0.0)
+    return record_factory.make_check(
+        test=test, metric=test, margin=margin, verdict=verdict, seeds=1, samples=0, reason=test, fidelity=fidelity
     )
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from record_factory import make_state, make_target
 from simulated import Machine, run_simulated
 
-from autotune.records.quality import DriftLimits
-from autotune.records.search import SearchState
 from autotune.records.trial import Target
 from autotune.search.run import SearchOptions, _open_folder
 from autotune.search.store.folder import SearchFolder, create_search_folder
@@ -26,8 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_search(folder: Path, spec: str = "toy.py:workload") -> SearchFolder:
     search = create_search_folder(folder, spec)
-    asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
-    search.write_state(SearchState(target=Target(spec=spec, folder=str(folder)), **asked))
+    search.write_state(make_state(target=make_target(spec, folder)))
     return search
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
+from record_factory import make_spec
 from simulated import BASELINE, Machine
 
 import autotune.search.explore.study
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware
-from autotune.records import Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records import TrainConfig, TrialResult, TrialStatus
 from autotune.search.explore.study import Study, StudyFile
 from autotune.search.scores.objective import KEYS, Judged, Limits, score_trial
 from autotune.space import SearchSpace, build_space
@@ -27,13 +28,7 @@ def space() -> SearchSpace:
 
 
 def judge(config: TrainConfig, status: TrialStatus = TrialStatus.COMPLETED, number: int = 1) -> Judged:
-    spec = TrialSpec(
-        number=number,
-        purpose="measure",
-        target=Target(spec="toy.py:workload", folder="/"),
-        config=config,
-        limits=TrialLimits(time_limit_seconds=60),
-    )
+    spec = make_spec(config, number=number)
     machine = Machine(fate=lambda _config: status)
     result: TrialResult = machine(spec)
     baseline = Machine()(spec.replace(config=BASELINE)).curves[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulated import BASELINE, make_target
+from record_factory import make_result, make_spec
+from simulated import BASELINE
 
-from autotune.records import TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records import TrainConfig, TrialResult, TrialStatus
 from autotune.search.launch.suspects import Suspects, describe_guilty
 
 BF16, WORKERS, MALLOC = {"precision": "bf16"}, {"num_workers": 2}, {"host_allocator": "jemalloc"}
@@ -19,9 +20,7 @@ def config(*changes: dict[str, Any]) -> TrainConfig:
 
 
 def launch(status: TrialStatus, *changes: dict[str, Any]) -> TrialResult:
-    limits = TrialLimits(time_limit_seconds=60)
-    spec = TrialSpec(number=1, purpose="measure", target=make_target(), config=config(*changes), limits=limits)
-    return TrialResult(spec=spec, status=status, elapsed_seconds=1.0)
+    return make_result(make_spec(config(*changes)), status=status)
 
 
 def blocks(results: list[TrialResult], *changes: dict[str, Any]) -> bool:

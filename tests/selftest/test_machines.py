@@ -6,8 +6,9 @@ import statistics
 from itertools import islice
 
 import pytest
+from record_factory import make_block, make_measurement, make_result, make_spec
 
-from autotune.records import Block, Measurement, PeakMemory, Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.records import TrialStatus
 from autotune.selftest.machines import MACHINES, Noise, Recorded, read_paces
 
 
@@ -75,24 +76,9 @@ def test_too_little_is_not_replayed(recorded: list[list[float]]) -> None:
 
 
 def test_paces_are_those_of_timed_launches_that_ran_to_their_end() -> None:
-    spec = TrialSpec(
-        number=1,
-        purpose="measure",
-        target=Target(spec="toy.py:workload", folder="/"),
-        config=None,
-        limits=TrialLimits(time_limit_seconds=60.0),
-    )
-    measurement = Measurement(
-        blocks=(Block(optimizer_steps=1, samples=10, seconds=1.0), Block(optimizer_steps=2, samples=20, seconds=4.0)),
-        step_seconds=(),
-        data_wait_seconds=0.0,
-        steady=True,
-        warmup_steps=1,
-        warmup_seconds=1.0,
-        compile_seconds=0.0,
-        peak_memory=PeakMemory(host_bytes=1),
-    )
-    timed = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=1.0, measurement=measurement)
+    spec = make_spec(None)
+    measurement = make_measurement([make_block(10, 1.0, steps=1), make_block(20, 4.0, steps=2)])
+    timed = make_result(spec, measurement=measurement)
     raced = timed.replace(measurement=measurement.replace(ended_by="racing"))
-    crashed = TrialResult(spec=spec, status=TrialStatus.CRASHED, elapsed_seconds=1.0)
+    crashed = make_result(spec, status=TrialStatus.CRASHED)
     assert read_paces([timed, raced, crashed]) == [[pytest.approx(math.log(0.1)), pytest.approx(math.log(0.2))]]

@@ -8,9 +8,11 @@ import statistics
 from pathlib import Path
 
 import pytest
+import record_factory
+from record_factory import make_block, make_result, make_spec
 
 from autotune.errors import UsageError
-from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits, TrialResult, TrialSpec
+from autotune.records import Measurement, PeakMemory, TrainConfig
 from autotune.records.measurement import Interference
 from autotune.records.trial import TrialStatus
 from autotune.selftest.simulated_target import TARGET, make_report
@@ -28,17 +30,9 @@ NAME = "user_knobs.planted"
 
 
 def make_measurement(log_rate: float) -> Measurement:
-    blocks = tuple(Block(optimizer_steps=1, samples=100, seconds=100 / math.exp(log_rate)) for _ in range(4))
-    return Measurement(
-        blocks=blocks,
-        step_seconds=(0.1, 0.1),
-        data_wait_seconds=0.0,
-        steady=True,
-        warmup_steps=5,
-        warmup_seconds=0.5,
-        compile_seconds=0.0,
-        peak_memory=PeakMemory(host_bytes=1),
-    )
+    """Return the timing of a launch, with the log of its samples per second."""
+    block = make_block(100, 100 / math.exp(log_rate), steps=1)
+    return record_factory.make_measurement((block,) * 4, step_seconds=(0.1, 0.1), peak_memory=PeakMemory(host_bytes=1))
 
 
 def make_table(*launches: tuple[object, float | None]) -> Table:
@@ -90,17 +84,11 @@ def test_what_is_left_is_the_noise_in_the_order_of_the_launches() -> None:
 
 
 def test_what_is_kept_of_a_result_is_its_blocks() -> None:
-    spec = TrialSpec(
-        number=1,
-        purpose="measure",
-        target=TARGET,
-        config=TrainConfig(num_workers=2),
-        limits=TrialLimits(time_limit_seconds=9),
-    )
+    spec = make_spec(TrainConfig(num_workers=2), target=TARGET)
     measured = make_measurement(1.0)
     watched = tuple(block.replace(interference=Interference()) for block in measured.blocks)
     measured = measured.replace(blocks=watched)
-    result = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=2.0, measurement=measured)
+    result = make_result(spec, elapsed_seconds=2.0, measurement=measured)
     launch = make_launch(result, TrainConfig())
     assert launch.changes == {"num_workers": 2}
     assert launch.measurement is not None

@@ -3,17 +3,15 @@ from __future__ import annotations
 import math
 
 import pytest
+from record_factory import make_check, make_interval, make_profile
 
 from autotune.format import count, format_budget
 from autotune.records import (
     DriftLimits,
-    HardwareInfo,
     Interval,
     Margin,
     Profile,
-    ProfileTarget,
     QualityCheck,
-    SoftwareInfo,
     TrainConfig,
 )
 from autotune.records.measurement import GpuState, Interference
@@ -34,7 +32,7 @@ QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, lau
 
 
 def interval(estimate: float, low: float, high: float, level: float) -> Interval:
-    return Interval(estimate=estimate, low=low, high=high, confidence_level=level, method="t")
+    return make_interval(estimate, low, high, confidence_level=level, method="t")
 
 
 def profile(verdict: str = "improved", *, estimate: float = 1.38, **changes: object) -> Profile:
@@ -52,22 +50,9 @@ def profile(verdict: str = "improved", *, estimate: float = 1.38, **changes: obj
         "config": TrainConfig(),
         "baseline_config": TrainConfig(),
         "speedup": interval(estimate, 1.319, 1.47, 0.98),
-        "target": ProfileTarget(label="train.py:workload", fingerprint="0" * 12),
-        "hardware": HardwareInfo(
-            cpu_name="cpu",
-            usable_cpu_count=2,
-            cpu_features=(),
-            memory_total_bytes=1,
-            memory_limit_bytes=1,
-            memory_available_bytes=1,
-            shared_memory_free_bytes=1,
-            gpus=(),
-            missing=(),
-        ),
-        "software": SoftwareInfo(autotune="0", python="3", torch="2", cuda=None, driver=None, platform="linux"),
         "evidence": Evidence(pairs=8, confirmation=confirmation, noise=QUIET, measured_fraction=0.423),
     }
-    return Profile(**(fields | changes))  # type: ignore[arg-type]
+    return make_profile(**(fields | changes))
 
 
 def test_the_headline_is_the_lower_end_rounded_down() -> None:
@@ -195,14 +180,9 @@ def test_the_limits_are_one_line() -> None:
 
 
 def check_of(margin: Margin, verdict: QualityVerdict) -> QualityCheck:
-    return QualityCheck(
-        test="metric",
-        metric="accuracy",
-        difference=interval(0.0012, -0.001, 0.0034, 0.90),
-        margin=margin,
-        verdict=verdict,
-        seeds=4,
-        samples=1280,
+    difference = interval(0.0012, -0.001, 0.0034, 0.90)
+    return make_check(
+        test="metric", metric="accuracy", difference=difference, margin=margin, verdict=verdict, samples=1280
     )
 
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from record_factory import make_plan
+
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig
 from autotune.records.profile import ProfileTarget
-from autotune.records.run import Best, GuardSummary, RunPlan, StepDown, TrainingSummary
+from autotune.records.run import Best, GuardSummary, StepDown, TrainingSummary
 
 PLAIN = TrainConfig(micro_batch_size=8)
 FAST = TrainConfig(micro_batch_size=8, precision="bf16", num_workers=2)
@@ -63,16 +65,13 @@ def plant_run(
     folder.mkdir(parents=True)
     planned: dict[str, Any] = {
         "target": TARGET,
-        "asked_config": config,
-        "config": config,
         "baseline_config": PLAIN,
         "origin": "profile",
         "promised_samples_per_second": 110.0,
-        "seed": 0,
         "steps": 100,
         "epochs": None,
     }
-    write_record(folder / "run.json", RunPlan(**(planned | (plan or {}))))
+    write_record(folder / "run.json", make_plan(config, **(planned | (plan or {}))))
     lines = make_log(100) if log is None else log
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if not is_killed:

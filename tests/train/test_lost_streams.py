@@ -101,7 +101,7 @@ def test_a_result_that_cannot_be_printed_is_one_line(as_json: bool, tmp_path: Pa
         f"with forgiven_output(): {printing}\n"
         "_settle_streams(); sys.exit(3)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,

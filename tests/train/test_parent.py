@@ -14,13 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from record_factory import make_plan
 from train_world import wait_until
 
 from autotune.machine.cgroups import read_oom_kills
 from autotune.records.config import TrainConfig
 from autotune.records.layout import PLAN_FILE
-from autotune.records.profile import ProfileTarget
-from autotune.records.run import RunPlan
 from autotune.train.folder import read_plan
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.attempts import Ended, Start, run_attempts
@@ -364,15 +363,7 @@ def train(
 ) -> tuple[TrainingEnd, list[str]]:
     """Supervise a training that stands at `steps` when it dies of each of `deaths`, and then ends well."""
     config = TrainConfig(micro_batch_size=64, num_workers=2)
-    plan = RunPlan(
-        target=ProfileTarget(label="a.py:b", fingerprint="0" * 12),
-        asked_config=config,
-        config=config,
-        baseline_config=TrainConfig(micro_batch_size=64),
-        seed=0,
-        steps=None,
-        epochs=1,
-    )
+    plan = make_plan(config, baseline_config=TrainConfig(micro_batch_size=64))
     (folder / PLAN_FILE).write_text(plan.to_json())
     monkeypatch.setenv("RUN", str(folder))
     monkeypatch.setenv("STEPS", json.dumps(steps))

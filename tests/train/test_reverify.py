@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from probe_records import hardware, timing
+from probe_records import timing
+from record_factory import make_hardware, make_result
 from train_world import CONFIG, open_workplace
 
 import autotune.train.settings.reverify as reverify_module
@@ -67,14 +68,9 @@ class Machine:
             end = TrialStatus.INTERRUPTED
         if end is not None:
             error = "no memory left\x1b[2J"
-            return TrialResult(spec=spec, status=end, cause="user-error", error=error, elapsed_seconds=took)
+            return make_result(spec, status=end, cause="user-error", error=error, elapsed_seconds=took)
         rate = 1000.0 * (self.ratio if spec.config == FAST else 1.0) * math.exp(self._random.gauss(0.0, self.noise))
-        return TrialResult(
-            spec=spec,
-            status=TrialStatus.COMPLETED,
-            elapsed_seconds=took,
-            measurement=timing(step_ms=1000 * 10 / rate, samples=10),
-        )
+        return make_result(spec, elapsed_seconds=took, measurement=timing(step_ms=1000 * 10 / rate, samples=10))
 
 
 PAIRS = TRAIN_POLICY.verify_pairs
@@ -83,7 +79,7 @@ QUICK = replace(TRAIN_POLICY, verify_measure_seconds=0.2)
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = hardware()
+    machine = make_hardware()
     monkeypatch.setattr(reverify_module, "read_hardware", lambda: machine)
 
 

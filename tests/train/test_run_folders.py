@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_plan
 
 from autotune.errors import ProfileError, UsageError
 from autotune.records.config import TrainConfig
 from autotune.records.layout import PLAN_FILE, SCRIPT_FILE
-from autotune.records.profile import ProfileTarget
-from autotune.records.run import RunPlan
 from autotune.records.training_process import TrainingProgress
 from autotune.train.folder import SCRIPT_RUN, WORKLOAD_RUN, RunFolder, RunKind, newest_whole_step, open_run
 from autotune.train.loop.metrics import cut_metrics, read_last_step
@@ -21,15 +20,7 @@ from autotune.train.recovery.steps_down import Choice, Fault, make_step_down
 from autotune.train.report import summarize
 
 CONFIG = TrainConfig(micro_batch_size=64)
-PLAN = RunPlan(
-    target=ProfileTarget(label="train.py:workload", fingerprint="0" * 12),
-    asked_config=CONFIG,
-    config=CONFIG,
-    baseline_config=CONFIG,
-    seed=0,
-    steps=None,
-    epochs=1,
-)
+PLAN = make_plan(CONFIG)
 STEP_DOWN = make_step_down(
     Fault("oom-host", "no memory", 7),
     Choice("fewer-samples", CONFIG.replace(micro_batch_size=32, gradient_accumulation_steps=2)),

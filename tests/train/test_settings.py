@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from probe_records import BASELINE as PROBED
-from probe_records import gpu, hardware, target, timing
+from probe_records import target, timing
+from record_factory import make_gpu, make_hardware, make_profile, make_report, make_software, make_state
 
 import autotune.train.settings.choice as settings_module
 import autotune.train.settings.differences as differences_module
@@ -20,13 +21,11 @@ from autotune.records import TrainConfig, read_record
 from autotune.records.codec import Record
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
-from autotune.records.measurement import Interval
-from autotune.records.probe import ProbeReport, Verdict
-from autotune.records.profile import Evidence, Profile, ProfileTarget
-from autotune.records.quality import DriftLimits
+from autotune.records.probe import ProbeReport
+from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import CheckpointManifest, RunPlan
 from autotune.records.script import Script, UserKnob
-from autotune.records.search import Preset, SearchState
+from autotune.records.search import Preset
 from autotune.records.trial import Target
 from autotune.search.store.folder import create_search_folder, write_report
 from autotune.targets.source.fingerprint import fingerprint_target
@@ -40,8 +39,7 @@ from autotune.train.settings.choice import (
 )
 from autotune.train.settings.presets import find_facts, fit_preset
 
-HERE = hardware()
-VERSIONS = SoftwareInfo(autotune="0", python="3.11", torch="2.13.0+cpu", platform="Linux")
+HERE, VERSIONS = make_hardware(), make_software()
 OWN = TrainConfig(micro_batch_size=16, user_knobs={"width": 8})
 FAST = OWN.replace(num_threads=4, precision="bf16", num_workers=2, user_knobs={"width": 16})
 LABEL, PRINT, DATA = "train.py:workload", "0123456789ab", "1000:0123456789ab"
@@ -85,17 +83,11 @@ def load(fingerprint: str = PRINT, *, label: str = LABEL, **changes: Any) -> Loa
 
 def profile(**changes: Any) -> Profile:
     fields: dict[str, Any] = {
-        "verdict": "improved",
-        "config": FAST,
+        "config": FAST.replace(optimizer_implementation="foreach"),
         "baseline_config": OWN.replace(num_threads=4, optimizer_implementation="foreach"),
-        "speedup": Interval(estimate=1.3, low=1.2, high=1.4, confidence_level=0.98, method="t on paired log ratios"),
         "target": ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint=DATA),
-        "hardware": HERE,
-        "software": VERSIONS,
-        "evidence": Evidence(baseline_samples_per_second=1000.0, samples_per_second=1300.0),
     }
-    fields["config"] = FAST.replace(optimizer_implementation="foreach")
-    return Profile(**(fields | changes))
+    return make_profile(**(fields | changes))
 
 
 def no_facts() -> TargetFacts:
@@ -148,10 +140,10 @@ def test_an_answer_that_keeps_the_own_settings_promises_their_rate() -> None:
 
 
 ELSEWHERE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "gpu": ({"hardware": hardware(gpus=(gpu(name="H100"),))}, ("other hardware", "H100 80 GiB; here no GPU")),
-    "cpu": ({"hardware": hardware(cpu_name="Old CPU")}, ("other hardware (Old CPU; here CPU)",)),
-    "cpus": ({"hardware": hardware(usable_cpu_count=64)}, ("64 usable CPUs; here 4 usable CPUs",)),
-    "memory": ({"hardware": hardware(memory_limit_bytes=2**36)}, ("64 GiB of memory; here 16 GiB of memory",)),
+    "gpu": ({"hardware": make_hardware(gpus=(make_gpu(name="H100"),))}, ("other hardware", "H100 80 GiB; here no GPU")),
+    "cpu": ({"hardware": make_hardware(cpu_name="Old CPU")}, ("other hardware (Old CPU; here CPU)",)),
+    "cpus": ({"hardware": make_hardware(usable_cpu_count=64)}, ("64 usable CPUs; here 4 usable CPUs",)),
+    "memory": ({"hardware": make_hardware(memory_limit_bytes=2**36)}, ("64 GiB of memory; here 16 GiB of memory",)),
     "torch": ({"software": VERSIONS.replace(torch="2.6.0")}, ("torch 2.6.0; here torch 2.13.0+cpu",)),
     "cuda": ({"software": VERSIONS.replace(cuda="12.4")}, ("CUDA 12.4; here no CUDA",)),
     "driver": ({"software": VERSIONS.replace(driver="550")}, ("driver 550; here no driver",)),
@@ -189,7 +181,7 @@ def test_several_differences_are_told_one_by_one() -> None:
 
 
 def test_what_changes_by_the_minute_is_no_difference() -> None:
-    busy = hardware(memory_available_bytes=1, shared_memory_free_bytes=1, gpus=())
+    busy = make_hardware(memory_available_bytes=1, shared_memory_free_bytes=1, gpus=())
     patch = VERSIONS.replace(python="3.13.1", autotune="9")
     assert choose(profile(hardware=busy, software=patch))[0].differences == ()
 
@@ -203,7 +195,7 @@ def test_data_that_cannot_be_compared_make_no_difference(before: str | None, now
 def test_nothing_a_profile_says_is_shown_raw() -> None:
     evil = "\x1b[2J\x07" + "x" * 500 + "\u202e"
     measured = profile(
-        hardware=hardware(cpu_name=evil, gpus=(gpu(name=evil),)),
+        hardware=make_hardware(cpu_name=evil, gpus=(make_gpu(name=evil),)),
         software=VERSIONS.replace(torch=evil, cuda=evil, driver=evil),
         target=ProfileTarget(label=LABEL, fingerprint=evil, data_fingerprint=f"{'9' * 5000}:{evil}"),
     )
@@ -229,14 +221,14 @@ def test_a_renamed_target_with_the_same_source_is_the_same() -> None:
 
 def test_from_another_machine_only_the_changes_are_taken() -> None:
     # The other machine's threads and optimizer were found by its probe: nobody asked for them.
-    settings, _ = choose(profile(hardware=hardware(usable_cpu_count=64)))
+    settings, _ = choose(profile(hardware=make_hardware(usable_cpu_count=64)))
     assert settings.baseline_config == OWN
     assert settings.config == FAST.replace(num_threads=None)
     assert settings.promised_samples_per_second is None
 
 
 def test_a_number_of_threads_that_was_chosen_is_taken() -> None:
-    measured = profile(hardware=hardware(usable_cpu_count=64), config=FAST.replace(num_threads=2))
+    measured = profile(hardware=make_hardware(usable_cpu_count=64), config=FAST.replace(num_threads=2))
     assert choose(measured)[0].config.num_threads == 2
 
 
@@ -420,7 +412,7 @@ def test_the_preset_that_changes_nothing_says_so() -> None:
 
 
 def test_what_this_machine_cannot_do_is_left_out(this_machine: Callable[..., None]) -> None:
-    this_machine(hardware(usable_cpu_count=2, has_cpp_compiler=False))
+    this_machine(make_hardware(usable_cpu_count=2, has_cpp_compiler=False))
     fitted = fit_preset(find_preset("fastest"), facts(supports_bf16=False))
     assert (fitted.config.num_workers, fitted.config.compile_mode, fitted.config.precision) == (0, "off", "fp32")
     left_out = " | ".join(fitted.left_out)
@@ -431,7 +423,7 @@ def test_what_this_machine_cannot_do_is_left_out(this_machine: Callable[..., Non
 
 
 def test_on_a_gpu_its_own_settings_are_used(this_machine: Callable[..., None]) -> None:
-    this_machine(hardware(gpus=(gpu(),)))
+    this_machine(make_hardware(gpus=(make_gpu(),)))
     config = fit_preset(find_preset("balanced"), facts(device="cuda")).config
     assert (config.pin_memory, config.non_blocking, config.host_allocator) == (True, True, "default")
 
@@ -451,9 +443,7 @@ def open_folder(folder: Path, source: str = "print('hello')\n") -> Target:
 
 
 def report(**changes: Any) -> ProbeReport:
-    verdict = Verdict(limit="unknown", sentence="nothing")
-    fields = {"hardware": HERE, "software": VERSIONS, "target": facts(), "measurement": timing(), "verdict": verdict}
-    return ProbeReport(**(fields | changes))
+    return make_report(**{"target": facts(), "measurement": timing(), **changes})
 
 
 class Probing:
@@ -484,7 +474,7 @@ def test_a_probe_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "changes",
     [
-        {"hardware": hardware(usable_cpu_count=64)},
+        {"hardware": make_hardware(usable_cpu_count=64)},
         {"software": VERSIONS.replace(torch="2.6.0")},
         {"target": facts(fingerprint="f" * 12)},
         {"target": facts(label="other.py:workload")},
@@ -506,8 +496,7 @@ def test_a_probe_of_something_else_is_made_anew(
 def test_the_probe_of_a_search_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probing = Probing(monkeypatch)
     search = create_search_folder(tmp_path, LABEL)
-    asked = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 1.0}
-    search.write_state(SearchState(target=open_folder(tmp_path), **asked))
+    search.write_state(make_state(target=open_folder(tmp_path)))
     search.write_probe(report())
     assert ask(tmp_path)[1] == []
     assert probing.calls == 0
@@ -581,7 +570,7 @@ def test_a_script_that_changed_or_has_other_flags_asks_for_a_look(script: Target
 
 
 def test_a_scripts_settings_of_another_machine_are_kept_whole(script: Target, this_machine: Any) -> None:
-    this_machine(hardware(usable_cpu_count=2))
+    this_machine(make_hardware(usable_cpu_count=2))
     measured = of_script(script)
     settings, told = choose_for(script, measured)
     assert (settings.config, settings.baseline_config) == (measured.config, measured.baseline_config)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import record_factory
 
 from autotune.records.config import TrainConfig
-from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan, StepDown
 from autotune.sentences.settings import describe_exchanges
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
@@ -33,16 +33,7 @@ TUNED = BASELINE.replace(
 
 
 def make_plan(config: TrainConfig = TUNED, baseline: TrainConfig = BASELINE, *earlier: StepDown) -> RunPlan:
-    return RunPlan(
-        target=ProfileTarget(label="train.py:workload", fingerprint="0" * 12),
-        asked_config=config,
-        config=config,
-        baseline_config=baseline,
-        seed=0,
-        steps=None,
-        epochs=3,
-        step_downs=earlier,
-    )
+    return record_factory.make_plan(config, baseline_config=baseline, epochs=3, step_downs=earlier)
 
 
 def earlier(cause: str, action: Any, *, step: int = 10, config: TrainConfig = TUNED) -> StepDown:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_plan
 
 from autotune.records.config import TrainConfig
-from autotune.records.profile import ProfileTarget
-from autotune.records.run import RunPlan
 from autotune.records.training_process import TrainingProgress
 from autotune.train.folder import RunFolder
 from autotune.train.policy import TrainPolicy
@@ -22,15 +21,7 @@ from autotune.train.recovery.supervisor import Death, Decision, Supervisor
 from autotune.train.script.progress import read_progress, write_progress
 
 CONFIG = TrainConfig(micro_batch_size=8)
-PLAN = RunPlan(
-    target=ProfileTarget(label="a.py:b", fingerprint="0" * 12),
-    asked_config=CONFIG,
-    config=CONFIG,
-    baseline_config=CONFIG,
-    seed=0,
-    steps=None,
-    epochs=1,
-)
+PLAN = make_plan(CONFIG)
 
 
 @dataclass

@@ -7,18 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from probe_records import hardware, target, timing
+from record_factory import make_report, make_state
 
 from autotune.errors import UsageError
-from autotune.machine.hardware import read_software
 from autotune.records.codec import write_record
-from autotune.records.probe import ProbeReport, Verdict
-from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
-from autotune.records.search import SearchState
 from autotune.records.trial import Target
 from autotune.search.run import SearchOptions, _open_folder
 from autotune.search.store.folder import SearchFolder
@@ -29,11 +24,10 @@ EVIL = "import pathlib\npathlib.Path({marker!r}).touch()\nclass workload: pass\n
 
 def plant_search(folder: Path, named: Target) -> SearchFolder:
     """Leave a search in a folder as a checkout of somebody else's would."""
-    asked: dict[str, Any] = {"seed": 0, "max_drift": DriftLimits(), "memory_limit_bytes": None, "measure_seconds": 2.0}
     search = SearchFolder(folder / ".autotune/x-20261122-100000")
     search.trials.mkdir(parents=True)
     (folder / ".autotune").chmod(0o755)
-    write_record(search.state_file, SearchState(target=named, **asked))
+    write_record(search.state_file, make_state(target=named))
     return search
 
 
@@ -91,9 +85,7 @@ def test_a_search_that_measured_nothing_is_not_what_is_trained(tmp_path: Path) -
     for name in ("toy.py", "typo.py"):
         (tmp_path / name).write_text("from elsewhere import *\n")
     answered = _open_folder(tmp_path, Target(spec="toy.py:workload", folder=str(tmp_path)), SearchOptions())
-    verdict = Verdict(limit="unknown", sentence="nothing")
-    found = {"hardware": hardware(), "software": read_software(), "target": target(), "measurement": timing()}
-    answered.write_probe(ProbeReport(verdict=verdict, **found))
+    answered.write_probe(make_report())
     failed = _open_folder(tmp_path, Target(spec="typo.py:workload", folder=str(tmp_path)), SearchOptions())
     assert failed.path != answered.path
     assert resolve_training_target(None, tmp_path).target.spec == "toy.py:workload"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import record_factory
 import torch
 
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Interval
-from autotune.records.profile import Evidence, Profile, ProfileTarget
+from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import TrainingSummary
 from autotune.targets.source.fingerprint import fingerprint_workload
 from autotune.train.options import TrainingCallbacks, TrainingOptions
@@ -34,16 +34,13 @@ def make_profile(folder: Path, label: str, config: TrainConfig = CONFIG, **chang
     fingerprint = fingerprint_workload(label, folder=folder)
     assert fingerprint is not None
     fields: dict[str, Any] = {
-        "verdict": "improved",
         "config": config,
         "baseline_config": CONFIG,
-        "speedup": Interval(estimate=1.3, low=1.2, high=1.4, confidence_level=0.98, method="t on paired log ratios"),
         "target": ProfileTarget(label=label, fingerprint=fingerprint),
         "hardware": read_hardware(),
         "software": read_software(),
-        "evidence": Evidence(baseline_samples_per_second=1000.0, samples_per_second=1300.0),
     }
-    return Profile(**(fields | changes))
+    return record_factory.make_profile(**(fields | changes))
 
 
 @dataclass

@@ -7,13 +7,15 @@ import re
 from typing import Any
 
 import pytest
+import record_factory
+from record_factory import make_interval
 from rich.cells import cell_len
 from rich.console import Console
 from training_records import BEST, OUT_OF_MEMORY, PLANNED, SAFER, make_summary
 
 from autotune.cli.pages import layout as pages
 from autotune.cli.pages.training import describe_guard, describe_throughput, print_summary
-from autotune.records import Interval, ProfileTarget, TrainConfig
+from autotune.records import ProfileTarget, TrainConfig
 from autotune.records.run import GuardSummary, Reverification, RunPlan, TrainingSummary
 
 HOSTILE = "[bold]x[/bold] [/y] \x1b]0;red\nnext \u202e"
@@ -22,15 +24,11 @@ HOSTILE = "[bold]x[/bold] [/y] \x1b]0;red\nnext \u202e"
 def make_plan(**changes: Any) -> RunPlan:
     fields: dict[str, Any] = {
         "target": ProfileTarget(label="train.py:gpt", fingerprint="0123456789ab"),
-        "asked_config": PLANNED,
-        "config": PLANNED,
         "baseline_config": TrainConfig(micro_batch_size=128),
         "origin": "profile",
-        "seed": 0,
-        "steps": None,
         "epochs": 8,
     }
-    return RunPlan(**(fields | changes))
+    return record_factory.make_plan(PLANNED, **(fields | changes))
 
 
 class Show:
@@ -150,7 +148,7 @@ def test_the_drift_guard_says_what_it_saw(guard: GuardSummary | None, words: str
 def test_a_second_look_at_a_foreign_profile_is_told(show: Show) -> None:
     look = Reverification(
         differences=("the GPU is another",),
-        speedup=Interval(estimate=1.2, low=1.1, high=1.3, confidence_level=0.95, method="t on paired log ratios"),
+        speedup=make_interval(1.2, 1.1, 1.3, confidence_level=0.95),
         pairs=3,
         trusted=True,
         reason="it is still at least 1.10x faster here",

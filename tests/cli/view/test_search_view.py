@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from consoles import HOSTILE, Broken, make_console, read, strip
-from emit_records import BASELINE, make_facts, make_probe, make_trial
+from emit_records import BASELINE, make_facts, make_report, make_trial
 from rich.cells import cell_len
 
 from autotune.cli.view import search
@@ -17,7 +17,7 @@ from autotune.cli.view.live import BlockView
 from autotune.cli.view.search import SearchView, search_view
 from autotune.search.progress import SearchProgress
 
-PROBE = make_probe(target=make_facts(baseline=BASELINE))
+PROBE = make_report(target=make_facts(baseline=BASELINE))
 FASTER = BASELINE.replace(num_workers=4)
 PROGRESS = SearchProgress("search", 1, 48.0, baseline_samples_per_second=1000.0, best_ratio=1.25, best=FASTER)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_records import hardware
+from record_factory import make_hardware
 
 from autotune.machine.limits import cache
 from autotune.machine.limits.cache import OLDEST_SECONDS, CachedCeilings, find_cached_ceilings, save_ceilings
@@ -16,7 +16,7 @@ from autotune.records import Ceilings, HardwareInfo, MatmulRate, SoftwareInfo
 
 NOW = 2e9
 DAY = 24 * 3600.0
-HARDWARE = hardware(affinity_cpu_count=4)
+HARDWARE = make_hardware(affinity_cpu_count=4)
 SOFTWARE = SoftwareInfo(autotune="1", python="3.11", torch="2.13.0+cpu", platform="Linux")
 VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"),

@@ -9,7 +9,8 @@ import psutil
 import pytest
 import torch
 from fake_time import FakeTime
-from probe_records import hardware, target
+from probe_records import target
+from record_factory import make_hardware
 
 from autotune.format import format_flops
 from autotune.knobs import Facts
@@ -137,7 +138,7 @@ def test_bf16_that_really_runs_at_a_hundredth_is_ruled_out_by_what_is_measured(m
     assert plain is not None
     assert rate.emulated
     assert rate.flops_per_second < 0.2 * plain
-    space = build_space(Facts(target=target(ceilings=ceilings), hardware=hardware()))
+    space = build_space(Facts(target=target(ceilings=ceilings), hardware=make_hardware()))
     assert "precision" not in space.choices
     assert space.unproven == frozenset()
     reason = next(out.reason for out in space.ruled_out if (out.knob, out.value) == ("precision", "bf16"))

@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 import pytest
-from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, memory, phases, target, timing, work
+from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, memory, phases, target, timing, work
+from record_factory import make_hardware, make_optimizer
 
 from autotune.probe.analysis.verdict import judge
 from autotune.records import (
@@ -14,25 +15,24 @@ from autotune.records import (
     MatmulRate,
     Measurement,
     MemoryFacts,
-    OptimizerFacts,
     TargetFacts,
 )
 
 
 def advised(facts: TargetFacts, measured: Measurement, machine: HardwareInfo | None = None) -> dict[str, str]:
-    _, advice = judge(facts, measured, machine or hardware())
+    _, advice = judge(facts, measured, machine or make_hardware())
     return {item.knob: item.reason for item in advice}
 
 
 def expected_gain(facts: TargetFacts, measured: Measurement, knob: str, machine: HardwareInfo | None = None) -> Any:
-    _, advice = judge(facts, measured, machine or hardware())
+    _, advice = judge(facts, measured, machine or make_hardware())
     found = {item.knob: item.gain for item in advice}[knob]
     return None if found is None else (pytest.approx(found.low, rel=1e-3), pytest.approx(found.high, rel=1e-3))
 
 
 def test_input_bound_advice_starts_with_workers() -> None:
     facts = target(compute_ms=30.0, data={"seconds_per_sample": 0.0055}, phases=phases(wait=70.0, optimizer=30.0))
-    verdict, advice = judge(facts, timing(wait_ms=70.0), hardware())
+    verdict, advice = judge(facts, timing(wait_ms=70.0), make_hardware())
     assert verdict.limit == "input"
     assert advice[0].knob == "num_workers"
     # 1.2 x 55 ms / 30 ms = 2.2. Two load in 28 ms; with 4 x 30 ms of threads 4 CPUs need 44 ms, whatever more would do.
@@ -57,8 +57,8 @@ def test_workers_for_a_gpu_are_as_many_as_match_and_fit() -> None:
 @pytest.mark.parametrize(
     ("facts", "machine"),
     [
-        pytest.param(target(baseline=BASELINE.replace(num_workers=4)), hardware(), id="every CPU has a worker"),
-        pytest.param(target(data={"iterable": True}), hardware(), id="workers would repeat an iterable dataset"),
+        pytest.param(target(baseline=BASELINE.replace(num_workers=4)), make_hardware(), id="every CPU has a worker"),
+        pytest.param(target(data={"iterable": True}), make_hardware(), id="workers would repeat an iterable dataset"),
     ],
 )
 def test_workers_are_not_advised(facts: TargetFacts, machine: HardwareInfo) -> None:
@@ -164,7 +164,7 @@ def test_an_optimizer_without_another_implementation(implementations: tuple[str,
     facts = target(
         baseline=BASELINE.replace(optimizer_implementation="for-loop"),
         phases=phases(optimizer=90.0),
-        optimizer=OptimizerFacts(name="Mine", implementations=implementations),
+        optimizer=make_optimizer(name="Mine", implementations=implementations),
     )
     assert "optimizer_implementation" not in advised(facts, timing())
 
@@ -172,11 +172,11 @@ def test_an_optimizer_without_another_implementation(implementations: tuple[str,
 @pytest.mark.parametrize(
     ("flops", "changes", "machine", "expected"),
     [
-        pytest.param(0.2e9, {}, hardware(), True, id="products fill 20 of 95 %"),
-        pytest.param(0.7e9, {}, hardware(), False, id="products explain the step"),
-        pytest.param(None, {}, hardware(), False, id="not countable"),
-        pytest.param(0.2e9, {}, hardware(has_cpp_compiler=False), False, id="no compiler"),
-        pytest.param(0.2e9, {"compile_mode": "default"}, hardware(), False, id="compiled already"),
+        pytest.param(0.2e9, {}, make_hardware(), True, id="products fill 20 of 95 %"),
+        pytest.param(0.7e9, {}, make_hardware(), False, id="products explain the step"),
+        pytest.param(None, {}, make_hardware(), False, id="not countable"),
+        pytest.param(0.2e9, {}, make_hardware(has_cpp_compiler=False), False, id="no compiler"),
+        pytest.param(0.2e9, {"compile_mode": "default"}, make_hardware(), False, id="compiled already"),
     ],
 )
 def test_compilation(flops: float | None, changes: dict[str, Any], machine: HardwareInfo, expected: bool) -> None:
@@ -222,7 +222,7 @@ def test_knobs_of_a_kind_of_model(knob: str, device: str, model: str, in_use: di
 
 
 def test_host_allocator_names_what_is_installed_and_only_on_a_cpu() -> None:
-    machine = hardware(host_allocators={"tcmalloc": "/lib/t.so", "jemalloc": "/lib/j.so"})
+    machine = make_hardware(host_allocators={"tcmalloc": "/lib/t.so", "jemalloc": "/lib/j.so"})
     reason = advised(target(), timing(), machine)["host_allocator"]
     assert "peak 1 GiB" in reason
     assert reason.endswith(": glibc-tuned, jemalloc, tcmalloc")
@@ -269,7 +269,7 @@ def test_advice_is_ranked_by_the_mean_gain() -> None:
         model={"flops_per_sample": 0.1e9, "has_4d_convolution": True},
         ceilings=ceilings({"fp32": 100e9, "bf16": 150e9}),
     )
-    _, advice = judge(facts, timing(), hardware())
+    _, advice = judge(facts, timing(), make_hardware())
     # Saved at best: optimizer 40 %, a quarter of it sure; compile 2/3 of the 50 % that products do not explain; bf16 a
     # third of 60 %; malloc a quarter of 60 %; the layout a third of it, and it may cost time.
     assert [(item.knob, round(middle(item.gain), 2)) for item in advice] == [
@@ -322,7 +322,7 @@ def test_no_gain_is_above_the_ceiling() -> None:
     own = BASELINE.replace(optimizer_implementation="for-loop")
     rates = ceilings({"fp32": 200e9, "bf16": 300e9})
     facts = target(model={"flops_per_sample": 2.4e9}, baseline=own, ceilings=rates)
-    verdict, advice = judge(facts, timing(), hardware())
+    verdict, advice = judge(facts, timing(), make_hardware())
     assert verdict.speedup_ceiling == pytest.approx(1.25)
     assert max(item.gain.high for item in advice if item.gain) == pytest.approx(1.25)
 

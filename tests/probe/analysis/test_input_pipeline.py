@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe_records import BASELINE, GPU_HOST, MIB, hardware, target, timing, work
+from probe_records import BASELINE, GPU_HOST, MIB, target, timing, work
+from record_factory import make_hardware
 
 from autotune.knobs import DATA_KNOBS, KNOBS
 from autotune.probe.analysis.pipeline import COMPUTE_KNOBS, PipelinePlan, compute_knobs_gain_nothing, plan_pipeline
@@ -14,7 +15,7 @@ from autotune.records import TargetFacts
 
 
 def plan(facts: TargetFacts, machine: Any = None, **changes: Any) -> PipelinePlan:
-    return plan_pipeline(facts, timing(**changes), machine or hardware())
+    return plan_pipeline(facts, timing(**changes), machine or make_hardware())
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_workers(
     device: str, per_sample: float, compute_ms: float, cpus: int, matching: int | None, workers: int, step_ms: float
 ) -> None:
     facts = target(device=device, compute_ms=compute_ms, data={"seconds_per_sample": per_sample})
-    found = plan(facts, hardware(usable_cpu_count=cpus), samples=10)
+    found = plan(facts, make_hardware(usable_cpu_count=cpus), samples=10)
     assert (found.matching_workers, found.workers) == (matching, workers)
     assert found.load_seconds == pytest.approx(10 * per_sample)
     assert found.step_seconds == pytest.approx(step_ms / 1000)
@@ -65,14 +66,14 @@ def test_a_dataset_that_waits_has_use_for_more_workers_than_cpus(
 ) -> None:
     own = BASELINE.replace(num_threads=cpus)
     facts = target(device=device, compute_ms=compute_ms, data=WAITING, baseline=own)
-    found = plan(facts, hardware(usable_cpu_count=cpus), samples=10)
+    found = plan(facts, make_hardware(usable_cpu_count=cpus), samples=10)
     assert found.workers == workers
     assert found.step_seconds == pytest.approx(step_ms / 1000)
 
 
 def test_workers_that_wait_are_advised_with_what_they_gain() -> None:
     facts = target(compute_ms=100.0, data=WAITING, baseline=BASELINE.replace(num_threads=2, num_workers=2))
-    machine = hardware(usable_cpu_count=2)
+    machine = make_hardware(usable_cpu_count=2)
     _, advice = judge(facts, timing(step_ms=500.0, wait_ms=400.0), machine)
     found = {item.knob: item for item in advice}["num_workers"]
     assert advice[0] == found
@@ -117,7 +118,7 @@ def test_shared_memory(
     batch_bytes: int | None, free: int, total: int | None, needed: int | None, fits: bool | None
 ) -> None:
     facts = target(device="cuda", compute_ms=50.0, data={"seconds_per_sample": 0.01, "batch_bytes": batch_bytes})
-    machine = hardware(shared_memory_free_bytes=free, shared_memory_total_bytes=total)
+    machine = make_hardware(shared_memory_free_bytes=free, shared_memory_total_bytes=total)
     found = plan(facts, machine)
     assert (found.shared_memory_bytes, found.shared_memory_fits) == (needed, fits)
 
@@ -219,7 +220,7 @@ def test_a_plan_stays_inside_the_machine(
 ) -> None:
     baseline = BASELINE.replace(num_threads=threads, num_workers=workers)
     facts = target(device=device, baseline=baseline, compute_ms=compute_ms, data={"seconds_per_sample": per_sample})
-    found = plan(facts, hardware(usable_cpu_count=cpus))
+    found = plan(facts, make_hardware(usable_cpu_count=cpus))
     assert 0 <= found.workers <= cpus
     assert found.matching_workers is None or found.workers <= found.matching_workers
     assert found.step_seconds <= found.load_seconds + facts.compute_seconds_per_step

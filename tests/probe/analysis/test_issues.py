@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from probe_records import BASELINE, GIB, GPU_HOST, MIB, ceilings, gpu, hardware, target, timing, work
+from probe_records import BASELINE, GIB, GPU_HOST, MIB, ceilings, target, timing, work
+from record_factory import make_gpu, make_hardware
 
 from autotune.probe.analysis.issues.find import find_issues
 from autotune.records import HardwareInfo, PeakMemory
@@ -21,9 +22,9 @@ def only(machine: HardwareInfo, **known: Any) -> str:
 
 
 def test_a_healthy_machine_and_training_have_none() -> None:
-    assert find_issues(hardware()) == ()
+    assert find_issues(make_hardware()) == ()
     assert find_issues(GPU_HOST, facts=target(device="cuda"), measurement=timing()) == ()
-    assert find_issues(hardware(), facts=target(), measurement=timing(), ceilings=ceilings({"fp32": 1e11})) == ()
+    assert find_issues(make_hardware(), facts=target(), measurement=timing(), ceilings=ceilings({"fp32": 1e11})) == ()
 
 
 @pytest.mark.parametrize(
@@ -40,15 +41,15 @@ def test_a_healthy_machine_and_training_have_none() -> None:
     ],
 )
 def test_the_machine_alone(changes: dict[str, Any], found: list[str]) -> None:
-    assert names(hardware(**changes)) == found
+    assert names(make_hardware(**changes)) == found
 
 
 def test_sentences_of_the_machine() -> None:
-    swapping = hardware(swap_used_bytes=GIB, swap_total_bytes=2 * GIB)
+    swapping = make_hardware(swap_used_bytes=GIB, swap_total_bytes=2 * GIB)
     assert only(swapping).startswith("1 GiB of 2 GiB swap are in use")
-    full = hardware(memory_available_bytes=GIB)
+    full = make_hardware(memory_available_bytes=GIB)
     assert only(full) == "memory is nearly full: 1 GiB of 16 GiB are available"
-    held = hardware(cpu_quota=2.5, affinity_cpu_count=64)
+    held = make_hardware(cpu_quota=2.5, affinity_cpu_count=64)
     assert only(held).startswith("the control group grants the time of 2.5 CPUs, 64 CPUs are visible")
 
 
@@ -68,7 +69,7 @@ def test_sentences_of_the_machine() -> None:
 )
 def test_shared_memory(workers: int, batch: int | None, free: int, total: int | None, found: list[str]) -> None:
     facts = target(baseline=BASELINE.replace(num_workers=workers, num_threads=1), data={"batch_bytes": batch})
-    machine = hardware(shared_memory_free_bytes=free, shared_memory_total_bytes=total)
+    machine = make_hardware(shared_memory_free_bytes=free, shared_memory_total_bytes=total)
     assert names(machine, facts=facts) == found
 
 
@@ -85,7 +86,7 @@ def test_shared_memory_for_the_workers_a_search_will_try() -> None:
 
 @pytest.mark.parametrize("hazard", ["anomaly-detection", "deterministic-algorithms", "launch-blocking"])
 def test_hazards(hazard: str) -> None:
-    assert names(hardware(), facts=target(hazards=(hazard,))) == [hazard]
+    assert names(make_hardware(), facts=target(hazards=(hazard,))) == [hazard]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_hazards(hazard: str) -> None:
 )
 def test_cpus_asked_for_twice(threads: int | None, workers: int, changes: dict[str, Any], found: list[str]) -> None:
     facts = target(baseline=BASELINE.replace(num_threads=threads, num_workers=workers))
-    assert names(hardware(**changes), facts=facts) == found
+    assert names(make_hardware(**changes), facts=facts) == found
 
 
 def test_a_gpu_needs_one_thread() -> None:
@@ -125,7 +126,7 @@ def test_host_syncs_are_counted() -> None:
     seen = work(0.6, 0.3, host_syncs_per_step=12.0)
     told = only(GPU_HOST, facts=target(device="cuda", work=seen))
     assert told == ".item() or the like runs 12 times a step: each waits for the GPU"
-    assert only(hardware(), facts=target(work=seen)).endswith("on a GPU each would wait for it")
+    assert only(make_hardware(), facts=target(work=seen)).endswith("on a GPU each would wait for it")
 
 
 @pytest.mark.parametrize(
@@ -145,22 +146,22 @@ def test_host_syncs_are_counted() -> None:
     ],
 )
 def test_gpus(changes: dict[str, Any], found: list[str]) -> None:
-    machine = hardware(gpus=(gpu(**changes),))
+    machine = make_hardware(gpus=(make_gpu(**changes),))
     assert names(machine) == found
     assert names(machine, facts=target(device="cuda"), measurement=timing()) == found
     assert names(machine, facts=target()) == []  # it trains on the CPU
 
 
 def test_sentences_of_gpus() -> None:
-    shared = hardware(gpus=(gpu(), gpu(other_processes=1, memory_free_bytes=60 * GIB)))
+    shared = make_hardware(gpus=(make_gpu(), make_gpu(other_processes=1, memory_free_bytes=60 * GIB)))
     assert only(shared) == ("1 other process on GPU 1 (20 GiB of its memory in use): timings depend on what they do")
-    unlike = hardware(gpus=(gpu(name="A"), gpu(name="B"), gpu(name="A")))
+    unlike = make_hardware(gpus=(make_gpu(name="A"), make_gpu(name="B"), make_gpu(name="A")))
     assert only(unlike) == "the GPUs are unlike (A, B): ranks that work in step wait for the slowest"
 
 
 def test_clocks_before_and_in_the_training_are_told_once() -> None:
     hot = Interference(gpu=GpuState(slowdowns=("thermal",)))
-    machine = hardware(gpus=(gpu(slowdowns=("thermal",)),))
+    machine = make_hardware(gpus=(make_gpu(slowdowns=("thermal",)),))
     told = only(machine, facts=target(device="cuda"), measurement=timing(seen=(hot, Interference(gpu=GpuState()))))
     assert told == (
         "the clock is held down because it is too hot: on GPU 0 before the training and in 1 of 2 timed blocks"
@@ -181,19 +182,21 @@ def test_clocks_before_and_in_the_training_are_told_once() -> None:
 )
 def test_disturbed_blocks(changes: dict[str, float], found: list[str]) -> None:
     measured = timing(seen=(None, Interference(**changes)))
-    assert names(hardware(), facts=target(), measurement=measured) == found
+    assert names(make_hardware(), facts=target(), measurement=measured) == found
 
 
 def test_sentence_of_disturbed_blocks() -> None:
     measured = timing(seen=(Interference(steal_fraction=0.3), Interference(steal_fraction=0.1)))
-    told = only(hardware(), facts=target(), measurement=measured)
+    told = only(make_hardware(), facts=target(), measurement=measured)
     assert told == "the hypervisor gave up to 30 % of the CPU time to somebody else in 2 of 2 timed blocks"
 
 
 def test_recompiled_blocks() -> None:
     measured = timing()
     measured = measured.replace(blocks=(measured.blocks[0].replace(recompiled=True), measured.blocks[1]))
-    assert only(hardware(), facts=target(), measurement=measured).startswith("a graph was compiled in 1 of 2 timed")
+    assert only(make_hardware(), facts=target(), measurement=measured).startswith(
+        "a graph was compiled in 1 of 2 timed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,5 +213,5 @@ def test_peaks_near_the_limit(host: int, device: int | None, found: list[str]) -
 def test_a_rate_that_is_not_kept_up(sustained: float | None, found: list[str]) -> None:
     rates = ceilings({"fp32": 100e9})
     rates = rates.replace(matmul=(rates.matmul[0].replace(sustained_flops_per_second=sustained),))
-    assert names(hardware(), ceilings=rates) == found
-    assert names(hardware(), facts=target(ceilings=rates)) == found
+    assert names(make_hardware(), ceilings=rates) == found
+    assert names(make_hardware(), facts=target(ceilings=rates)) == found

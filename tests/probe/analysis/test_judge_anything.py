@@ -5,7 +5,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from probe_records import BASELINE, ceilings, gpu, hardware, memory, phases, target, timing, work
+from probe_records import BASELINE, ceilings, memory, phases, target, timing, work
+from record_factory import make_gpu, make_hardware
 
 from autotune.knobs import KNOBS, Facts
 from autotune.probe.analysis.issues.find import find_issues
@@ -122,7 +123,7 @@ measurements = st.builds(
 )
 
 machines = st.builds(
-    lambda **drawn: hardware(**drawn),
+    lambda **drawn: make_hardware(**drawn),
     usable_cpu_count=st.integers(1, 256),
     shared_memory_free_bytes=sizes,
     shared_memory_total_bytes=maybe(sizes),
@@ -131,7 +132,9 @@ machines = st.builds(
     affinity_cpu_count=maybe(st.integers(1, 256)),
     swap_used_bytes=sizes,
     gpus=st.lists(
-        st.builds(gpu, memory_total_bytes=sizes, memory_free_bytes=sizes, mig=st.sampled_from([None, "on", "slice"])),
+        st.builds(
+            make_gpu, memory_total_bytes=sizes, memory_free_bytes=sizes, mig=st.sampled_from([None, "on", "slice"])
+        ),
         max_size=2,
     ).map(tuple),
 )
@@ -190,4 +193,4 @@ def test_whatever_was_measured_troubles_and_plans_are_sentences(
 
 def test_a_baseline_of_one_is_judged() -> None:
     facts = target(baseline=BASELINE.replace(micro_batch_size=1))
-    assert judge(facts, timing(samples=1), hardware())[0].limit == "unknown"
+    assert judge(facts, timing(samples=1), make_hardware())[0].limit == "unknown"

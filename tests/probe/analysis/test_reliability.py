@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from probe_records import BASELINE, GPU_HOST, ceilings, hardware, target, timing, work
+from probe_records import BASELINE, GPU_HOST, ceilings, target, timing, work
+from record_factory import make_hardware
 
 from autotune.probe.analysis.verdict import judge
 from autotune.records import Measurement
@@ -25,7 +26,7 @@ def beside(foreign: float | None = None, *more: float | None, steal: float | Non
 
 def test_a_busy_machine_gets_no_verdict_and_no_bound() -> None:
     facts = target(work=SLOW_TRAFFIC, ceilings=RATES, model={"flops_per_sample": 0.1e9})
-    verdict, _ = judge(facts, beside(0.78, 0.80), hardware())
+    verdict, _ = judge(facts, beside(0.78, 0.80), make_hardware())
     assert verdict.limit == "unreliable"
     assert verdict.sentence == (
         "not reliable: other processes used up to 80 % of the CPU time in 2 of 2 timed blocks; "
@@ -52,7 +53,7 @@ def test_a_mildly_disturbed_machine_keeps_its_verdict(
     seen: Measurement, is_reliable: bool, with_profiler: bool
 ) -> None:
     facts = target(work=work(0.72, 0.2) if with_profiler else None, model={"flops_per_sample": 0.63e9})
-    verdict, _ = judge(facts, seen, hardware())
+    verdict, _ = judge(facts, seen, make_hardware())
     assert verdict.limit == ("compute" if is_reliable else "unreliable")
     assert (verdict.speedup_ceiling is not None) is is_reliable
 
@@ -67,7 +68,7 @@ def test_a_mildly_disturbed_machine_keeps_its_verdict(
 )
 def test_cpus_that_the_training_does_not_want_may_be_used_by_others(changes: dict[str, Any], limit: str) -> None:
     facts = target(work=work(0.72, 0.2), **changes)
-    assert judge(facts, beside(0.5), hardware())[0].limit == limit
+    assert judge(facts, beside(0.5), make_hardware())[0].limit == limit
 
 
 def test_a_gpu_wants_one_cpu_and_one_for_each_worker() -> None:
@@ -80,7 +81,7 @@ def test_a_gpu_wants_one_cpu_and_one_for_each_worker() -> None:
 @pytest.mark.parametrize(("after", "limit"), [(0.019, "compute"), (0.021, "unreliable"), (0.0049, "unreliable")])
 def test_a_machine_that_changed_its_speed_gets_no_verdict(after: float, limit: str) -> None:
     seen = timing().replace(canary=SpeedReference(before_seconds=0.01, after_seconds=after))
-    verdict, _ = judge(target(work=work(0.72, 0.2)), seen, hardware())
+    verdict, _ = judge(target(work=work(0.72, 0.2)), seen, make_hardware())
     assert verdict.limit == limit
     assert ("changed its speed" in verdict.sentence) is (limit == "unreliable")
 
@@ -88,7 +89,7 @@ def test_a_machine_that_changed_its_speed_gets_no_verdict(after: float, limit: s
 @pytest.mark.parametrize("foreign", [None, 0.0])
 def test_traffic_that_no_memory_explains_is_not_bandwidth(foreign: float | None) -> None:
     facts = target(work=SLOW_TRAFFIC, ceilings=RATES)
-    verdict, _ = judge(facts, beside(foreign), hardware())
+    verdict, _ = judge(facts, beside(foreign), make_hardware())
     assert verdict.limit == "unknown"
     assert verdict.sentence.startswith(
         "unknown: memory traffic takes 66 % of the computation at 61.1 MB/s of 26.9 GB/s measured: "
@@ -98,7 +99,7 @@ def test_traffic_that_no_memory_explains_is_not_bandwidth(foreign: float | None)
 
 def test_beside_others_it_is_no_figure_at_all() -> None:
     facts = target(work=SLOW_TRAFFIC, ceilings=RATES, model={"flops_per_sample": 0.1e9})
-    verdict, _ = judge(facts, beside(0.15), hardware())
+    verdict, _ = judge(facts, beside(0.15), make_hardware())
     assert verdict.limit == "unreliable"
     assert "61.1 MB/s of 26.9 GB/s measured" in verdict.sentence
     assert "other processes used up to 15 % of the CPU time in 2 of 2 timed blocks" in verdict.sentence
@@ -108,7 +109,7 @@ def test_beside_others_it_is_no_figure_at_all() -> None:
 @pytest.mark.parametrize(("rate", "limit"), [(5.5e9, "bandwidth"), (5.3e9, "unknown"), (None, "bandwidth")])
 def test_a_fifth_of_the_memory_rate_is_bandwidth(rate: float | None, limit: str) -> None:
     facts = target(work=work(0.2, 0.7, bytes_per_second=rate), ceilings=RATES)
-    assert judge(facts, timing(), hardware())[0].limit == limit
+    assert judge(facts, timing(), make_hardware())[0].limit == limit
 
 
 @pytest.mark.parametrize("with_profiler", [True, False])
@@ -121,6 +122,6 @@ def test_products_faster_than_possible_show_that_the_limits_are_wrong(
 ) -> None:
     model = {"flops_per_sample": gigaflops * 1e7, "has_4d_convolution": convolution}
     facts = target(work=work(0.72, 0.2) if with_profiler else None, model=model, ceilings=RATES)
-    verdict, _ = judge(facts, timing(), hardware())
+    verdict, _ = judge(facts, timing(), make_hardware())
     assert verdict.limit == limit
     assert ("contradict each other" in verdict.sentence) is (limit == "unreliable")

@@ -3,13 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, hardware, phases, target, timing, work
+from probe_records import BASELINE, GPU_HOST, MIB, RATES, ceilings, phases, target, timing, work
+from record_factory import make_hardware, make_optimizer
 
 from autotune.format import format_flops, format_share, format_time
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.figures import derive_figures
 from autotune.probe.analysis.verdict import judge
-from autotune.records import Ceilings, OptimizerFacts, StepWork
+from autotune.records import Ceilings, StepWork
 
 
 @pytest.mark.parametrize(
@@ -24,12 +25,12 @@ from autotune.records import Ceilings, OptimizerFacts, StepWork
     ],
 )
 def test_input_bound(step_ms: float, wait_ms: float, compute_ms: float, limit: str) -> None:
-    verdict, _ = judge(target(compute_ms=compute_ms), timing(step_ms=step_ms, wait_ms=wait_ms), hardware())
+    verdict, _ = judge(target(compute_ms=compute_ms), timing(step_ms=step_ms, wait_ms=wait_ms), make_hardware())
     assert verdict.limit == limit
 
 
 def test_input_sentence_has_the_numbers() -> None:
-    verdict, _ = judge(target(compute_ms=20.0), timing(step_ms=55.0, wait_ms=34.1), hardware())
+    verdict, _ = judge(target(compute_ms=20.0), timing(step_ms=55.0, wait_ms=34.1), make_hardware())
     assert verdict.sentence == (
         "input-bound: 62 % of a step waits for the loader, without which it takes 20.9 ms instead of 55 ms (2.6x); "
         "MFU not known: its operations could not be counted"
@@ -42,7 +43,7 @@ def test_input_evidence_says_when_no_number_of_cpus_loads_fast_enough() -> None:
         data={"seconds_per_sample": 0.01, "loader_seconds_per_step": 0.11},
         work=work(0.5, 0.3),
     )
-    verdict, _ = judge(facts, timing(step_ms=120.0, wait_ms=100.0), hardware())
+    verdict, _ = judge(facts, timing(step_ms=120.0, wait_ms=100.0), make_hardware())
     assert verdict.evidence[:2] == (
         "loading takes 25 ms a step even when 4 CPUs share it, more than the computation",
         "one process loads a step's samples in 100 ms, the computation takes 20 ms; "
@@ -51,7 +52,7 @@ def test_input_evidence_says_when_no_number_of_cpus_loads_fast_enough() -> None:
 
 
 def test_a_step_that_is_all_waiting() -> None:
-    verdict, _ = judge(target(), timing(step_ms=100.0, wait_ms=150.0), hardware())
+    verdict, _ = judge(target(), timing(step_ms=100.0, wait_ms=150.0), make_hardware())
     assert verdict.limit == "input"
     assert verdict.sentence.startswith("input-bound: 100 % of a step waits for the loader; MFU not known")
 
@@ -61,12 +62,12 @@ def test_a_step_that_is_all_waiting() -> None:
 )
 def test_compute_bound_above_half_the_measured_rate(gigaflops: float, limit: str) -> None:
     # 10 samples in 0.1 s against 100 GFLOP/s: utilisation = FLOPs a sample / 1e9.
-    verdict, _ = judge(target(model={"flops_per_sample": gigaflops * 1e6}), timing(), hardware())
+    verdict, _ = judge(target(model={"flops_per_sample": gigaflops * 1e6}), timing(), make_hardware())
     assert verdict.limit == limit
 
 
 def test_compute_sentence_has_the_numbers() -> None:
-    verdict, _ = judge(target(model={"flops_per_sample": 0.63e9}), timing(), hardware())
+    verdict, _ = judge(target(model={"flops_per_sample": 0.63e9}), timing(), make_hardware())
     assert verdict.sentence == ("compute-bound: MFU 63 % of the measured fp32 rate (63 GFLOP/s of 100 GFLOP/s)")
 
 
@@ -126,16 +127,16 @@ def test_bandwidth_bound_needs_evidence(
         compute_ms=500.0,
         model={**HEAVY, "flops_per_sample": flops},
         phases=phases(optimizer=optimizer),
-        optimizer=OptimizerFacts(name=name, implementations=("for-loop",)),
+        optimizer=make_optimizer(name=name, implementations=("for-loop",)),
         ceilings=ceilings(RATES, memory=memory),
     )
-    verdict, _ = judge(facts, timing(step_ms=500.0, samples=2), hardware())
+    verdict, _ = judge(facts, timing(step_ms=500.0, samples=2), make_hardware())
     assert verdict.limit == limit
 
 
 def test_bandwidth_sentence_has_the_numbers() -> None:
     facts = target(compute_ms=500.0, model=HEAVY, phases=phases(optimizer=400.0))
-    verdict, _ = judge(facts, timing(step_ms=500.0), hardware())
+    verdict, _ = judge(facts, timing(step_ms=500.0), make_hardware())
     assert verdict.sentence == (
         "bandwidth-bound: the optimizer takes 82 % of a step and moves at least 15 GB/s of 20 GB/s measured; "
         "MFU 20 % of the measured fp32 rate (20 GFLOP/s of 100 GFLOP/s)"
@@ -144,7 +145,7 @@ def test_bandwidth_sentence_has_the_numbers() -> None:
 
 def test_unknown_says_what_was_measured() -> None:
     facts = target(phases=phases(wait=5.0, copy=0.0, forward=30.0, backward=55.0, optimizer=10.0))
-    verdict, _ = judge(facts, timing(wait_ms=5.0), hardware())
+    verdict, _ = judge(facts, timing(wait_ms=5.0), make_hardware())
     assert verdict.sentence == (
         "unknown: a step takes 100 ms and waits 5 % of it for the loader; "
         "forward and backward take 85 %, the optimizer 10 %, copies 0 %; "
@@ -167,7 +168,7 @@ def test_unknown_says_what_was_measured() -> None:
 @pytest.mark.parametrize("flops", [None, 0.9e9])
 def test_the_largest_share_of_the_work_decides(shares: tuple[float, float], limit: str, flops: float | None) -> None:
     facts = target(work=work(*shares), model={"flops_per_sample": flops})
-    assert judge(facts, timing(), hardware())[0].limit == limit
+    assert judge(facts, timing(), make_hardware())[0].limit == limit
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_sentences_have_the_deciding_figure_and_the_mfu(
     shares: StepWork, changes: dict[str, Any], sentence: str
 ) -> None:
     facts = target(work=shares, model={"flops_per_sample": 0.63e9}, **changes)
-    told = judge(facts, timing(), hardware())[0].sentence
+    told = judge(facts, timing(), make_hardware())[0].sentence
     assert told.startswith(f"{sentence}; MFU ")
     assert told.endswith("GFLOP/s)")
 
@@ -259,7 +260,7 @@ def test_communication_bound(ranks: int, gigabytes: float, rate: float | None, l
 
 
 def test_an_input_bound_step_is_not_judged_by_its_work() -> None:
-    verdict, _ = judge(target(work=work(0.8, 0.1)), timing(wait_ms=50.0), hardware())
+    verdict, _ = judge(target(work=work(0.8, 0.1)), timing(wait_ms=50.0), make_hardware())
     assert verdict.limit == "input"
 
 
@@ -267,7 +268,7 @@ def test_mfu_is_against_what_the_hardware_keeps_up() -> None:
     rates = ceilings({"fp32": 100e9})
     rates = rates.replace(matmul=(rates.matmul[0].replace(sustained_flops_per_second=80e9),))
     facts = target(ceilings=rates, model={"flops_per_sample": 0.6e9}, work=work(0.8, 0.1))
-    verdict, _ = judge(facts, timing(), hardware())
+    verdict, _ = judge(facts, timing(), make_hardware())
     assert verdict.sentence.endswith("MFU 75 % of the measured fp32 rate (60 GFLOP/s of 80 GFLOP/s)")
     assert verdict.evidence[:2] == (
         "MFU 60 % of the best rate for a moment (100 GFLOP/s)",
@@ -296,7 +297,7 @@ def test_evidence_of_a_launch_bound_step() -> None:
 
 @pytest.mark.parametrize(("achieved", "cached"), [(24e9, ""), (26e9, ": a part of it stays in the caches")])
 def test_evidence_of_memory_traffic(achieved: float, cached: str) -> None:
-    verdict, _ = judge(target(work=work(0.1, 0.8, bytes_per_second=achieved)), timing(), hardware())
+    verdict, _ = judge(target(work=work(0.1, 0.8, bytes_per_second=achieved)), timing(), make_hardware())
     assert verdict.evidence[0] == f"memory traffic runs at {achieved / 1e9:.0f} GB/s of 20 GB/s measured{cached}"
 
 
@@ -313,7 +314,7 @@ def test_evidence_of_memory_traffic(achieved: float, cached: str) -> None:
 )
 def test_speedup_ceiling(per_sample: float, flops: float | None, cpus: int, ceiling: float | None) -> None:
     facts = target(model={"flops_per_sample": flops}, data={"seconds_per_sample": per_sample})
-    verdict, _ = judge(facts, timing(), hardware(usable_cpu_count=cpus))
+    verdict, _ = judge(facts, timing(), make_hardware(usable_cpu_count=cpus))
     assert verdict.speedup_ceiling == (None if ceiling is None else pytest.approx(ceiling))
 
 
@@ -367,19 +368,19 @@ def test_speedup_ceiling(per_sample: float, flops: float | None, cpus: int, ceil
 )
 def test_what_sets_the_ceiling(changes: dict[str, Any], ceiling: float, reason: str) -> None:
     facts = target(**{**changes, "model": {"flops_per_sample": 0.6e9, **changes.get("model", {})}})
-    verdict, _ = judge(facts, timing(), hardware(last_level_cache_bytes=64 * MIB))
+    verdict, _ = judge(facts, timing(), make_hardware(last_level_cache_bytes=64 * MIB))
     assert verdict.speedup_ceiling == pytest.approx(ceiling, rel=1e-3)
     assert verdict.ceiling_reason == reason
 
 
 def test_a_cache_of_unknown_size_may_hold_everything() -> None:
     facts = target(model={"flops_per_sample": 0.6e9, "parameter_bytes": 10**9}, phases=phases(optimizer=90.0))
-    assert judge(facts, timing(), hardware())[0].speedup_ceiling == pytest.approx(5.0)
+    assert judge(facts, timing(), make_hardware())[0].speedup_ceiling == pytest.approx(5.0)
 
 
 def test_no_ceiling_without_rates() -> None:
     facts = target(model={"flops_per_sample": 0.6e9}, ceilings=Ceilings())
-    assert judge(facts, timing(), hardware())[0].speedup_ceiling is None
+    assert judge(facts, timing(), make_hardware())[0].speedup_ceiling is None
 
 
 @pytest.mark.parametrize(
@@ -420,7 +421,7 @@ def test_without_workers_loading_has_to_be_the_largest_share(wait_ms: float, wor
         host_syncs_per_step=0,
     )
     facts = target(work=shares, baseline=BASELINE.replace(num_workers=workers), compute_ms=100.0 - wait_ms)
-    verdict, advice = judge(facts, timing(wait_ms=wait_ms), hardware())
+    verdict, advice = judge(facts, timing(wait_ms=wait_ms), make_hardware())
     assert verdict.limit == limit
     assert "num_workers" in [item.knob for item in advice]
     assert any("waits for the loader" in told for told in (verdict.sentence, *verdict.evidence))
@@ -443,4 +444,4 @@ def test_loading_takes_no_less_than_its_cpu_time(
         "loader_seconds_per_step": None if loader_ms is None else loader_ms / 1000,
     }
     facts = target(data=data)
-    assert least_load_seconds(facts, derive_figures(facts, timing()), hardware()) == pytest.approx(least_ms / 1000)
+    assert least_load_seconds(facts, derive_figures(facts, timing()), make_hardware()) == pytest.approx(least_ms / 1000)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from record_factory import make_data
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from autotune.probe.data.loader import _find_tail, drain_loader
-from autotune.records import DataFacts
 
 HANG_SECONDS = 60.0
-FACTS = DataFacts(sample_count=64, seconds_per_sample=0.0, random_sources=(), iterable=False)
+FACTS = make_data(sample_count=64, seconds_per_sample=0.0)
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

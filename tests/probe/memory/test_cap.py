@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import pytest
 from probe_records import target, timing
+from record_factory import make_memory, make_mode
 
 from autotune.probe.memory.look import cap_memory
-from autotune.records import MemoryFacts, MemoryMode, PeakMemory
+from autotune.records import PeakMemory
 
-MODE = MemoryMode(
-    precision="fp32",
-    activation_checkpointing="off",
-    fixed_bytes=500.0,
-    bytes_per_sample=10.0,
-    least_bytes=300.0,
-    largest_micro_batch_size=45,
-)
+MODE = make_mode(fixed_bytes=500.0, bytes_per_sample=10.0, least_bytes=300.0, largest_micro_batch_size=45)
 
 
 @pytest.mark.parametrize(
     ("measured_bytes", "fixed", "least"), [(400, 300.0, 100.0), (600, 500.0, 300.0), (0, 0.0, 0.0)]
 )
 def test_no_mode_is_above_what_the_training_needed(measured_bytes: int, fixed: float, least: float) -> None:
-    memory = MemoryFacts(
-        base_bytes=0, weights_bytes=0, gradient_bytes=0, optimizer_bytes=0, limit_bytes=1000, modes=(MODE,)
-    )
+    memory = make_memory(MODE, base_bytes=0, limit_bytes=1000)
     measured = timing().replace(peak_memory=PeakMemory(host_bytes=measured_bytes))
     found = cap_memory(target(memory=memory), measured).memory  # 600 bytes are predicted for its 10 samples
     assert found is not None

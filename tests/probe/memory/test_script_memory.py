@@ -8,6 +8,7 @@ import memory_workloads as toys
 import pytest
 import torch
 import torch.nn.functional as F
+from record_factory import make_block, make_measurement
 from torch import Tensor, nn
 
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
@@ -16,7 +17,7 @@ from autotune.probe.memory.look import look_at_memory
 from autotune.probe.memory.script import ScriptMemory
 from autotune.records import TrainConfig
 from autotune.records.facts import MemoryFacts
-from autotune.records.measurement import Block, Measurement, PeakMemory
+from autotune.records.measurement import PeakMemory
 
 CPU = torch.device("cpu")
 BATCH = 8
@@ -56,16 +57,7 @@ def run_script(model: nn.Module, *, inspects: bool = True, **options: Any) -> Me
 
     with hooks.installed():
         peak = measure_peak(train, CPU)
-    measurement = Measurement(
-        blocks=(Block(optimizer_steps=2, samples=2 * BATCH, seconds=1.0),),
-        step_seconds=(0.5, 0.5),
-        data_wait_seconds=0.0,
-        steady=True,
-        warmup_steps=0,
-        warmup_seconds=0.0,
-        compile_seconds=0.0,
-        peak_memory=PeakMemory(host_bytes=peak or 0),
-    )
+    measurement = make_measurement([make_block(2 * BATCH, steps=2)], peak_memory=PeakMemory(host_bytes=peak or 0))
     settings: dict[str, Any] = {"base_bytes": 0, "limit_bytes": 2**33, "supported": ("fp32", "bf16")}
     settings |= {"checkpoints": False} | options
     return look_at_memory(ScriptMemory(hooks, measurement), BASELINE, CPU, **settings)
