@@ -220,6 +220,8 @@ def prepared(folder: Path) -> Iterator[None]:
         stack.enter_context(mock.patch.multiple(train_command, train_workload=_end, train_in_child=_end))
         stack.enter_context(mock.patch.object(script_command, "train_script_target", _end))
         stack.enter_context(mock.patch.object(sys, "argv", ["autotune"]))
+        # Whatever dead processes have left in the real one would be swept, which is no trespass.
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", str(folder)))
         os.chdir(folder)
         (folder / "train.py").write_text(_PYTHON)
         try:

@@ -84,7 +84,7 @@ def test_what_was_launched_around_a_jump_is_shaky_and_nothing_else():
     spacing = ANCHOR_SPACING + 1
     for place, (config, _) in enumerate(launches):
         if config != BASELINE:
-            assert shaky[config.model_dump_json()] == (2 * spacing < place < 3 * spacing,)
+            assert shaky[config.key] == (2 * spacing < place < 3 * spacing,)
 
 
 @pytest.mark.parametrize("sd", [0.005, 0.02, 0.1])
