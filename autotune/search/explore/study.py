@@ -30,6 +30,9 @@ from autotune.space import SearchSpace
 _MOST_BEHIND = 0.02
 """Of the trials: so many may be missing in the copy while the search runs; to write it for each costs the square."""
 
+_MOST_CONFIGS = 2**10
+"""That are kept; the rows that are looked at for one proposal are far fewer."""
+
 STUDY_NAME = "autotune"
 """Name of the study in the file."""
 
@@ -159,6 +162,8 @@ class Study:
         key = tuple(params.items())
         config = self._configs.get(key)
         if config is None:
+            if len(self._configs) >= _MOST_CONFIGS:
+                self._configs.clear()
             config = self._configs[key] = self._space.complete(params)
         return config
 
