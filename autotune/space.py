@@ -237,14 +237,6 @@ def revert_knobs(config: TrainConfig, baseline: TrainConfig, names: Iterable[str
     return canonical(with_knobs(config, {name: get_knob(baseline, name) for name in wanted}), baseline)
 
 
-def inexact_changes(
-    config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None
-) -> frozenset[str]:
-    """Return the changes to the baseline that are not exact, as `name=value`; arguments as of `numerics_of`."""
-    found = classify_changes(config, baseline, special)
-    return frozenset(f"{name}={get_knob(config, name)}" for name, kind in found.items() if kind != "exact")
-
-
 def needs_compilation(config: TrainConfig) -> bool:
     """Return whether a process with this config compiles before it trains."""
     return config.compile_mode != "off"

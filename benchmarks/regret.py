@@ -1,7 +1,7 @@
 """How far from the best config searches of so many launches end, on recorded tables, by strategy.
 
     python benchmarks/regret.py                                   every table, every strategy, 50 seeds
-    python benchmarks/regret.py --tables demo --strategies ours,tpe --seeds 10 --noise 0.03
+    python benchmarks/regret.py --tables demo --strategies model tpe --seeds 10 --noise 0.03
 
 A launch reads a config's true log speed-up, the mean over its recorded launches, with noise drawn for it; one that
 failed when it was recorded fails. Every eighth launch is the baseline's, for every strategy alike. The regret is that
@@ -25,6 +25,8 @@ import optuna
 
 from autotune.records import TrainConfig
 from autotune.records.config import get_knob
+from autotune.search.explore.prior import make_prior
+from autotune.search.explore.sampler import LogAdditiveSampler
 from autotune.selftest.table import Table, read_table
 from autotune.space import SearchSpace, revert_knobs
 
@@ -133,12 +135,12 @@ def search_at_random(bench: Bench) -> None:
         bench.launch(config)
 
 
-def ask_optuna(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Callable[[Bench], None]:
+def ask_optuna(make_sampler: Callable[[Bench, int], optuna.samplers.BaseSampler]) -> Callable[[Bench], None]:
     """Return the strategy that asks a sampler of Optuna's; what it has asked for already is drawn anew, eight times."""
 
     def search(bench: Bench) -> None:
         distributions = make_distributions(bench)
-        study = optuna.create_study(direction="maximize", sampler=make_sampler(bench.rng.randrange(2**31)))
+        study = optuna.create_study(direction="maximize", sampler=make_sampler(bench, bench.rng.randrange(2**31)))
         study.enqueue_trial(encode(bench.baseline, distributions))
         again = 0
         while len(bench.readings) < len(bench.configs):
@@ -200,10 +202,24 @@ def double_batch(bench: Bench) -> None:
             break
 
 
+def make_model(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
+    """Return the search's own sampler, with what the probe of the table expects."""
+
+    def is_open(params: dict[str, Any]) -> bool:
+        config = bench.space.complete(params)
+        return config in bench.table.by_config and config not in bench.readings
+
+    distributions, prior = make_distributions(bench), make_prior(bench.table.header.report)
+    return LogAdditiveSampler(
+        distributions, encode(bench.baseline, distributions), prior=prior, is_open=is_open, seed=seed
+    )
+
+
 STRATEGIES: dict[str, Callable[[Bench], None]] = {
+    "model": ask_optuna(make_model),
     "random": search_at_random,
-    "tpe": ask_optuna(lambda seed: optuna.samplers.TPESampler(multivariate=True, seed=seed)),
-    "gp": ask_optuna(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+    "tpe": ask_optuna(lambda _bench, seed: optuna.samplers.TPESampler(multivariate=True, seed=seed)),
+    "gp": ask_optuna(lambda _bench, seed: optuna.samplers.GPSampler(seed=seed)),
     "climb": climb,
     "combine": combine,
     "batch": double_batch,
@@ -239,7 +255,7 @@ def main() -> int:
     """Read the command line and print a table of medians and 90th percentiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="", help="names, with commas; all when left out")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=[*STRATEGIES])
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--noise", type=float, nargs="*", default=[0.03, 0.10])
     arguments = parser.parse_args()
@@ -251,7 +267,7 @@ def main() -> int:
     for path in paths:
         table = read_table(path)
         for noise in arguments.noise:
-            for strategy in arguments.strategies.split(","):
+            for strategy in arguments.strategies:
                 began, found = time.process_time(), run(table, strategy, noise, arguments.seeds)
                 cells = [_quantiles([regrets[key] for regrets in found]) for key in keys]
                 seconds = (time.process_time() - began) / arguments.seeds

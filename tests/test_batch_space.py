@@ -21,7 +21,6 @@ from autotune.space import (
     build_space,
     canonical,
     classify_changes,
-    inexact_changes,
     numerics_of,
     revert_knobs,
     scale_learning_rate,
@@ -96,8 +95,6 @@ def test_every_change_has_a_class(changes: dict[str, Any], special: Any, expecte
     assert classify_changes(config, BASELINE, special) == expected
     rank = ["exact", "rounding", "semantic"]
     assert numerics_of(config, BASELINE, special) == max(expected.values(), key=rank.index, default="exact")
-    inexact = {f"{name}={get_knob(config, name)}" for name, kind in expected.items() if kind != "exact"}
-    assert inexact_changes(config, BASELINE, special) == inexact
 
 
 # Putting back

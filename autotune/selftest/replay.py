@@ -33,7 +33,6 @@ from autotune.records.quality import DriftLimits
 from autotune.records.search import SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
-from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext
@@ -53,7 +52,7 @@ _RATE = 1000.0
 _LOOK_SECONDS = 0.2
 _STARTUP_SECONDS, _WARMUP_SECONDS = 0.6, 0.6
 _PEAK = PeakMemory(host_bytes=2**28)
-_CURVE = LossCurve(seed=0, losses=(2.0, 1.5, 1.2, 1.0), samples=1024)
+CURVE = LossCurve(seed=0, losses=(2.0, 1.5, 1.2, 1.0), samples=1024)
 
 
 @dataclass(frozen=True)
@@ -154,6 +153,11 @@ class World(Protocol):
         """Of the target."""
         ...
 
+    @property
+    def losses(self) -> LossCurve:
+        """Of its baseline in the probe, which those of every launch are screened against."""
+        ...
+
     def make_report(self, measurement: Measurement) -> ProbeReport:
         """Return what a probe says of it, its baseline measured so."""
         ...
@@ -185,7 +189,7 @@ class Course:
     warmup_seconds: float
     compile_seconds: float = 0.0
     peak_memory: PeakMemory = _PEAK
-    curve: LossCurve = _CURVE
+    curve: LossCurve = CURVE
 
 
 def shift(start: Callable[[], Iterator[float]], by: float) -> Iterator[float]:
@@ -203,6 +207,7 @@ class Placebo:
     """
 
     knobs = (f"user_knobs.{KNOB}",)
+    losses = CURVE
 
     def __init__(self, case: Case, rng: random.Random) -> None:
         self._case, self._start = case, case.machine(rng)
@@ -256,7 +261,7 @@ class Simulation:
 
     def read_trials(self) -> list[TrialResult]:
         """Return the probe's trial."""
-        return [self._probe.replace(facts=self.world.facts, curves=(_CURVE,))]
+        return [self._probe.replace(facts=self.world.facts, curves=(self.world.losses,))]
 
     def read_finals(self) -> FinalsRecord | None:
         """Return no finals."""
@@ -320,10 +325,7 @@ class Shuffled:
         space: SearchSpace,
         *,
         seed: int,
-        known: Sequence[tuple[Judged, float | None]],
-        told: Callable[[str], None],
-        prior: Prior,
-        price: Callable[[TrainConfig], float],
+        **_others: object,
     ) -> None:
         ((name, values),) = space.choices.items()
         self._fresh = [space.complete({name: value}) for value in values[1:]]

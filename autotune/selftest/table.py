@@ -23,9 +23,9 @@ from autotune.records.config import TrainConfig, changed_fields, get_knob, with_
 from autotune.records.measurement import Block, Measurement
 from autotune.records.probe import ProbeReport
 from autotune.records.table import RecordedLaunch, TableHeader
-from autotune.records.trial import LossCurve, TrialResult, TrialStatus
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import BaselineLevel
-from autotune.selftest.replay import Course, shift
+from autotune.selftest.replay import CURVE, Course, shift
 
 _NO_BLOCK = Block(optimizer_steps=1, samples=1, seconds=1.0)
 
@@ -173,14 +173,25 @@ class TableWorld:
         self._seen: Counter[TrainConfig] = Counter()
         self.facts = table.header.report.target
         self.knobs = tuple(table.header.choices)
+        self.losses = next((one.curve for _, one in table.by_config[table.baseline] if one.curve is not None), CURVE)
 
     def make_report(self, measurement: Measurement) -> ProbeReport:
         """Return the report of the probe when it was recorded; the baseline's reading is this search's."""
         return self._table.header.report.replace(measurement=measurement)
 
     def launch(self, config: TrainConfig) -> Course:
-        """Return how the next launch of a config goes: the first as its first was, and so on, and around again."""
-        launches = [launch for _, launch in self._table.by_config[config]]
+        """Return how the next launch of a config goes: the first as its first was, and so on, and around again.
+
+        Raises:
+            UsageError: the table is a part of its space, and this config is not in it.
+        """
+        launches = [launch for _, launch in self._table.by_config.get(config, ())]
+        if not launches:
+            raise UsageError(
+                f"{self._table.header.name} holds {self._table.header.recorded_size} of "
+                f"{self._table.header.space_size} configs, and not {config.key}",
+                hint="searches are replayed over tables of their whole space: record one with fewer knobs",
+            )
         launch = launches[self._seen[config] % len(launches)]
         self._seen[config] += 1
         truth, measurement = self._table.truths.get(config), launch.measurement
@@ -196,5 +207,5 @@ class TableWorld:
             warmup_seconds=max(0.0, launch.elapsed_seconds - launch.startup_seconds - measurement.seconds),
             compile_seconds=measurement.compile_seconds,
             peak_memory=measurement.peak_memory,
-            curve=launch.curve or LossCurve(seed=0, losses=(1.0,), samples=1),
+            curve=launch.curve or CURVE,
         )

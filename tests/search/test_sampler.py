@@ -82,12 +82,15 @@ def test_trials_that_run_are_not_proposed_again():
     assert len(set(asked)) == 8
 
 
-def test_a_failed_trial_is_not_proposed_again_and_says_nothing_of_others():
+def test_what_failed_or_was_taken_back_may_be_proposed_again_and_what_was_pruned_may_not():
     study = make_study()
     run(study, 2)
-    trial = study.ask(SPACE)
-    study.tell(trial, state=TrialState.FAIL)
-    assert trial.params not in run(study, 29)[3:]
+    failed, pruned = study.ask(SPACE), study.ask(SPACE)
+    study.tell(failed, state=TrialState.FAIL)
+    study.tell(pruned, state=TrialState.PRUNED)
+    later = run(study, 29)[4:]
+    assert failed.params in later
+    assert pruned.params not in later
 
 
 def test_where_the_model_does_not_fit_every_second_turn_is_tpes(monkeypatch):

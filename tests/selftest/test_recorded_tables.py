@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
+import random
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,14 @@ from autotune.errors import UsageError
 from autotune.records import Measurement, PeakMemory, TrainConfig
 from autotune.records.measurement import Interference
 from autotune.records.trial import TrialStatus
+from autotune.selftest.machines import MACHINES
+from autotune.selftest.replay import Simulation, search
 from autotune.selftest.simulated_target import TARGET, make_report
 from autotune.selftest.table import (
     RecordedLaunch,
     Table,
     TableHeader,
+    TableWorld,
     format_line,
     make_launch,
     parse_table,
@@ -117,3 +123,40 @@ def test_a_file_that_is_not_there_or_not_packed_is_named(tmp_path: Path) -> None
     for name in ("none.jsonl.gz", "plain.jsonl.gz"):
         with pytest.raises(UsageError, match=name):
             read_table(tmp_path / name)
+
+
+def quiet_paces() -> Iterator[float]:
+    return itertools.repeat(0.0)
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.3, "improved"), (-0.3, "keep")])
+def test_a_search_over_a_table_finds_what_was_recorded(gain: float, verdict: str, tmp_path: Path) -> None:
+    table = make_table(*((place % 2, 5.0 + gain * (place % 2)) for place in range(12)), (2, None), (0, 5.0))
+    simulation = Simulation(TableWorld(table, quiet_paces), database=tmp_path / "study.db")
+    profile = search(simulation, seed=0, budget_seconds=300.0).profile
+    assert profile.verdict == verdict
+    assert profile.evidence.trials["crashed"] == 1
+    if verdict == "improved":
+        assert profile.config == change(table, 1)
+        assert profile.speedup is not None
+        assert profile.speedup.estimate == pytest.approx(math.exp(gain), rel=1e-6)
+
+
+def test_searches_over_one_table_differ_by_their_noise_alone(tmp_path: Path) -> None:
+    table = make_table(*((place % 2, 5.0 + 0.3 * (place % 2)) for place in range(12)), (2, None), (0, 5.0))
+
+    def estimate(seed: int) -> float:
+        noise = MACHINES["noisy"](random.Random(seed))
+        simulation = Simulation(TableWorld(table, noise), database=tmp_path / "study.db")
+        profile = search(simulation, seed=0, budget_seconds=300.0).profile
+        assert profile.speedup is not None
+        return profile.speedup.estimate
+
+    assert estimate(1) == estimate(1)
+    assert estimate(1) != estimate(2)
+
+
+def test_a_config_that_was_not_recorded_is_named(tmp_path: Path) -> None:
+    table = make_table((0, 5.0), (1, 5.2), (0, 5.0))
+    with pytest.raises(UsageError, match=r"toy holds 3 of 3 configs, and not .*\"planted\": 2"):
+        search(Simulation(TableWorld(table, quiet_paces), database=tmp_path / "study.db"), seed=0, budget_seconds=300.0)

@@ -2,7 +2,7 @@
 
 Any study can use it, if its objective is a log speed-up over a baseline that is maximised:
 
-    sampler = LogAdditiveSampler(distributions, baseline, prior=default_prior())
+    sampler = LogAdditiveSampler(distributions, baseline, prior=Prior({("workers", None): Effect(0.1, 0.2)}, {}))
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.enqueue_trial(baseline)
 
@@ -47,12 +47,13 @@ class LogAdditiveSampler(BaseSampler):
         prior: what is known of changes beforehand.
         price: returns what a trial of some params costs, in any unit.
         is_valid: returns whether some params are a config at all, spelled in its one way; asked once for each.
-        is_open: returns whether some params may be proposed now; those of trials that ended or run never are.
+        is_open: returns whether some params may be proposed now; those of trials that run, or ended with a result, are
+            not. A failed trial has none, as everywhere in Optuna: what it was about may be proposed again.
         noise_sd: of the log throughput of one launch.
         seed: of the draws; each proposal draws from a stream of its own, by the number of trials before it.
 
     Attributes:
-        price, is_open, noise_sd: as given; they may be set anew between proposals.
+        is_open: as given; it may be set anew between proposals.
         exhausted: the last proposal was random, for nothing was open.
     """
 
@@ -79,9 +80,10 @@ class LogAdditiveSampler(BaseSampler):
         self._places = {tuple(row): place for place, row in enumerate(self._rows.tolist())}
         self._closed, self._checked = np.zeros((2, len(self._rows)), dtype=bool)
         self._keys: dict[int, tuple[int, ...]] = {}
-        self._is_valid, self._seed = is_valid, seed
+        self._running: list[int] = []
+        self._price, self._is_valid, self._noise_sd, self._seed = price, is_valid, noise_sd, seed
         self._independent = RandomSampler(seed)
-        self.price, self.is_open, self.noise_sd = price, is_open, noise_sd
+        self.is_open = is_open
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the space: every trial has the same."""
@@ -92,15 +94,14 @@ class LogAdditiveSampler(BaseSampler):
     ) -> dict[str, Any]:
         """Return the params to try next; none where all of the space was tried."""
         trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        for one in trials:
-            if one.state is not TrialState.WAITING:
-                self._close(self._key(one))
+        self._running = self._find_places(trials, TrialState.RUNNING)
+        self._closed[self._find_places(trials, TrialState.COMPLETE, TrialState.PRUNED)] = True
         rows, means, launches = self._gather(trials)
         turn = len(trials)
-        misfits = misfit(self._features, rows, means, launches, self.noise_sd, _RECENT) > _MISFIT
+        misfits = misfit(self._features, rows, means, launches, self._noise_sd, _RECENT) > _MISFIT
         params = self._ask_tpe(study, trial) if not turn % 2 and misfits else None
         if params is None:
-            posterior = fit(self._features, rows, means, launches, self.noise_sd)
+            posterior = fit(self._features, rows, means, launches, self._noise_sd)
             best = float((self._features.encode(rows) @ posterior.mean).max(initial=0.0))
             if turn % 2:
                 promise = expected_gain(self._columns @ posterior.mean - best, posterior.sd(self._columns))
@@ -120,12 +121,13 @@ class LogAdditiveSampler(BaseSampler):
     def _choose(self, promise: Vector) -> Params | None:
         """Return the open params of most promise [rows] for their price."""
         sums = np.where(self._closed, -np.inf, promise)
+        sums[self._running] = -np.inf
 
         def worth(row: int) -> float:
-            gain, price = float(sums[row]), self.price(self._decode(row))
+            gain, price = float(sums[row]), self._price(self._decode(row))
             return gain / price if gain > 0 else gain * price
 
-        order = np.argsort(-sums, kind="stable")[: int((~self._closed).sum())].tolist()
+        order = np.argsort(-sums, kind="stable")[: int(np.isfinite(sums).sum())].tolist()
         for first in range(0, len(order), _LOOKED_AT):
             group = [row for row in order[first : first + _LOOKED_AT] if self._check(row)]
             chosen = (row for row in sorted(group, key=worth, reverse=True) if self.is_open(self._decode(row)))
@@ -141,10 +143,10 @@ class LogAdditiveSampler(BaseSampler):
             self._closed[row] = not self._is_valid(self._decode(row))
         return not self._closed[row]
 
-    def _close(self, key: tuple[int, ...]) -> None:
-        place = self._places.get(key)
-        if place is not None:
-            self._closed[place] = True
+    def _find_places(self, trials: Sequence[FrozenTrial], *states: TrialState) -> list[int]:
+        """Return the rows of the trials that are in one of some states."""
+        places = (self._places.get(self._key(one)) for one in trials if one.state in states)
+        return [place for place in places if place is not None]
 
     def _ask_tpe(self, study: Study, trial: FrozenTrial) -> Params | None:
         """Return what TPE proposes; None where that is not open."""
@@ -153,8 +155,9 @@ class LogAdditiveSampler(BaseSampler):
         if params.keys() != self._space.keys():
             return None
         place = self._places.get(tuple(values.index(params[name]) for name, values in self._values.items()))
-        is_open = place is not None and self._check(place) and self.is_open(params)
-        return params if is_open else None
+        if place is None or place in self._running or not self._check(place) or not self.is_open(params):
+            return None
+        return params
 
     def _gather(self, trials: Sequence[FrozenTrial]) -> tuple[Rows, Vector, Vector]:
         """Return the configs that were timed [configs, knobs], their mean values and how often, in order of time."""

@@ -113,8 +113,8 @@ class Study:
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended.
 
-        A trial without a timing is told as pruned and infeasible: no number is made up. One
-        that was ended early by racing is told with the estimate it had.
+        A trial without a timing is told as pruned and infeasible: no number is made up. One that was ended early by
+        racing is told with the estimate it had.
 
         Args:
             proposal: from this study.

@@ -25,6 +25,7 @@ from autotune.space import BATCH_KNOBS, revert_knobs
 
 _SETTLED_CONFIDENCE = 0.995
 _MOST_CONFIGS = 2**11
+"""Whose single changes are kept: a search asks for those of all its configs after each launch."""
 
 
 @dataclass(frozen=True)
