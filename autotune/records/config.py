@@ -77,6 +77,10 @@ class TrainConfig(Record):
     user_knobs: dict[str, KnobValue] = Field(default_factory=dict)
     """Values of the workload's own knobs, by name."""
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether the settings as text are the same."""
+        return isinstance(other, TrainConfig) and self.key == other.key
+
     def __hash__(self) -> int:
         """Return a hash by the settings as text."""
         return hash(self.key)

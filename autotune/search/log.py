@@ -44,6 +44,7 @@ class SearchLog:
         self._measured_seconds, self._gate_seconds = measured_seconds, 0.0
         self._interrupted_before = interrupted_before
         self._judged: tuple[Judged, ...] = ()
+        self._last_ranking: Ranking | None = None
         self._earlier_launches = 0
         self._interrupted: tuple[TrialResult, ...] = ()
         self._refused: tuple[frozenset[str], ...] = ()
@@ -252,7 +253,14 @@ class SearchLog:
 
     def _rank(self, is_refused: Callable[[TrainConfig], bool]) -> Ranking:
         problem = self.problem
-        return Ranking(self._judged, problem.baseline, planned_samples=problem.planned_samples, is_refused=is_refused)
+        self._last_ranking = Ranking(
+            self._judged,
+            problem.baseline,
+            planned_samples=problem.planned_samples,
+            is_refused=is_refused,
+            before=self._last_ranking,
+        )
+        return self._last_ranking
 
     @property
     def schedule(self) -> Schedule:

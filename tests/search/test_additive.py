@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
-from autotune.search.explore.additive import Effect, Features, Prior, fit, misfit
+from autotune.search.explore.additive import OWN_SD, Effect, Features, LogAdditiveModel, Prior, sum_weights
 
 VALUES = {"workers": (0, 1, 2), "bf16": ("off", "on"), "layout": ("plain", "last")}
 BASELINE = {"workers": 0, "bf16": "off", "layout": "plain"}
@@ -22,16 +23,23 @@ def rows_of(*configs: tuple[object, ...]) -> np.ndarray:
     )
 
 
+def learn(features: Features, rows: np.ndarray, values: Iterable[float], noise: float = NOISE) -> LogAdditiveModel:
+    model = LogAdditiveModel(features, noise)
+    for row, value in zip(rows.tolist(), values, strict=True):
+        model.add(row, value)
+    return model
+
+
 def predict(features: Features, readings: dict[tuple[object, ...], float], asked: tuple[object, ...]) -> float:
-    rows, means = rows_of(*readings), np.array([*readings.values()])
-    posterior = fit(features, rows, means, np.ones(len(rows)), NOISE)
-    return float((features.encode(rows_of(asked)) @ posterior.mean)[0])
+    rows = rows_of(*readings) if readings else np.zeros((0, 3), dtype=int)
+    model = learn(features, rows, [*readings.values()])
+    return float(sum_weights(model.mean, features.encode(rows_of(asked)))[0])
 
 
 def test_the_baseline_has_no_columns_and_so_no_speed_up():
     features = Features(VALUES, BASELINE, NOTHING)
-    assert not features.encode(rows_of((0, "off", "plain"))).any()
-    assert features.encode(rows_of((2, "on", "last"))).sum() == 3
+    assert features.encode(rows_of((0, "off", "plain"))).tolist() == [[]]
+    assert features.encode(rows_of((2, "on", "last"), (0, "off", "plain"))).tolist() == [[3, 2, 1], [4, 4, 4]]
     assert list(features.count_changes(rows_of((0, "off", "plain"), (2, "on", "plain")))) == [0, 2]
 
 
@@ -64,31 +72,60 @@ def test_neighbouring_values_of_an_ordered_knob_learn_from_each_other():
     features = Features(VALUES, BASELINE, NOTHING)
     assert predict(features, {(1, "off", "plain"): -0.2}, (2, "off", "plain")) < -0.08
     categories = Features({"x": ("a", "b", "c")}, {"x": "a"}, NOTHING)
-    posterior = fit(categories, np.array([[1]]), np.array([-0.2]), np.ones(1), NOISE)
-    assert float((categories.encode(np.array([[2]])) @ posterior.mean)[0]) == 0.0
+    assert list(learn(categories, np.array([[1]]), [-0.2]).mean)[1] == 0.0
 
 
 def test_more_launches_weigh_more():
-    features = Features(VALUES, BASELINE, NOTHING)
-    rows, means = rows_of((0, "on", "plain")), np.array([0.3])
-    once, often = (float(fit(features, rows, means, np.array([float(count)]), 0.2).mean[2]) for count in (1, 20))
+    features, row = Features(VALUES, BASELINE, NOTHING), rows_of((0, "on", "plain"))
+    once, often = (
+        float(learn(features, np.repeat(row, count, axis=0), [0.3] * count, 0.2).mean[2]) for count in (1, 20)
+    )
     assert 0.0 < once < often < 0.3
 
 
-def test_draws_scatter_as_the_covariance_says():
-    posterior = fit(Features(VALUES, BASELINE, NOTHING), np.zeros((0, 3), dtype=int), np.array([]), np.array([]), NOISE)
-    rng = np.random.default_rng(0)
-    drawn = np.array([posterior.draw(rng) for _ in range(4000)])
-    assert np.cov(drawn.T) == pytest.approx(posterior.covariance, abs=0.001)
+def test_reading_by_reading_it_is_the_regression_on_all_of_them():
+    """Bishop (2006), eq. 3.50, solved at once; several launches of a config are one reading of their mean."""
+    rng = np.random.default_rng(2)
+    prior = Prior({("workers", None): Effect(0.1, 0.3)}, {(("bf16", "on"), ("workers", None)): Effect(0.05, 0.2)})
+    features, configs = Features(VALUES, BASELINE, prior), rows_of(*itertools.product(*VALUES.values()))
+    rows = configs[rng.integers(len(configs), size=40)]
+    values = rng.normal(0.0, 0.3, size=len(rows))
+    model = learn(features, rows, values)
+    unique, group = np.unique(rows, axis=0, return_inverse=True)
+    launches = np.bincount(group)
+    means = np.bincount(group, weights=values) / launches
+    design = np.array([[column in row for column in range(features.count)] for row in features.encode(unique)], float)
+    weights = 1.0 / (NOISE**2 / launches + np.where(features.count_changes(unique) > 1, OWN_SD**2, 0.0))
+    precision = np.linalg.inv(features.make_prior_covariance())
+    covariance = np.linalg.inv(precision + design.T @ (design * weights[:, None]))
+    mean = covariance @ (precision @ features.prior_mean + design.T @ (weights * means))
+    assert model.covariance == pytest.approx(covariance, abs=1e-9)
+    assert model.mean == pytest.approx(mean, abs=1e-9)
+    foretold, sds = model.foretell(features.encode(configs))
+    wide = np.array([[column in row for column in range(features.count)] for row in features.encode(configs)], float)
+    assert foretold == pytest.approx(wide @ mean, abs=1e-9)
+    assert sds**2 == pytest.approx(np.einsum("ri,ij,rj->r", wide, covariance, wide), abs=1e-9)
+    drawn = np.array([model.draw(rng) for _ in range(4000)])
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.01)
+    assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.003)
+
+
+def test_a_knob_of_thousands_of_values_is_one_of_a_few():
+    """What a proposal costs grows with the readings and the rows, not with the cube of the values."""
+    values = {"n": tuple(range(2000)), "x": ("a", "b")}
+    features = Features(values, {"n": 0, "x": "a"}, NOTHING)
+    model = learn(features, np.array([[5, 0], [7, 1]]), [0.2, 0.3])
+    means, sds = model.foretell(features.encode(np.array([[6, 0], [1000, 0]])))
+    assert means[0] > 0.1 > abs(means[1])
+    assert sds[0] < 0.09 < sds[1]
 
 
 def test_the_misfit_is_about_one_where_the_model_holds_and_large_where_it_does_not():
     rng = np.random.default_rng(1)
     configs = [*itertools.product(*VALUES.values())]
     effects = {1: 0.1, 2: 0.15, "on": 0.2, "last": -0.1}
-    features = Features(VALUES, BASELINE, NOTHING)
-    rows, launches = rows_of(*configs), np.ones(len(configs))
+    features, rows = Features(VALUES, BASELINE, NOTHING), rows_of(*configs)
     sums = np.array([math.fsum(effects.get(value, 0.0) for value in one) for one in configs])
-    assert misfit(features, rows, sums + rng.normal(0, NOISE, len(sums)), launches, NOISE, 5) < 1.7
-    assert misfit(features, rows, rng.normal(0, 0.6, len(sums)), launches, NOISE, 5) > 3
-    assert misfit(features, rows[:9], sums[:9], launches[:9], NOISE, 5) == 0.0
+    assert 0.0 < learn(features, rows, sums + rng.normal(0, NOISE, len(sums))).misfit < 1.7
+    assert learn(features, rows, rng.normal(0, 0.6, len(sums))).misfit > 3
+    assert learn(features, rows[:9], sums[:9]).misfit == 0.0

@@ -80,7 +80,7 @@ def test_the_rounds_are_those_that_prove_the_gain_without_its_luck():
     assert plan.pilot == find_pilot(ranking)
     needed = rounds_needed(
         plan.pair_sd,
-        entry.shrunk,
+        ranking.shrunk_score(entry),
         most=MOST_ROUNDS,
         fewest=LEAST_ROUNDS,
         risk_share=SHARE_OF_A_LOOK,

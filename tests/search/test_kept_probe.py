@@ -124,7 +124,7 @@ def test_a_probe_of_other_code_is_not_taken(work: Path, source: str | None, reas
     "name", ["ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "LD_PRELOAD", "BATCH_SIZE"]
 )
 def test_a_probe_under_another_environment_is_not_taken(work: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv(name, os.environ.get(name, "") + "1")
     told = take(work)[0] or ""
     assert "the environment is another: " in told
     assert told.endswith("a variable of your own" if name == "BATCH_SIZE" else name)

@@ -95,7 +95,7 @@ def test_what_failed_or_was_taken_back_may_be_proposed_again_and_what_was_pruned
 
 def test_where_the_model_does_not_fit_every_second_turn_is_tpes(monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr("autotune.search.explore.sampler.misfit", lambda *_given: 3.0)
+    monkeypatch.setattr("autotune.search.explore.sampler.LogAdditiveModel.misfit", 3.0)
     plain = optuna.samplers.TPESampler.sample_relative
 
     def note(self: Any, study: optuna.Study, trial: Any, space: Any) -> Any:

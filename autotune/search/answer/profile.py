@@ -219,7 +219,7 @@ def _confirmation(
         interval=shown.interval_at(0.95) if shown.ratio is not None else None,
         hodges_lehmann=math.exp(hodges_lehmann(logs)),
         expected_speedup=math.exp(entry.score) if entry else None,
-        shrunk_speedup=math.exp(entry.shrunk) if entry else None,
+        shrunk_speedup=math.exp(ranking.shrunk_score(entry)) if entry else None,
         smallest_detectable=(
             smallest_provable(sd, len(logs), risk_share=finals.risk_share, pilot_degrees=shown.pilot.degrees)
             if shown.ratio is not None and sd is not None

@@ -6,13 +6,14 @@
     reading  y ~ N(x·w, noise² / launches + own²)    own² only where several changes meet: a sum is a guess of these
 
 Values of one ordered knob (8, 4, 2 samples) are correlated a priori: what one costs, its neighbour costs too. The
-posterior is that of Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 3.50).
+posterior is that of Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 3.50); each
+reading changes it by one rank (Sherman & Morrison 1950), so that the thousandth costs what the first did.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ _NEIGHBOURS = 0.7
 """Prior correlation of two neighbouring values of an ordered knob."""
 
 _UNKNOWN_SD = 0.10
+
+_LEAST_SD = 1e-6
+"""Of a prior: what is known for sure would leave no matrix to invert."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ class Prior:
 
 NOTHING_KNOWN = Prior({}, {})
 
+_RECENT = 5
+"""Configs whose readings say whether the model fits."""
+
 
 class Features:
     """Columns of the model over a space: one per change, one per pair that is said to interact.
@@ -75,118 +82,199 @@ class Features:
         prior: of the weights.
 
     Attributes:
+        count: of columns.
         prior_mean: [columns].
-        prior_covariance: [columns, columns].
+        prior_sd: [columns].
     """
 
     def __init__(self, values: Mapping[str, Sequence[object]], baseline: Mapping[str, object], prior: Prior) -> None:
-        self._names = list(values)
-        self._own = [list(values[name]).index(baseline[name]) for name in self._names]
-        changes = [
-            (axis, index)
-            for axis, name in enumerate(self._names)
-            for index in range(len(values[name]))
-            if index != self._own[axis]
+        own = [list(values[name]).index(baseline[name]) for name in values]
+        self._own = np.array(own, dtype=np.int64)
+        changes: list[Change] = []
+        self._tables: list[Rows] = []
+        self._ordered: list[tuple[int, Rows]] = []
+        for name, offered, index in zip(values, values.values(), own, strict=True):
+            others = np.array([place for place in range(len(offered)) if place != index], dtype=np.int64)
+            table = np.full(len(offered), -1, dtype=np.int64)
+            table[others] = len(changes) + np.arange(len(others))
+            self._tables.append(table)
+            if _is_ordered(offered):
+                self._ordered.append((len(changes), others))
+            changes += [(name, offered[place]) for place in others.tolist()]
+        self._pairs = [
+            (first, second, effect)
+            for (one, other), effect in prior.pairs.items()
+            for first in _find(changes, one)
+            for second in _find(changes, other)
         ]
-        named = {(axis, index): (self._names[axis], values[self._names[axis]][index]) for axis, index in changes}
-        self._changes = changes
-        self._pairs, pair_effects = [], []
-        for (first, second), effect in prior.pairs.items():
-            for one, other in itertools.permutations(changes, 2):
-                if _fits(first, named[one]) and _fits(second, named[other]):
-                    self._pairs.append((one, other))
-                    pair_effects.append(effect)
-        effects = [prior.find(*named[change]) for change in changes]
-        every = [*effects, *pair_effects]
-        self.prior_mean: Vector = np.array([effect.mean for effect in every])
-        self.prior_covariance: Vector = np.diag([effect.sd**2 for effect in every])
-        for (i, (axis, index)), (j, (other_axis, other_index)) in itertools.permutations(enumerate(changes), 2):
-            if axis == other_axis and _is_ordered(values[self._names[axis]]):
-                near = _NEIGHBOURS ** abs(index - other_index)
-                self.prior_covariance[i, j] = near * effects[i].sd * effects[j].sd
+        effects = [*(prior.find(*change) for change in changes), *(effect for *_, effect in self._pairs)]
+        self.count = len(effects)
+        self.prior_mean: Vector = np.array([effect.mean for effect in effects])
+        self.prior_sd: Vector = np.maximum([effect.sd for effect in effects], _LEAST_SD)
 
-    def encode(self, rows: Rows) -> Vector:
-        """Return the columns [rows, columns] of configs [rows, knobs], each given as the indices of its values."""
-        singles = [rows[:, axis] == index for axis, index in self._changes]
-        at = dict(zip(self._changes, singles, strict=True))
-        pairs = [at[one] & at[other] for one, other in self._pairs]
-        if not singles:
-            return np.zeros((len(rows), 0))
-        return np.stack([*singles, *pairs], axis=1).astype(np.float64)
+    def make_prior_covariance(self) -> Vector:
+        """Return what is known of the weights before anything was read [columns, columns]."""
+        covariance: Vector = np.diag(self.prior_sd**2)
+        for start, places in self._ordered:
+            part = slice(start, start + len(places))
+            near = _NEIGHBOURS ** np.abs(places[:, None] - places)
+            covariance[part, part] = near * np.outer(self.prior_sd[part], self.prior_sd[part])
+        return covariance
 
-    def count_changes(self, rows: Rows) -> Vector:
+    def encode(self, rows: Rows) -> Rows:
+        """Return the columns that configs have [rows, most], `count` where one has fewer than the most.
+
+        Args:
+            rows: each given as the indices of its values [rows, knobs].
+        """
+        singles = [table[rows[:, axis]] for axis, table in enumerate(self._tables)]
+        columns = np.stack([*singles], axis=1) if singles else np.zeros((len(rows), 0), dtype=np.int64)
+        pairs = np.full((len(rows), len(self._pairs)), -1, dtype=np.int64)
+        first_pair = self.count - len(self._pairs)
+        for place, (one, other, _) in enumerate(self._pairs):
+            both = (columns == one).any(axis=1) & (columns == other).any(axis=1)
+            pairs[both, place] = first_pair + place
+        found = np.sort(np.concatenate([columns, pairs], axis=1))[:, ::-1]
+        most = int((found >= 0).sum(axis=1).max(initial=0))
+        return np.where(found[:, :most] < 0, self.count, found[:, :most])
+
+    def count_changes(self, rows: Rows) -> Rows:
         """Return how many knobs of each config [rows] are not the baseline's."""
-        changed: Vector = (rows != np.array(self._own)).sum(axis=1).astype(np.float64)
+        changed: Rows = (rows != self._own).sum(axis=1)
         return changed
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """The weights after some readings.
-
-    Attributes:
-        mean: [columns].
-        covariance: [columns, columns].
-    """
-
-    mean: Vector
-    covariance: Vector
-
-    def draw(self, rng: np.random.Generator) -> Vector:
-        """Return weights drawn from it: those of one world that the readings allow (Thompson 1933)."""
-        drawn: Vector = rng.multivariate_normal(self.mean, self.covariance, method="eigh")
-        return drawn
-
-    def sd(self, columns: Vector) -> Vector:
-        """Return the standard deviation of the sums [rows] of some columns [rows, columns]."""
-        variances: Vector = ((columns @ self.covariance) * columns).sum(axis=1)
-        return np.sqrt(np.maximum(variances, 0.0))
-
-
-def fit(features: Features, rows: Rows, means: Vector, launches: Vector, noise_sd: float) -> Posterior:
-    """Return what readings say of the weights.
+class LogAdditiveModel:
+    """What readings so far say of the weights.
 
     Args:
         features: the columns and their prior.
-        rows: configs that were timed [configs, knobs].
-        means: log speed-up over the baseline of each, mean over its launches [configs].
-        launches: of each [configs].
         noise_sd: of the log throughput of one launch.
     """
-    precision = np.linalg.inv(features.prior_covariance)
-    shift = precision @ features.prior_mean
-    if len(rows):
-        columns = features.encode(rows)
-        weights = 1.0 / reading_variance(features, rows, launches, noise_sd)
-        precision = precision + columns.T @ (columns * weights[:, None])
-        shift = shift + columns.T @ (weights * means)
-    covariance = np.linalg.inv(precision)
-    return Posterior(covariance @ shift, (covariance + covariance.T) / 2)
+
+    def __init__(self, features: Features, noise_sd: float) -> None:
+        self._features, self._noise_sd = features, noise_sd
+        covariance = features.make_prior_covariance()
+        precision = np.linalg.inv(covariance)
+        self._root = np.linalg.cholesky((precision + precision.T) / 2)
+        self._shift: Vector = precision @ features.prior_mean
+        size = features.count + 1  # the last one is of no column: what a row has less than the most
+        self._covariance: Vector = np.zeros((size, size))
+        self._covariance[:-1, :-1] = covariance
+        self._readings: dict[tuple[int, ...], _Reading] = {}
+        self._last_scores: deque[float] = deque(maxlen=_RECENT)
+
+    @property
+    def mean(self) -> Vector:
+        """Of the weights [columns]."""
+        return self._weigh(self._shift)
+
+    @property
+    def covariance(self) -> Vector:
+        """Of the weights [columns, columns]."""
+        return self._covariance[:-1, :-1]
+
+    def add(self, row: Sequence[int], value: float) -> None:
+        """Learn from one launch.
+
+        Args:
+            row: the config, as the indices of its values [knobs].
+            value: log speed-up over the baseline that it read.
+        """
+        key = tuple(row)
+        before = self._readings.get(key)
+        if before is None:
+            rows = np.array([key], dtype=np.int64)
+            own = OWN_SD**2 if self._features.count_changes(rows)[0] > 1 else 0.0
+            columns = self._features.encode(rows)[0]
+            self._note_score(columns, value, own)
+            before = _Reading(columns, own, 0, 0.0)
+        now = _Reading(before.columns, before.own, before.launches + 1, before.total + value)
+        self._readings[key] = now
+        precision, precision_before = now.precision(self._noise_sd), before.precision(self._noise_sd)
+        self._shift[now.columns] += precision * now.mean - precision_before * before.mean
+        across = self._covariance[:, now.columns].sum(axis=1)
+        gained = precision - precision_before
+        self._covariance -= np.outer(across, gained / (1.0 + gained * across[now.columns].sum()) * across)
+
+    @property
+    def best(self) -> float:
+        """The largest sum of weights among the configs that were read; 0 is the baseline's."""
+        mean = self.mean
+        return max((float(mean[one.columns].sum()) for one in self._readings.values()), default=0.0)
+
+    @property
+    def misfit(self) -> float:
+        """How far the last configs were from what was foretold of them: root mean square of their standard scores.
+
+        About 1 where the model holds; 0 with too few readings to tell.
+        """
+        if len(self._readings) < 2 * _RECENT:
+            return 0.0
+        return math.sqrt(math.fsum(score**2 for score in self._last_scores) / _RECENT)
+
+    def foretell(self, columns: Rows) -> tuple[Vector, Vector]:
+        """Return mean and standard deviation [rows] of the sums of some columns [rows, most]."""
+        variances = np.zeros(len(columns))
+        for one in range(columns.shape[1]):
+            for other in range(one):
+                variances += 2 * self._covariance[columns[:, one], columns[:, other]]
+            variances += self._covariance[columns[:, one], columns[:, one]]
+        return sum_weights(self.mean, columns), np.sqrt(np.maximum(variances, 0.0))
+
+    def draw(self, rng: np.random.Generator) -> Vector:
+        """Return weights [columns] drawn from it: those of one world that the readings allow (Thompson 1933).
+
+        By perturbing prior and readings and solving again (Papandreou & Yuille 2010): exact, without a decomposition.
+        """
+        shift = self._shift + self._root @ rng.standard_normal(self._features.count)
+        for one in self._readings.values():
+            shift[one.columns] += math.sqrt(one.precision(self._noise_sd)) * rng.standard_normal()
+        return self._weigh(shift)
+
+    def _weigh(self, shift: Vector) -> Vector:
+        weights: Vector = self.covariance @ shift
+        return weights
+
+    def _note_score(self, columns: Rows, value: float, own: float) -> None:
+        means, sds = self.foretell(columns[None])
+        self._last_scores.append((value - float(means[0])) / math.sqrt(float(sds[0]) ** 2 + own + self._noise_sd**2))
 
 
-def reading_variance(features: Features, rows: Rows, launches: Vector, noise_sd: float) -> Vector:
-    """Return the variance [configs] of the mean reading of each config around the sum of its weights."""
-    own = np.where(features.count_changes(rows) > 1, OWN_SD**2, 0.0)
-    variance: Vector = noise_sd**2 / launches + own
-    return variance
+@dataclass(frozen=True)
+class _Reading:
+    """The launches of one config.
 
-
-def misfit(features: Features, rows: Rows, means: Vector, launches: Vector, noise_sd: float, last: int) -> float:
-    """Return how far the last readings are from what the earlier ones foretold: root mean square of standard scores.
-
-    About 1 where the model holds; 0 with too few readings to tell. Arguments as of `fit`, in the order of time.
+    Attributes:
+        columns: that it has.
+        own: variance of what is its own.
+        launches: so far.
+        total: of their values.
     """
-    if len(rows) < 2 * last:
-        return 0.0
-    before = fit(features, rows[:-last], means[:-last], launches[:-last], noise_sd)
-    columns = features.encode(rows[-last:])
-    variance = before.sd(columns) ** 2 + reading_variance(features, rows[-last:], launches[-last:], noise_sd)
-    scores = (means[-last:] - columns @ before.mean) / np.sqrt(variance)
-    return math.sqrt(float(np.mean(scores**2)))
+
+    columns: Rows
+    own: float
+    launches: int
+    total: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.launches if self.launches else 0.0
+
+    def precision(self, noise_sd: float) -> float:
+        """Return one over the variance of their mean around the sum of the weights; 0 without any."""
+        return 1.0 / (self.own + noise_sd**2 / self.launches) if self.launches else 0.0
 
 
-def _fits(wanted: Change, change: Change) -> bool:
-    return wanted[0] == change[0] and wanted[1] in (None, change[1])
+def sum_weights(weights: Vector, columns: Rows) -> Vector:
+    """Return the sums [rows] of the weights of some columns [rows, most]."""
+    sums: Vector = np.append(weights, 0.0)[columns].sum(axis=1)
+    return sums
+
+
+def _find(changes: Sequence[Change], wanted: Change) -> list[int]:
+    """Return the columns of the changes that are meant by one of a prior."""
+    return [place for place, change in enumerate(changes) if wanted[0] == change[0] and wanted[1] in (None, change[1])]
 
 
 def _is_ordered(values: Sequence[object]) -> bool:

@@ -23,7 +23,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.explore.additive import Features, Prior, Rows, Vector, fit, misfit
+from autotune.search.explore.additive import Features, LogAdditiveModel, Prior, Rows, Vector, sum_weights
 
 Params = dict[str, Any]
 
@@ -33,9 +33,8 @@ _MOST_ROWS = 2**14
 _LOOKED_AT = 24
 """Rows that are priced at once, the best first."""
 
-_RECENT = 5
 _MISFIT = 2.0
-"""Root mean square of standard scores of the last five readings: more has a chance of about 1 in 1,000."""
+"""Root mean square of five standard scores: more has a chance of about 1 in 1,000."""
 
 
 class LogAdditiveSampler(BaseSampler):
@@ -74,14 +73,16 @@ class LogAdditiveSampler(BaseSampler):
         self._space = {name: one for name, one in sorted(space.items()) if not one.single()}
         self._values = {name: list_values(one) for name, one in self._space.items()}
         self._baseline = {name: baseline[name] for name in self._space}
-        self._features = Features(self._values, self._baseline, prior)
-        self._rows = enumerate_rows(self._values, self._baseline, self._promise())
-        self._columns = self._features.encode(self._rows)
+        self._indices = {name: {value: place for place, value in enumerate(own)} for name, own in self._values.items()}
+        features = Features(self._values, self._baseline, prior)
+        self._model, self._learnt = LogAdditiveModel(features, noise_sd), set[int]()
+        self._rows = enumerate_rows(self._values, self._baseline, self._promise(features))
+        self._columns = features.encode(self._rows)
         self._places = {tuple(row): place for place, row in enumerate(self._rows.tolist())}
         self._closed, self._checked = np.zeros((2, len(self._rows)), dtype=bool)
         self._keys: dict[int, tuple[int, ...]] = {}
         self._running: list[int] = []
-        self._price, self._is_valid, self._noise_sd, self._seed = price, is_valid, noise_sd, seed
+        self._price, self._is_valid, self._seed = price, is_valid, seed
         self._independent = RandomSampler(seed)
         self.is_open = is_open
 
@@ -96,18 +97,15 @@ class LogAdditiveSampler(BaseSampler):
         trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         self._running = self._find_places(trials, TrialState.RUNNING)
         self._closed[self._find_places(trials, TrialState.COMPLETE, TrialState.PRUNED)] = True
-        rows, means, launches = self._gather(trials)
-        turn = len(trials)
-        misfits = misfit(self._features, rows, means, launches, self._noise_sd, _RECENT) > _MISFIT
-        params = self._ask_tpe(study, trial) if not turn % 2 and misfits else None
+        self._learn(trials)
+        turn, model = len(trials), self._model
+        params = self._ask_tpe(study, trial) if not turn % 2 and model.misfit > _MISFIT else None
         if params is None:
-            posterior = fit(self._features, rows, means, launches, self._noise_sd)
-            best = float((self._features.encode(rows) @ posterior.mean).max(initial=0.0))
             if turn % 2:
-                promise = expected_gain(self._columns @ posterior.mean - best, posterior.sd(self._columns))
+                means, sds = model.foretell(self._columns)
+                promise = expected_gain(means - model.best, sds)
             else:
-                drawn = posterior.draw(np.random.default_rng((self._seed, turn)))
-                promise = self._columns @ drawn - best
+                promise = sum_weights(model.draw(np.random.default_rng((self._seed, turn))), self._columns) - model.best
             params = self._choose(promise)
         self.exhausted = params is None
         return params or {}
@@ -154,29 +152,26 @@ class LogAdditiveSampler(BaseSampler):
         params = tpe.sample_relative(study, trial, self._space)
         if params.keys() != self._space.keys():
             return None
-        place = self._places.get(tuple(values.index(params[name]) for name, values in self._values.items()))
+        place = self._places.get(tuple(places[params[name]] for name, places in self._indices.items()))
         if place is None or place in self._running or not self._check(place) or not self.is_open(params):
             return None
         return params
 
-    def _gather(self, trials: Sequence[FrozenTrial]) -> tuple[Rows, Vector, Vector]:
-        """Return the configs that were timed [configs, knobs], their mean values and how often, in order of time."""
-        found: dict[tuple[int, ...], list[float]] = {}
+    def _learn(self, trials: Sequence[FrozenTrial]) -> None:
+        """Learn from the trials that were timed since the last proposal."""
         for one in trials:
-            if one.state is TrialState.COMPLETE and one.value is not None and math.isfinite(one.value):
-                key = self._key(one)
-                if -1 not in key:
-                    found.setdefault(key, []).append(one.value)
-        rows = np.array([*found], dtype=np.int64).reshape(len(found), len(self._space))
-        means = np.array([math.fsum(values) / len(values) for values in found.values()])
-        return rows, means, np.array([float(len(values)) for values in found.values()])
+            if one.state is not TrialState.COMPLETE or one.number in self._learnt:
+                continue
+            self._learnt.add(one.number)
+            key = self._key(one)
+            if -1 not in key and one.value is not None and math.isfinite(one.value):
+                self._model.add(key, one.value)
 
     def _key(self, trial: FrozenTrial) -> tuple[int, ...]:
         """Return the indices of a trial's values, -1 for one that is not in the space."""
         key = self._keys.get(trial.number)
         if key is None:
-            values, params = self._values.items(), trial.params
-            key = tuple(own.index(params[name]) if params.get(name) in own else -1 for name, own in values)
+            key = tuple(places.get(trial.params.get(name), -1) for name, places in self._indices.items())
             if trial.state is not TrialState.WAITING:
                 self._keys[trial.number] = key
         return key
@@ -184,12 +179,11 @@ class LogAdditiveSampler(BaseSampler):
     def _decode(self, row: int) -> Params:
         return {name: values[self._rows[row, axis]] for axis, (name, values) in enumerate(self._values.items())}
 
-    def _promise(self) -> dict[str, float]:
+    def _promise(self, features: Features) -> dict[str, float]:
         """Return for each knob the most that one of its values may bring: prior mean and standard deviation."""
         names = [name for name, values in self._values.items() for value in values if value != self._baseline[name]]
-        means, sds = self._features.prior_mean, np.sqrt(np.diag(self._features.prior_covariance))
         promise: dict[str, float] = {}
-        for name, mean, sd in zip(names, means, sds, strict=False):
+        for name, mean, sd in zip(names, features.prior_mean, features.prior_sd, strict=False):  # the pairs come later
             promise[name] = max(promise.get(name, -math.inf), float(mean + sd))
         return promise
 

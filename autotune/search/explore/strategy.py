@@ -117,9 +117,7 @@ def _plan(now: Situation) -> Iterator[TrainConfig]:
     yield from (space.keep(preset.apply_to(space.baseline)) for preset in now.presets)
     # What users put into a knob of their own is what they take for the bottleneck; everything else goes on top of it.
     base = space.baseline.replace(user_knobs=now.incumbent.user_knobs)
-    yield from (
-        _move(space, base, name, v) for name in space.choices if is_user_knob(name) for v in space.choices[name]
-    )
+    yield from (config for name in space.choices if is_user_knob(name) for config in _own_moves(now, base, name))
     moves = _rank_moves(now)
     cheap = [move for move in moves if move.knob in _CHEAP]
     # By value for time; but no bundle before what is cheap was tried, and nothing dear before half of it was.
@@ -131,6 +129,12 @@ def _plan(now: Situation) -> Iterator[TrainConfig]:
     yield from _presets(now, base)
     yield from _take_back(now)
     yield from (_move(space, now.incumbent, name, value) for name, value in sorted(space.unproven, key=str))
+
+
+def _own_moves(now: Situation, base: TrainConfig, name: str) -> Iterator[TrainConfig]:
+    """Return the base with each value of a knob that was not launched on it; it may have thousands."""
+    launched = {get_knob(config, name) for config in now.tried if set(changed_fields(config, base)) <= {name}}
+    yield from (_move(now.space, base, name, value) for value in now.space.choices[name] if value not in launched)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | Non
     purse, ranking = look or RiskPurse(), log.ranking
     entry = ranking.find(candidate)
     # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
-    gain = max(min(entry.score, entry.shrunk) if entry else 0.0, math.log(THRESHOLD))
+    gain = max(min(entry.score, ranking.shrunk_score(entry)) if entry else 0.0, math.log(THRESHOLD))
     kept = len(purse.pairs_of(candidate))
     return rounds_needed(
         math.sqrt(2) * ranking.noise[0],
@@ -192,8 +192,8 @@ def _is_ahead(log: SearchLog, config: TrainConfig, winner: Finalist) -> bool:
     """Return whether the search saw a config ahead of one that is proven: it has nothing to win otherwise."""
     ranking = log.ranking
     entry, proven = ranking.find(config), ranking.find(winner.config)
-    ahead = (entry.shrunk if entry else 0.0) - (proven.shrunk if proven else 0.0)
-    return ahead > math.log(THRESHOLD)
+    ahead, behind = (0.0 if one is None else ranking.shrunk_score(one) for one in (entry, proven))
+    return ahead - behind > math.log(THRESHOLD)
 
 
 def _prove(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> None:

@@ -8,7 +8,6 @@ shrunk score        towards the mean of all configs by how much of the spread is
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,6 @@ class Entry:
         across_change: for each of them, that the machine changed around it.
         feasible: every launch was timed and held every constraint.
         score: mean of the scores that are valid, or of all; less the cost of compiling.
-        shrunk: the same without the luck of having been chosen.
     """
 
     config: TrainConfig
@@ -50,7 +48,6 @@ class Entry:
     across_change: tuple[bool, ...]
     feasible: bool
     score: float
-    shrunk: float = 0.0
 
     @property
     def key(self) -> str:
@@ -76,6 +73,7 @@ class Ranking:
         baseline: the user's own settings.
         planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
         is_refused: the drift gate has refused a change that a config makes.
+        before: of the same search when it had fewer launches: what these have not moved is taken from there.
 
     Attributes:
         baseline_level: the baseline's launches among them.
@@ -88,8 +86,9 @@ class Ranking:
         *,
         planned_samples: float | None = None,
         is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
+        before: Ranking | None = None,
     ) -> None:
-        self._judged, self._is_refused = judged, is_refused
+        self._judged, self._is_refused, self._before = judged, is_refused, before
         self._baseline, self._baseline_key = baseline, baseline.key
         self._planned_samples = planned_samples
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
@@ -100,19 +99,35 @@ class Ranking:
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Every feasible config, the highest shrunk score first; the baseline is one of them."""
-        plain = [one for one in self._all if one.feasible and not self._is_refused(one.config)]
+        scores = self._shrunk_scores
+        return tuple(sorted(self._feasible, key=lambda one: -scores[one.key]))
+
+    def shrunk_score(self, entry: Entry) -> float:
+        """Return the score of an entry without the luck of having been chosen."""
+        return self._shrunk_scores[entry.key]
+
+    @cached_property
+    def _feasible(self) -> list[Entry]:
+        return [
+            one for one in self._all.values() if one is not None and one.feasible and not self._is_refused(one.config)
+        ]
+
+    @cached_property
+    def _shrunk_scores(self) -> dict[str, float]:
+        plain = self._feasible
+        if not plain:
+            return {}
         variance = self.noise[0] ** 2
-        level = variance / self.baseline_level.level_now()[1] if plain else 0.0
+        level = variance / self.baseline_level.level_now()[1]
         noises = [level + variance / max(1, one.valid_launches) for one in plain]
         spread = spread_variance([one.score for one in plain], noises)
-        middle = statistics.fmean(one.score for one in plain) if plain else 0.0
-        found = []
-        for one, noise in zip(plain, noises, strict=True):
-            shrunk = shrink(one.score, towards=middle, noise_variance=noise, spread_variance=spread)
-            # The baseline's score is zero by definition, whatever luck the others had.
-            shrunk = 0.0 if one.key == self._baseline_key else shrunk
-            found.append(dataclasses.replace(one, shrunk=shrunk))
-        return tuple(sorted(found, key=lambda one: -one.shrunk))
+        middle = statistics.fmean(one.score for one in plain)
+        found = {
+            one.key: shrink(one.score, towards=middle, noise_variance=noise, spread_variance=spread)
+            for one, noise in zip(plain, noises, strict=True)
+        }
+        # The baseline's score is zero by definition, whatever luck the others had.
+        return found | ({self._baseline_key: 0.0} if self._baseline_key in found else {})
 
     @cached_property
     def noise(self) -> tuple[float, float]:
@@ -184,17 +199,25 @@ class Ranking:
         """Return the score of one launch; None when it was not timed or there is nothing to compare it with."""
         if judged.score.value is None or not self.baseline_level:
             return None
-        place = next(place for place, one in enumerate(self._judged) if one is judged)
+        place = next(place for place in reversed(range(len(self._judged))) if self._judged[place] is judged)
         cost = 0.0 if judged.key == self._baseline_key else self._extra_cost([judged])
         return judged.score.value - self.baseline_level.level(place)[0] - cost
 
     @cached_property
-    def _all(self) -> list[Entry]:
-        launches: dict[str, list[tuple[int, Judged]]] = {}
+    def _all(self) -> dict[str, Entry | None]:
+        """Every config that was launched by its key; None for one that was not timed."""
+        before, self._before = self._before, None
+        known = 0 if before is None else len(before._judged)
+        if before is None or any(one.key == self._baseline_key for one in self._judged[known:]):
+            before, known = None, 0  # the levels have moved
+        if not self.baseline_level:
+            return {}
+        moved: dict[str, list[tuple[int, Judged]]] = {one.key: [] for one in self._judged[known:]}
         for place, one in enumerate(self._judged):
-            launches.setdefault(one.key, []).append((place, one))
-        entries = (self._enter(key, group) for key, group in launches.items()) if self.baseline_level else ()
-        return [entry for entry in entries if entry is not None]
+            if one.key in moved:
+                moved[one.key].append((place, one))
+        entries = {} if before is None else before._all
+        return entries | {key: self._enter(key, group) for key, group in moved.items()}
 
     def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
         measured = [(place, one) for place, one in group if one.score.status is not TrialStatus.TOO_SLOW]
@@ -231,7 +254,7 @@ class Ranking:
     @cached_property
     def _repeats(self) -> list[list[float]]:
         """Return the scores of each config that was launched more than once, those that are valid."""
-        valid = [one.valid_scores for one in self._all if one.key != self._baseline_key]
+        valid = [one.valid_scores for one in self._all.values() if one is not None and one.key != self._baseline_key]
         return [scores for scores in valid if len(scores) > 1]
 
 

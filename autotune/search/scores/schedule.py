@@ -90,7 +90,7 @@ class Schedule:
         variance = noise**2 * (1 + 1 / launches + own) + block_sd**2 / _RIVAL_BLOCKS
         margin = student_t_quantile(self.policy.racing_confidence, degrees) * math.sqrt(variance)
         return Rival(
-            seconds_per_sample=math.exp(-(level + max(0.0, incumbent.shrunk))),
+            seconds_per_sample=math.exp(-(level + max(0.0, self.ranking.shrunk_score(incumbent)))),
             block_sd=block_sd,
             margin=max(margin, self.policy.unseen_margin) if degrees < self.policy.least_racing_degrees else margin,
             canary_seconds=self._canary_at_anchor(),
