@@ -7,6 +7,7 @@ every config to the one spelling of what it does, so that nothing is run twice.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,18 +131,40 @@ class SearchSpace:
         choices = {name: values for name, values in self.choices.items() if name not in dropped}
         return dataclasses.replace(self, choices=choices, ruled_out=(*self.ruled_out, *ruled_out))
 
-    def restrict(self, names: Sequence[str]) -> SearchSpace:
-        """Return the space in which only some knobs vary.
+    def restrict(self, only: Sequence[str] = (), exclude: Sequence[str] = ()) -> SearchSpace:
+        """Return the space in which only some knobs vary, by their names; a workload's own by its plain name too.
+
+        Args:
+            only: that may vary; empty for all.
+            exclude: that may not.
 
         Raises:
-            UsageError: a name is none of the knobs that may vary here.
+            UsageError: a name is no knob's, one that is asked for cannot be varied here, or none is left.
         """
-        unknown = [name for name in names if name not in self.choices]
-        if unknown:
-            raise UsageError(f"{unknown[0]!r} cannot be varied here", hint=f"what can: {', '.join(self.choices)}")
-        others = [name for name in self.choices if name not in names]
-        space = self.without(others, "left out of this search")
-        return dataclasses.replace(space, choices={name: self.choices[name] for name in names})
+        kept = [self._find_knob(name, "--only") for name in only] or list(self.choices)
+        dropped = {self._find_knob(name, "--exclude") for name in exclude}
+        for name in kept:
+            if name not in self.choices:
+                reasons = [out.reason for out in self.ruled_out if out.knob == name]
+                why = reasons[0] if reasons else "it has one value here"
+                raise UsageError(f"--only {name} cannot be varied here: {why}", hint=self._describe_choices())
+        space = self.without([name for name in self.choices if name not in kept], "left out by --only")
+        space = space.without(dropped, "left out by --exclude")
+        if not space.choices:
+            raise UsageError("--only and --exclude leave no knob to vary", hint=self._describe_choices())
+        return space
+
+    def _find_knob(self, given: str, option: str) -> str:
+        own = f"user_knobs.{given}"
+        name = "micro_batch_size" if given in BATCH_KNOBS else own if own in self.choices else given
+        if name in self.choices or any(knob.field == name for knob in KNOBS):
+            return name
+        near = difflib.get_close_matches(given, self.choices, n=1)
+        suggestion = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{option} {given!r} is no knob", hint=f"{suggestion}{self._describe_choices()}")
+
+    def _describe_choices(self) -> str:
+        return f"what can be varied here: {', '.join(name.removeprefix('user_knobs.') for name in self.choices)}"
 
     def _growth(self, config: TrainConfig) -> float:
         return config.effective_batch_size / self.baseline.effective_batch_size

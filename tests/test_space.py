@@ -19,7 +19,7 @@ from record_factory import (
     make_phases,
 )
 
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.knobs import KNOBS, Facts
 from autotune.presets import load_presets
 from autotune.records import (
@@ -431,6 +431,38 @@ def test_the_workloads_own_knobs_are_part_of_the_space() -> None:
     assert config.user_knobs == {"width": 32}
     assert space.contains(config)
     assert not space.contains(config.replace(user_knobs={"width": 64}))
+
+
+@pytest.mark.parametrize(
+    ("only", "exclude", "left"),
+    [
+        (("width", "num_workers"), (), {"user_knobs.width", "num_workers"}),
+        (("user_knobs.width",), (), {"user_knobs.width"}),
+        (("num_workers", "precision"), ("precision", "allow_tf32"), {"num_workers"}),
+        ((), ("gradient_accumulation_steps",), {*SPACES["own knobs"].choices} - {"micro_batch_size"}),
+    ],
+)
+def test_a_space_is_cut_to_some_knobs(only: tuple[str, ...], exclude: tuple[str, ...], left: set[str]) -> None:
+    space = SPACES["own knobs"]
+    cut = space.restrict(only, exclude)
+    assert cut.choices == {name: values for name, values in space.choices.items() if name in left}
+    assert {out.knob for out in cut.ruled_out if "left out by --" in out.reason} == space.choices.keys() - left
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"only": ("num_worker",)}, ("--only 'num_worker' is no knob", "did you mean num_workers?")),
+        ({"exclude": ("lr",)}, ("--exclude 'lr' is no knob", "what can be varied here: ")),
+        ({"only": ("allow_tf32",)}, ("--only allow_tf32 cannot be varied here: TF32 is", "width")),
+        ({"only": ("num_workers",), "exclude": ("num_workers",)}, ("leave no knob to vary", "num_workers")),
+    ],
+)
+def test_a_knob_that_cannot_be_varied_is_told_with_those_that_can(options: Any, words: tuple[str, str]) -> None:
+    with pytest.raises(UsageError) as raised:
+        SPACES["own knobs"].restrict(**options)
+    assert words[0] in raised.value.message
+    assert words[1] in (raised.value.hint or "")
 
 
 def test_keep_puts_back_what_is_not_allowed() -> None:

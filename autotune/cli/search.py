@@ -72,6 +72,10 @@ def search(
         list[str] | None,
         typer.Option(help="Try this one first: a file with a recipe of your own. May be repeated.", metavar="FILE"),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Vary this knob and those named likewise alone.", metavar="KNOB")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave this knob as it is.", metavar="KNOB")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
@@ -110,7 +114,12 @@ def search(
             given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
         )
         options = allow_changes(options, allow or (), learning_rate_rule)
-        options = dataclasses.replace(options, presets=tuple(find_preset(name) for name in preset or ()))
+        options = dataclasses.replace(
+            options,
+            presets=tuple(find_preset(name) for name in preset or ()),
+            only=tuple(only or ()),
+            exclude=tuple(exclude or ()),
+        )
         announce_target(chosen, Path.cwd())
         with stop_on_signals() as stop, search_view(options.budget_seconds) as reporter:
             try:

@@ -70,6 +70,8 @@ class SearchState(Record):
     """Length of the final training, whose time is then what is made short; None to look at throughput alone."""
     only: tuple[str, ...] = ()
     """The knobs to vary, every other one stays as it is; empty for all."""
+    exclude: tuple[str, ...] = ()
+    """Knobs that are not varied."""
     allowed: tuple[Allowed, ...] = ()
     """Changes of what is learned that the user allows."""
     learning_rate_rule: LearningRateRule = "none"

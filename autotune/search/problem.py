@@ -71,7 +71,8 @@ def make_problem(state: SearchState, report: ProbeReport, probed: TrialResult, p
         policy: its thresholds.
 
     Raises:
-        UsageError: the planned run is given in epochs of a dataset without a length.
+        UsageError: the planned run is given in epochs of a dataset without a length, or a knob is named that cannot be
+            varied.
     """
     planned_samples = _find_planned_samples(state.planned_run, report)
     return SearchProblem(
@@ -89,8 +90,8 @@ def _build_space(state: SearchState, report: ProbeReport) -> SearchSpace:
     facts = Facts(target=report.target, hardware=report.hardware, allowed=frozenset(state.allowed))
     space = build_space(facts, learning_rate_rule=state.learning_rate_rule)
     space = drop_idle_knobs(space, report.target, report.measurement, report.hardware)
-    if state.only:
-        space = space.restrict(state.only)
+    if state.only or state.exclude:
+        space = space.restrict(state.only, state.exclude)
     for preset in state.presets:
         space = space.admit(preset.settings)
     return space

@@ -48,6 +48,7 @@ _KEPT = (
     "memory_limit_bytes",
     "planned_run",
     "only",
+    "exclude",
     "allowed",
     "learning_rate_rule",
     "presets",
@@ -72,6 +73,7 @@ class SearchOptions:
         force: replace `out` whatever it is.
         planned_run: length of the final training, whose time is then made short; None for throughput alone.
         only: knobs to vary; empty for all.
+        exclude: knobs not to vary.
         measure_seconds: longest measurement of a launch; None for about two seconds.
         allowed: changes of what is learned that may be tried too; they are judged by samples to the same loss.
         learning_rate_rule: for effective batches other than the user's own.
@@ -87,6 +89,7 @@ class SearchOptions:
     force: bool = False
     planned_run: PlannedRun | None = None
     only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     measure_seconds: float | None = None
     allowed: tuple[Allowed, ...] = ()
     learning_rate_rule: LearningRateRule = "none"
@@ -209,6 +212,7 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
         memory_limit_bytes=options.memory_limit_bytes,
         planned_run=options.planned_run,
         only=options.only,
+        exclude=options.exclude,
         allowed=options.allowed,
         learning_rate_rule=options.learning_rate_rule,
         presets=options.presets,

@@ -37,6 +37,7 @@ def test_a_proven_answer_is_known_as_such(tmp_path):
         ),
         ({"seed": 3}, "--resume: seed was 0 when the search began and is 3 now"),
         ({"memory_limit_bytes": 10}, "--resume: memory_limit_bytes was None"),
+        ({"exclude": ("precision",)}, "--resume: exclude was not given when the search began and is precision now"),
     ],
 )
 def test_a_resumed_search_must_ask_for_the_same(tmp_path, options, message):
