@@ -210,9 +210,9 @@ def make_model(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
         return config in bench.table.by_config and config not in bench.readings
 
     distributions, prior = make_distributions(bench), make_prior(bench.table.header.report)
-    return LogAdditiveSampler(
-        distributions, encode(bench.baseline, distributions), prior=prior, is_open=is_open, seed=seed
-    )
+    sampler = LogAdditiveSampler(distributions, encode(bench.baseline, distributions), prior=prior, seed=seed)
+    sampler.is_open = is_open
+    return sampler
 
 
 STRATEGIES: dict[str, Callable[[Bench], None]] = {

@@ -171,13 +171,13 @@ class TableWorld:
     def __init__(self, table: Table, noise: Callable[[], Iterator[float]]) -> None:
         self._table, self._noise = table, noise
         self._seen: Counter[TrainConfig] = Counter()
-        self.facts = table.header.report.target
+        self.facts = table.header.report.target.replace(metrics={})  # no launch has evaluated any
         self.knobs = tuple(table.header.choices)
         self.losses = next((one.curve for _, one in table.by_config[table.baseline] if one.curve is not None), CURVE)
 
     def make_report(self, measurement: Measurement) -> ProbeReport:
         """Return the report of the probe when it was recorded; the baseline's reading is this search's."""
-        return self._table.header.report.replace(measurement=measurement)
+        return self._table.header.report.replace(measurement=measurement, target=self.facts)
 
     def launch(self, config: TrainConfig) -> Course:
         """Return how the next launch of a config goes: the first as its first was, and so on, and around again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import optuna
@@ -33,8 +34,9 @@ def rate(params: dict[str, Any]) -> float:
     return math.fsum(TRUE.get(value, 0.0) for value in params.values())
 
 
-def make_study(**options: Any) -> optuna.Study:
+def make_study(is_open: Callable[[dict[str, Any]], bool] = lambda _params: True, **options: Any) -> optuna.Study:
     sampler = LogAdditiveSampler(SPACE, BASELINE, prior=PRIOR, **options)
+    sampler.is_open = is_open
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.enqueue_trial(BASELINE)
     return study

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -61,6 +62,17 @@ def test_a_failure_is_told_as_infeasible_without_a_number(space, tmp_path, statu
     assert trial.state is TrialState.PRUNED
     assert trial.values is None
     assert trial.constraints["failure"] > 0
+
+
+def test_what_breaks_a_constraint_draws_nothing_towards_it(space, tmp_path):
+    study, judged = Study(tmp_path / "study.db", space, seed=0), judge(BASELINE)
+    drifted = dataclasses.replace(
+        judged, score=dataclasses.replace(judged.score, constraints=judged.score.constraints | {KEYS[0]: 0.1})
+    )
+    study.close(study.open(BASELINE), drifted, 0.5)
+    (trial,) = load(tmp_path / "study.db")
+    assert (trial.state, trial.values) == (TrialState.PRUNED, None)
+    assert trial.constraints[KEYS[0]] == 0.1
 
 
 def test_proposals_are_new_and_inside_the_space(space, tmp_path):

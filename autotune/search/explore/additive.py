@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -185,11 +185,9 @@ class LogAdditiveModel:
         before = self._readings.get(key)
         if before is None:
             rows = np.array([key], dtype=np.int64)
-            own = OWN_SD**2 if self._features.count_changes(rows)[0] > 1 else 0.0
-            columns = self._features.encode(rows)[0]
-            self._note_score(columns, value, own)
-            before = _Reading(columns, own, 0, 0.0)
-        now = _Reading(before.columns, before.own, before.launches + 1, before.total + value)
+            before = _Reading(self._features.encode(rows)[0], int(self._features.count_changes(rows)[0]), 0, 0.0)
+            self._note_score(before, value)
+        now = replace(before, launches=before.launches + 1, total=before.total + value)
         self._readings[key] = now
         precision, precision_before = now.precision(self._noise_sd), before.precision(self._noise_sd)
         self._shift[now.columns] += precision * now.mean - precision_before * before.mean
@@ -197,11 +195,17 @@ class LogAdditiveModel:
         gained = precision - precision_before
         self._covariance -= np.outer(across, gained / (1.0 + gained * across[now.columns].sum()) * across)
 
-    @property
-    def best(self) -> float:
-        """The largest sum of weights among the configs that were read; 0 is the baseline's."""
+    def find_best(self, least_gain: float = 0.0) -> float:
+        """Return the largest sum of weights among the configs that were read, less what their changes have to bring.
+
+        0 is the baseline's.
+
+        Args:
+            least_gain: that every change has to bring.
+        """
         mean = self.mean
-        return max((float(mean[one.columns].sum()) for one in self._readings.values()), default=0.0)
+        sums = (float(mean[one.columns].sum()) - least_gain * one.changes for one in self._readings.values())
+        return max(sums, default=0.0)
 
     @property
     def misfit(self) -> float:
@@ -236,9 +240,10 @@ class LogAdditiveModel:
         weights: Vector = self.covariance @ shift
         return weights
 
-    def _note_score(self, columns: Rows, value: float, own: float) -> None:
-        means, sds = self.foretell(columns[None])
-        self._last_scores.append((value - float(means[0])) / math.sqrt(float(sds[0]) ** 2 + own + self._noise_sd**2))
+    def _note_score(self, new: _Reading, value: float) -> None:
+        means, sds = self.foretell(new.columns[None])
+        variance = float(sds[0]) ** 2 + new.own + self._noise_sd**2
+        self._last_scores.append((value - float(means[0])) / math.sqrt(variance))
 
 
 @dataclass(frozen=True)
@@ -247,15 +252,20 @@ class _Reading:
 
     Attributes:
         columns: that it has.
-        own: variance of what is its own.
+        changes: knobs that are not the baseline's.
         launches: so far.
         total: of their values.
     """
 
     columns: Rows
-    own: float
+    changes: int
     launches: int
     total: float
+
+    @property
+    def own(self) -> float:
+        """Variance of what is its own: nothing is, where one change is all there is."""
+        return OWN_SD**2 if self.changes > 1 else 0.0
 
     @property
     def mean(self) -> float:

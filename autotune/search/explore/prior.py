@@ -29,6 +29,9 @@ USUAL: dict[Change, Effect] = {
 }
 """Log speed-up, mean and standard deviation over public training scripts on two CPU cores; on GPUs a guess."""
 
+OWN = Effect(0.08, 0.25)
+"""Of a knob of the user's own: what is put there is what is taken for the bottleneck."""
+
 PAIRS: dict[tuple[Change, Change], Effect] = {
     # bf16 makes matrix products faster and may make fused attention slower: together they can win where each loses.
     (("precision", "bf16"), ("attention_backend", "math")): Effect(0.05, 0.10),
@@ -41,13 +44,20 @@ PAIRS: dict[tuple[Change, Change], Effect] = {
 }
 
 
+SHARED_CPUS = Effect(0.25, 0.25)
+"""Where the loader is waited for: workers on the CPUs that fewer threads leave them (1.8x, where each alone loses)."""
+
+
 def make_prior(report: ProbeReport) -> Prior:
     """Return what is usual, moved to what the probe expects of the knobs that it advises."""
-    effects = dict(USUAL)
+    effects = USUAL | {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
+    pairs = dict(PAIRS)
     for one in report.advice:
         usual = USUAL.get((one.knob, None), Effect())
         if one.gain is not None:
             low, high = math.log(one.gain.low), math.log(one.gain.high)
             # A probe sees no more of malloc than the traffic it leaves behind: what is usual counts too.
             effects[one.knob, None] = Effect(max(usual.mean, (low + high) / 2), max(usual.sd, (high - low) / 2))
-    return Prior(effects, PAIRS)
+            if one.knob == "num_workers":
+                pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
+    return Prior(effects, pairs)

@@ -46,13 +46,14 @@ class LogAdditiveSampler(BaseSampler):
         prior: what is known of changes beforehand.
         price: returns what a trial of some params costs, in any unit.
         is_valid: returns whether some params are a config at all, spelled in its one way; asked once for each.
-        is_open: returns whether some params may be proposed now; those of trials that run, or ended with a result, are
-            not. A failed trial has none, as everywhere in Optuna: what it was about may be proposed again.
         noise_sd: of the log throughput of one launch.
-        seed: of the draws; each proposal draws from a stream of its own, by the number of trials before it.
+        least_gain: log speed-up that every change has to bring: for less, the config without it is the better one.
+        seed: of the draws; each proposal draws from a stream of its own, by the number of trials that count before it.
 
     Attributes:
-        is_open: as given; it may be set anew between proposals.
+        is_open: returns whether some params may be proposed now, all of them unless it is set; those of trials that
+            run, or ended with a result, are not. A failed trial has none, as everywhere in Optuna: what it was about
+            may be proposed again.
         exhausted: the last proposal was random, for nothing was open.
     """
 
@@ -66,8 +67,8 @@ class LogAdditiveSampler(BaseSampler):
         prior: Prior,
         price: Callable[[Params], float] = lambda _params: 1.0,
         is_valid: Callable[[Params], bool] = lambda _params: True,
-        is_open: Callable[[Params], bool] = lambda _params: True,
         noise_sd: float = 0.05,
+        least_gain: float = 0.01,
         seed: int = 0,
     ) -> None:
         self._space = {name: one for name, one in sorted(space.items()) if not one.single()}
@@ -78,13 +79,15 @@ class LogAdditiveSampler(BaseSampler):
         self._model, self._learnt = LogAdditiveModel(features, noise_sd), set[int]()
         self._rows = enumerate_rows(self._values, self._baseline, self._promise(features))
         self._columns = features.encode(self._rows)
+        self._asked = least_gain * features.count_changes(self._rows)
+        self._least_gain = least_gain
         self._places = {tuple(row): place for place, row in enumerate(self._rows.tolist())}
         self._closed, self._checked = np.zeros((2, len(self._rows)), dtype=bool)
         self._keys: dict[int, tuple[int, ...]] = {}
         self._running: list[int] = []
         self._price, self._is_valid, self._seed = price, is_valid, seed
         self._independent = RandomSampler(seed)
-        self.is_open = is_open
+        self.is_open: Callable[[Params], bool] = lambda _params: True
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the space: every trial has the same."""
@@ -98,14 +101,17 @@ class LogAdditiveSampler(BaseSampler):
         self._running = self._find_places(trials, TrialState.RUNNING)
         self._closed[self._find_places(trials, TrialState.COMPLETE, TrialState.PRUNED)] = True
         self._learn(trials)
-        turn, model = len(trials), self._model
+        turn = sum(one.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING) for one in trials)
+        model = self._model
         params = self._ask_tpe(study, trial) if not turn % 2 and model.misfit > _MISFIT else None
         if params is None:
+            best = model.find_best(self._least_gain)
             if turn % 2:
                 means, sds = model.foretell(self._columns)
-                promise = expected_gain(means - model.best, sds)
+                promise = expected_gain(means - self._asked - best, sds)
             else:
-                promise = sum_weights(model.draw(np.random.default_rng((self._seed, turn))), self._columns) - model.best
+                drawn = model.draw(np.random.default_rng((self._seed, turn)))
+                promise = sum_weights(drawn, self._columns) - self._asked - best
             params = self._choose(promise)
         self.exhausted = params is None
         return params or {}

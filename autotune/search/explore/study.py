@@ -113,8 +113,8 @@ class Study:
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended.
 
-        A trial without a timing is told as pruned and infeasible: no number is made up. One that was ended early by
-        racing is told with the estimate it had.
+        A trial without a timing, or beyond a constraint, is told as pruned and infeasible: no number is made up. One
+        that was ended early by racing is told with the estimate it had.
 
         Args:
             proposal: from this study.
@@ -142,7 +142,7 @@ class Study:
         trial.set_user_attr("number", judged.result.spec.number)
         trial.set_user_attr("status", judged.score.status.value)
         trial.set_user_attr("ended_by", measurement.ended_by if measurement else None)
-        if value is None:
+        if value is None or not judged.score.feasible:  # how fast it would be must draw nothing towards it
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
             self._study.tell(trial, value)

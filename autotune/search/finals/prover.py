@@ -88,6 +88,8 @@ class Prover:
 
     def look_at(self, config: TrainConfig) -> None:
         """Have the loss check look at a new leader, as long as what remains could still prove it."""
+        if Candidates(self.log).is_doubtful(config):
+            return
         seconds = self.reserve.check_seconds(config)
         if seconds > 0:
             self.loss_check.look_at(config, seconds=seconds)
