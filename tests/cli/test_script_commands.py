@@ -119,7 +119,10 @@ def test_a_probe_of_a_script_says_where_its_step_goes_and_leaves_nothing(folder:
 def test_a_search_of_a_script_and_the_training_with_its_answer(folder: Path) -> None:
     before = snapshot(folder.parent)
     words = ["python", "train.py", *FLAGS]
-    done = run(folder, "search", "--budget", "75s", "--json", "--max-drift", "5%", "--", *words)
+    for budget in ("75s", "5m"):  # the second where a busy machine makes the first too small
+        done = run(folder, "search", "--budget", budget, "--json", "--max-drift", "5%", "--", *words, seconds=400)
+        if done.returncode != 2:
+            break
     assert done.returncode == 0, done.stderr
     assert snapshot(folder.parent) == before
     profile = Profile.load(folder / "best.json")
