@@ -73,9 +73,11 @@ def search(
         typer.Option(help="Try this one first: a file with a recipe of your own. May be repeated.", metavar="FILE"),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Vary this knob and those named likewise alone.", metavar="KNOB")
+        list[str] | None, typer.Option(help="Vary this knob alone. May be repeated.", metavar="KNOB")
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Leave this knob as it is.", metavar="KNOB")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Leave this knob as it is. May be repeated.", metavar="KNOB")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,

@@ -390,3 +390,20 @@ def test_the_score_of_a_launch_is_found_by_the_launch_itself():
     ranking = Ranking([*judged, make_judged(TWO, None)], BASELINE)
     assert [ranking.score_of(one) for one in judged] == pytest.approx([0.0, 0.2, 0.4])
     assert ranking.score_of(make_judged(TWO, None)) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_launch_by_launch_it_is_the_ranking_of_all_of_them(seed: int) -> None:
+    """What one takes over from the ranking before is as if it were made anew, also where that was never looked at."""
+    rng = random.Random(seed)
+    configs = [BASELINE, *PLACEBOS[:6]]
+    launches = [
+        make_judged(rng.choice(configs), rng.choice([None, *(rng.gauss(0, 0.1) for _ in range(9))])) for _ in range(60)
+    ]
+    ranking = None
+    for count in range(len(launches) + 1):
+        ranking = Ranking(launches[:count], BASELINE, planned_samples=1e6, before=ranking)
+        if rng.random() < 0.7:
+            anew = Ranking(launches[:count], BASELINE, planned_samples=1e6)
+            assert ranking.entries == anew.entries
+            assert [*map(ranking.shrunk_score, ranking.entries)] == [*map(anew.shrunk_score, anew.entries)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, make_judged, open_search
 
 from autotune.records import TrainConfig
 from autotune.search.finals.finalist import LEAST_ROUNDS
+from autotune.search.finals.prover import Prover
 from autotune.search.finals.reserve import Reserve
+from autotune.search.finals.risk import RiskPurse
 from autotune.search.policy import USUAL_POLICY
 
 LEADER = BASELINE.replace(host_allocator="glibc-tuned")
@@ -37,6 +41,24 @@ def test_a_leader_keeps_its_check_and_its_rounds_and_some():
     reserve = make_reserve(check=0.0, pairs=10)
     assert 10 * ROUND < reserve.seconds_for(LEADER) <= 14 * ROUND
     assert make_reserve(check=30.0, pairs=10).seconds_for(LEADER) == reserve.seconds_for(LEADER) + 30.0
+
+
+@pytest.mark.parametrize(("baseline", "looked_at"), [(-2.3, []), (0.0, [LEADER])])
+def test_what_leads_a_baseline_that_was_slow_once_is_not_screened(baseline: float, looked_at: list[TrainConfig]):
+    """What the probe's reading is not beaten by is no leader before the baseline was launched again."""
+    search, seen = open_search(Machine(), budget=600.0), []
+
+    class Check:
+        def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+            seen.append(config)
+
+        def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
+            return []
+
+    search.log.add_judged(make_judged(BASELINE, baseline), make_judged(LEADER, baseline + 0.3))
+    reserve = Reserve(search.log, search.budget, lambda _config: 10.0, lambda _config: 5)
+    Prover(search.log, search.starter, Check(), RiskPurse(), reserve).look_at(LEADER)
+    assert seen == looked_at
 
 
 def test_what_can_hardly_be_proven_keeps_no_more_than_if_nothing_led():

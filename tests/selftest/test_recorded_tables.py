@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import math
@@ -127,6 +128,15 @@ def test_a_file_that_is_not_there_or_not_packed_is_named(tmp_path: Path) -> None
 
 def quiet_paces() -> Iterator[float]:
     return itertools.repeat(0.0)
+
+
+def test_a_table_has_no_metrics_to_judge_by() -> None:
+    table = make_table((0, 5.0), (1, 5.3))
+    target = table.header.report.target.replace(metrics={"accuracy": "maximize"})
+    measured = table.header.replace(report=table.header.report.replace(target=target))
+    world = TableWorld(dataclasses.replace(table, header=measured), quiet_paces)
+    assert world.facts.metrics == {}
+    assert world.make_report(measured.report.measurement).target == world.facts
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.3, "improved"), (-0.3, "keep")])

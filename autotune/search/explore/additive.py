@@ -128,7 +128,7 @@ class Features:
             rows: each given as the indices of its values [rows, knobs].
         """
         singles = [table[rows[:, axis]] for axis, table in enumerate(self._tables)]
-        columns = np.stack([*singles], axis=1) if singles else np.zeros((len(rows), 0), dtype=np.int64)
+        columns = np.stack(singles, axis=1) if singles else np.zeros((len(rows), 0), dtype=np.int64)
         pairs = np.full((len(rows), len(self._pairs)), -1, dtype=np.int64)
         first_pair = self.count - len(self._pairs)
         for place, (one, other, _) in enumerate(self._pairs):
