@@ -21,6 +21,8 @@ SCHEMA_VERSION = 1
 """Version of every file this release writes. 1: the first."""
 
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_NOT_KEPT: set[str] = set()
+"""Stands for the names of the fields that were given."""
 
 
 class Record(BaseModel):
@@ -31,9 +33,12 @@ class Record(BaseModel):
         strict=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+    def model_post_init(self, _context: Any) -> None:
+        """Forget which fields were given: nobody asks, and the names take half of a record's memory."""
+        object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
 
     def replace(self, **changes: Any) -> Self:
         """Return a validated copy with some fields changed.

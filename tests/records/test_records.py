@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ast
 import enum
+import functools
 import importlib
 import inspect
 import json
 import math
 import pkgutil
+import textwrap
 import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -66,9 +69,15 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-def records(kind: type[Record]) -> st.SearchStrategy[Any]:
-    """Any valid record of a kind, from its fields' types and constraints."""
-    fields = {name: values(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
+@functools.cache
+def records(kind: type[Record], most: int = 3) -> st.SearchStrategy[Any]:
+    """Any valid record of a kind, from its fields' types and constraints.
+
+    Args:
+        kind: of the record.
+        most: items of a list in it; records in records have one each, or a large one takes seconds to draw.
+    """
+    fields = {name: values(field.annotation, field.metadata, most) for name, field in kind.model_fields.items()}
     if kind is Preset:
         fields["settings"] = SETTINGS  # knobs and values that there are
     if kind is Profile:
@@ -76,21 +85,21 @@ def records(kind: type[Record]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))
 
 
-def values(annotation: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
+def values(annotation: Any, constraints: list[Any], most: int) -> st.SearchStrategy[Any]:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return values(inner[0], [part for field in inner[1:] for part in getattr(field, "metadata", [field])])
+        return values(inner[0], [part for field in inner[1:] for part in getattr(field, "metadata", [field])], most)
     if origin is Literal:
         return st.sampled_from(inner)
     if origin in (Union, types.UnionType):
-        return st.one_of([values(option, constraints if option is not type(None) else []) for option in inner])
+        return st.one_of([values(option, constraints if option is not type(None) else [], most) for option in inner])
     if origin is tuple:
         fewest = next((limit.min_length for limit in constraints if isinstance(limit, MinLen)), 0)
-        return st.lists(values(inner[0], []), min_size=fewest, max_size=3).map(tuple)
+        return st.lists(values(inner[0], [], most), min_size=fewest, max_size=max(fewest, most)).map(tuple)
     if origin is dict:
-        return st.dictionaries(values(inner[0], []), values(inner[1], []), max_size=3)
+        return st.dictionaries(values(inner[0], [], most), values(inner[1], [], most), max_size=most)
     if issubclass(annotation, Record):
-        return records(annotation)
+        return records(annotation, 1)
     return plain_values(annotation, constraints)
 
 
@@ -143,7 +152,16 @@ def test_every_record_class_is_found() -> None:
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 def test_every_field_says_what_it_means(kind: type[Record]) -> None:
     assert kind.__doc__
-    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    fields = [place for place, line in enumerate(definition.body) if isinstance(line, ast.AnnAssign)]
+    assert len(fields) == len(inspect.get_annotations(kind))
+    for place in fields:
+        match definition.body[place + 1 : place + 2]:
+            case [ast.Expr(value=ast.Constant(value=str(meaning)))]:
+                assert meaning.endswith(".")
+            case _:
+                pytest.fail(f"{ast.unparse(definition.body[place])} does not say what it means")
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)

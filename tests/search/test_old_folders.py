@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated import Machine, run_simulated
@@ -43,6 +44,15 @@ def unpack(release: Path, folder: Path) -> SearchFolder:
     return search
 
 
+def pick(read: Any, *, like: Any) -> Any:
+    """Return of what was read only what an older file has: fields that came later have their defaults."""
+    if isinstance(like, dict):
+        return {name: pick(read[name], like=own) for name, own in like.items()}
+    if isinstance(like, list) and len(like) == len(read):
+        return [pick(one, like=own) for one, own in zip(read, like, strict=True)]
+    return read
+
+
 @pytest.mark.fault("52", injected="a search folder of an earlier release", outcome="read field by field")
 @each_release
 def test_every_file_of_it_says_what_it_said(release: Path) -> None:
@@ -50,7 +60,8 @@ def test_every_file_of_it_says_what_it_said(release: Path) -> None:
     assert {path.name for path in files} == KINDS.keys()
     for path in files:
         record = read_record(path, KINDS[path.name])
-        assert record.model_dump(mode="json", exclude_unset=True) == json.loads(path.read_text())
+        said = json.loads(path.read_text())
+        assert pick(record.model_dump(mode="json"), like=said) == said
 
 
 @each_release
