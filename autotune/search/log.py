@@ -18,7 +18,7 @@ from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.prices import Prices
 from autotune.search.launch.suspects import Suspects
 from autotune.search.problem import SearchProblem
-from autotune.search.scores.objective import Judged, score_trial
+from autotune.search.scores.objective import Judged, score_trial, trim_launch
 from autotune.search.scores.ranking import Entry, Ranking
 from autotune.search.scores.schedule import Schedule
 from autotune.space import classify_changes
@@ -76,9 +76,8 @@ class SearchLog:
     def add_launch(self, result: TrialResult) -> Judged:
         """Add a timing launch that was not cut, scored; refuse the user's values that it shows to drift."""
         problem = self.problem
-        if result.measurement is not None:  # its single steps stay on disk: a thousand launches have millions
-            result = result.replace(measurement=result.measurement.replace(step_seconds=()))
-        judged = Judged(result, score_trial(result, problem.baseline_losses, problem.limits))
+        score = score_trial(result, problem.baseline_losses, problem.limits)
+        judged = Judged(trim_launch(result, problem.baseline_losses), score)
         self.add_judged(judged)
         if judged.score.status is TrialStatus.DRIFTED:
             self.refuse_user_values(judged.config)
@@ -299,7 +298,8 @@ class SearchLog:
             count_overdue: a launch that was cut only late counts as timed out.
         """
         overdue = self.prices.overdue() if count_overdue else []
-        return Suspects([*(one.result for one in self._judged), *overdue], self.problem.baseline)
+        results = [*(one.result.replace(status=one.score.status) for one in self._judged), *overdue]
+        return Suspects(results, self.problem.baseline, self.problem.report.target.numerics)
 
     def is_refused(self, config: TrainConfig) -> bool:
         """Return whether a config makes a change that was refused."""

@@ -40,12 +40,14 @@ class Look:
         memory_bytes: resident.
         handles: open files.
         seconds: of its CPU time for the last trial, or of the clock for a step now.
+        purpose: of that trial.
     """
 
     done: float
     memory_bytes: int
     handles: int
     seconds: float
+    purpose: str = ""
 
 
 @dataclass
@@ -67,13 +69,17 @@ class Soak:
     bytes_per_step: float = 0.0
 
     def first_and_last(self, name: str) -> tuple[float, float]:
-        """Return the median of a figure in the second tenth of the work, and in the last.
+        """Return the median of a figure in the second tenth of the looks, and in the last.
 
-        The first tenth holds what is done once: imports, pools, the plan.
+        The first tenth holds what is done once: imports, pools, a compiler. Seconds are those of trials like the last
+        one: a pair of the finals is less work than a proposal.
         """
-        early = [getattr(look, name) for look in self.looks if 0.1 <= look.done < 0.2]
-        late = [getattr(look, name) for look in self.looks if look.done >= 0.9]
-        return statistics.median(early), statistics.median(late)
+        last = self.looks[-1].purpose
+        looks = [look for look in self.looks if name != "seconds" or look.purpose == last]
+        tenth = len(looks) // 10
+        early, late = looks[tenth : 2 * tenth], looks[-tenth:]
+        first, end = (statistics.median(getattr(one, name) for one in part) for part in (early, late))
+        return first, end
 
 
 class _Looker(SearchReporter):
@@ -92,6 +98,7 @@ class _Looker(SearchReporter):
             memory_bytes=self._process.memory_info().rss,
             handles=self._process.num_fds(),
             seconds=now - self._ended,
+            purpose=result.spec.purpose,
         )
         self.soak.looks.append(look)
         self._ended = now

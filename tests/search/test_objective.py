@@ -7,7 +7,7 @@ from record_factory import make_spec
 from simulated import BASELINE, Machine
 
 from autotune.records import PeakMemory, TrainConfig, TrialResult, TrialStatus
-from autotune.search.scores.objective import KEYS, Limits, score_trial
+from autotune.search.scores.objective import KEYS, Limits, score_trial, trim_launch
 
 LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
 
@@ -58,3 +58,27 @@ def test_a_run_that_learns_much_worse_is_screened_out(factor, status):
     score = score_trial(run(BASELINE.replace(precision="bf16"), loss=lambda _c: factor), BASE_CURVE, LIMITS)
     assert score.status is status
     assert score.feasible == (status is TrialStatus.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept"),
+    [
+        ((3.0, 2.0, 1.0), (3.0, 2.0, 1.0)),
+        ((3.0, 2.0), (3.0, 2.0)),
+        ((3.0, 2.0, 1.0, 0.5), (3.0, 2.0, 1.0, 0.5)),  # it went on for longer
+        ((3.0, 2.5, 1.0, 0.5), (3.0, 2.5)),
+        ((3.0, None, 1.0), (3.0, None)),
+        ((), ()),
+    ],
+)
+def test_what_a_search_keeps_of_a_launch_still_tells_whether_its_losses_are_the_baselines(losses, kept):
+    launched, baseline = run(), BASE_CURVE.replace(losses=(3.0, 2.0, 1.0))
+    trimmed = trim_launch(launched.replace(curves=(BASE_CURVE.replace(losses=losses),)), baseline)
+    assert trimmed.curves[0].losses == kept
+    assert launched.measurement is not None
+    assert trimmed.measurement == launched.measurement.replace(step_seconds=())
+
+
+def test_a_launch_without_a_timing_is_kept():
+    crashed = run().replace(status=TrialStatus.CRASHED, measurement=None, curves=())
+    assert trim_launch(crashed, BASE_CURVE) == crashed

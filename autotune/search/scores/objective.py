@@ -93,8 +93,28 @@ def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Sco
     )
 
 
-def _first_steps(curve: LossCurve) -> LossCurve:
-    taken = min(SCREEN_STEPS, len(curve.losses))
+def trim_launch(result: TrialResult, baseline: LossCurve) -> TrialResult:
+    """Return a launch without what only its file need keep: a search of a thousand has millions of steps.
+
+    Left out are its single steps, and its losses after the first that is not the baseline's.
+    """
+    if result.measurement is not None:
+        result = result.replace(measurement=result.measurement.replace(step_seconds=()))
+    return result.replace(curves=tuple(_share_losses(curve, baseline) for curve in result.curves))
+
+
+def _share_losses(curve: LossCurve, baseline: LossCurve) -> LossCurve:
+    pairs = enumerate(zip(curve.losses, baseline.losses, strict=False))
+    differs = next((place for place, (own, other) in pairs if own != other), None)
+    if differs is not None:
+        return _first_steps(curve, differs + 1)
+    if len(curve.losses) <= len(baseline.losses):  # the same numbers, kept once
+        return curve.replace(losses=baseline.losses[: len(curve.losses)])
+    return curve
+
+
+def _first_steps(curve: LossCurve, most: int = SCREEN_STEPS) -> LossCurve:
+    taken = min(most, len(curve.losses))
     samples = round(curve.samples * taken / max(1, len(curve.losses)))
     return curve.replace(losses=curve.losses[:taken], samples=samples)
 
