@@ -146,9 +146,9 @@ def test_every_mistake_can_be_switched_on_and_is_declared_to_be_rounding() -> No
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_baseline_learns(name: str) -> None:
-    losses = Run(name).step(100)
+    losses = Run(name).step(50)
     assert all(math.isfinite(loss) for loss in losses)
-    assert mean(losses[-10:]) < 0.75 * mean(losses[:10])
+    assert mean(losses[-10:]) < 0.8 * mean(losses[:10])
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -43,14 +43,14 @@ def jitter(seed: int) -> Callable[[float], float]:
 @pytest.mark.parametrize("wanders", [False, True], ids=["steady", "wandering"])
 def test_where_nothing_is_faster_nothing_is_claimed(sd, wanders):
     claims = finals = 0
-    for seed in range(40):
+    for seed in range(20):
         drift = jitter(seed) if wanders else lambda _now: 1.0
         machine = Machine(speed=all_equal, noise=sd, block_noise=0.02, blocks=4, seed=seed, drift=drift)
         outcome = search(machine)
         finals += outcome is not None
         claims += outcome is not None and outcome.winner is not None
     assert claims == 0
-    assert finals > 25  # the best of many looked faster, so there was something to refuse
+    assert finals > 12  # the best of many looked faster, so there was something to refuse
 
 
 def test_a_true_gain_of_a_half_is_nearly_always_claimed():

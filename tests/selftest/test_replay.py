@@ -19,7 +19,7 @@ from autotune.selftest.tally import count_outcomes
 SEARCHES = 2000
 """Of each machine; five machines make the ten thousand."""
 
-FEW_SEARCHES = 40
+FEW_SEARCHES = 20
 
 
 def count(outcomes: list[Outcome]) -> Tally:
@@ -44,17 +44,19 @@ def test_searches_in_which_nothing_is_faster_claim_nothing(searches: int, most_c
 
 
 @pytest.mark.parametrize(
-    ("name", "percent", "least_power"),
+    ("name", "percent", "least_power", "searches"),
     [
-        ("quiet", 10, 0.95),
+        ("quiet", 10, 0.95, 120),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, 400, marks=pytest.mark.slow)
             for case in (("quiet", 5, 0.9), ("drifting", 10, 0.8), ("noisy", 20, 0.8), ("spiky", 20, 0.6))
         ),
     ],
 )
-def test_a_planted_gain_is_found_and_its_interval_holds_it(name: str, percent: int, least_power: float) -> None:
-    tally = count(replay(Case(name, MACHINES[name], percent), range(200)))
+def test_a_planted_gain_is_found_and_its_interval_holds_it(
+    name: str, percent: int, least_power: float, searches: int
+) -> None:
+    tally = count(replay(Case(name, MACHINES[name], percent), range(searches)))
     print(tally)
     assert tally.claims >= least_power * tally.runs
     assert tally.covered >= 0.92 * tally.with_finals
