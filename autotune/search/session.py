@@ -24,11 +24,10 @@ from autotune.records.profile import Profile, StopReason
 from autotune.records.search import SearchState
 from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer.findings import collect_findings
-from autotune.search.answer.notes import describe_ending
+from autotune.search.answer.notes import describe_ending, describe_left_out
 from autotune.search.answer.profile import build_profile
 from autotune.search.explore.prior import make_prior
-from autotune.search.explore.stage import Explorer, OpenStudy, Proposals
-from autotune.search.explore.strategy import Suggest, describe_left_out, suggest
+from autotune.search.explore.stage import Explorer, OpenStudy, Proposals, price_proposal
 from autotune.search.explore.study import Study
 from autotune.search.finals.prover import Prover
 from autotune.search.finals.reserve import Reserve, require_memory, require_time
@@ -97,7 +96,6 @@ def run_session(
     *,
     number: int,
     open_study: OpenStudy = Study,
-    suggest: Suggest = suggest,
     policy: SearchPolicy = USUAL_POLICY,
 ) -> SessionOutcome:
     """Run every stage of a search and return its answer.
@@ -109,7 +107,6 @@ def run_session(
         save: called with each new answer, first when the baseline is measured.
         number: of its next trial.
         open_study: makes what proposes configs.
-        suggest: the fixed plan that comes before them.
         policy: its thresholds.
 
     Raises:
@@ -130,9 +127,9 @@ def run_session(
     _take_up(log, prover, known)
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
-    study = _open_study(open_study, folder, log, context)
+    study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds))
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
-    stop_reason = _explore_and_prove(log, starter, study, suggest, prover, answer)
+    stop_reason = _explore_and_prove(log, starter, study, prover, answer, gate.foretell_seconds)
     study.save()
     if context.should_stop():
         stop_reason = "interrupted"
@@ -142,7 +139,13 @@ def run_session(
     return SessionOutcome(answer(stop_reason), log)
 
 
-def _open_study(open_study: OpenStudy, folder: SearchStore, log: SearchLog, context: SearchContext) -> Proposals:
+def _open_study(
+    open_study: OpenStudy,
+    folder: SearchStore,
+    log: SearchLog,
+    context: SearchContext,
+    price: Callable[[TrainConfig], float],
+) -> Proposals:
     problem = log.problem
     return open_study(
         folder.database,
@@ -151,7 +154,7 @@ def _open_study(open_study: OpenStudy, folder: SearchStore, log: SearchLog, cont
         known=[(judged, log.ranking.score_of(judged)) for judged in log.judged],
         told=context.reporter.told,
         prior=make_prior(problem.report),
-        price=lambda config: log.prices.launch_seconds(config),
+        price=price,
     )
 
 
@@ -167,19 +170,19 @@ def _explore_and_prove(
     log: SearchLog,
     starter: TrialStarter,
     study: Proposals,
-    suggest: Suggest,
     prover: Prover,
     answer: Callable[[StopReason], Profile],
+    proof_seconds: Callable[[TrainConfig], float],
 ) -> StopReason:
     """Explore and prove by turns until neither finds anything more to do, and return why it ended."""
     explorer = Explorer(
         log,
         starter,
         study,
-        suggest,
         look_at=prover.look_at,
         kept_seconds=prover.kept_seconds,
         is_proof_due=prover.is_due,
+        proof_seconds=proof_seconds,
     )
 
     def prove(stop_reason: StopReason) -> None:

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ def _replay_some(case: Case, seeds: Sequence[int]) -> list[Outcome]:
 def replay_one(case: Case, seed: int) -> Outcome:
     """Return the outcome of one search."""
     simulation = Simulation(Placebo(case, random.Random(seed)))
-    outcome = search(simulation, seed, case.budget_seconds, open_study=Shuffled, suggest=_suggest_nothing)
+    outcome = search(simulation, seed, case.budget_seconds, open_study=Shuffled)
     return read_outcome(outcome.profile, truth=case.truth, noise=case.name)
 
 
@@ -335,9 +335,13 @@ class Shuffled:
         """Return a proposal for a config."""
         return Proposal(config)
 
-    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+    def propose(self, closed: Container[object], together: object = ()) -> Proposal | None:
         """Return the next; None when none is left."""
         return Proposal(self._fresh.pop()) if self._fresh else None
+
+    def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
+        """Return nothing: a config has one change."""
+        return []
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Learn nothing."""
@@ -381,7 +385,3 @@ def _finish(spec: TrialSpec, seconds: float, **found: object) -> TrialResult:
 def _probe_spec() -> TrialSpec:
     limits = TrialLimits(time_limit_seconds=60.0, measure_seconds=MEASURE_SECONDS)
     return TrialSpec(number=0, purpose="probe", target=TARGET, config=None, limits=limits)
-
-
-def _suggest_nothing(*_asked: object, **_presets: object) -> None:
-    """Return no plan: what is tried comes from the study alone."""

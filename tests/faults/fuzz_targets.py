@@ -43,7 +43,7 @@ from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import Confirmation, MachineNoise
 from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
-from autotune.search.explore.strategy import describe_left_out
+from autotune.search.answer.notes import describe_left_out
 from autotune.search.store.folder import SearchFolder, check_output, find_search_folder
 from autotune.space import build_space
 from autotune.targets.check import check_target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import DataTrace, Rival
 from autotune.search.explore.stage import Explorer, OpenStudy
-from autotune.search.explore.study import Proposal
+from autotune.search.explore.study import Proposal, Study
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import Terms, run_finals
 from autotune.search.launch.budget import Budget
@@ -284,13 +284,12 @@ def make_problem(machine: Machine, **changes: Any) -> SearchProblem:
     """Return the problem of a search without knobs; what is changed are its fields, or those of its state."""
     asked = {name: changes.pop(name) for name in [*changes] if name in SearchState.model_fields}
     report = changes.pop("report", None) or make_report(machine)
-    usual: dict[str, Any] = {"startup_seconds": 1.0, "baseline_losses": make_curve()}
-    return SearchProblem(
-        make_state(**({"seed": machine.seed} | asked)),
-        report,
-        SearchSpace(baseline=report.target.baseline, choices={}, ruled_out=()),
-        **(usual | changes),
-    )
+    usual: dict[str, Any] = {
+        "space": SearchSpace(baseline=report.target.baseline, choices={}, ruled_out=()),
+        "startup_seconds": 1.0,
+        "baseline_losses": make_curve(),
+    }
+    return SearchProblem(make_state(**({"seed": machine.seed} | asked)), report, **(usual | changes))
 
 
 @dataclass(frozen=True)
@@ -334,9 +333,12 @@ class Placebos:
     def open(self, config: TrainConfig) -> Proposal:
         return Proposal(config)
 
-    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
+    def propose(self, tried: Container[object], together: object = ()) -> Proposal | None:
         left = (config for config in self.configs if config not in tried)
         return next((Proposal(config) for config in left), None)
+
+    def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
+        return []
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         self.told.append((proposal.config, value))
@@ -348,30 +350,13 @@ class Placebos:
         pass
 
 
-class RandomStudy:
-    """Proposes at random, without Optuna and its database: for whole searches that are not about these."""
-
-    def __init__(self, path: Path, space: SearchSpace, *, seed: int, known: Sequence[Any], **_others: Any) -> None:
-        self._space, self._random = space, random.Random(f"{seed} {len(known)}")
-
-    def open(self, config: TrainConfig) -> Proposal:
-        return Proposal(config)
-
-    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
-        for _ in range(100):
-            drawn = {name: self._random.choice(values) for name, values in self._space.choices.items()}
-            config = self._space.complete(drawn)
-            if config not in tried:
-                return Proposal(config)
-        return None
-
-    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
-        pass
-
-    def abandon(self, proposal: Proposal) -> None:
-        pass
+class UnsavedStudy(Study):
+    """Without its copy on disk, which takes longer than all else: for whole searches that are not about it."""
 
     def save(self) -> None:
+        pass
+
+    def _copy(self) -> None:
         pass
 
 
@@ -419,8 +404,8 @@ def number_of(config: TrainConfig) -> int:
 
 
 def explore(search: Search, *, count: int = 100, **asked: Any) -> str:
-    """Run the exploring stage over placebos, without a plan, and return why it ended."""
-    return Explorer(search.log, search.starter, Placebos(make_placebos(count)), lambda _now: None, **asked).run()
+    """Run the exploring stage over placebos and return why it ended."""
+    return Explorer(search.log, search.starter, Placebos(make_placebos(count)), **asked).run()
 
 
 def explore_placebos(machine: Machine, *, budget: float = 600.0, count: int = 1000) -> Search:
@@ -456,7 +441,7 @@ def run_simulated(
     budget: float = 240.0,
     folder: SearchFolder | None = None,
     script: Script | None = None,
-    open_study: OpenStudy = RandomStudy,
+    open_study: OpenStudy = UnsavedStudy,
     **asked: Any,
 ) -> Run:
     """Run a whole search on a simulated machine, in a new folder or going on in an old one.

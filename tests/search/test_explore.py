@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated import (
@@ -11,6 +14,7 @@ from simulated import (
     LAUNCH_SECONDS,
     Machine,
     Search,
+    UnsavedStudy,
     explore,
     make_judged,
     make_report,
@@ -19,8 +23,13 @@ from simulated import (
 )
 
 from autotune.records import TrainConfig, TrialStatus
-from autotune.search.explore.stage import Tried
+from autotune.records.facts import StepWork
+from autotune.records.probe import Caution
+from autotune.records.search import Preset
+from autotune.search.explore.stage import Explorer, Tried, find_dear_values, price_proposal
 from autotune.search.launch.prices import predict_compilation
+from autotune.search.scores.objective import Judged
+from autotune.space import SearchSpace
 
 
 def test_what_is_kept_back_is_not_touched():
@@ -91,10 +100,160 @@ def test_nothing_that_is_no_faster_reaches_the_bound():
     assert explore(search) != "bound"
 
 
-def test_a_proof_that_is_due_comes_before_anything_beyond_the_plan():
+def test_a_proof_that_is_due_comes_before_anything_new():
     search = open_search(Machine(), budget=400.0)
     assert explore(search, is_proof_due=lambda: len(search.log.judged) > 4) == "budget"
     assert len(search.log.judged) == 5
+
+
+@dataclasses.dataclass
+class Explored:
+    """What the model proposed, the launches of known configs left out."""
+
+    search: Search
+    configs: list[TrainConfig]
+
+
+def explore_space(
+    machine: Machine, space: SearchSpace, *, budget: float = 600.0, presets: tuple[Preset, ...] = (), **asked: Any
+) -> Explored:
+    """Explore a space by the search's own study, which is not kept on disk."""
+    search = open_search(machine, budget=budget, space=space, presets=presets)
+    explore_on(search, [], **asked)
+    return Explored(search, list_new(search))
+
+
+def no_seconds(_config: TrainConfig) -> float:
+    return 0.0
+
+
+def explore_on(search: Search, known: list[tuple[Judged, float | None]], **asked: Any) -> str:
+    space, price = search.log.problem.space, partial(price_proposal, search.log, asked.get("proof_seconds", no_seconds))
+    study = UnsavedStudy(Path("study.db"), space, seed=0, known=known, price=price)
+    return Explorer(search.log, search.starter, study, **asked).run()
+
+
+def list_new(search: Search) -> list[TrainConfig]:
+    return list(dict.fromkeys(one.config for one in search.log.judged if one.config != BASELINE))
+
+
+WORK = StepWork(
+    products_fraction=1.0, traffic_fraction=0.0, overhead_fraction=0.0, host_syncs_per_step=0, operations_per_step=100
+)
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "bf16"),
+    "host_allocator": ("default", "glibc-tuned"),
+    "num_workers": (0, 1, 2),
+    "compile_mode": ("off", "default"),
+}
+
+
+def make_space(*cautions: Caution, **choices: tuple[Any, ...]) -> SearchSpace:
+    return SearchSpace(baseline=BASELINE, choices=choices or CHOICES, ruled_out=(), cautions=cautions)
+
+
+def test_own_presets_are_launched_first_and_as_they_are():
+    settings = {"precision": "bf16", "num_workers": 2, "allow_tf32": True}
+    own = Preset(name="ours", description="What we do", settings=settings)
+    explored = explore_space(Machine(), make_space(), presets=(own,), budget=120.0)
+    assert explored.configs[0] == BASELINE.replace(precision="bf16", num_workers=2)
+
+
+def test_a_value_that_nothing_measured_speaks_for_comes_alone_and_late():
+    caution = Caution(knob="precision", value="bf16", reason="its rate was not measured")
+    choices = {name: CHOICES[name] for name in ("precision", "host_allocator", "num_workers")}
+    explored = explore_space(Machine(), make_space(caution, **choices))
+    places = [place for place, config in enumerate(explored.configs) if config.precision == "bf16"]
+    assert places[0] == 5  # after all six without it
+    best = explored.search.log.ranking.entries
+    first = explored.configs[places[0]]
+    assert first.replace(precision="fp32") in [BASELINE, *(one.config for one in best)]
+    assert len(places) > 1  # it works: then it is a value like any other
+
+
+def test_a_compilation_that_takes_a_fifth_of_the_budget_comes_last():
+    machine = Machine(
+        speed=lambda one: 1.5 if one.compile_mode != "off" else 1.0,
+        compile_seconds=lambda one: 150.0 * (one.compile_mode != "off"),
+        facts={"work": WORK.replace(operations_per_step=6500)},
+    )
+    explored = explore_space(machine, make_space(), budget=600.0)
+    modes = [config.compile_mode for config in explored.configs]
+    assert modes.index("default") == 11  # of the 12 without it one is the baseline
+
+
+@pytest.mark.parametrize(("seconds", "is_late"), [(50.0, False), (70.0, True)])
+def test_what_takes_a_tenth_of_the_budget_to_prove_comes_last(seconds, is_late):
+    def proof_seconds(config: TrainConfig) -> float:
+        return seconds if config.precision == "bf16" else 0.0
+
+    def speed(config: TrainConfig) -> float:
+        return 3.0 if config.precision == "bf16" else 1.0
+
+    choices = {name: CHOICES[name] for name in ("precision", "host_allocator", "num_workers")}
+    explored = explore_space(Machine(speed=speed), make_space(**choices), budget=600.0, proof_seconds=proof_seconds)
+    places = [place for place, config in enumerate(explored.configs) if config.precision == "bf16"]
+    assert (places[0] >= 5) == is_late
+
+
+def test_a_knob_of_the_users_own_never_waits_for_what_its_proof_takes():
+    space = make_space(**{"user_knobs.kernel": ("old", "new"), "num_workers": (0, 1, 2)})
+    machine = Machine(
+        speed=lambda one: 3.0 if one.user_knobs["kernel"] == "new" else 1.0, knobs={"kernel": ("old", "new")}
+    )
+    space = dataclasses.replace(space, baseline=machine.find_facts().baseline)
+    explored = explore_space(machine, space, proof_seconds=lambda one: 100.0 * (one.user_knobs["kernel"] == "new"))
+    assert "new" in [config.user_knobs["kernel"] for config in explored.configs[:4]]
+
+
+def test_the_price_of_a_proposal_is_its_launch_and_its_proof():
+    log = open_search(Machine()).log
+    cast = BASELINE.replace(precision="bf16")
+    assert price_proposal(log, lambda one: 9.0, cast) == price_proposal(log, no_seconds, cast) + 9.0
+    assert price_proposal(log, no_seconds, cast) == log.prices.launch_seconds(cast)
+
+
+@pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile_mode=default"]), (200.0, [])])
+def test_dear_is_what_takes_longer_than_there_is_time(seconds, dear):
+    machine = Machine(facts={"work": WORK.replace(operations_per_step=6500)})  # about 150 s
+    log = open_search(machine, space=make_space()).log
+    assert find_dear_values(log, seconds) == dear
+    tried = Tried(log, log.find_suspects(count_overdue=True), seconds)
+    assert [*map(set, tried.together)] == [{value} for value in dear]
+    assert tried.too_dear == bool(dear)
+
+
+@pytest.mark.parametrize("launches", [1, 4, 7])
+def test_a_resumed_search_proposes_what_it_would_have_without_the_stop(launches):
+    """On a machine without noise, until another config is launched again than would have been.
+
+    A resumed search launches the baseline first: the machine may be another one, and every later repeat is shifted.
+    """
+
+    def speed(config: TrainConfig) -> float:
+        return (1.3 if config.precision == "bf16" else 1.0) * (1.1 if config.num_workers == 2 else 1.0)
+
+    whole = explore_space(Machine(speed=speed, noise=0.0), make_space())
+    stopped = open_search(Machine(speed=speed, noise=0.0, stop_after=launches), space=make_space())
+    explore_on(stopped, [])
+    resumed = open_search(Machine(speed=speed, noise=0.0), space=make_space())
+    for one in stopped.log.judged:
+        resumed.log.add_earlier_launch(one.result)
+    explore_on(resumed, [(one, resumed.log.ranking.score_of(one)) for one in resumed.log.judged])
+    assert list_new(resumed)[: launches + 4] == whole.configs[: launches + 4]
+
+
+def test_before_a_proof_the_leader_is_launched_without_what_may_be_worth_nothing():
+    def speed(config: TrainConfig) -> float:
+        return 1.3 if config.precision == "bf16" else 1.0
+
+    machine = Machine(speed=speed, noise=0.002)
+    search = open_search(machine, space=make_space())
+    assert explore_on(search, [], is_proof_due=lambda: len(search.log.judged) >= 4) == "budget"
+    best = search.log.ranking.simplest_of_best
+    assert best is not None
+    assert best.config == BASELINE.replace(precision="bf16")
+    assert len(search.log.judged) < 12
 
 
 def test_compiling_is_priced_by_the_operations_and_then_by_what_was_seen():

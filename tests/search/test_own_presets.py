@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from simulated import Machine, make_report, open_search, run_simulated
 from autotune.errors import ProfileError, UsageError
 from autotune.knobs import Facts
 from autotune.presets import find_preset, is_preset
-from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.config import TrainConfig
 from autotune.records.search import Preset
-from autotune.search.explore.strategy import Situation, describe_left_out, suggest
+from autotune.search.answer.notes import describe_left_out
 from autotune.search.run import SearchOptions, run_search
 from autotune.space import build_space
 from autotune.train.options import TrainingOptions
@@ -28,16 +27,6 @@ def write(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_a_preset_of_ones_own_is_tried_before_anything_else() -> None:
-    report = make_report(Machine())
-    space = build_space(Facts(target=report.target, hardware=report.hardware))
-    own = Preset.model_validate({**RECIPE, "settings": {"precision": "bf16", "num_workers": 1}})
-    now = Situation(space, report, space.baseline, tried=[space.baseline])
-    first = suggest(dataclasses.replace(now, presets=(own,)))
-    assert first == space.baseline.replace(precision="bf16", num_workers=1)
-    assert first != suggest(now)
-
-
 def test_what_a_search_leaves_out_of_it_is_said() -> None:
     report = make_report(Machine())
     space = build_space(Facts(target=report.target, hardware=report.hardware))
@@ -45,21 +34,6 @@ def test_what_a_search_leaves_out_of_it_is_said() -> None:
     assert describe_left_out(own, space) == [
         "ours: allow_tf32=True was left out: TF32 is arithmetic of NVIDIA GPUs",
     ]
-
-
-def test_own_knobs_come_first_and_everything_else_goes_on_top_of_the_best_of_them() -> None:
-    machine = Machine(knobs={"kernel": ("old", "new", "newer")})
-    report = make_report(machine)
-    space = build_space(Facts(target=report.target, hardware=report.hardware))
-    now, tried = Situation(space, report, space.baseline), [space.baseline]
-    for kernel in ("new", "newer"):
-        config = suggest(dataclasses.replace(now, tried=tried))
-        assert config == space.baseline.replace(user_knobs={"kernel": kernel})
-        tried.append(config)
-    after = suggest(dataclasses.replace(now, incumbent=tried[1], tried=tried))
-    assert after is not None
-    assert after.user_knobs == {"kernel": "new"}
-    assert len(changed_fields(after, tried[1])) == 1
 
 
 def test_a_recipes_own_values_are_tried_unless_ruled_out() -> None:

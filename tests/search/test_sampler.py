@@ -65,6 +65,29 @@ def test_what_is_closed_is_not_proposed():
     assert len({tuple(params.items()) for params in tried}) == 16
 
 
+def test_values_that_may_not_come_together_are_left_out_without_being_asked_about():
+    asked: list[dict[str, Any]] = []
+    study = make_study(lambda params: not asked.append(params))
+    study.sampler.closed_values = [{"precision": "bf16"}, {"allocator": "tuned", "workers": 2}, {"workers": 9}]
+    tried = run(study, 14)[1:]
+    assert len({tuple(params.items()) for params in tried}) == 13
+    for params in (*tried, *asked):
+        assert params["precision"] == "fp32"
+        assert (params["allocator"], params["workers"]) != ("tuned", 2)
+    study.sampler.closed_values = []
+    assert "bf16" in {params["precision"] for params in run(study, 8)[14:]}
+
+
+def test_what_a_change_brings_is_doubted_until_it_was_seen():
+    study = make_study(seed=0)
+    all_three = BASELINE | {"allocator": "tuned", "precision": "bf16", "workers": 1}
+    assert len(study.sampler.list_simpler(study, all_three)) == 3
+    run(study, 24)
+    harmful = all_three | {"precision": "fp32"}
+    assert study.sampler.list_simpler(study, all_three) == [harmful]  # the others bring 20 % and 10 % here
+    assert study.sampler.list_simpler(study, BASELINE) == []
+
+
 def test_what_costs_more_comes_later():
     def place(price: float) -> int:
         study = make_study(price=lambda params: price if params["allocator"] == "tuned" else 1.0)

@@ -253,11 +253,29 @@ def test_a_setting_that_changes_the_training_needs_the_metric(tmp_path):
     machine = Machine(
         speed=lambda c: 2.0 if c.user_knobs.get("variant") == "b" else 1.0, noise=0, knobs={"variant": ("a", "b")}
     )
-    profile = run_simulated(machine, tmp_path).profile
-    assert profile.verdict == "keep"
-    assert profile.candidate_config is not None
-    assert profile.candidate_config.user_knobs == {"variant": "b"}
-    assert [check.verdict for check in profile.quality] == ["non-inferior", "inconclusive"]
+    run = run_simulated(machine, tmp_path)
+    assert run.profile.verdict == "keep"
+    assert run.profile.config.user_knobs == {"variant": "a"}
+    assert run.log.refused == (frozenset({"user_knobs.variant=b"}),)
+    assert any("user_knobs.variant=b was refused" in note and "metric" in note for note in run.profile.evidence.notes)
+
+
+class SlowStart(Machine):
+    """Every process takes ten seconds until its first step."""
+
+    def __call__(self, spec):
+        return super().__call__(spec).replace(startup_seconds=10.0)
+
+
+@pytest.mark.parametrize(("budget", "is_looked_at"), [(180.0, False), (600.0, True)])
+def test_a_leader_whose_loss_check_takes_a_tenth_of_the_budget_is_looked_at_when_it_is_to_be_proven(
+    tmp_path, budget, is_looked_at
+):
+    machine = SlowStart(seconds=12.0, noise=0.002)
+    run_simulated(machine, tmp_path, budget=budget, only=("precision",))
+    purposes = [spec.purpose for spec in machine.specs]
+    places = [place for place, spec in enumerate(machine.specs) if spec.config and spec.config.precision == "bf16"]
+    assert ("fidelity" in purposes[places[0] : places[0] + 3]) == is_looked_at
 
 
 BOTH_METRICS = {"metrics": {"accuracy": "maximize", "error": "minimize"}, "evaluate_seconds": 0.1}

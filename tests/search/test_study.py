@@ -87,6 +87,27 @@ def test_proposals_are_new_and_inside_the_space(space, tmp_path):
         study.close(proposal, judge(proposal.config), 0.0)
 
 
+def test_changes_that_are_closed_together_are_not_proposed(space, tmp_path):
+    study = Study(tmp_path / "study.db", space, seed=0)
+    split = frozenset({"micro_batch_size=16", "gradient_accumulation_steps=2"})  # one change: the other follows
+    closed = [split, frozenset({"precision=bf16"}), frozenset({"nobody.knows=1"})]
+    found = []
+    for _ in range(25):
+        proposal = study.propose(found, closed)
+        assert proposal is not None
+        found.append(proposal.config)
+        study.close(proposal, judge(proposal.config), 0.0)
+    assert {one.precision for one in found} == {"fp32"}
+    assert {one.micro_batch_size for one in found} & {8, 32}
+    assert 16 not in {one.micro_batch_size for one in found}
+
+
+def test_a_config_without_a_change_is_one_of_the_space(space, tmp_path):
+    study = Study(tmp_path / "study.db", space, seed=0)
+    simpler = study.list_simpler(space.complete({"micro_batch_size": 16, "precision": "bf16"}))
+    assert set(simpler) == {space.complete({"micro_batch_size": 16}), space.complete({"precision": "bf16"})}
+
+
 def test_proposals_of_the_same_seed_and_history_are_the_same(space, tmp_path):
     configs = []
     for name in ("a.db", "b.db"):

@@ -66,7 +66,14 @@ def test_what_ran_out_of_memory_may_fit_with_what_saves_memory():
     assert not blocks(results, {"micro_batch_size": 64}, {"activation_checkpointing": "full"})
 
 
-@pytest.mark.parametrize("status", [TrialStatus.COMPLETED, TrialStatus.DRIFTED, TrialStatus.INTERRUPTED])
+def test_what_drifts_is_held_against_what_is_not_exact():
+    results = [launch(TrialStatus.DRIFTED, BF16, WORKERS)]
+    assert blocks(results, BF16, MALLOC)
+    assert not blocks(results, WORKERS, MALLOC)
+    assert not blocks([launch(TrialStatus.DRIFTED, WORKERS)], WORKERS)  # then it is no value's fault
+
+
+@pytest.mark.parametrize("status", [TrialStatus.COMPLETED, TrialStatus.INTERRUPTED])
 def test_nothing_else_is_held_against_a_value(status):
     assert not blocks([launch(status, BF16)], BF16, WORKERS)
 

@@ -86,6 +86,17 @@ class GateStage:
         if config is not None and is_passed(self._log.checks_of(config)):
             return 0.0
         shown = frozenset[DriftTest]() if config is None else self._shown_by_losses(config)[0]
+        return self._price_tests(config, shown)
+
+    def foretell_seconds(self, config: TrainConfig) -> float:
+        """Return what `needed_seconds` will be of a config that is still to be launched.
+
+        One that is exact is taken to have the baseline's losses then.
+        """
+        numerics = numerics_of(config, self._baseline, self._facts.numerics)
+        return self._price_tests(config, self._shown_where_equal if numerics == "exact" else frozenset())
+
+    def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
         if self._must_train or (config is not None and self._is_always_trained(config)):
             seconds += self._trainings.least_seconds
@@ -199,7 +210,11 @@ class GateStage:
         equal = self._find_equal_losses(config)
         if equal is None:
             return frozenset(), ()
-        return frozenset(("tape", "gradients") if self._is_script else ("gradients",)), (equal,)
+        return self._shown_where_equal, (equal,)
+
+    @property
+    def _shown_where_equal(self) -> frozenset[DriftTest]:
+        return frozenset(("tape", "gradients") if self._is_script else ("gradients",))
 
     def _find_equal_losses(self, config: TrainConfig) -> QualityCheck | None:
         return self._equal_losses.find(config, self._log.judged)

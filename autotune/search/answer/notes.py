@@ -6,11 +6,14 @@ import math
 
 from autotune.format import count, format_factor, format_percent
 from autotune.probe.run import describe_written
+from autotune.records.config import get_knob
 from autotune.records.quality import is_passed
+from autotune.records.search import Preset
 from autotune.records.trial import TrialStatus
 from autotune.search.launch.suspects import describe_guilty
 from autotune.search.log import SearchLog
 from autotune.sentences.settings import describe_changes
+from autotune.space import SearchSpace
 
 
 def describe_ending(log: SearchLog, *, is_stopped: bool) -> list[str]:
@@ -63,3 +66,13 @@ def _describe_screened_out(log: SearchLog) -> list[str]:
     worse = format_percent(fastest.score.constraints["drift"] + problem.limits.screen_drift)
     changes, factor = describe_changes(fastest.config, problem.baseline), format_factor(math.exp(score))
     return [f"{changes} ran at {factor} and was left out: its training loss is worse by {worse} within its first steps"]
+
+
+def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
+    """Return what a search has to leave out of a preset of the user's, one sentence for each setting."""
+    kept = space.keep(preset.apply_to(space.baseline))
+    return [
+        f"{preset.name}: {name}={value} was left out: {space.explain_left_out(name, value)}"
+        for name, value in preset.settings.items()
+        if get_knob(kept, name) != value
+    ]

@@ -226,6 +226,14 @@ class LogAdditiveModel:
             variances += self._covariance[columns[:, one], columns[:, one]]
         return sum_weights(self.mean, columns), np.sqrt(np.maximum(variances, 0.0))
 
+    def foretell_difference(self, columns: Rows, others: Rows) -> tuple[float, float]:
+        """Return mean and standard deviation of the sum of some columns less that of others."""
+        signs = np.zeros(self._features.count + 1)
+        np.add.at(signs, columns, 1.0)
+        np.add.at(signs, others, -1.0)
+        own = signs[:-1]
+        return float(own @ self.mean), math.sqrt(max(0.0, float(own @ self.covariance @ own)))
+
     def draw(self, rng: np.random.Generator) -> Vector:
         """Return weights [columns] drawn from it: those of one world that the readings allow (Thompson 1933).
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
@@ -32,6 +33,9 @@ _MOST_ROWS = 2**14
 
 _LOOKED_AT = 24
 """Rows that are priced at once, the best first."""
+
+_DOUBT = 2.0
+"""Standard deviations that what a change brings has to be away from nothing, or it is tried without."""
 
 _MISFIT = 2.0
 """Root mean square of five standard scores: more has a chance of about 1 in 1,000."""
@@ -48,12 +52,14 @@ class LogAdditiveSampler(BaseSampler):
         is_valid: returns whether some params are a config at all, spelled in its one way; asked once for each.
         noise_sd: of the log throughput of one launch.
         least_gain: log speed-up that every change has to bring: for less, the config without it is the better one.
-        seed: of the draws; each proposal draws from a stream of its own, by the number of trials that count before it.
+        seed: of the draws; each proposal draws from a stream of its own, by the number of different params before it.
 
     Attributes:
         is_open: returns whether some params may be proposed now, all of them unless it is set; those of trials that
             run, or ended with a result, are not. A failed trial has none, as everywhere in Optuna: what it was about
             may be proposed again.
+        closed_values: values that may not come together now, by param: whatever has them is closed without being asked
+            about.
         exhausted: the last proposal was random, for nothing was open.
     """
 
@@ -75,7 +81,7 @@ class LogAdditiveSampler(BaseSampler):
         self._values = {name: list_values(one) for name, one in self._space.items()}
         self._baseline = {name: baseline[name] for name in self._space}
         self._indices = {name: {value: place for place, value in enumerate(own)} for name, own in self._values.items()}
-        features = Features(self._values, self._baseline, prior)
+        self._features = features = Features(self._values, self._baseline, prior)
         self._model, self._learnt = LogAdditiveModel(features, noise_sd), set[int]()
         self._rows = enumerate_rows(self._values, self._baseline, self._promise(features))
         self._columns = features.encode(self._rows)
@@ -88,6 +94,7 @@ class LogAdditiveSampler(BaseSampler):
         self._price, self._is_valid, self._seed = price, is_valid, seed
         self._independent = RandomSampler(seed)
         self.is_open: Callable[[Params], bool] = lambda _params: True
+        self.closed_values: Sequence[Params] = ()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the space: every trial has the same."""
@@ -101,9 +108,10 @@ class LogAdditiveSampler(BaseSampler):
         self._running = self._find_places(trials, TrialState.RUNNING)
         self._closed[self._find_places(trials, TrialState.COMPLETE, TrialState.PRUNED)] = True
         self._learn(trials)
-        turn = sum(one.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING) for one in trials)
+        counted = (one for one in trials if one.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING))
+        turn = len({self._key(one) for one in counted})
         model = self._model
-        params = self._ask_tpe(study, trial) if not turn % 2 and model.misfit > _MISFIT else None
+        params = self._ask_tpe(study, trial, turn) if not turn % 2 and model.misfit > _MISFIT else None
         if params is None:
             best = model.find_best(self._least_gain)
             if turn % 2:
@@ -122,9 +130,26 @@ class LogAdditiveSampler(BaseSampler):
         """Return a random value: of params outside of the space, or where nothing is left to propose."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
+    def list_simpler(self, study: Study, params: Params) -> list[Params]:
+        """Return some params with one change taken back, for each that may be worth nothing, the least of them first.
+
+        Args:
+            study: whose trials say what changes bring.
+            params: of the space.
+        """
+        self._learn(study.get_trials(deepcopy=False))
+        parts = [params | {name: own} for name, own in self._baseline.items() if params[name] != own]
+        if not parts:
+            return []
+        keys = [[places[one[name]] for name, places in self._indices.items()] for one in (params, *parts)]
+        columns = self._features.encode(np.array(keys, dtype=np.int64))
+        credits = [self._model.foretell_difference(columns[0], part) for part in columns[1:]]
+        doubtful = [(mean, place) for place, (mean, sd) in enumerate(credits) if mean - _DOUBT * sd < self._least_gain]
+        return [parts[place] for _, place in sorted(doubtful) if self._is_valid(parts[place])]
+
     def _choose(self, promise: Vector) -> Params | None:
         """Return the open params of most promise [rows] for their price."""
-        sums = np.where(self._closed, -np.inf, promise)
+        sums = np.where(self._closed | self._find_closed(), -np.inf, promise)
         sums[self._running] = -np.inf
 
         def worth(row: int) -> float:
@@ -134,11 +159,21 @@ class LogAdditiveSampler(BaseSampler):
         order = np.argsort(-sums, kind="stable")[: int(np.isfinite(sums).sum())].tolist()
         for first in range(0, len(order), _LOOKED_AT):
             group = [row for row in order[first : first + _LOOKED_AT] if self._check(row)]
-            chosen = (row for row in sorted(group, key=worth, reverse=True) if self.is_open(self._decode(row)))
-            row = next(chosen, None)
-            if row is not None:
-                return self._decode(row)
+            found = [row for row in group if self.is_open(self._decode(row))]
+            if found:
+                return self._decode(max(found, key=worth))
         return None
+
+    def _find_closed(self) -> npt.NDArray[np.bool_]:
+        """Return which rows have values that may not come together."""
+        closed = np.zeros(len(self._rows), dtype=bool)
+        for values in self.closed_values:
+            axes = {name: axis for axis, name in enumerate(self._space)}
+            closed |= np.all(
+                [self._rows[:, axes[name]] == self._indices[name].get(value, -1) for name, value in values.items()],
+                axis=0,
+            )
+        return closed
 
     def _check(self, row: int) -> bool:
         """Return whether a row is a config at all; one that is none is closed for good."""
@@ -152,9 +187,9 @@ class LogAdditiveSampler(BaseSampler):
         places = (self._places.get(self._key(one)) for one in trials if one.state in states)
         return [place for place in places if place is not None]
 
-    def _ask_tpe(self, study: Study, trial: FrozenTrial) -> Params | None:
+    def _ask_tpe(self, study: Study, trial: FrozenTrial, turn: int) -> Params | None:
         """Return what TPE proposes; None where that is not open."""
-        tpe = TPESampler(n_startup_trials=1, multivariate=True, seed=(self._seed * 7919 + trial.number) % 2**32)
+        tpe = TPESampler(n_startup_trials=1, multivariate=True, seed=(self._seed * 7919 + turn) % 2**32)
         params = tpe.sample_relative(study, trial, self._space)
         if params.keys() != self._space.keys():
             return None

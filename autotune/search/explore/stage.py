@@ -1,5 +1,9 @@
 """The exploring stage: propose or launch again, run, judge, until its time is up or nothing is left to find out.
 
+own presets     what users bring is what they take for the bottleneck
+study           what the model of the launches so far takes for the most gain for its time
+late            on top of the best: values whose arithmetic was not measured; what takes too long to compile or to prove
+
 Every launch is priced first and has to fit what is left once proving the leader is paid for. One that is cut by the end
 of its time says so and is priced higher from then on; the stage goes on with what still fits.
 """
@@ -7,17 +11,16 @@ of its time says so and is priced higher from then on; the stage goes on with wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records.config import TrainConfig
+from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
 from autotune.records.profile import StopReason
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.explore.additive import Prior
-from autotune.search.explore.strategy import Situation, Suggest
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.forecast import Forecast
 from autotune.search.launch.starter import TrialStarter
@@ -25,7 +28,6 @@ from autotune.search.launch.suspects import Suspects
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
-from autotune.search.scores.ranking import measure_effects
 from autotune.space import SearchSpace, needs_compilation
 
 
@@ -36,8 +38,12 @@ class Proposals(Protocol):
         """Return a proposal for a config that is chosen already."""
         ...
 
-    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
-        """Return something new; None when nothing is left."""
+    def propose(self, closed: Container[object], together: Iterable[frozenset[str]] = ()) -> Proposal | None:
+        """Return something new that is not closed and does not make changes together that are; None without any."""
+        ...
+
+    def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
+        """Return a config with one change taken back, for each that may well be worth nothing."""
         ...
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
@@ -71,7 +77,7 @@ class OpenStudy(Protocol):
         ...
 
 
-class Tried(Sequence[TrainConfig]):
+class Tried:
     """The configs that need not be proposed: they ran, are refused, suspected or hopeless, or do not fit the time.
 
     Args:
@@ -84,15 +90,23 @@ class Tried(Sequence[TrainConfig]):
     """
 
     def __init__(self, log: SearchLog, suspects: Suspects, seconds: float = math.inf) -> None:
-        self._configs = {one.key: one.config for one in log.judged}
+        self._keys = {one.key for one in log.judged}
         self._log, self._suspects, self._seconds = log, suspects, seconds
         self._forecast = Forecast(log.problem.report, log.problem.limits)
         self.too_dear = False
 
+    @property
+    def together(self) -> list[frozenset[str]]:
+        """Changes, as `name=value`, that are refused, blocked or too dear wherever all of them are made."""
+        guilty = self._suspects.guilty
+        dear = [value for value in find_dear_values(self._log, self._seconds) if value not in guilty]
+        self.too_dear |= bool(dear)
+        return [*self._log.refused, *(frozenset({value}) for value in (*guilty, *dear))]
+
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, TrainConfig):
             return False
-        if config.key in self._configs:
+        if config.key in self._keys:
             return True
         if self._log.is_refused(config) or self._suspects.is_blocked(config) or self._is_hopeless(config):
             return True
@@ -107,12 +121,6 @@ class Tried(Sequence[TrainConfig]):
             self._log.add_hopeless(config)
         return is_hopeless
 
-    def __len__(self) -> int:
-        return len(self._configs)
-
-    def __getitem__(self, place: Any) -> Any:
-        return [*self._configs.values()][place]
-
 
 @dataclass(frozen=True)
 class Explorer:
@@ -121,21 +129,21 @@ class Explorer:
     Attributes:
         log: of the search.
         starter: starts the trials.
-        study: proposes, once the plan is used up.
-        suggest: the plan.
+        study: proposes.
         look_at: called with each new best config, which the loss check may refuse.
         kept_seconds: returns what is kept back for proving the leader.
-        is_proof_due: returns whether something leads that was not in the finals yet: then it is proven before the
-            search goes beyond the plan, while there is time to come back.
+        is_proof_due: returns whether something leads that was not in the finals yet and enough was tried: then it is
+            proven while there is time to come back.
+        proof_seconds: returns what showing that a config learns the same will take, once it was launched.
     """
 
     log: SearchLog
     starter: TrialStarter
     study: Proposals
-    suggest: Suggest
     look_at: Callable[[TrainConfig], None] = lambda _config: None
     kept_seconds: Callable[[], float] = lambda: 0.0
     is_proof_due: Callable[[], bool] = lambda: False
+    proof_seconds: Callable[[TrainConfig], float] = lambda _config: 0.0
 
     def run(self) -> StopReason:
         """Run trials into the log and return why it ended."""
@@ -181,10 +189,12 @@ class Explorer:
         if left < log.prices.usual_seconds(log.problem.baseline):
             return "budget"
         tried = Tried(log, log.find_suspects(count_overdue=not self.starter.should_stop()), left)
-        config = self.suggest(self._describe_situation(tried))
-        if config is None and self.is_proof_due():
-            return "budget"
-        proposal = self.study.open(config) if config is not None else self.study.propose(tried)
+        wanted = self._find_own(tried)
+        if wanted is None and self.is_proof_due():
+            wanted = self._simplify_best(tried)
+            if wanted is None:
+                return "budget"
+        proposal = self._choose(tried) if wanted is None else self.study.open(wanted)
         if proposal is not None:
             return proposal
         again = log.schedule.find_due(exhausted=True)
@@ -192,19 +202,51 @@ class Explorer:
             return "budget" if tried.too_dear else "exhausted"
         return "budget" if left < self._price(again) else self.study.open(again)
 
-    def _describe_situation(self, tried: Tried) -> Situation:
-        problem, ranking = self.log.problem, self.log.ranking
-        best = ranking.simplest_of_best
-        return Situation(
-            problem.space,
-            problem.report,
-            incumbent=best.config if best else problem.baseline,
-            tried=tried,
-            presets=problem.state.presets,
-            effects=measure_effects(ranking.entries, problem.baseline),
-            price=self._price,
-            budget_seconds=self.starter.budget.seconds,
+    def _find_own(self, tried: Tried) -> TrainConfig | None:
+        """Return the first of the user's own presets that was not tried."""
+        space = self.log.problem.space
+        own = (space.keep(preset.apply_to(space.baseline)) for preset in self.log.problem.state.presets)
+        return next((config for config in own if config not in tried), None)
+
+    def _simplify_best(self, tried: Tried) -> TrainConfig | None:
+        """Return the best without a change that may be worth nothing; None when it is as simple as it gets."""
+        best = self.log.ranking.simplest_of_best
+        simpler = [] if best is None else self.study.list_simpler(best.config)
+        return next((config for config in simpler if config not in tried), None)
+
+    def _choose(self, tried: Tried) -> Proposal | None:
+        """Return something new: what has no reason to wait before what has one."""
+        unproven, together = self._find_unproven(), tried.together
+        early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven)]
+        proposal = self.study.propose(tried, [*early, *(frozenset({value}) for value in self._find_late())])
+        if proposal is not None:
+            return proposal
+        best = self.log.ranking.simplest_of_best
+        base = best.config if best else self.log.problem.baseline
+        alone = (self.log.problem.space.keep(with_knobs(base, {name: value})) for name, value in unproven)
+        config = next((config for config in alone if config not in tried), None)
+        return self.study.propose(tried, early) if config is None else self.study.open(config)
+
+    def _find_late(self) -> list[str]:
+        """Return the values that take too much of the budget to compile or to prove; none of the user's own knobs."""
+        policy, space, budget = self._policy, self.log.problem.space, self.starter.budget.seconds
+        most = policy.most_proof_share * budget
+        long = (
+            f"{name}={value}"
+            for name, values in space.choices.items()
+            for value in values
+            if value != get_knob(space.baseline, name) and not is_user_knob(name)
+            if self.proof_seconds(space.complete({name: value})) > most
         )
+        return [*long, *find_dear_values(self.log, policy.most_compile_share * budget)]
+
+    def _find_unproven(self) -> list[tuple[str, KnobValue]]:
+        """Return the values that nothing measured speaks for, and that no launch has shown to work yet."""
+        timed = [one.config for one in self.log.judged if one.score.value is not None]
+        unproven = sorted(self.log.problem.space.unproven, key=str)
+        return [
+            (name, value) for name, value in unproven if not any(get_knob(config, name) == value for config in timed)
+        ]
 
     def _run(self, proposal: Proposal) -> TrialResult:
         policy, price = self._policy, self._price(proposal.config)
@@ -233,3 +275,16 @@ class Explorer:
     @property
     def _policy(self) -> SearchPolicy:
         return self.log.problem.policy
+
+
+def price_proposal(log: SearchLog, proof_seconds: Callable[[TrainConfig], float], config: TrainConfig) -> float:
+    """Return what an answer by a config costs, in seconds: its launch, and what shows that it learns the same."""
+    return log.prices.launch_seconds(config) + proof_seconds(config)
+
+
+def find_dear_values(log: SearchLog, seconds: float) -> list[str]:
+    """Return the ways to compile, as `name=value`, whose first launch takes longer than some seconds."""
+    problem, prices = log.problem, log.prices
+    modes = (mode for mode in problem.space.choices.get("compile_mode", ()) if mode != problem.baseline.compile_mode)
+    configs = (with_knobs(problem.baseline, {"compile_mode": mode}) for mode in modes)
+    return [f"compile_mode={one.compile_mode}" for one in configs if prices.first_seconds(one) > seconds]

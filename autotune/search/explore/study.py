@@ -8,7 +8,7 @@ It is in memory and made from the trials' own files, which are the truth; the co
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +25,12 @@ from autotune.records.config import TrainConfig, get_knob
 from autotune.search.explore.additive import NOTHING_KNOWN, Prior
 from autotune.search.explore.sampler import LogAdditiveSampler
 from autotune.search.scores.objective import KEYS, Judged
-from autotune.space import SearchSpace
+from autotune.space import BATCH_KNOBS, SearchSpace
 
 _MOST_BEHIND = 0.02
 """Of the trials: so many may be missing in the copy while the search runs; to write it for each costs the square."""
 
-_MOST_CONFIGS = 2**10
+_MOST_CONFIGS = 2**8
 """That are kept; the rows that are looked at for one proposal are far fewer."""
 
 STUDY_NAME = "autotune"
@@ -99,16 +99,33 @@ class Study:
         self._study.enqueue_trial(self._encode(config))
         return Proposal(config, self._study.ask(self._distributions))
 
-    def propose(self, tried: Sequence[TrainConfig]) -> Proposal | None:
-        """Return the sampler's proposal; None when nothing new is left."""
+    def propose(self, closed: Container[object], together: Iterable[frozenset[str]] = ()) -> Proposal | None:
+        """Return the sampler's proposal; None when nothing is left that is not closed.
+
+        Args:
+            closed: configs that are not to be proposed.
+            together: changes, as `name=value`, that are not to be proposed wherever all of them are made.
+        """
         if not self._distributions:
             return None
-        self._sampler.is_open = lambda params: self._complete(params) not in tried
+        self._sampler.closed_values = [values for one in together if (values := self._read_changes(one))]
+        self._sampler.is_open = lambda params: self._complete(params) not in closed
         trial = self._study.ask(self._distributions)
         if not self._sampler.exhausted:
             return Proposal(self._complete(trial.params), trial)
         self._study.tell(trial, state=TrialState.FAIL)
         return None
+
+    def _read_changes(self, changes: frozenset[str]) -> dict[str, Any]:
+        """Return the values of some changes by knob; empty where one is of no knob that varies here."""
+        known = {f"{name}={value}": (name, value) for name, values in self._space.choices.items() for value in values}
+        wanted = {text for text in changes if text.partition("=")[0] not in BATCH_KNOBS - {"micro_batch_size"}}
+        return dict(known[text] for text in wanted) if wanted <= known.keys() else {}
+
+    def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
+        """Return a config with one change taken back, for each that may well be worth nothing."""
+        found = self._sampler.list_simpler(self._study, self._encode(config)) if self._distributions else []
+        return [self._complete(self._encode(config) | one) for one in found]
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended.

@@ -74,7 +74,9 @@ class Prover:
             self._hold_finals(finalists)
 
     def is_due(self) -> bool:
-        """Return whether something leads whose turn has not come yet, and there is time to prove it."""
+        """Return whether a leader is to be proven now: it was not yet, enough was tried, and there is time."""
+        if len(self.log.judged) < self.log.problem.policy.least_explored:
+            return False
         leaders = [one for one in self._leaders()[:1] if one.key not in self.log.attempted]
         return any(self.reserve.is_provable(one) for one in leaders)
 
@@ -90,6 +92,9 @@ class Prover:
         """Have the loss check look at a new leader, as long as what remains could still prove it."""
         if Candidates(self.log).is_doubtful(config):
             return
+        budget, policy = self.starter.budget, self.log.problem.policy
+        if self.reserve.needed_seconds(config) > policy.most_proof_share * budget.seconds:
+            return  # there is not much that could be built on it
         seconds = self.reserve.check_seconds(config)
         if seconds > 0:
             self.loss_check.look_at(config, seconds=seconds)

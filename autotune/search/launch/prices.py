@@ -59,6 +59,10 @@ class Prices:
         own = self._completed.get(config.key)
         if own:
             return predict_again(own) if needs_compilation(config) else max(one.elapsed_seconds for one in own)
+        return self.first_seconds(config)
+
+    def first_seconds(self, config: TrainConfig) -> float:
+        """Return how long the first launch of a config will take."""
         return self._plain_seconds + self.compile_seconds(config)
 
     def compile_seconds(self, config: TrainConfig) -> float:

@@ -1,6 +1,6 @@
 """Which values have made launches fail: refused where nothing else can be why, else tried one at a time. Pure.
 
-launch failed     its values that never worked anywhere are suspects
+launch failed     its values that never worked anywhere are suspects; where it drifted, those that are not exact
 one suspect       guilty: no config has it again
 several           no config has two of them, until each has worked or failed without the others
 none              the combination is at fault: no config has all of it again
@@ -8,12 +8,13 @@ none              the combination is at fault: no config has all of it again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.script import Numerics
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.sentences.trials import name_status
-from autotune.space import BATCH_KNOBS
+from autotune.space import BATCH_KNOBS, classify_changes
 
 _FAILED = frozenset(
     {
@@ -22,6 +23,7 @@ _FAILED = frozenset(
         TrialStatus.CRASHED,
         TrialStatus.UNSUPPORTED,
         TrialStatus.DIVERGED,
+        TrialStatus.DRIFTED,
         TrialStatus.OUT_OF_MEMORY,
     }
 )
@@ -41,15 +43,28 @@ class Suspects:
     Args:
         results: launches of the search in order, those of earlier sessions among them.
         baseline: the user's own settings.
+        numerics: class of the knobs whose class on this target is not the table's.
     """
 
-    def __init__(self, results: Iterable[TrialResult], baseline: TrainConfig) -> None:
-        self._baseline = baseline
-        launches = [(self._values(one.spec.config), one.status) for one in results if one.spec.config is not None]
+    def __init__(
+        self, results: Iterable[TrialResult], baseline: TrainConfig, numerics: Mapping[str, Numerics] | None = None
+    ) -> None:
+        self._baseline, self._numerics = baseline, numerics
+        launches = [(one.spec.config, one.status) for one in results if one.spec.config is not None]
         self._working: Values = frozenset[str]().union(
-            *(values for values, status in launches if status in (TrialStatus.COMPLETED, TrialStatus.DRIFTED))
+            *(self._values(config) for config, status in launches if status is TrialStatus.COMPLETED),
+            *(
+                self._values(config) - self._inexact(config)
+                for config, status in launches
+                if status is TrialStatus.DRIFTED
+            ),
         )
-        self._failed = [(values, status) for values, status in launches if status in _FAILED and values]
+        failed = [
+            (self._inexact(config) if status is TrialStatus.DRIFTED else self._values(config), status)
+            for config, status in launches
+            if status in _FAILED
+        ]
+        self._failed = [(values, status) for values, status in failed if values]
         found = [(values - self._working, status) for values, status in self._failed]
         self.guilty: dict[str, TrialStatus] = {
             next(iter(suspects)): status
@@ -76,6 +91,12 @@ class Suspects:
     def _eases(self, added: Values, status: TrialStatus) -> bool:
         saves = any(value.partition("=")[0] in _MEMORY_KNOBS for value in added)
         return status is TrialStatus.OUT_OF_MEMORY and saves
+
+    def _inexact(self, config: TrainConfig) -> Values:
+        """Return the changes of a config that may change what is learned."""
+        kinds = classify_changes(config, self._baseline, self._numerics)
+        exact = {f"{name}={get_knob(config, name)}" for name, kind in kinds.items() if kind == "exact"}
+        return self._values(config) - exact
 
     def _values(self, config: TrainConfig | None) -> Values:
         if config is None:

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
-from autotune.records.config import TrainConfig, changed_fields, get_knob
+from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, BaselineLevel
 from autotune.search.scores.objective import Judged
-from autotune.space import BATCH_KNOBS, revert_knobs
 
 _SETTLED_CONFIDENCE = 0.995
-_MOST_CONFIGS = 2**11
-"""Whose single changes are kept: a search asks for those of all its configs after each launch."""
 
 
 @dataclass(frozen=True)
@@ -267,31 +264,3 @@ def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> flo
     seconds = max((one.compile_seconds for one in measurements), default=0.0)
     rate = statistics.fmean(one.samples_per_second for one in measurements) if measurements else 0.0
     return math.log1p(seconds * rate / planned_samples)
-
-
-def measure_effects(entries: Sequence[Entry], baseline: TrainConfig) -> Mapping[str, float]:
-    """Return the largest log gain that each change, as `name=value`, was seen to bring on top of anything.
-
-    Args:
-        entries: the configs that were timed, the baseline among them.
-        baseline: the user's own settings.
-    """
-    scores = {one.key: one.score for one in entries}
-    effects: dict[str, float] = {}
-    for one in entries:
-        for change, rest in _list_single_changes(one.config, baseline):
-            without = scores.get(rest)
-            if without is not None:
-                gain = one.score - without
-                effects[change] = max(effects.get(change, gain), gain)
-    return effects
-
-
-@lru_cache(maxsize=_MOST_CONFIGS)
-def _list_single_changes(config: TrainConfig, baseline: TrainConfig) -> tuple[tuple[str, str], ...]:
-    """Return each change of a config, as `name=value`, with the key of the config that lacks only that one."""
-    return tuple(
-        (f"{name}={get_knob(config, name)}", revert_knobs(config, baseline, [name]).key)
-        for name in changed_fields(config, baseline)
-        if name not in BATCH_KNOBS or name == "micro_batch_size"  # the others follow from it
-    )
