@@ -25,6 +25,7 @@ from autotune.cli.view.terminal import print_json, reported_errors
 from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
 
 if TYPE_CHECKING:
+    from autotune.records.script import Script
     from autotune.records.search import PlannedRun
     from autotune.search.run import SearchOptions
 
@@ -78,6 +79,10 @@ def search(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Leave this knob as it is. May be repeated.", metavar="KNOB")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Launch nothing: print how a search would begin and what it takes."),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
@@ -123,6 +128,9 @@ def search(
             exclude=tuple(exclude or ()),
         )
         announce_target(chosen, Path.cwd())
+        if dry_run:
+            _print_forecast(chosen, options, json_output=json_output)
+            return
         with stop_on_signals() as stop, search_view(options.budget_seconds) as reporter:
             try:
                 with ended_in_time(options.budget_seconds, stop):
@@ -137,6 +145,17 @@ def search(
         stop.exit_if_set()
         if profile.verdict == "not-tested":
             raise typer.Exit(NothingFeasibleError.exit_code)
+
+
+def _print_forecast(chosen: str | Script | None, options: SearchOptions, *, json_output: bool) -> None:
+    from autotune.cli.pages.forecast import print_forecast
+    from autotune.selftest.rehearsal import rehearse_search
+
+    forecast = rehearse_search(chosen, options, folder=Path.cwd())
+    if json_output:
+        print_json(forecast.to_json())
+    else:
+        print_forecast(forecast)
 
 
 def read_options(

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knobs
-from autotune.records.probe import ProbeReport
+from autotune.records.probe import ProbeReport, RuledOut
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target, TrialResult
 
@@ -97,3 +97,41 @@ class KeptProbe(Record):
     """What was found."""
     trial: TrialResult
     """The trial behind it."""
+
+
+class ExpectedLaunch(Record):
+    """One launch of a search, as it is expected."""
+
+    config: TrainConfig
+    """The settings."""
+    speedup: float
+    """Expected over the user's own settings: the probe's reading, else what is usual."""
+    seconds: float
+    """That it takes, a first compilation included."""
+
+
+class SearchForecast(Record):
+    """What a search would do, by what is expected before it: its launches until the first proof, and that proof."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    label: str
+    """Of the target."""
+    budget_seconds: float
+    """Deadline of the whole search."""
+    baseline_config: TrainConfig
+    """The user's own settings."""
+    choices: dict[str, tuple[KnobValue, ...]]
+    """Values that are varied, by knob."""
+    ruled_out: tuple[RuledOut, ...]
+    """Values that are not."""
+    launches: tuple[ExpectedLaunch, ...]
+    """In the order in which they would be made, if each read what is expected."""
+    leader: TrainConfig | None
+    """The one that would be proven; None where nothing is expected to gain."""
+    check_seconds: float
+    """What its loss check takes at least."""
+    pairs: int
+    """Launches of it, and as many of the user's own settings, that prove it."""
+    pairs_seconds: float
+    """What these take."""

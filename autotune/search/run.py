@@ -204,8 +204,9 @@ def _holds_proof(path: Path, profile: Profile) -> bool:
     return same and before.verdict == "improved"
 
 
-def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFolder:
-    state = SearchState(
+def describe_search(target: Target, options: SearchOptions) -> SearchState:
+    """Return what a search is asked to do, as its folder remembers it."""
+    return SearchState(
         target=target,
         seed=options.seed,
         max_drift=options.max_drift,
@@ -218,6 +219,10 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
         presets=options.presets,
         measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
     )
+
+
+def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFolder:
+    state = describe_search(target, options)
     if not options.resume:
         place = create_search_folder(work, target.spec)
         place.write_state(state)

@@ -119,7 +119,7 @@ def run_session(
     log = _open_log(folder, state, context, probed, policy)
     starter = TrialStarter(log, context, number=max(1, number))  # the probe is trial 0
     gate = GateStage(log, starter, known)
-    prover = _open_prover(folder, log, starter, gate, known)
+    prover = open_prover(folder, log, starter, gate, known)
     if not known:
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save)
@@ -258,9 +258,18 @@ def _open_log(
     return log
 
 
-def _open_prover(
+def open_prover(
     folder: SearchStore, log: SearchLog, starter: TrialStarter, gate: GateStage, known: Sequence[TrialResult]
 ) -> Prover:
+    """Return what proves the leaders of a search.
+
+    Args:
+        folder: keeps what its finals have shown.
+        log: of the search.
+        starter: of its trials.
+        gate: shows that a config learns the same.
+        known: trials of earlier sessions.
+    """
     purse = open_purse(folder, log.problem.report, known)
 
     def count_pairs(config: TrainConfig) -> int:

@@ -29,6 +29,7 @@ from autotune.records.search import Preset
 from autotune.search.explore.stage import Explorer, Tried, find_dear_values, price_proposal
 from autotune.search.launch.prices import predict_compilation
 from autotune.search.scores.objective import Judged
+from autotune.sentences.settings import list_changes
 from autotune.space import SearchSpace
 
 
@@ -180,6 +181,17 @@ def test_a_compilation_that_takes_a_fifth_of_the_budget_comes_last():
     explored = explore_space(machine, make_space(), budget=600.0)
     modes = [config.compile_mode for config in explored.configs]
     assert modes.index("default") == 11  # of the 12 without it one is the baseline
+
+
+def test_what_compiles_holds_nothing_else_that_was_not_seen_to_work():
+    explored = explore_space(Machine(speed=lambda one: 2.0 if one.compile_mode != "off" else 1.0), make_space())
+    seen: set[str] = set()
+    for config in explored.configs:
+        changes = set(list_changes(config, BASELINE))
+        if config.compile_mode != "off":
+            assert changes - {"compile_mode=default"} <= seen
+        seen |= changes
+    assert "compile_mode=default" in seen
 
 
 @pytest.mark.parametrize(("seconds", "is_late"), [(50.0, False), (70.0, True)])

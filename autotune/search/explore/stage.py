@@ -28,7 +28,7 @@ from autotune.search.launch.suspects import Suspects
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
-from autotune.space import SearchSpace, needs_compilation
+from autotune.space import SearchSpace, needs_compilation, revert_knobs
 
 
 class Proposals(Protocol):
@@ -102,6 +102,20 @@ class Tried:
         dear = [value for value in find_dear_values(self._log, self._seconds) if value not in guilty]
         self.too_dear |= bool(dear)
         return [*self._log.refused, *(frozenset({value}) for value in (*guilty, *dear))]
+
+    @property
+    def compiled_unseen(self) -> list[frozenset[str]]:
+        """Changes that were never seen to work, each with each way to compile: such a launch is dear to lose."""
+        space = self._log.problem.space
+        changes = [
+            (name, f"{name}={value}")
+            for name, values in space.choices.items()
+            for value in values
+            if value != get_knob(space.baseline, name)
+        ]
+        ways = [change for name, change in changes if name == "compile_mode"]
+        unseen = [change for name, change in changes if name != "compile_mode" and change not in self._suspects.working]
+        return [frozenset({way, change}) for way in ways for change in unseen]
 
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, TrainConfig):
@@ -217,12 +231,12 @@ class Explorer:
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has no reason to wait before what has one."""
         unproven, together = self._find_unproven(), tried.together
-        early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven)]
+        early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
         proposal = self.study.propose(tried, [*early, *(frozenset({value}) for value in self._find_late())])
         if proposal is not None:
             return proposal
-        best = self.log.ranking.simplest_of_best
-        base = best.config if best else self.log.problem.baseline
+        best, baseline = self.log.ranking.simplest_of_best, self.log.problem.baseline
+        base = revert_knobs(best.config, baseline, ["compile_mode"]) if best else baseline  # it may fail: then soon
         alone = (self.log.problem.space.keep(with_knobs(base, {name: value})) for name, value in unproven)
         config = next((config for config in alone if config not in tried), None)
         return self.study.propose(tried, early) if config is None else self.study.open(config)

@@ -54,7 +54,7 @@ class Study:
     """One study over a static space.
 
     Args:
-        path: of its copy, a SQLite file.
+        path: of its copy, a SQLite file; None for no copy.
         space: what may be varied.
         seed: of the sampler; each proposal draws from a stream of its own, so that a resumed search goes on alike.
         known: trials finished earlier, each with its log speed-up.
@@ -65,7 +65,7 @@ class Study:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         space: SearchSpace,
         *,
         seed: int,
@@ -89,7 +89,7 @@ class Study:
             seed=seed,
         )
         self._study = optuna.create_study(study_name=STUDY_NAME, direction="maximize", sampler=self._sampler)
-        self._file = StudyFile(path, told)
+        self._file = None if path is None else StudyFile(path, told)
         for judged, value in known:
             self._tell(self.open(judged.config), judged, value)
         self._copy()
@@ -149,7 +149,7 @@ class Study:
 
     def save(self) -> None:
         """Bring the copy up to date."""
-        self._file.update(self._study.get_trials(deepcopy=False))
+        self._update_copy(most_behind=0.0)
 
     def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement
@@ -165,7 +165,11 @@ class Study:
             self._study.tell(trial, value)
 
     def _copy(self) -> None:
-        self._file.update(self._study.get_trials(deepcopy=False), most_behind=_MOST_BEHIND)
+        self._update_copy(most_behind=_MOST_BEHIND)
+
+    def _update_copy(self, *, most_behind: float) -> None:
+        if self._file is not None:
+            self._file.update(self._study.get_trials(deepcopy=False), most_behind=most_behind)
 
     def _encode(self, config: TrainConfig) -> dict[str, Any]:
         return {name: get_knob(config, name) for name in self._space.choices}

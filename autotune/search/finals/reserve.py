@@ -50,7 +50,7 @@ class Reserve:
 
     def least_rounds_seconds(self, config: TrainConfig | None = None) -> float:
         """Return what the least rounds take that can claim anything."""
-        return LEAST_ROUNDS * self._round_seconds(config)
+        return LEAST_ROUNDS * self.round_seconds(config)
 
     def seconds_for(self, leader: TrainConfig | None) -> float:
         """Return what is kept back for a leader; None for no leader yet."""
@@ -71,7 +71,7 @@ class Reserve:
     def _wanted_seconds(self, leader: TrainConfig) -> float:
         # What is not used goes back to exploring; what is missing cannot be had again.
         pairs = math.ceil(self._policy.spare_rounds * self.count_pairs(leader))
-        return self.needed_seconds(leader) + pairs * self._round_seconds(leader)
+        return self.needed_seconds(leader) + pairs * self.round_seconds(leader)
 
     def check_seconds(self, leader: TrainConfig) -> float:
         """Return how long the loss check of a leader may take: what it needs and some, so that its rounds fit too."""
@@ -81,7 +81,8 @@ class Reserve:
         generous = max(policy.generous_check * needed, policy.check_share * budget.seconds)
         return min(most, max(policy.least_check * needed, policy.least_check_seconds, min(usual, generous)))
 
-    def _round_seconds(self, config: TrainConfig | None) -> float:
+    def round_seconds(self, config: TrainConfig | None) -> float:
+        """Return what a pair of launches takes, one of a config and one of the baseline."""
         prices = self.log.prices
         base = prices.launch_seconds(self.log.problem.baseline)
         other = base if config is None else prices.launch_seconds(config)

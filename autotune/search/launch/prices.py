@@ -27,7 +27,7 @@ _UNKNOWN_SECONDS = 45.0
 """What a first compilation is taken to cost where the operations of a step were not counted and none was seen."""
 _FACTORS: dict[CompileMode, float] = {"max-autotune": 2.5, "max-autotune-no-cudagraphs": 2.5}
 """Autotuning times several kernels for each product."""
-_CACHED = 0.75
+CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
 
 
@@ -126,7 +126,7 @@ def predict_again(own: Sequence[TrialResult]) -> float:
     Only the first launch compiles anew: the others find its work in the search's own cache.
     """
     compiled = own[0].measurement.compile_seconds if own[0].measurement else 0.0
-    return max((one.elapsed_seconds for one in own[1:]), default=own[0].elapsed_seconds - _CACHED * compiled)
+    return max((one.elapsed_seconds for one in own[1:]), default=own[0].elapsed_seconds - CACHED_SHARE * compiled)
 
 
 def _predict(config: TrainConfig, facts: TargetFacts) -> float:

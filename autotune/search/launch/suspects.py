@@ -51,7 +51,7 @@ class Suspects:
     ) -> None:
         self._baseline, self._numerics = baseline, numerics
         launches = [(one.spec.config, one.status) for one in results if one.spec.config is not None]
-        self._working: Values = frozenset[str]().union(
+        self.working: Values = frozenset[str]().union(
             *(self._values(config) for config, status in launches if status is TrialStatus.COMPLETED),
             *(
                 self._values(config) - self._inexact(config)
@@ -59,13 +59,14 @@ class Suspects:
                 if status is TrialStatus.DRIFTED
             ),
         )
+        """Values that were in a launch that came to its end."""
         failed = [
             (self._inexact(config) if status is TrialStatus.DRIFTED else self._values(config), status)
             for config, status in launches
             if status in _FAILED
         ]
         self._failed = [(values, status) for values, status in failed if values]
-        found = [(values - self._working, status) for values, status in self._failed]
+        found = [(values - self.working, status) for values, status in self._failed]
         self.guilty: dict[str, TrialStatus] = {
             next(iter(suspects)): status
             for suspects, status in found
@@ -84,7 +85,7 @@ class Suspects:
         values = self._values(config)
         if values & self.guilty.keys() or len(values & self._open) > 1:
             return True
-        if any(value.partition("=")[0] in self._hanging for value in values - self._working):
+        if any(value.partition("=")[0] in self._hanging for value in values - self.working):
             return True
         return any(failed <= values and not self._eases(values - failed, status) for failed, status in self._failed)
 

@@ -74,9 +74,8 @@ def take_kept_probe(folder: Path, state: SearchState, place: SearchFolder) -> st
         FolderError: `.autotune` belongs to someone else or is writable by others.
         OSError: the search's folder cannot be written.
     """
-    try:
-        kept = read_record(prepare_state_folder(folder) / KEPT_PROBE_FILE, KeptProbe)
-    except AutotuneError:
+    kept = read_kept_probe(folder)
+    if kept is None:
         return None
     age = time.time() - kept.made_at
     reason = find_refusal(kept, state, age)
@@ -84,6 +83,19 @@ def take_kept_probe(folder: Path, state: SearchState, place: SearchFolder) -> st
         return f"probe: made anew, the last one is not taken: {reason}"
     place.adopt_probe(kept.report, kept.trial)
     return f"probe: taken from `autotune probe`, {format_duration(age)} ago"
+
+
+def read_kept_probe(folder: Path) -> KeptProbe | None:
+    """Return the last probe of a working folder; None where there is none that can be read.
+
+    Raises:
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    path = prepare_state_folder(folder) / KEPT_PROBE_FILE
+    try:
+        return read_record(path, KeptProbe)
+    except AutotuneError:
+        return None
 
 
 def find_refusal(kept: KeptProbe, state: SearchState, age: float) -> str | None:

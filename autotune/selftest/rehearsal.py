@@ -1,0 +1,183 @@
+"""A search rehearsed: its own decisions, over launches that read what is expected before any was made.
+
+The expectation is the probe's and what is usual (`search.explore.prior`). Real readings differ, and what follows them
+does: this tells what fits a budget, in which order it would begin, and what a proof costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from autotune.drift.gate.stage import GateStage
+from autotune.errors import UsageError
+from autotune.records.config import KnobValue, TrainConfig, get_knob
+from autotune.records.measurement import Block, Measurement
+from autotune.records.probe import ProbeReport
+from autotune.records.script import Script
+from autotune.records.search import ExpectedLaunch, KeptProbe, SearchForecast, SearchState
+from autotune.records.trial import TrialStatus
+from autotune.search.explore.additive import Features, sum_weights
+from autotune.search.explore.prior import make_prior
+from autotune.search.explore.stage import Explorer, price_proposal
+from autotune.search.explore.study import Study
+from autotune.search.finals.prover import Prover
+from autotune.search.finals.reserve import require_memory, require_time
+from autotune.search.launch.budget import Budget
+from autotune.search.launch.prices import CACHED_SHARE
+from autotune.search.launch.starter import SearchContext, TrialStarter
+from autotune.search.log import SearchLog
+from autotune.search.policy import USUAL_POLICY
+from autotune.search.problem import SearchProblem, make_problem
+from autotune.search.progress import SearchReporter
+from autotune.search.run import SearchOptions, describe_search
+from autotune.search.session import open_prover
+from autotune.search.store.kept_probe import find_refusal, read_kept_probe
+from autotune.selftest.replay import Course, Simulation
+from autotune.targets.resolve import resolve_target
+
+_BLOCK_SECONDS = 0.25
+
+
+class ExpectedWorld:
+    """A target on its machine, as it is expected to be.
+
+    Args:
+        problem: of the search.
+    """
+
+    knobs = ()
+
+    def __init__(self, problem: SearchProblem) -> None:
+        space, report = problem.space, problem.report
+        self.facts, self.losses = report.target, problem.baseline_losses
+        self._report, self._problem = report, problem
+        self._places: dict[tuple[str, KnobValue | None], int] = {
+            (name, value): place for name, values in space.choices.items() for place, value in enumerate(values)
+        }
+        own = {name: get_knob(space.baseline, name) for name in space.choices}
+        self._features = Features(space.choices, own, make_prior(report))
+        self._log: SearchLog = SearchLog(problem)
+        self._launched: set[str] = set()
+
+    def make_report(self, measurement: Measurement) -> ProbeReport:
+        """Return what the probe said."""
+        return self._report
+
+    def expect(self, config: TrainConfig) -> float:
+        """Return the expected log speed-up of a config."""
+        places = [self._places[name, get_knob(config, name)] for name in self._problem.space.choices]
+        row = np.array([places], dtype=np.int64)
+        return float(sum_weights(self._features.prior_mean, self._features.encode(row))[0]) if places else 0.0
+
+    def launch(self, config: TrainConfig) -> Course:
+        """Return how a launch goes: it takes what it is priced at before any was made."""
+        measured, prices = self._report.measurement, self._log.prices
+        steps = max(1, round(_BLOCK_SECONDS / measured.seconds_per_step))
+        samples = steps * self._problem.baseline.effective_batch_size
+        pace = -math.log(measured.samples_per_second) - self.expect(config)
+        compiling = prices.compile_seconds(config) * (1.0 - CACHED_SHARE * (config.key in self._launched))
+        self._launched.add(config.key)
+        around = prices.first_seconds(self._problem.baseline) - prices.measure_seconds
+        return Course(
+            status=TrialStatus.COMPLETED,
+            paces=itertools.repeat(pace),
+            block=Block(optimizer_steps=steps, samples=samples, seconds=steps * measured.seconds_per_step),
+            startup_seconds=self._problem.startup_seconds,
+            warmup_seconds=max(0.0, around - self._problem.startup_seconds) + compiling,
+            compile_seconds=compiling,
+            peak_memory=measured.peak_memory,
+            curve=self.losses,
+        )
+
+
+def rehearse_search(target: str | Script | None, options: SearchOptions, *, folder: Path) -> SearchForecast:
+    """Return what a search would do; nothing is launched or written.
+
+    Args:
+        target: as of `run_search`.
+        options: of the search.
+        folder: the working folder, which has the probe.
+
+    Raises:
+        UsageError: an option cannot be used as given, no probe of this target is there that a search would take, or the
+            budget is too small.
+        NothingFeasibleError: the user's own settings break the memory limit.
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    state = describe_search(resolve_target(target, folder=folder).target, options)
+    kept = _require_probe(state, folder)
+    return rehearse(state, kept, options.budget_seconds)
+
+
+def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float) -> SearchForecast:
+    """Return what a search would do from a probe that it would take; errors as of `rehearse_search`."""
+    problem = make_problem(state, kept.report, kept.trial, USUAL_POLICY)
+    require_memory(kept.report, problem.limits)
+    log, expected = SearchLog(problem), ExpectedWorld(problem)
+    simulation = Simulation(expected)
+    simulation.now = 0.0  # its own probe took some
+    context = SearchContext(
+        Budget(budget_seconds, 0.0, simulation.clock), simulation.run, SearchReporter(), lambda: False
+    )
+    starter = TrialStarter(log, context, number=1)
+    gate = GateStage(log, starter, ())
+    prover = open_prover(simulation, log, starter, gate, ())
+    require_time(prover.reserve, kept.trial)
+    price = partial(price_proposal, log, gate.foretell_seconds)
+    study = Study(None, problem.space, seed=state.seed, prior=make_prior(kept.report), price=price)
+    Explorer(
+        log,
+        starter,
+        study,
+        kept_seconds=prover.kept_seconds,
+        is_proof_due=prover.is_due,
+        proof_seconds=gate.foretell_seconds,
+    ).run()
+    return _describe(log, expected, prover, gate, budget_seconds)
+
+
+def _describe(
+    log: SearchLog, expected: ExpectedWorld, prover: Prover, gate: GateStage, budget_seconds: float
+) -> SearchForecast:
+    problem, best = log.problem, log.ranking.simplest_of_best
+    leader = best.config if best is not None and best.score > problem.policy.least_gain else None
+    pairs = 0 if leader is None else prover.reserve.count_pairs(leader)
+    return SearchForecast(
+        label=problem.report.target.label,
+        budget_seconds=budget_seconds,
+        baseline_config=problem.baseline,
+        choices=problem.space.choices,
+        ruled_out=problem.space.ruled_out,
+        launches=tuple(
+            ExpectedLaunch(
+                config=one.config, speedup=math.exp(expected.expect(one.config)), seconds=one.result.elapsed_seconds
+            )
+            for one in log.judged
+        ),
+        leader=leader,
+        check_seconds=0.0 if leader is None else gate.needed_seconds(leader),
+        pairs=pairs,
+        pairs_seconds=0.0 if leader is None else pairs * prover.reserve.round_seconds(leader),
+    )
+
+
+def _require_probe(state: SearchState, folder: Path) -> KeptProbe:
+    kept = read_kept_probe(folder)
+    if kept is None:
+        reason = "none was made in this folder"
+    else:
+        age = time.time() - kept.made_at
+        reason = find_refusal(kept, state, age) or ""
+        if not reason:
+            return kept
+        reason = f"the last one is not taken: {reason}"
+    raise UsageError(
+        f"--dry-run looks ahead from a probe of this training, and {reason}",
+        hint="make one with the same target and options of it: autotune probe TARGET",
+    )
