@@ -179,7 +179,10 @@ def _search(
         warm=state.target.script is None,
     ) as runner:
         context = SearchContext(budget, runner, reporter, should_stop)
-        return run_session(place, state, context, save, number=place.next_number()).profile
+        profile = run_session(place, state, context, save, number=place.next_number()).profile
+    if place.database.exists():
+        reporter.told(f"every launch: optuna-dashboard sqlite:///{os.path.relpath(place.database)}")
+    return profile
 
 
 def _remove_unfinished(root: Path, out: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.drift.gate.stage import GateStage
 from autotune.probe.run import probe_target
@@ -38,6 +38,7 @@ from autotune.search.launch.starter import SearchContext, TrialStarter
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.problem import make_problem
+from autotune.sentences.settings import describe_changes
 from autotune.targets.drift_limits import require_metrics
 
 
@@ -130,13 +131,25 @@ def run_session(
     study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds))
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
     stop_reason = _explore_and_prove(log, starter, study, prover, answer, gate.foretell_seconds)
-    study.save()
     if context.should_stop():
         stop_reason = "interrupted"
     else:  # one that is resumed goes on with them
         gate.close()
     log.add_notes(*describe_ending(log, is_stopped=context.should_stop()))
-    return SessionOutcome(answer(stop_reason), log)
+    profile = answer(stop_reason)
+    study.save(_summarise(profile))
+    return SessionOutcome(profile, log)
+
+
+def _summarise(profile: Profile) -> dict[str, Any]:
+    """Return an answer in a few attributes, as Optuna's tools show them."""
+    speedup = profile.speedup
+    return {
+        "verdict": profile.verdict,
+        "settings": describe_changes(profile.config, profile.baseline_config),
+        "speedup": None if speedup is None else [speedup.low, speedup.estimate, speedup.high],
+        "pairs": profile.evidence.pairs,
+    }
 
 
 def _open_study(

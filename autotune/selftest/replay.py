@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -349,7 +349,7 @@ class Shuffled:
     def abandon(self, proposal: Proposal) -> None:
         """Learn nothing."""
 
-    def save(self) -> None:
+    def save(self, attributes: Mapping[str, Any]) -> None:
         """Keep nothing."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -346,14 +346,14 @@ class Placebos:
     def abandon(self, proposal: Proposal) -> None:
         pass
 
-    def save(self) -> None:
+    def save(self, attributes: Mapping[str, Any]) -> None:
         pass
 
 
 class UnsavedStudy(Study):
     """Without its copy on disk, which takes longer than all else: for whole searches that are not about it."""
 
-    def save(self) -> None:
+    def save(self, attributes: Mapping[str, Any]) -> None:
         pass
 
     def _copy(self) -> None:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from record_factory import make_spec
 from simulated import BASELINE, Machine
@@ -18,6 +22,7 @@ import autotune.search.explore.study
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware
 from autotune.records import TrainConfig, TrialResult, TrialStatus
+from autotune.records.config import get_knob
 from autotune.search.explore.study import Study, StudyFile
 from autotune.search.scores.objective import KEYS, Judged, Limits, score_trial
 from autotune.space import SearchSpace, build_space
@@ -299,5 +304,49 @@ def test_a_long_study_is_not_written_for_each_trial(space, tmp_path, monkeypatch
         study.close(study.open(BASELINE), judged, 0.0)
         assert done % 25 or done - len(load(path)) <= 0.02 * done
     assert len(writes) < 75
-    study.save()
+    study.save({})
     assert len(load(path)) == 80
+
+
+def test_what_came_of_a_search_is_beside_its_trials(space, tmp_path):
+    study = Study(tmp_path / "study.db", space, seed=0)
+    study.close(study.open(BASELINE), judge(BASELINE), 0.0)
+    cast = BASELINE.replace(precision="bf16")
+    study.close(study.open(cast), judge(cast), 0.4)
+    study.save({"verdict": "improved", "speedup": [1.3, 1.4, 1.5]})
+    found = optuna.load_study(study_name="autotune", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert found.metric_names == ["log speed-up"]
+    assert found.user_attrs["verdict"] == "improved"
+    assert found.user_attrs["speedup"] == [1.3, 1.4, 1.5]
+    effects = found.user_attrs["effects"]
+    assert effects["precision=bf16"][0] > 0.2
+    assert list(effects) == sorted(effects, key=lambda change: -effects[change][0])
+    assert set(effects) == {
+        f"{name}={value}"
+        for name, values in space.choices.items()
+        for value in values
+        if value != get_knob(BASELINE, name)
+    }
+
+
+def test_optuna_dashboard_opens_it_as_it_is(space, tmp_path):
+    dashboard = pytest.importorskip("optuna_dashboard")
+    study = Study(tmp_path / "study.db", space, seed=0)
+    study.close(study.open(BASELINE), judge(BASELINE), 0.0)
+    study.save({"verdict": "keep"})
+    application = dashboard.wsgi(RDBStorage(f"sqlite:///{tmp_path / 'study.db'}"))
+
+    def ask(path: str, query: str = "") -> dict[str, Any]:
+        request: dict[str, Any] = {}
+        setup_testing_defaults(request)
+        statuses: list[str] = []
+        body = application(request | {"PATH_INFO": path, "QUERY_STRING": query}, lambda *told: statuses.append(told[0]))
+        answer: dict[str, Any] = json.loads(b"".join(body))
+        assert statuses == ["200 OK"]
+        return answer
+
+    (summary,) = ask("/api/studies")["study_summaries"]
+    assert summary["study_name"] == "autotune"
+    shown = ask(f"/api/studies/{summary['study_id']}", "after=0")
+    assert [trial["state"] for trial in shown["trials"]] == ["Complete"]
+    assert {one["key"]: one["value"] for one in shown["user_attrs"]}["verdict"] == "keep"

@@ -11,10 +11,10 @@ of its time says so and is priced higher from then on; the stage goes on with wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
@@ -54,8 +54,8 @@ class Proposals(Protocol):
         """Take back a proposal that was not finished."""
         ...
 
-    def save(self) -> None:
-        """Keep everything that was told."""
+    def save(self, attributes: Mapping[str, Any]) -> None:
+        """Keep everything that was told, and what came of it all by name."""
         ...
 
 

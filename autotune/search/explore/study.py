@@ -8,7 +8,7 @@ It is in memory and made from the trials' own files, which are the truth; the co
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,9 @@ _MOST_BEHIND = 0.02
 
 _MOST_CONFIGS = 2**8
 """That are kept; the rows that are looked at for one proposal are far fewer."""
+
+_METRIC_NAMES = "study:metric_names"
+"""Where Optuna keeps what `Study.set_metric_names` was given."""
 
 STUDY_NAME = "autotune"
 """Name of the study in the file."""
@@ -147,9 +150,16 @@ class Study:
         self._study.tell(proposal.trial, state=TrialState.FAIL)
         self._copy()
 
-    def save(self) -> None:
-        """Bring the copy up to date."""
+    def save(self, attributes: Mapping[str, Any]) -> None:
+        """Bring the copy up to date, and set attributes of the study: those given, and the model's effects.
+
+        Args:
+            attributes: by name, as JSON holds them.
+        """
         self._update_copy(most_behind=0.0)
+        if self._file is not None:
+            effects = self._sampler.list_effects(self._study) if self._distributions else {}
+            self._file.describe({**attributes, "effects": effects})
 
     def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement
@@ -210,13 +220,34 @@ class StudyFile:
             trials: all of the study so far, in order; those that are new here have ended.
             most_behind: the share.
         """
-        if self._is_given_up or (self._copied and len(trials) - self._copied <= most_behind * self._copied):
+        if self._copied and len(trials) - self._copied <= most_behind * self._copied:
             return
-        try:
-            storage, study = self._copy
+
+        def copy(storage: RDBStorage, study: int) -> None:
             for trial in trials[self._copied :]:
                 storage.create_new_trial(study, template_trial=trial)
             self._copied = len(trials)
+
+        self._write(copy)
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Set attributes of the study, which Optuna's tools show beside it.
+
+        Args:
+            attributes: by name, as JSON holds them.
+        """
+
+        def describe(storage: RDBStorage, study: int) -> None:
+            for name, value in attributes.items():
+                storage.set_study_user_attr(study, name, value)
+
+        self._write(describe)
+
+    def _write(self, change: Callable[[RDBStorage, int], None]) -> None:
+        if self._is_given_up:
+            return
+        try:
+            change(*self._copy)
             write_bytes(self._path, self._connection.serialize(), durable=False)
         except Exception as error:  # whatever SQLite, SQLAlchemy, Optuna or the disk raise: the search needs none of it
             self._is_given_up = True
@@ -229,4 +260,6 @@ class StudyFile:
     @cached_property
     def _copy(self) -> tuple[RDBStorage, int]:
         storage = RDBStorage("sqlite://", engine_kwargs={"creator": lambda: self._connection})
-        return storage, storage.create_new_study([StudyDirection.MAXIMIZE], STUDY_NAME)
+        study = storage.create_new_study([StudyDirection.MAXIMIZE], STUDY_NAME)
+        storage.set_study_system_attr(study, _METRIC_NAMES, ["log speed-up"])
+        return storage, study
