@@ -2,7 +2,7 @@
 
 own presets     what users bring is what they take for the bottleneck
 study           what the model of the launches so far takes for the most gain for its time
-late            on top of the best: values whose arithmetic was not measured; what takes too long to compile or to prove
+late            after the first proof: values whose arithmetic was not measured; what takes long to compile or to prove
 
 Every launch is priced first and has to fit what is left once proving the leader is paid for. One that is cut by the end
 of its time says so and is priced higher from then on; the stage goes on with what still fits.
@@ -229,12 +229,13 @@ class Explorer:
         return next((config for config in simpler if config not in tried), None)
 
     def _choose(self, tried: Tried) -> Proposal | None:
-        """Return something new: what has no reason to wait before what has one."""
+        """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""
         unproven, together = self._find_unproven(), tried.together
         early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
-        proposal = self.study.propose(tried, [*early, *(frozenset({value}) for value in self._find_late())])
-        if proposal is not None:
-            return proposal
+        if not self.log.attempted:
+            proposal = self.study.propose(tried, [*early, *(frozenset({value}) for value in self._find_late())])
+            if proposal is not None:
+                return proposal
         best, baseline = self.log.ranking.simplest_of_best, self.log.problem.baseline
         base = revert_knobs(best.config, baseline, ["compile_mode"]) if best else baseline  # it may fail: then soon
         alone = (self.log.problem.space.keep(with_knobs(base, {name: value})) for name, value in unproven)
