@@ -78,6 +78,17 @@ def test_values_that_may_not_come_together_are_left_out_without_being_asked_abou
     assert "bf16" in {params["precision"] for params in run(study, 8)[14:]}
 
 
+def test_thousands_of_values_that_may_not_come_together_take_no_time_each():
+    values = {"layout": CategoricalDistribution(("plain", "last")), "own": CategoricalDistribution(tuple(range(2000)))}
+    sampler = LogAdditiveSampler(values, {"layout": "plain", "own": 0}, prior=Prior({}, {}))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    sampler.closed_values = [{"layout": "last", "own": value} for value in range(1, 2000)]
+    asked: list[dict[str, Any]] = []
+    sampler.is_open = lambda params: not asked.append(params) and params["layout"] == "last"
+    assert study.ask(values).params == {"layout": "last", "own": 0}
+    assert all(params["layout"] == "plain" or params["own"] == 0 for params in asked)
+
+
 def test_what_a_change_brings_is_doubted_until_it_was_seen():
     study = make_study(seed=0)
     all_three = BASELINE | {"allocator": "tuned", "precision": "bf16", "workers": 1}

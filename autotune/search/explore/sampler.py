@@ -186,13 +186,18 @@ class LogAdditiveSampler(BaseSampler):
 
     def _find_closed(self) -> npt.NDArray[np.bool_]:
         """Return which rows have values that may not come together."""
-        closed = np.zeros(len(self._rows), dtype=bool)
+        together: dict[tuple[str, ...], list[list[int]]] = {}
         for values in self.closed_values:
-            axes = {name: axis for axis, name in enumerate(self._space)}
-            closed |= np.all(
-                [self._rows[:, axes[name]] == self._indices[name].get(value, -1) for name, value in values.items()],
-                axis=0,
-            )
+            names = tuple(sorted(values))
+            places = [self._indices[name].get(values[name], -1) for name in names]
+            if -1 not in places:
+                together.setdefault(names, []).append(places)
+        closed = np.zeros(len(self._rows), dtype=bool)
+        axes = {name: axis for axis, name in enumerate(self._space)}
+        for names, wanted in together.items():
+            sizes = [len(self._values[name]) for name in names]
+            rows = np.ravel_multi_index([self._rows[:, axes[name]] for name in names], sizes)
+            closed |= np.isin(rows, np.ravel_multi_index(np.array(wanted).T.tolist(), sizes))
         return closed
 
     def _check(self, row: int) -> bool:

@@ -33,6 +33,9 @@ _MOST_BEHIND = 0.02
 _MOST_CONFIGS = 2**8
 """That are kept; the rows that are looked at for one proposal are far fewer."""
 
+_FOLLOWING_KNOBS = BATCH_KNOBS - {"micro_batch_size"}
+"""These follow from the micro batch."""
+
 _METRIC_NAMES = "study:metric_names"
 """Where Optuna keeps what `Study.set_metric_names` was given."""
 
@@ -119,11 +122,15 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL)
         return None
 
+    @cached_property
+    def _known(self) -> dict[str, tuple[str, Any]]:
+        """Every value of the space by its text, `name=value`."""
+        return {f"{name}={value}": (name, value) for name, values in self._space.choices.items() for value in values}
+
     def _read_changes(self, changes: frozenset[str]) -> dict[str, Any]:
         """Return the values of some changes by knob; empty where one is of no knob that varies here."""
-        known = {f"{name}={value}": (name, value) for name, values in self._space.choices.items() for value in values}
-        wanted = {text for text in changes if text.partition("=")[0] not in BATCH_KNOBS - {"micro_batch_size"}}
-        return dict(known[text] for text in wanted) if wanted <= known.keys() else {}
+        wanted = [text for text in changes if text.partition("=")[0] not in _FOLLOWING_KNOBS]
+        return dict(self._known[text] for text in wanted) if all(text in self._known for text in wanted) else {}
 
     def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
         """Return a config with one change taken back, for each that may well be worth nothing."""
