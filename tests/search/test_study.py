@@ -13,6 +13,7 @@ from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from record_factory import make_spec
@@ -23,7 +24,7 @@ from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware
 from autotune.records import TrainConfig, TrialResult, TrialStatus
 from autotune.records.config import get_knob
-from autotune.search.explore.study import Study, StudyFile
+from autotune.search.explore.study import Study, StudyFile, make_distribution
 from autotune.search.scores.objective import KEYS, Judged, Limits, score_trial
 from autotune.space import SearchSpace, build_space
 
@@ -350,3 +351,19 @@ def test_optuna_dashboard_opens_it_as_it_is(space, tmp_path):
     shown = ask(f"/api/studies/{summary['study_id']}", "after=0")
     assert [trial["state"] for trial in shown["trials"]] == ["Complete"]
     assert {one["key"]: one["value"] for one in shown["user_attrs"]}["verdict"] == "keep"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((0, 1, 2), IntDistribution(0, 2)),
+        ((8, 16, 24), IntDistribution(8, 24, step=8)),
+        ((1, 2, 4), CategoricalDistribution((1, 2, 4))),
+        ((2, 1, 0), CategoricalDistribution((2, 1, 0))),
+        ((2, 4), CategoricalDistribution((2, 4))),
+        ((False, True), CategoricalDistribution((False, True))),
+        (("a", 1, 2), CategoricalDistribution(("a", 1, 2))),
+    ],
+)
+def test_integers_at_one_distance_are_a_range(values, expected):
+    assert make_distribution(values) == expected

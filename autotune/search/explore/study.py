@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.records.codec import write_bytes
-from autotune.records.config import TrainConfig, get_knob
+from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.search.explore.additive import NOTHING_KNOWN, Prior
 from autotune.search.explore.sampler import LogAdditiveSampler
 from autotune.search.scores.objective import KEYS, Judged
@@ -84,7 +84,7 @@ class Study:
         self._space = space
         self._configs: dict[tuple[tuple[str, Any], ...], TrainConfig] = {}
         self._distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(values) for name, values in space.choices.items()
+            name: make_distribution(values) for name, values in space.choices.items()
         }
         self._sampler = LogAdditiveSampler(
             self._distributions,
@@ -204,6 +204,15 @@ class Study:
                 self._configs.clear()
             config = self._configs[key] = self._space.complete(params)
         return config
+
+
+def make_distribution(values: Sequence[KnobValue]) -> BaseDistribution:
+    """Return values as Optuna has them: integers at one distance are a range, whatever else is a choice of these."""
+    if len(values) > 2 and all(type(value) is int for value in values):
+        low, step = int(values[0]), int(values[1]) - int(values[0])
+        if step > 0 and list(values) == list(range(low, low + step * len(values), step)):
+            return IntDistribution(low, int(values[-1]), step=step)
+    return CategoricalDistribution(values)
 
 
 class StudyFile:
