@@ -23,7 +23,7 @@ class SearchPolicy:
         least_trial_seconds: that any trial of the exploring stage is given.
         patience: times the seconds that a trial is expected to take, until it is killed.
         most_compile_patience: of the budget; for a trial that compiles, however long that is expected to take.
-        most_compile_share: of the budget; a compilation that takes more waits until nothing else is left.
+        most_compile_share: of the budget; a compilation that takes more waits for the first proof.
         most_proof_share: of the budget; a change whose own loss check takes more waits likewise, and a leader whose
             loss check does is not looked at before its turn to be proven.
         least_explored: launches before the first proof, while there is time to come back from it.

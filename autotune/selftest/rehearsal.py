@@ -169,14 +169,10 @@ def _describe(
 
 def _require_probe(state: SearchState, folder: Path) -> KeptProbe:
     kept = read_kept_probe(folder)
-    if kept is None:
-        reason = "none was made in this folder"
-    else:
-        age = time.time() - kept.made_at
-        reason = find_refusal(kept, state, age) or ""
-        if not reason:
-            return kept
-        reason = f"the last one is not taken: {reason}"
+    refusal = None if kept is None else find_refusal(kept, state, time.time() - kept.made_at)
+    if kept is not None and refusal is None:
+        return kept
+    reason = "none was made in this folder" if kept is None else f"the last one is not taken: {refusal}"
     raise UsageError(
         f"--dry-run looks ahead from a probe of this training, and {reason}",
         hint="make one with the same target and options of it: autotune probe TARGET",

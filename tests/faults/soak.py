@@ -29,6 +29,7 @@ from autotune.search.run import SearchOptions, run_search
 COUNTS = {"search": 1000, "train": 200_000}
 BUDGET_SECONDS = 4 * 3600.0
 _LOOK_SECONDS = 0.5
+_LEAST_LOOKS = 50
 
 
 @dataclass
@@ -40,14 +41,14 @@ class Look:
         memory_bytes: resident.
         handles: open files.
         seconds: of its CPU time for the last trial, or of the clock for a step now.
-        purpose: of that trial.
+        kind: of that trial: its purpose, and whether its settings were launched before.
     """
 
     done: float
     memory_bytes: int
     handles: int
     seconds: float
-    purpose: str = ""
+    kind: str = ""
 
 
 @dataclass
@@ -71,15 +72,28 @@ class Soak:
     def first_and_last(self, name: str) -> tuple[float, float]:
         """Return the median of a figure in the second tenth of the looks, and in the last.
 
-        The first tenth holds what is done once: imports, pools, a compiler. Seconds are those of trials like the last
-        one: a pair of the finals is less work than a proposal.
+        The first tenth holds what is done once: imports, pools, a compiler.
         """
-        last = self.looks[-1].purpose
-        looks = [look for look in self.looks if name != "seconds" or look.purpose == last]
-        tenth = len(looks) // 10
-        early, late = looks[tenth : 2 * tenth], looks[-tenth:]
-        first, end = (statistics.median(getattr(one, name) for one in part) for part in (early, late))
-        return first, end
+        tenth = len(self.looks) // 10
+        return _medians(name, self.looks[tenth : 2 * tenth], self.looks[-tenth:])
+
+    def seconds_by_kind(self) -> dict[str, tuple[float, float]]:
+        """Return the median seconds of the second fifth of each kind of trial, and of the last.
+
+        One by one: a pair of the finals is less work than a proposal. Kinds that are too few to tell are left out.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        for kind in {look.kind for look in self.looks}:
+            looks = [look for look in self.looks if look.kind == kind]
+            fifth = len(looks) // 5
+            if len(looks) >= _LEAST_LOOKS:
+                found[kind] = _medians("seconds", looks[fifth : 2 * fifth], looks[-fifth:])
+        return found
+
+
+def _medians(name: str, early: list[Look], late: list[Look]) -> tuple[float, float]:
+    first, last = (statistics.median(getattr(one, name) for one in part) for part in (early, late))
+    return first, last
 
 
 class _Looker(SearchReporter):
@@ -90,15 +104,19 @@ class _Looker(SearchReporter):
         self.trials = 0
         self._process = psutil.Process()
         self._ended = time.process_time()
+        self._launched: set[str] = set()
 
     def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         now, self.trials = time.process_time(), self.trials + 1
+        key = result.spec.config.key if result.spec.config else ""
+        again = " again" if key in self._launched else ""
+        self._launched.add(key)
         look = Look(
             done=self.trials / self.soak.count,
             memory_bytes=self._process.memory_info().rss,
             handles=self._process.num_fds(),
             seconds=now - self._ended,
-            purpose=result.spec.purpose,
+            kind=f"{result.spec.purpose}{again}",
         )
         self.soak.looks.append(look)
         self._ended = now
@@ -169,11 +187,12 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         soak = run_soak(options.kind, options.count or COUNTS[options.kind], Path(folder))
-    memory, handles, seconds = (soak.first_and_last(name) for name in ("memory_bytes", "handles", "seconds"))
+    memory, handles = (soak.first_and_last(name) for name in ("memory_bytes", "handles"))
     print(f"{soak.count} in {soak.took_seconds:.0f} s; after the first tenth, and in the last:")
     print(f"  memory   {memory[0] / 2**20:.1f} MiB -> {memory[1] / 2**20:.1f} MiB")
     print(f"  handles  {handles[0]:.0f} -> {handles[1]:.0f}")
-    print(f"  seconds  {seconds[0]:.6f} -> {seconds[1]:.6f} ({seconds[1] / seconds[0]:.2f}x)")
+    for kind, (early, late) in sorted(soak.seconds_by_kind().items()):
+        print(f"  seconds  {early:.6f} -> {late:.6f} ({late / early:.2f}x) {kind}")
     if soak.bytes_per_step:
         print(f"  metrics.jsonl: {soak.bytes_per_step:.1f} bytes a step")
     if options.json is not None:

@@ -353,11 +353,8 @@ class Placebos:
 class UnsavedStudy(Study):
     """Without its copy on disk, which takes longer than all else: for whole searches that are not about it."""
 
-    def save(self, attributes: Mapping[str, Any]) -> None:
-        pass
-
-    def _copy(self) -> None:
-        pass
+    def __init__(self, _path: Path | None, space: SearchSpace, **options: Any) -> None:
+        super().__init__(None, space, **options)
 
 
 def make_placebos(count: int) -> list[TrainConfig]:

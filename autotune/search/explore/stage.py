@@ -93,15 +93,13 @@ class Tried:
         self._keys = {one.key for one in log.judged}
         self._log, self._suspects, self._seconds = log, suspects, seconds
         self._forecast = Forecast(log.problem.report, log.problem.limits)
-        self.too_dear = False
+        self._dear = [value for value in find_dear_values(log, seconds) if value not in suspects.guilty]
+        self.too_dear = bool(self._dear)
 
     @property
     def together(self) -> list[frozenset[str]]:
         """Changes, as `name=value`, that are refused, blocked or too dear wherever all of them are made."""
-        guilty = self._suspects.guilty
-        dear = [value for value in find_dear_values(self._log, self._seconds) if value not in guilty]
-        self.too_dear |= bool(dear)
-        return [*self._log.refused, *(frozenset({value}) for value in (*guilty, *dear))]
+        return [*self._log.refused, *(frozenset({value}) for value in (*self._suspects.guilty, *self._dear))]
 
     @property
     def compiled_unseen(self) -> list[frozenset[str]]:
