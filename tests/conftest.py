@@ -21,6 +21,8 @@ from hypothesis import settings
 settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("ci")
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin take the CPUs of other tests
+
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autotune-tests-cache-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
@@ -44,6 +46,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     children_before = _child_pids()
     environment_before = dict(os.environ)
     yield
+    shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "autotune" / "history", ignore_errors=True)
     changed = _restore_environment(environment_before)
     leaked = _kill_leaked_children(children_before)
     if changed:

@@ -336,8 +336,7 @@ def test_names_that_are_too_long_for_a_file_are_not_there(folder: Path) -> None:
         ["train", f"package.{long}.b:x"],
         ["train", f"{long}:x"],
         ["train", long],
-        ["probe", "--", "python", f"{long}.py"],
-        ["probe", "--", "python", "-m", long],
+        ["probe", "--", sys.executable, f"{long}.py"],
         ["probe", "--", long],
         ["compare", long, long],
         ["train", "demo", "--preset", long],
@@ -346,6 +345,14 @@ def test_names_that_are_too_long_for_a_file_are_not_there(folder: Path) -> None:
         code, said = invoke(*words)
         assert code in (2, 7), (words[:3], code, said[:300])
         assert said.count("error: ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F14", injected="a module of such a name, which Python looks for", outcome="exit 4, one line")
+def test_a_module_of_too_long_a_name_is_not_there(folder: Path) -> None:
+    code, said = invoke("probe", "--", sys.executable, "-m", "a" * 5000)
+    assert code == 4
+    assert said.count("error: ") == 1
 
 
 @pytest.mark.fault("F14", injected="a probe that offers a value no setting can have", outcome="refused, exit 7")

@@ -340,7 +340,7 @@ def test_what_reordering_alone_does_too_much_of_shows_nothing() -> None:
 
 
 def probe(workload: Any) -> TargetFacts:
-    limits = {"time_limit_seconds": 15.0, "warmup_cap_seconds": 0.1, "measure_seconds": 0.05, "ceilings_seconds": 0.3}
+    limits = {"time_limit_seconds": 6.0, "warmup_cap_seconds": 0.1, "measure_seconds": 0.05, "ceilings_seconds": 0.3}
     spec = make_spec(None, number=0, purpose="probe", device="cpu", **limits)
     result = probe_workload(spec, load(workload), CPU, started=time.monotonic(), keep=lambda _partial: None)
     assert result.facts is not None
