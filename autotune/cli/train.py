@@ -25,6 +25,7 @@ from autotune.scratch import sweep_scratch
 from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
+    from autotune.records.trial import Target as TargetRecord
     from autotune.train.options import TrainingOptions
 
 OUT_OF_TIME_STATUS = 124
@@ -102,8 +103,6 @@ def train(
         require_settings(options)
         resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.target.script is not None:
-            from autotune.cli.train_script import train_script_target
-
             announce_resolved(resolved, Path.cwd(), command="train")
             train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=log)
         if max_restarts:
@@ -146,6 +145,70 @@ def train_in_child(words: list[str], *, as_json: bool) -> NoReturn:
         say(f"error: {end.message}", style="red")
         say(f"  {end.hint}")
     raise typer.Exit(end.status)
+
+
+def train_script_target(
+    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool, log: str | None = None
+) -> NoReturn:
+    """Run a script to its end under its settings, and exit as it does.
+
+    Args:
+        target: the script.
+        options: that were typed.
+        max_restarts: times it is started again after steps were taken.
+        as_json: print the summary as JSON.
+        log: of `--log`, which is for a workload.
+
+    Raises:
+        UsageError: an option is given that only the script's own command can set.
+    """
+    from autotune.cli.pages.training import print_summary
+    from autotune.targets.source.fingerprint import fingerprint_target
+    from autotune.train.script.recovery import train_script
+    from autotune.train.script.run import prepare_script_run, refuse_workload_options
+    from autotune.train.settings.candidate import load_profile
+    from autotune.train.settings.choice import choose_script_settings
+    from autotune.train.settings.presets import find_facts
+    from autotune.train.settings.reverify import ReverifyOptions, reverify_in_processes
+
+    refuse_workload_options({**_list_given(options), "--log": log}, target)
+    with stop_on_signals() as stop:
+        fingerprint = fingerprint_target(target)
+        settings = choose_script_settings(
+            target,
+            profile=load_profile(options, Path.cwd(), warn),
+            preset=options.preset,
+            find_facts=lambda: find_facts(target, fingerprint=fingerprint, should_stop=stop, say=say),
+            note=warn,
+        )
+        if settings.needs_reverification and not options.trust:
+            verified = reverify_in_processes(settings, target, ReverifyOptions(should_stop=stop, say=say))
+            settings = settings if verified.trusted else settings.fall_back()
+        stop.exit_if_set()
+    run = prepare_script_run(settings, target)
+    end = train_script(run, say=lambda text: say(f"autotune: {text}"), max_restarts=max_restarts, as_json=as_json)
+    if as_json:
+        with forgiven_output():
+            print_json(end.summary.to_json())
+    else:
+        print_summary(end.summary)
+    raise typer.Exit(end.status)
+
+
+def _list_given(options: TrainingOptions) -> dict[str, object]:
+    from autotune.train.options import TrainingOptions
+
+    default = TrainingOptions()
+    return {
+        "--steps": options.steps,
+        "--epochs": options.epochs,
+        "--max-time": options.max_time_seconds,
+        "--out": options.out,
+        "--resume": options.resume,
+        "--seed": options.seed,
+        "--checkpoint-every": options.checkpoint_seconds != default.checkpoint_seconds,
+        "--keep": options.checkpoints_kept != default.checkpoints_kept,
+    }
 
 
 def train_workload(options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool) -> None:

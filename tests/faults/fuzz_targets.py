@@ -68,7 +68,7 @@ from autotune.units import parse_amount, parse_bytes, parse_duration
 
 search_command, train_command, script_command, probe_stage, search_stage = (
     importlib.import_module(f"autotune.{name}")  # some share their names with what they hold
-    for name in ("cli.search", "cli.train", "cli.train_script", "probe.run", "search.run")
+    for name in ("cli.search", "cli.train", "probe.run", "search.run")
 )
 
 TESTS = Path(__file__).parents[1]
