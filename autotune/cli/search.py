@@ -83,6 +83,10 @@ def search(
         bool,
         typer.Option("--dry-run", help="Launch nothing: print how a search would begin and what it takes."),
     ] = False,
+    no_history: Annotated[
+        bool,
+        typer.Option("--no-history", help="Begin anew, not with what earlier searches of the like have read."),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
     ] = False,
@@ -126,6 +130,7 @@ def search(
             presets=tuple(find_preset(name) for name in preset or ()),
             only=tuple(only or ()),
             exclude=tuple(exclude or ()),
+            history=not no_history,
         )
         announce_target(chosen, Path.cwd())
         if dry_run:

@@ -105,6 +105,11 @@ class PeakMemory(Record):
     device_bytes: Annotated[int, Field(ge=0)] | None = None
     """Device memory reserved by PyTorch; None on a CPU."""
 
+    @property
+    def used_bytes(self) -> int:
+        """Of the device, or of the host without one."""
+        return self.host_bytes if self.device_bytes is None else self.device_bytes
+
 
 class Measurement(Record):
     """One config in one process, timed."""

@@ -96,6 +96,19 @@ class Candidate(Record):
     """Why it is not the answer, e.g. `the finals could not show a gain`."""
 
 
+class ParetoPoint(Record):
+    """Measured settings that no other measured ones beat in both throughput and memory."""
+
+    config: TrainConfig
+    """The settings."""
+    speedup: Annotated[float, Field(gt=0)]
+    """Over the user's own settings, as the search read it: not proven."""
+    memory: PeakMemory
+    """Peak of its launches."""
+    presets: tuple[str, ...] = ()
+    """Presets that these settings are, as far as they apply."""
+
+
 class NotTested(Record):
     """Why nothing but the user's own settings could be measured."""
 
@@ -203,6 +216,8 @@ class Profile(Record):
     """What is known of it where it is not proven faster; None for a winner, without one, and in an older file."""
     memory: PeakMemory | None = None
     """Peak memory of `config`."""
+    pareto: tuple[ParetoPoint, ...] = ()
+    """Throughput against memory among all that was launched and not refused, the fastest first."""
     one_off: OneOffCosts = OneOffCosts()
     """What is paid once."""
     target: ProfileTarget

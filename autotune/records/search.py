@@ -8,7 +8,10 @@ from pydantic import Field, ValidationError, field_validator
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knobs
+from autotune.records.facts import ModelFacts
+from autotune.records.measurement import Interval, NonNegative
 from autotune.records.probe import ProbeReport, RuledOut
+from autotune.records.profile import SearchVerdict
 from autotune.records.quality import DriftLimits
 from autotune.records.trial import Target, TrialResult
 
@@ -80,6 +83,8 @@ class SearchState(Record):
     """The user's own, tried first."""
     measure_seconds: Annotated[float, Field(gt=0)]
     """Wall time of the measured blocks of one launch, the same for every trial of the search."""
+    uses_history: bool = False
+    """It may begin with what earlier searches have read."""
 
 
 class KeptProbe(Record):
@@ -97,6 +102,65 @@ class KeptProbe(Record):
     """What was found."""
     trial: TrialResult
     """The trial behind it."""
+
+
+class KnownEffect(Record):
+    """What a search has read of one change, or what another one may make of that."""
+
+    knob: str
+    """Field name; the workload's own as `user_knobs.NAME`."""
+    value: KnobValue | None
+    """That was tried in place of the baseline's."""
+    log_speedup: float
+    """Natural logarithm of what it alone brings."""
+    log_sd: NonNegative
+    """Standard deviation of the same."""
+    failed: bool = False
+    """It made launches fail, or learned something else; what it would bring was not read then."""
+
+
+class PastSearch(Record):
+    """What is remembered of a search: what it was of, what it answered, what each change brought."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    ended_at: float
+    """Seconds since 1970."""
+    label: Printable
+    """Of the target, secrets left out."""
+    folder: Printable
+    """Digest of the working folder's path."""
+    fingerprint: Printable
+    """Of the target."""
+    hardware: Printable
+    """Fingerprint of the machine."""
+    software: Printable
+    """Fingerprint of the versions."""
+    device: Literal["cpu", "cuda"]
+    """Where it trained."""
+    model: ModelFacts
+    """By which relatives are told."""
+    baseline: TrainConfig
+    """The user's own settings."""
+    verdict: SearchVerdict
+    """Of the search."""
+    config: TrainConfig
+    """That it answered."""
+    speedup: Interval | None = None
+    """Of the answer."""
+    effects: tuple[KnownEffect, ...] = ()
+    """Of every change that was launched."""
+
+
+class Recalled(Record):
+    """What a search begins with from earlier ones; kept, so that it goes on with the same when it is resumed."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    sentence: str = ""
+    """Where it is from, for the user; empty where there was nothing."""
+    effects: tuple[KnownEffect, ...] = ()
+    """As far as they can be relied on here."""
 
 
 class ExpectedLaunch(Record):

@@ -23,9 +23,10 @@ class SearchPolicy:
         least_trial_seconds: that any trial of the exploring stage is given.
         patience: times the seconds that a trial is expected to take, until it is killed.
         most_compile_patience: of the budget; for a trial that compiles, however long that is expected to take.
-        most_compile_share: of the budget; a compilation that takes more waits for the first proof.
-        most_proof_share: of the budget; a change whose own loss check takes more waits likewise, and a leader whose
-            loss check does is not looked at before its turn to be proven.
+        dear_compile_share: of the budget; what takes more to compile is weighed against the best that does not.
+        most_proof_share: of the budget; what takes more to be shown to learn the same is weighed likewise, and is not
+            looked at before its turn to be proven.
+        first_proof_factor: times that such a loss check is priced until something is proven.
         least_explored: launches before the first proof, while there is time to come back from it.
         bound_reached: share of the probe's bound from which nothing that matters is left to find.
         bound_refuted: share of the same from which the bound is itself refuted.
@@ -73,8 +74,9 @@ class SearchPolicy:
     least_trial_seconds: float = 10.0
     patience: float = 3.0
     most_compile_patience: float = 0.25
-    most_compile_share: float = 0.2
+    dear_compile_share: float = 0.2
     most_proof_share: float = 0.1
+    first_proof_factor: float = 8.0
     least_explored: int = 16
     bound_reached: float = 0.95
     bound_refuted: float = 1.10

@@ -78,6 +78,7 @@ class SearchOptions:
         allowed: changes of what is learned that may be tried too; they are judged by samples to the same loss.
         learning_rate_rule: for effective batches other than the user's own.
         presets: of the user's own, tried first.
+        history: begin with what earlier searches of the like have read, and leave what this one reads.
     """
 
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
@@ -94,6 +95,7 @@ class SearchOptions:
     allowed: tuple[Allowed, ...] = ()
     learning_rate_rule: LearningRateRule = "none"
     presets: tuple[Preset, ...] = ()
+    history: bool = True
 
 
 def run_search(
@@ -221,6 +223,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
         learning_rate_rule=options.learning_rate_rule,
         presets=options.presets,
         measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
+        uses_history=options.history,
     )
 
 

@@ -21,7 +21,7 @@ from autotune.probe.run import probe_target
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile, StopReason
-from autotune.records.search import SearchState
+from autotune.records.search import Recalled, SearchState
 from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer.findings import collect_findings
 from autotune.search.answer.notes import describe_ending, describe_left_out
@@ -38,6 +38,7 @@ from autotune.search.launch.starter import SearchContext, TrialStarter
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.problem import make_problem
+from autotune.search.store.history import Effects
 from autotune.sentences.settings import describe_changes
 from autotune.targets.drift_limits import require_metrics
 
@@ -64,6 +65,14 @@ class SearchStore(KeepsFinals, Protocol):
 
     def count_interrupted(self) -> int:
         """Return how many timings of earlier sessions were cut."""
+        ...
+
+    def recall(self, report: ProbeReport) -> Recalled:
+        """Return what the search begins with from earlier ones of the like."""
+        ...
+
+    def remember(self, log: SearchLog, profile: Profile, effects: Effects) -> None:
+        """Keep what was read for later searches."""
         ...
 
 
@@ -138,6 +147,7 @@ def run_session(
     log.add_notes(*describe_ending(log, is_stopped=context.should_stop()))
     profile = answer(stop_reason)
     study.save(_summarise(profile))
+    folder.remember(log, profile, study.list_effects())
     return SessionOutcome(profile, log)
 
 
@@ -160,13 +170,16 @@ def _open_study(
     price: Callable[[TrainConfig], float],
 ) -> Proposals:
     problem = log.problem
+    recalled = folder.recall(problem.report)
+    if recalled.sentence:
+        context.reporter.told(recalled.sentence)
     return open_study(
         folder.database,
         problem.space,
         seed=problem.state.seed,
         known=[(judged, log.ranking.score_of(judged)) for judged in log.judged],
         told=context.reporter.told,
-        prior=make_prior(problem.report),
+        prior=make_prior(problem.report, recalled.effects),
         price=price,
     )
 

@@ -20,9 +20,9 @@ from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.records.measurement import Block, Measurement
 from autotune.records.probe import ProbeReport
 from autotune.records.script import Script
-from autotune.records.search import ExpectedLaunch, KeptProbe, SearchForecast, SearchState
+from autotune.records.search import ExpectedLaunch, KeptProbe, Recalled, SearchForecast, SearchState
 from autotune.records.trial import TrialStatus
-from autotune.search.explore.additive import Features, sum_weights
+from autotune.search.explore.additive import Features, Prior, sum_weights
 from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer, price_proposal
 from autotune.search.explore.study import Study
@@ -37,6 +37,7 @@ from autotune.search.problem import SearchProblem, make_problem
 from autotune.search.progress import SearchReporter
 from autotune.search.run import SearchOptions, describe_search
 from autotune.search.session import open_prover
+from autotune.search.store.history import recall
 from autotune.search.store.kept_probe import find_refusal, read_kept_probe
 from autotune.selftest.replay import Course, Simulation
 from autotune.targets.resolve import resolve_target
@@ -49,11 +50,12 @@ class ExpectedWorld:
 
     Args:
         problem: of the search.
+        prior: what is expected.
     """
 
     knobs = ()
 
-    def __init__(self, problem: SearchProblem) -> None:
+    def __init__(self, problem: SearchProblem, prior: Prior) -> None:
         space, report = problem.space, problem.report
         self.facts, self.losses = report.target, problem.baseline_losses
         self._report, self._problem = report, problem
@@ -61,7 +63,7 @@ class ExpectedWorld:
             (name, value): place for name, values in space.choices.items() for place, value in enumerate(values)
         }
         own = {name: get_knob(space.baseline, name) for name in space.choices}
-        self._features = Features(space.choices, own, make_prior(report))
+        self._features = Features(space.choices, own, prior)
         self._log: SearchLog = SearchLog(problem)
         self._launched: set[str] = set()
 
@@ -112,14 +114,23 @@ def rehearse_search(target: str | Script | None, options: SearchOptions, *, fold
     """
     state = describe_search(resolve_target(target, folder=folder).target, options)
     kept = _require_probe(state, folder)
-    return rehearse(state, kept, options.budget_seconds)
+    recalled = recall(kept.report, folder) if options.history else Recalled()
+    return rehearse(state, kept, options.budget_seconds, make_prior(kept.report, recalled.effects))
 
 
-def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float) -> SearchForecast:
-    """Return what a search would do from a probe that it would take; errors as of `rehearse_search`."""
+def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: Prior | None = None) -> SearchForecast:
+    """Return what a search would do from a probe that it would take; errors as of `rehearse_search`.
+
+    Args:
+        state: what it is asked to do.
+        kept: the probe.
+        budget_seconds: of the search.
+        prior: what is expected; None for what the probe and other trainings tell.
+    """
+    prior = prior or make_prior(kept.report)
     problem = make_problem(state, kept.report, kept.trial, USUAL_POLICY)
     require_memory(kept.report, problem.limits)
-    log, expected = SearchLog(problem), ExpectedWorld(problem)
+    log, expected = SearchLog(problem), ExpectedWorld(problem, prior)
     simulation = Simulation(expected)
     simulation.now = 0.0  # its own probe took some
     context = SearchContext(
@@ -130,7 +141,7 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float) -> Sear
     prover = open_prover(simulation, log, starter, gate, ())
     require_time(prover.reserve, kept.trial)
     price = partial(price_proposal, log, gate.foretell_seconds)
-    study = Study(None, problem.space, seed=state.seed, prior=make_prior(kept.report), price=price)
+    study = Study(None, problem.space, seed=state.seed, prior=prior, price=price)
     Explorer(
         log,
         starter,

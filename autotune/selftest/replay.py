@@ -30,7 +30,7 @@ from autotune.records.finals import FinalsRecord
 from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
-from autotune.records.search import SearchState
+from autotune.records.search import Recalled, SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.explore.study import Proposal
@@ -274,6 +274,13 @@ class Simulation:
         """Return that no launch was cut."""
         return 0
 
+    def recall(self, report: ProbeReport) -> Recalled:
+        """Return nothing: each simulation is the first."""
+        return Recalled()
+
+    def remember(self, *_: object) -> None:
+        """Keep nothing."""
+
     def run(self, spec: TrialSpec) -> TrialResult:
         """Run a trial: real stop rules over stood-in blocks."""
         began = self.now
@@ -335,7 +342,7 @@ class Shuffled:
         """Return a proposal for a config."""
         return Proposal(config)
 
-    def propose(self, closed: Container[object], together: object = ()) -> Proposal | None:
+    def propose(self, closed: Container[object], together: object = (), dear: object = ()) -> Proposal | None:
         """Return the next; None when none is left."""
         return Proposal(self._fresh.pop()) if self._fresh else None
 
@@ -348,6 +355,10 @@ class Shuffled:
 
     def abandon(self, proposal: Proposal) -> None:
         """Learn nothing."""
+
+    def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
+        """Return nothing: it has learnt nothing."""
+        return {}
 
     def save(self, attributes: Mapping[str, Any]) -> None:
         """Keep nothing."""

@@ -6,6 +6,7 @@ from autotune.format import (
     count,
     format_bounds,
     format_budget,
+    format_bytes,
     format_duration,
     format_factor,
     format_factor_down,
@@ -14,11 +15,14 @@ from autotune.format import (
 from autotune.records.profile import OneOffCosts, Profile
 from autotune.sentences.loss_check import describe_drift, find_extra_samples
 from autotune.sentences.noise import describe_noise
-from autotune.sentences.settings import name_setting
+from autotune.sentences.settings import describe_changes, name_setting
 from autotune.sentences.trials import name_status
 
 _TELLING_COMPILE_SECONDS = 0.1
 """A compilation that took less is none: what is not compiled has a few milliseconds too."""
+
+_TELLING_MEMORY = 0.9
+"""Of the answer's peak: who is short of memory is helped by less than that."""
 
 _BEYOND_TELLING = 20.0
 """A gain that no setting has: such pairs show nothing."""
@@ -60,7 +64,7 @@ def _describe_estimate(profile: Profile) -> str:
 def list_evidence(profile: Profile) -> list[str]:
     """Return what the answer rests on and what it cost, a line each."""
     evidence, costs = profile.evidence, profile.one_off
-    lines = [describe_drift(profile), describe_power(profile), *describe_untested(profile)]
+    lines = [describe_drift(profile), describe_power(profile), *describe_untested(profile), describe_saving(profile)]
     if evidence.noise is not None:
         lines.append(f"noise: {describe_noise(evidence.noise)}")
     trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
@@ -72,6 +76,21 @@ def list_evidence(profile: Profile) -> list[str]:
     once = f"; compilation {format_duration(costs.compile_seconds)} once" if compiled else ""
     lines.append(f"search {format_duration(costs.search_seconds)} ({trials or 'no trial'}){measured}{once}")
     return [line for line in (*lines, describe_break_even(costs), *evidence.notes) if line]
+
+
+def describe_saving(profile: Profile) -> str | None:
+    """Return the measured settings that need least memory; None where none needs much less than the answer's."""
+    least = profile.pareto[-1] if profile.pareto else None
+    if least is None or profile.memory is None:
+        return None
+    used, before = least.memory.used_bytes, profile.memory.used_bytes
+    if used > _TELLING_MEMORY * before:
+        return None
+    names = f" (preset {', '.join(least.presets)})" if least.presets else ""
+    return (
+        f"least memory that was read: {format_bytes(used)} at {format_factor(least.speedup)} with "
+        f"{describe_changes(least.config, profile.baseline_config)}{names}; not proven"
+    )
 
 
 def describe_power(profile: Profile) -> str | None:

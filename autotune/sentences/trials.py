@@ -36,7 +36,7 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
     words = [format_rate(measurement.samples_per_second)]
     if baseline_rate:
         words.append(format_factor(measurement.samples_per_second / baseline_rate))
-    words.append(format_bytes(measurement.peak_memory.device_bytes or measurement.peak_memory.host_bytes))
+    words.append(format_bytes(measurement.peak_memory.used_bytes))
     return ", ".join([*words, *list_remarks(measurement)])
 
 

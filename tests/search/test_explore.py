@@ -27,6 +27,7 @@ from autotune.records.facts import StepWork
 from autotune.records.probe import Caution
 from autotune.records.search import Preset
 from autotune.search.explore.stage import Explorer, Tried, find_dear_values, price_proposal
+from autotune.search.explore.study import Proposal
 from autotune.search.launch.prices import predict_compilation
 from autotune.search.scores.objective import Judged
 from autotune.sentences.settings import list_changes
@@ -194,18 +195,28 @@ def test_what_compiles_holds_nothing_else_that_was_not_seen_to_work():
     assert "compile_mode=default" in seen
 
 
-@pytest.mark.parametrize(("seconds", "is_late"), [(50.0, False), (70.0, True)])
-def test_what_takes_a_tenth_of_the_budget_to_prove_comes_last(seconds, is_late):
+@pytest.mark.parametrize(("seconds", "dear"), [(50.0, {}), (70.0, {"precision=bf16": 8.0})])
+def test_until_the_first_proof_a_long_one_counts_several_times(seconds, dear):
+    asked: list[dict[str, float]] = []
+
+    class Listening(UnsavedStudy):
+        def propose(self, *closed: Any, **others: Any) -> Proposal | None:
+            asked.append(dict(closed[2]) if len(closed) > 2 else {})
+            return super().propose(*closed, **others)
+
+    choices = {name: CHOICES[name] for name in ("precision", "num_workers", "compile_mode")}
+    search = open_search(Machine(), budget=600.0, space=make_space(**choices))
+    study = Listening(None, search.log.problem.space, seed=0)
+
     def proof_seconds(config: TrainConfig) -> float:
-        return seconds if config.precision == "bf16" else 0.0
+        return 0.0 if config.precision == "fp32" and config.compile_mode == "off" else seconds
 
-    def speed(config: TrainConfig) -> float:
-        return 3.0 if config.precision == "bf16" else 1.0
-
-    choices = {name: CHOICES[name] for name in ("precision", "host_allocator", "num_workers")}
-    explored = explore_space(Machine(speed=speed), make_space(**choices), budget=600.0, proof_seconds=proof_seconds)
-    places = [place for place, config in enumerate(explored.configs) if config.precision == "bf16"]
-    assert (places[0] >= 5) == is_late
+    Explorer(search.log, search.starter, study, proof_seconds=proof_seconds).run()
+    assert asked[0] == dear
+    search.log.add_attempt(BASELINE)
+    asked.clear()
+    Explorer(search.log, search.starter, study, proof_seconds=proof_seconds).run()
+    assert [one for one in asked if one] == []
 
 
 def test_a_knob_of_the_users_own_never_waits_for_what_its_proof_takes():

@@ -107,6 +107,29 @@ def test_what_costs_more_comes_later():
     assert place(1.0) < place(50.0)
 
 
+@pytest.mark.parametrize(
+    ("price", "dear_values", "is_dear"),
+    [
+        (100.0, [], True),  # more rows than are looked at have it
+        (100.0, [({"dear": 1}, 1.0)], False),
+        (2.0, [({"dear": 1}, 1.0)], True),
+        (2.0, [({"dear": 1}, 8.0)], False),
+    ],
+)
+def test_the_best_without_what_is_dear_is_weighed_against_the_best(price, dear_values, is_dear):
+    space = {name: IntDistribution(0, most) for name, most in (("dear", 1), ("cheap", 1), ("other", 30))}
+    effects = {("dear", 1): Effect(0.5, 0.01), ("cheap", 1): Effect(0.1, 0.01), ("other", None): Effect(0.0, 0.01)}
+    baseline = dict.fromkeys(space, 0)
+    sampler = LogAdditiveSampler(
+        space, baseline, prior=Prior(effects, {}), price=lambda params: price if params["dear"] else 1.0
+    )
+    sampler.dear_values = dear_values
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.enqueue_trial(baseline)
+    study.tell(study.ask(space), 0.0)
+    assert study.ask(space).params["dear"] == is_dear
+
+
 def test_the_same_seed_and_history_propose_the_same():
     assert run(make_study(seed=3), 12) == run(make_study(seed=3), 12)
     assert run(make_study(seed=3), 12) != run(make_study(seed=4), 12)

@@ -35,9 +35,7 @@ def print_answer(profile: Profile, out: Path) -> None:
         now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
         console.print(printable_text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
     if profile.memory is not None:
-        console.print(
-            printable_text(f"  peak memory {format_bytes(profile.memory.device_bytes or profile.memory.host_bytes)}")
-        )
+        console.print(printable_text(f"  peak memory {format_bytes(profile.memory.used_bytes)}"))
     for line in list_evidence(profile):
         console.print(printable_text(f"  {line}"))
     sys.stdout.flush()

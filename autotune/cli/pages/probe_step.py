@@ -130,7 +130,7 @@ def show_memory(page: LinePage, report: ProbeReport) -> None:
     memory, target = report.target.memory, report.target
     measured = report.measurement.peak_memory
     on_device = measured.device_bytes is not None
-    peak = format_bytes(measured.device_bytes or measured.host_bytes)
+    peak = format_bytes(measured.used_bytes)
     place = "of the device" if on_device else "of the host"
     page.heading("memory", place if memory is None else f"{format_bytes(memory.limit_bytes)} {place} may be used")
     host = format_bytes(measured.host_bytes)

@@ -179,7 +179,7 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         difference=describe_difference(trial.spec.config, baseline),
         rate=_DASH if rate is None else most + format_rate(rate, unit=""),
         ratio=_DASH if rate is None else most + typeset_factor(rate / baseline_rate),
-        memory=_DASH if memory is None else format_bytes(memory.device_bytes or memory.host_bytes),
+        memory=_DASH if memory is None else format_bytes(memory.used_bytes),
         seconds=format_duration(trial.elapsed_seconds),
         error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
     )

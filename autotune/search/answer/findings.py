@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.presets import load_presets
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.probe import ProbeReport
-from autotune.records.profile import StopReason
+from autotune.records.profile import ParetoPoint, StopReason
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve
+from autotune.search.answer.pareto import find_pareto
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.log import Checked, SearchLog, find_checks
@@ -41,6 +43,7 @@ class Findings:
         left_out: candidates that were not started, as they cannot run here.
         launch_seconds: that one more launch is expected to take; None when that is not known.
         least_gain: log speed-up that a config has to have to lead.
+        pareto: throughput against memory, the fastest first.
     """
 
     report: ProbeReport
@@ -63,6 +66,7 @@ class Findings:
     left_out: int = 0
     launch_seconds: float | None = None
     least_gain: float = USUAL_POLICY.least_gain
+    pareto: tuple[ParetoPoint, ...] = ()
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
         """Return the loss checks of a config; empty when it was not checked."""
@@ -99,4 +103,5 @@ def collect_findings(log: SearchLog, *, elapsed_seconds: float, stop_reason: Sto
         left_out=len(log.hopeless),
         launch_seconds=log.prices.launch_seconds(problem.baseline),
         least_gain=problem.policy.least_gain,
+        pareto=find_pareto(log.ranking, problem.space, (*load_presets(), *problem.state.presets)),
     )

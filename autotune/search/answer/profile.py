@@ -74,6 +74,7 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         candidate_config=candidate,
         candidate=unproven,
         memory=_peak_memory(winner, report),
+        pareto=findings.pareto,
         one_off=_one_off_costs(winner, findings),
         target=ProfileTarget(
             label=report.target.label,

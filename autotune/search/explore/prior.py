@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from autotune.records.probe import ProbeReport
+from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect, Prior
 
 USUAL: dict[Change, Effect] = {
@@ -48,8 +50,17 @@ SHARED_CPUS = Effect(0.25, 0.25)
 """Where the loader is waited for: workers on the CPUs that fewer threads leave them (1.8x, where each alone loses)."""
 
 
-def make_prior(report: ProbeReport) -> Prior:
-    """Return what is usual, moved to what the probe expects of the knobs that it advises."""
+FAILED = Effect(-0.30, 0.10)
+"""Of what has failed in an earlier search of the same: it is tried again, after all else."""
+
+
+def make_prior(report: ProbeReport, recalled: Sequence[KnownEffect] = ()) -> Prior:
+    """Return what is usual, moved to what the probe expects of the knobs that it advises.
+
+    Args:
+        report: of the probe.
+        recalled: what earlier searches of the like have read.
+    """
     effects = USUAL | {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
     pairs = dict(PAIRS)
     for one in report.advice:
@@ -60,4 +71,16 @@ def make_prior(report: ProbeReport) -> Prior:
             effects[one.knob, None] = Effect(max(usual.mean, (low + high) / 2), max(usual.sd, (high - low) / 2))
             if one.knob == "num_workers":
                 pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
-    return Prior(effects, pairs)
+    prior = Prior(effects, pairs)
+    known = {
+        (one.knob, one.value): FAILED if one.failed else _combine(prior.find(one.knob, one.value), one)
+        for one in recalled
+    }
+    return Prior(effects | known, pairs)
+
+
+def _combine(expected: Effect, read: KnownEffect) -> Effect:
+    """Return the product of two normal opinions of one change."""
+    weight = expected.sd**2 / (expected.sd**2 + read.log_sd**2)
+    mean = expected.mean + weight * (read.log_speedup - expected.mean)
+    return Effect(mean, math.sqrt(1.0 - weight) * expected.sd)

@@ -60,6 +60,8 @@ class LogAdditiveSampler(BaseSampler):
             may be proposed again.
         closed_values: values that may not come together now, by param: whatever has them is closed without being asked
             about.
+        dear_values: values that cost far more than others, by param, and times which the price of what has them counts:
+            the best without any of them is looked at too.
         exhausted: the last proposal was random, for nothing was open.
     """
 
@@ -95,6 +97,7 @@ class LogAdditiveSampler(BaseSampler):
         self._independent = RandomSampler(seed)
         self.is_open: Callable[[Params], bool] = lambda _params: True
         self.closed_values: Sequence[Params] = ()
+        self.dear_values: Sequence[tuple[Params, float]] = ()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the space: every trial has the same."""
@@ -130,8 +133,8 @@ class LogAdditiveSampler(BaseSampler):
         """Return a random value: of params outside of the space, or where nothing is left to propose."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
-    def list_effects(self, study: Study) -> dict[str, list[float]]:
-        """Return what each change alone brings by the model, `name=value`, the most first: log speed-up and its sd.
+    def list_effects(self, study: Study) -> dict[tuple[str, Any], tuple[float, float]]:
+        """Return what each change alone brings by the model, by param and value: log speed-up and its sd, best first.
 
         Args:
             study: whose trials say so.
@@ -145,7 +148,7 @@ class LogAdditiveSampler(BaseSampler):
         rows = [self._find_row(self._baseline | {name: value}) for name, value in changes]
         means, sds = self._model.foretell(self._features.encode(np.array(rows, dtype=np.int64)))
         found = sorted(zip(means.tolist(), sds.tolist(), changes, strict=True), key=lambda one: -one[0])
-        return {f"{name}={value}": [round(mean, 4), round(sd, 4)] for mean, sd, (name, value) in found}
+        return {change: (mean, sd) for mean, sd, change in found}
 
     def list_simpler(self, study: Study, params: Params) -> list[Params]:
         """Return some params with one change taken back, for each that may be worth nothing, the least of them first.
@@ -169,36 +172,49 @@ class LogAdditiveSampler(BaseSampler):
 
     def _choose(self, promise: Vector) -> Params | None:
         """Return the open params of most promise [rows] for their price."""
-        sums = np.where(self._closed | self._find_closed(), -np.inf, promise)
+        sums = np.where(self._closed | self._find_rows(self.closed_values), -np.inf, promise)
         sums[self._running] = -np.inf
 
+        factors = np.ones(len(sums))
+        for values, factor in self.dear_values:
+            rows = self._find_rows([values])
+            factors[rows] = np.maximum(factors[rows], factor)
+
         def worth(row: int) -> float:
-            gain, price = float(sums[row]), self._price(self._decode(row))
+            gain, price = float(sums[row]), float(factors[row]) * self._price(self._decode(row))
             return gain / price if gain > 0 else gain * price
 
+        looked_at = self._list_best(sums)
+        if self.dear_values:
+            is_dear = self._find_rows([values for values, _ in self.dear_values])
+            looked_at += self._list_best(np.where(is_dear, -np.inf, sums))
+        return self._decode(max(looked_at, key=worth)) if looked_at else None
+
+    def _list_best(self, sums: Vector) -> list[int]:
+        """Return open rows of the largest sums [rows]: of the first so many that have any."""
         order = np.argsort(-sums, kind="stable")[: int(np.isfinite(sums).sum())].tolist()
         for first in range(0, len(order), _LOOKED_AT):
             group = [row for row in order[first : first + _LOOKED_AT] if self._check(row)]
             found = [row for row in group if self.is_open(self._decode(row))]
             if found:
-                return self._decode(max(found, key=worth))
-        return None
+                return found
+        return []
 
-    def _find_closed(self) -> npt.NDArray[np.bool_]:
-        """Return which rows have values that may not come together."""
+    def _find_rows(self, combinations: Sequence[Params]) -> npt.NDArray[np.bool_]:
+        """Return which rows have all values of one of some combinations."""
         together: dict[tuple[str, ...], list[list[int]]] = {}
-        for values in self.closed_values:
+        for values in combinations:
             names = tuple(sorted(values))
             places = [self._indices[name].get(values[name], -1) for name in names]
             if -1 not in places:
                 together.setdefault(names, []).append(places)
-        closed = np.zeros(len(self._rows), dtype=bool)
+        found = np.zeros(len(self._rows), dtype=bool)
         axes = {name: axis for axis, name in enumerate(self._space)}
         for names, wanted in together.items():
             sizes = [len(self._values[name]) for name in names]
             rows = np.ravel_multi_index([self._rows[:, axes[name]] for name in names], sizes)
-            closed |= np.isin(rows, np.ravel_multi_index(np.array(wanted).T.tolist(), sizes))
-        return closed
+            found |= np.isin(rows, np.ravel_multi_index(np.array(wanted).T.tolist(), sizes))
+        return found
 
     def _check(self, row: int) -> bool:
         """Return whether a row is a config at all; one that is none is closed for good."""

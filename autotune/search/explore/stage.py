@@ -2,7 +2,7 @@
 
 own presets     what users bring is what they take for the bottleneck
 study           what the model of the launches so far takes for the most gain for its time
-late            after the first proof: values whose arithmetic was not measured; what takes long to compile or to prove
+late            after the first proof: values whose arithmetic was not measured
 
 Every launch is priced first and has to fit what is left once proving the leader is paid for. One that is cut by the end
 of its time says so and is priced higher from then on; the stage goes on with what still fits.
@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
@@ -38,8 +39,16 @@ class Proposals(Protocol):
         """Return a proposal for a config that is chosen already."""
         ...
 
-    def propose(self, closed: Container[object], together: Iterable[frozenset[str]] = ()) -> Proposal | None:
-        """Return something new that is not closed and does not make changes together that are; None without any."""
+    def propose(
+        self,
+        closed: Container[object],
+        together: Iterable[frozenset[str]] = (),
+        dear: Mapping[str, float] = MappingProxyType({}),
+    ) -> Proposal | None:
+        """Return something new that is not closed and does not make changes together that are; None without any.
+
+        What dear changes may bring is weighed against the best without them, their price counted so many times.
+        """
         ...
 
     def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
@@ -52,6 +61,10 @@ class Proposals(Protocol):
 
     def abandon(self, proposal: Proposal) -> None:
         """Take back a proposal that was not finished."""
+        ...
+
+    def list_effects(self) -> Mapping[tuple[str, KnobValue | None], tuple[float, float]]:
+        """Return what each change alone is taken to bring: log speed-up and its sd, by knob and value."""
         ...
 
     def save(self, attributes: Mapping[str, Any]) -> None:
@@ -231,7 +244,7 @@ class Explorer:
         unproven, together = self._find_unproven(), tried.together
         early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
         if not self.log.attempted:
-            proposal = self.study.propose(tried, [*early, *(frozenset({value}) for value in self._find_late())])
+            proposal = self.study.propose(tried, early, self._list_dear())
             if proposal is not None:
                 return proposal
         best, baseline = self.log.ranking.simplest_of_best, self.log.problem.baseline
@@ -240,18 +253,21 @@ class Explorer:
         config = next((config for config in alone if config not in tried), None)
         return self.study.propose(tried, early) if config is None else self.study.open(config)
 
-    def _find_late(self) -> list[str]:
-        """Return the values that take too much of the budget to compile or to prove; none of the user's own knobs."""
+    def _list_dear(self) -> dict[str, float]:
+        """Return the values that take much of the budget to prove or to compile, with the times their price counts.
+
+        A long proof counts more until there is one: it may take the time of all there is to prove. Not so of a user's
+        own knob, and of compiling, whose proof is long by its own compilations alone.
+        """
         policy, space, budget = self._policy, self.log.problem.space, self.starter.budget.seconds
-        most = policy.most_proof_share * budget
-        long = (
-            f"{name}={value}"
+        proven_long = {
+            f"{name}={value}": policy.first_proof_factor
             for name, values in space.choices.items()
             for value in values
-            if value != get_knob(space.baseline, name) and not is_user_knob(name)
-            if self.proof_seconds(space.complete({name: value})) > most
-        )
-        return [*long, *find_dear_values(self.log, policy.most_compile_share * budget)]
+            if value != get_knob(space.baseline, name) and name != "compile_mode" and not is_user_knob(name)
+            if self.proof_seconds(space.complete({name: value})) > policy.most_proof_share * budget
+        }
+        return dict.fromkeys(find_dear_values(self.log, policy.dear_compile_share * budget), 1.0) | proven_long
 
     def _find_unproven(self) -> list[tuple[str, KnobValue]]:
         """Return the values that nothing measured speaks for, and that no launch has shown to work yet."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import optuna
@@ -105,22 +106,33 @@ class Study:
         self._study.enqueue_trial(self._encode(config))
         return Proposal(config, self._study.ask(self._distributions))
 
-    def propose(self, closed: Container[object], together: Iterable[frozenset[str]] = ()) -> Proposal | None:
+    def propose(
+        self,
+        closed: Container[object],
+        together: Iterable[frozenset[str]] = (),
+        dear: Mapping[str, float] = MappingProxyType({}),
+    ) -> Proposal | None:
         """Return the sampler's proposal; None when nothing is left that is not closed.
 
         Args:
             closed: configs that are not to be proposed.
             together: changes, as `name=value`, that are not to be proposed wherever all of them are made.
+            dear: changes, likewise, that cost far more than others, each with the times that its price counts: the best
+                without them is weighed against the best of all.
         """
         if not self._distributions:
             return None
-        self._sampler.closed_values = [values for one in together if (values := self._read_changes(one))]
+        self._sampler.closed_values = self._read_combinations(together)
+        self._sampler.dear_values = [(dict([self._known[one]]), factor) for one, factor in dear.items()]
         self._sampler.is_open = lambda params: self._complete(params) not in closed
         trial = self._study.ask(self._distributions)
         if not self._sampler.exhausted:
             return Proposal(self._complete(trial.params), trial)
         self._study.tell(trial, state=TrialState.FAIL)
         return None
+
+    def _read_combinations(self, combinations: Iterable[frozenset[str]]) -> list[dict[str, Any]]:
+        return [values for one in combinations if (values := self._read_changes(one))]
 
     @cached_property
     def _known(self) -> dict[str, tuple[str, Any]]:
@@ -165,8 +177,15 @@ class Study:
         """
         self._update_copy(most_behind=0.0)
         if self._file is not None:
-            effects = self._sampler.list_effects(self._study) if self._distributions else {}
+            effects = {
+                f"{name}={value}": [round(mean, 4), round(sd, 4)]
+                for (name, value), (mean, sd) in self.list_effects().items()
+            }
             self._file.describe({**attributes, "effects": effects})
+
+    def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
+        """Return what each change alone brings by the model: log speed-up and its sd by knob and value, best first."""
+        return self._sampler.list_effects(self._study) if self._distributions else {}
 
     def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement

@@ -23,15 +23,18 @@ from autotune.records.layout import (
     FINALS_FILE,
     LOCK_FILE,
     PROBE_FILE,
+    RECALLED_FILE,
     RESULT_FILE,
     SPEC_FILE,
     STATE_FOLDER,
 )
 from autotune.records.probe import MachineReport, ProbeReport
-from autotune.records.profile import MAX_PROFILE_BYTES
+from autotune.records.profile import MAX_PROFILE_BYTES, Profile
 from autotune.records.reading import describe_kind, parse_json, read_bytes
-from autotune.records.search import SearchState
+from autotune.records.search import Recalled, SearchState
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.log import SearchLog
+from autotune.search.store.history import Effects, make_past, recall, remember
 
 _TRIAL_NUMBER = re.compile(r"[0-9]{4,9}")
 _NAME = re.compile(r"(?P<slug>.+)-(?P<stamp>[0-9]{8}-[0-9]{6})(?:-(?P<count>[0-9]+))?")
@@ -99,6 +102,24 @@ class SearchFolder:
     def write_probe(self, report: ProbeReport) -> None:
         """Save the probe's report."""
         write_record(self.path / PROBE_FILE, report)
+
+    def recall(self, report: ProbeReport) -> Recalled:
+        """Return what this search begins with from earlier ones: the same each time that it is resumed.
+
+        Args:
+            report: of its probe.
+        """
+        try:
+            return read_record(self.path / RECALLED_FILE, Recalled)
+        except AutotuneError:
+            recalled = recall(report, self.path.parents[1]) if self.read_state().uses_history else Recalled()
+        write_record(self.path / RECALLED_FILE, recalled)
+        return recalled
+
+    def remember(self, log: SearchLog, profile: Profile, effects: Effects) -> None:
+        """Keep what was read for later searches."""
+        if self.read_state().uses_history:
+            remember(make_past(log, profile, effects, self.path.parents[1]))
 
     def read_finals(self) -> FinalsRecord | None:
         """Return the looks of the finals so far; None before the first one.
