@@ -3,6 +3,8 @@
     python benchmarks/regret.py                                   every table, every strategy, 50 seeds
     python benchmarks/regret.py --tables demo --strategies model tpe --seeds 10 --noise 0.03
 
+The model's prior is learnt from all tables but the one that is searched, and the other machines' of the same target.
+
 A launch reads a config's true log speed-up, the mean over its recorded launches, with noise drawn for it; one that
 failed when it was recorded fails. Every eighth launch is the baseline's, for every strategy alike. The regret is that
 of the config that would be returned then: 1 - its true rate / that of the best config of the table.
@@ -24,8 +26,9 @@ from typing import Any
 import optuna
 
 from autotune.records import TrainConfig
-from autotune.records.config import get_knob
-from autotune.search.explore.prior import make_prior
+from autotune.records.config import changed_fields, get_knob
+from autotune.search.explore.additive import Change, Effect
+from autotune.search.explore.prior import USUAL, make_prior
 from autotune.search.explore.sampler import LogAdditiveSampler
 from autotune.selftest.table import Table, read_table
 from autotune.space import SearchSpace, revert_knobs
@@ -35,6 +38,9 @@ LAUNCHES = (8, 12, 16, 24, 32)
 COST_SHARES = (0.05, 0.10, 0.20)
 _BASELINE_EVERY = 8
 _LEAST_GAIN = 0.005
+_SHIPPED_TABLES = 2
+"""What is shipped counts as so many tables beside those that were recorded."""
+
 _FAILED = -1.0
 """Log speed-up that a sampler is told of a config that fails: it takes no None."""
 
@@ -52,6 +58,7 @@ class Bench:
         noise: standard deviation of the log rate of one launch.
         seed: of it.
         readings: by config, in the order of their first launch; empty for one that failed.
+        usual: what changes bring on other targets.
         answer: returns the config that would be returned now.
         regrets: after so many launches, and at so much of the exhaustive cost (keys below 1).
     """
@@ -59,6 +66,7 @@ class Bench:
     table: Table
     noise: float
     seed: int
+    usual: Mapping[Change, Effect] = field(default_factory=lambda: USUAL)
     readings: dict[TrainConfig, list[float]] = field(default_factory=dict)
     answer: Callable[[], TrainConfig | None] = lambda: None
     regrets: dict[float, float] = field(default_factory=dict)
@@ -209,7 +217,7 @@ def make_model(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
         config = bench.space.complete(params)
         return config in bench.table.by_config and config not in bench.readings
 
-    distributions, prior = make_distributions(bench), make_prior(bench.table.header.report)
+    distributions, prior = make_distributions(bench), make_prior(bench.table.header.report, usual=bench.usual)
     sampler = LogAdditiveSampler(distributions, encode(bench.baseline, distributions), prior=prior, seed=seed)
     sampler.is_open = is_open
     return sampler
@@ -237,11 +245,46 @@ def encode(config: TrainConfig, names: Mapping[str, object]) -> dict[str, Any]:
     return {name: get_knob(config, name) for name in names}
 
 
-def run(table: Table, strategy: str, noise: float, seeds: int) -> list[dict[float, float]]:
-    """Return the regrets of searches, one for each seed."""
-    found = []
+def learn_usual(tables: Sequence[Table]) -> dict[Change, Effect]:
+    """Return what single changes bring over some tables, together with what is shipped, which counts as so many tables.
+
+    Mean and standard deviation are over targets and values: of each table, the values of a knob count as one.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for table in tables:
+        by_knob: dict[str, list[float]] = {}
+        for config, truth in table.truths.items():
+            changed = [name for name in changed_fields(config, table.baseline) if name in table.header.choices]
+            if len(changed) == 1:
+                by_knob.setdefault(changed[0], []).append(truth)
+        for name, truths in by_knob.items():
+            found.setdefault(name, []).append((statistics.fmean(truths), statistics.pvariance(truths)))
+    learnt = {**USUAL}
+    for name, parts in found.items():
+        shipped = USUAL.get((name, None), Effect())
+        weight = _SHIPPED_TABLES + len(parts)
+        mean = (_SHIPPED_TABLES * shipped.mean + math.fsum(part for part, _ in parts)) / weight
+        variance = _SHIPPED_TABLES * (shipped.sd**2 + (shipped.mean - mean) ** 2)
+        variance += math.fsum(within + (part - mean) ** 2 for part, within in parts)
+        learnt[name, None] = Effect(mean, math.sqrt(variance / weight))
+    return learnt
+
+
+def run(
+    table: Table, strategy: str, noise: float, seeds: int, others: Sequence[Table] = ()
+) -> list[dict[float, float]]:
+    """Return the regrets of searches, one for each seed.
+
+    Args:
+        table: that is searched.
+        strategy: by name.
+        noise: standard deviation of the log rate of one launch.
+        seeds: how many searches.
+        others: of other targets, from which a prior may be learnt.
+    """
+    found, usual = [], learn_usual(others)
     for seed in range(seeds):
-        bench = Bench(table, noise, seed)
+        bench = Bench(table, noise, seed, usual)
         try:
             STRATEGIES[strategy](bench)
         except Ended:
@@ -264,11 +307,14 @@ def main() -> int:
     paths = [path for path in sorted(TABLES.glob("*.jsonl.gz")) if names is None or path.name[:-9] in names]
     keys = (*LAUNCHES, *COST_SHARES)
     print(f"{'table':<16}{'noise':>6} {'strategy':<10}" + "".join(f"{_say(key):>12}" for key in keys))
+    every = [read_table(path) for path in sorted(TABLES.glob("*.jsonl.gz"))]
     for path in paths:
         table = read_table(path)
+        label = table.header.report.target.label
+        others = [one for one in every if one.header.report.target.label != label]
         for noise in arguments.noise:
             for strategy in arguments.strategies:
-                began, found = time.process_time(), run(table, strategy, noise, arguments.seeds)
+                began, found = time.process_time(), run(table, strategy, noise, arguments.seeds, others)
                 cells = [_quantiles([regrets[key] for regrets in found]) for key in keys]
                 seconds = (time.process_time() - began) / arguments.seeds
                 head = f"{table.header.name:<16}{noise:>6.0%} {strategy:<10}"

@@ -3,7 +3,7 @@
 .autotune/                             in the working folder
 lock, holder.json, kept-probe.json, probe.json
 <target>-<date>/                     one search
-search.json, probe.json, recalled.json, finals.json, best.json, seal, study.db
+search.json, probe.json, recalled.json, screens.json, finals.json, best.json, seal, study.db
 trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
 runs/<target>-001/                     one training
 lock, run.json or script.json, metrics.jsonl, summary.json, next.json
@@ -25,6 +25,8 @@ KEPT_PROBE_FILE = "kept-probe.json"
 """A `KeptProbe`: the last probe, and for what it holds."""
 RECALLED_FILE = "recalled.json"
 """A `Recalled`: what the search begins with from earlier ones."""
+SCREENS_FILE = "screens.json"
+"""A `Screens`: what its loss checks have shown."""
 FINALS_FILE = "finals.json"
 """A `FinalsRecord`."""
 COMPILER_CACHE = "inductor"

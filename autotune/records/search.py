@@ -12,8 +12,8 @@ from autotune.records.facts import ModelFacts
 from autotune.records.measurement import Interval, NonNegative
 from autotune.records.probe import ProbeReport, RuledOut
 from autotune.records.profile import SearchVerdict
-from autotune.records.quality import DriftLimits
-from autotune.records.trial import Target, TrialResult
+from autotune.records.quality import DriftLimits, QualityCheck
+from autotune.records.trial import GradientPlan, Target, TrialResult
 
 Printable = Annotated[str, Field(max_length=400, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Text of somebody else's file, without what a terminal would obey."""
@@ -161,6 +161,32 @@ class Recalled(Record):
     """Where it is from, for the user; empty where there was nothing."""
     effects: tuple[KnownEffect, ...] = ()
     """As far as they can be relied on here."""
+
+
+class CheckedConfig(Record):
+    """A config whose loss check came to a verdict."""
+
+    config: TrainConfig
+    """The settings."""
+    checks: tuple[QualityCheck, ...]
+    """In the order they were made."""
+
+
+class Screens(Record):
+    """What the loss checks of a search have shown so far: one that is resumed goes on with it."""
+
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    """Version of this file."""
+    refused: tuple[tuple[str, ...], ...] = ()
+    """Changes, each as `name=value`, that may not be made together."""
+    seen: tuple[str, ...] = ()
+    """Changes that were looked at early and not refused."""
+    plan: GradientPlan | None = None
+    """How much of the gradients is looked at; None before that was fixed."""
+    must_train: bool = False
+    """Gradients alone decide no more: trainings did where they could not."""
+    checked: tuple[CheckedConfig, ...] = ()
+    """Configs that passed or failed; one that was left open is checked again."""
 
 
 class ExpectedLaunch(Record):

@@ -105,8 +105,9 @@ class SearchLog:
 
     def refuse(self, changes: frozenset[str]) -> None:
         """Refuse changes of the baseline, each as `name=value`, wherever all of them are made together."""
-        self._refused = (*self._refused, changes)
-        self._derived = {}
+        if changes not in self._refused:
+            self._refused = (*self._refused, changes)
+            self._derived = {}
 
     def refuse_user_values(self, config: TrainConfig) -> None:
         """Refuse the user knobs' values of a config that learned something else, where nothing but them can be why."""

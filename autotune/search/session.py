@@ -21,7 +21,7 @@ from autotune.probe.run import probe_target
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile, StopReason
-from autotune.records.search import Recalled, SearchState
+from autotune.records.search import Recalled, Screens, SearchState
 from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer.findings import collect_findings
 from autotune.search.answer.notes import describe_ending, describe_left_out
@@ -65,6 +65,14 @@ class SearchStore(KeepsFinals, Protocol):
 
     def count_interrupted(self) -> int:
         """Return how many timings of earlier sessions were cut."""
+        ...
+
+    def read_screens(self) -> Screens:
+        """Return what the loss checks have shown in earlier sessions."""
+        ...
+
+    def write_screens(self, screens: Screens) -> None:
+        """Save what the loss checks have shown so far."""
         ...
 
     def recall(self, report: ProbeReport) -> Recalled:
@@ -128,13 +136,14 @@ def run_session(
     probed = _probe(folder, state, context, known, number=number, policy=policy)
     log = _open_log(folder, state, context, probed, policy)
     starter = TrialStarter(log, context, number=max(1, number))  # the probe is trial 0
-    gate = GateStage(log, starter, known)
+    gate = GateStage(log, starter, known, keep=folder.write_screens)
     prover = open_prover(folder, log, starter, gate, known)
     if not known:
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save)
     answer("running")
     _take_up(log, prover, known)
+    gate.restore(folder.read_screens())
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
     study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds))
@@ -217,6 +226,9 @@ def _explore_and_prove(
         answer(stop_reason)
 
     stop_reason: StopReason = "running"
+    leader = log.ranking.simplest_of_best if log.judged else None
+    if leader is not None and leader.score > log.problem.policy.least_gain:
+        prover.look_at(leader.config)  # an earlier session may have been stopped before or while it did
     if log.finals is not None:  # of an earlier session: what it left open comes first
         prove(stop_reason)
     while not starter.should_stop():

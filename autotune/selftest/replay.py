@@ -30,7 +30,7 @@ from autotune.records.finals import FinalsRecord
 from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
-from autotune.records.search import Recalled, SearchState
+from autotune.records.search import Recalled, Screens, SearchState
 from autotune.records.selftest import Outcome
 from autotune.records.trial import DataTrace, LossCurve, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.search.explore.study import Proposal
@@ -273,6 +273,13 @@ class Simulation:
     def count_interrupted(self) -> int:
         """Return that no launch was cut."""
         return 0
+
+    def read_screens(self) -> Screens:
+        """Return nothing: each simulation is the first."""
+        return Screens()
+
+    def write_screens(self, screens: Screens) -> None:
+        """Keep nothing."""
 
     def recall(self, report: ProbeReport) -> Recalled:
         """Return nothing: each simulation is the first."""

@@ -10,7 +10,7 @@ How long it may take is handed in with every call, and `needed_seconds` tells be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise
@@ -25,6 +25,7 @@ from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
+from autotune.records.search import CheckedConfig, Screens
 from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.log import SearchLog, list_changes
@@ -39,10 +40,19 @@ class GateStage:
         log: of the search; every check is added to it, and what is refused.
         starter: starts the trials.
         known: trials of earlier sessions of this search.
+        keep: called with what was shown so far, whenever there is more.
     """
 
-    def __init__(self, log: SearchLog, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
+    def __init__(
+        self,
+        log: SearchLog,
+        starter: TrialStarter,
+        known: Sequence[TrialResult] = (),
+        *,
+        keep: Callable[[Screens], None] = lambda _screens: None,
+    ) -> None:
         problem = log.problem
+        self._keep = keep
         self._policy = policy = problem.policy.loss_check
         self._log, self._starter = log, starter
         self._facts, self._baseline = problem.report.target, problem.baseline
@@ -71,6 +81,30 @@ class GateStage:
         self._equal_losses = EqualLosses(problem.baseline, margin=limits.loss)
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
+
+    def restore(self, screens: Screens) -> None:
+        """Take up what earlier sessions have shown; how closely they looked, where their gradients are still there."""
+        for changes in screens.refused:
+            self._log.refuse(frozenset(changes))
+        for one in screens.checked:
+            self._log.add_checks(one.config, one.checks)
+            self._log.add_attempt(one.config)
+        self._seen |= {*screens.seen}
+        self._must_train = self._must_train or screens.must_train
+        if any(one.spec.fidelity == screens.plan and have_captures(one.captures) for one in self._known):
+            self._gate.plan = screens.plan
+
+    def _save(self) -> None:
+        decided = ((config, checks) for config, checks in self._log.checks if is_passed(checks) or _failed(checks))
+        self._keep(
+            Screens(
+                refused=tuple(tuple(sorted(changes)) for changes in self._log.refused),
+                seen=tuple(sorted(self._seen)),
+                plan=self._gate.plan,
+                must_train=self._must_train,
+                checked=tuple(CheckedConfig(config=config, checks=checks) for config, checks in decided),
+            )
+        )
 
     def needed_seconds(self, config: TrainConfig | None) -> float:
         """Return how long it would take from now to show that a config learns the same, by the least that can show it.
@@ -123,6 +157,7 @@ class GateStage:
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(config, checks)
         self._seen |= new
+        self._save()
 
     def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
         """Return the finalists: shown to learn as well, the most promising first; every check goes to the log.
@@ -158,6 +193,7 @@ class GateStage:
                 log.ranking_of_all.entries, self._baseline, config, rest, least_gain=log.problem.policy.least_gain
             ):
                 queue = [rest, *(one for one in queue if one != rest)]
+        self._save()
         return passed
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KnownEffect
@@ -54,21 +54,24 @@ FAILED = Effect(-0.30, 0.10)
 """Of what has failed in an earlier search of the same: it is tried again, after all else."""
 
 
-def make_prior(report: ProbeReport, recalled: Sequence[KnownEffect] = ()) -> Prior:
+def make_prior(
+    report: ProbeReport, recalled: Sequence[KnownEffect] = (), usual: Mapping[Change, Effect] = USUAL
+) -> Prior:
     """Return what is usual, moved to what the probe expects of the knobs that it advises.
 
     Args:
         report: of the probe.
         recalled: what earlier searches of the like have read.
+        usual: what changes bring on other targets.
     """
-    effects = USUAL | {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
+    effects = {**usual} | {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
     pairs = dict(PAIRS)
     for one in report.advice:
-        usual = USUAL.get((one.knob, None), Effect())
+        before = usual.get((one.knob, None), Effect())
         if one.gain is not None:
             low, high = math.log(one.gain.low), math.log(one.gain.high)
             # A probe sees no more of malloc than the traffic it leaves behind: what is usual counts too.
-            effects[one.knob, None] = Effect(max(usual.mean, (low + high) / 2), max(usual.sd, (high - low) / 2))
+            effects[one.knob, None] = Effect(max(before.mean, (low + high) / 2), max(before.sd, (high - low) / 2))
             if one.knob == "num_workers":
                 pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
     prior = Prior(effects, pairs)

@@ -25,13 +25,14 @@ from autotune.records.layout import (
     PROBE_FILE,
     RECALLED_FILE,
     RESULT_FILE,
+    SCREENS_FILE,
     SPEC_FILE,
     STATE_FOLDER,
 )
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES, Profile
 from autotune.records.reading import describe_kind, parse_json, read_bytes
-from autotune.records.search import Recalled, SearchState
+from autotune.records.search import Recalled, Screens, SearchState
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.log import SearchLog
 from autotune.search.store.history import Effects, make_past, recall, remember
@@ -120,6 +121,17 @@ class SearchFolder:
         """Keep what was read for later searches."""
         if self.read_state().uses_history:
             remember(make_past(log, profile, effects, self.path.parents[1]))
+
+    def read_screens(self) -> Screens:
+        """Return what the loss checks have shown so far; nothing where the file is damaged: it is shown again."""
+        try:
+            return read_record(self.path / SCREENS_FILE, Screens)
+        except AutotuneError:
+            return Screens()
+
+    def write_screens(self, screens: Screens) -> None:
+        """Save what the loss checks have shown so far."""
+        write_record(self.path / SCREENS_FILE, screens)
 
     def read_finals(self) -> FinalsRecord | None:
         """Return the looks of the finals so far; None before the first one.

@@ -1,0 +1,97 @@
+"""A search that was stopped and goes on: what its loss checks have shown is not shown again, and not forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulated import BASELINE, Machine, Run, run_simulated
+
+from autotune.records import TrainConfig, TrialSpec
+from autotune.records.config import changed_fields
+from autotune.records.quality import is_passed
+from autotune.records.search import Screens
+from autotune.search.log import list_changes
+
+ONLY = ("precision", "num_workers", "optimizer_implementation", "attention_backend")
+
+
+def speed(config: TrainConfig) -> float:
+    return (1.6 if config.precision == "bf16" else 1.0) * (1.2 if config.num_workers else 1.0)
+
+
+def machine(**options: object) -> Machine:
+    """Return a machine without noise on which bf16 is fast and learns something else."""
+    return Machine(
+        speed=speed,
+        noise=0.0,
+        repeats_losses=True,
+        gradient_error=lambda config: 0.5 if config.precision == "bf16" else 0.0,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def search(work: Path, **options: object) -> Run:
+    return run_simulated(machine(**options), work, budget=200.0, only=ONLY)
+
+
+def list_measured(run: Run) -> list[str]:
+    configs = [spec.config for spec in run.machine.specs if spec.purpose == "measure" and spec.config is not None]
+    return [" ".join(sorted(list_changes(one, BASELINE, changed_fields(one, BASELINE)))) for one in configs]
+
+
+def of_gate(run: Run) -> list[TrialSpec]:
+    return [spec for spec in run.machine.specs if spec.purpose in ("fidelity", "tape", "quality")]
+
+
+def resume(first: Run, work: Path) -> Run:
+    return run_simulated(machine(), work, budget=200.0, only=ONLY, folder=first.folder)
+
+
+def test_what_was_refused_stays_refused(tmp_path: Path) -> None:
+    first = search(tmp_path, stop_after=9)
+    assert first.log.refused == (frozenset({"precision=bf16"}),)
+    second = resume(first, tmp_path)
+    assert second.log.refused == first.log.refused
+    configs = [spec.config for spec in second.machine.specs if spec.config is not None]
+    assert [one for one in configs if one.precision == "bf16"] == []
+    assert second.profile.verdict == "improved"
+
+
+def test_it_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    """Without noise: but for the baseline, which is launched first, as the machine may be another one."""
+    (tmp_path / "whole").mkdir()
+    whole = list_measured(search(tmp_path / "whole"))
+    first = search(tmp_path, stop_after=20)
+    begun = list_measured(first)
+    assert list_measured(resume(first, tmp_path))[1:9] == whole[len(begun) : len(begun) + 8]
+
+
+def test_what_was_shown_is_not_shown_again(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    specs = search(tmp_path / "whole").machine.specs
+    first_final = next(place for place, spec in enumerate(specs) if spec.purpose == "final")
+    first = search(tmp_path, stop_after=first_final + 2)
+    ((checked, checks),) = first.log.checks
+    assert is_passed(checks)
+    second = resume(first, tmp_path)
+    assert second.log.checks_of(checked) == checks
+    assert [spec for spec in of_gate(second) if spec.config == checked] == []
+    assert second.profile.verdict == "improved"
+
+
+def test_a_look_that_was_cut_is_taken_again(tmp_path: Path) -> None:
+    first = search(tmp_path, stop_after=4)
+    assert first.machine.specs[-1].purpose == "fidelity"
+    assert first.log.refused == ()
+    second = resume(first, tmp_path)
+    assert second.log.refused == (frozenset({"precision=bf16"}),)
+    launched = [spec.purpose for spec in second.machine.specs]
+    assert launched.index("fidelity") == 0
+
+
+def test_screens_that_cannot_be_read_are_made_again(tmp_path: Path) -> None:
+    first = search(tmp_path, stop_after=9)
+    (first.folder.path / "screens.json").write_text("{")
+    assert first.folder.read_screens() == Screens()
+    second = resume(first, tmp_path)
+    assert second.log.refused == first.log.refused
