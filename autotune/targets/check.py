@@ -19,7 +19,7 @@ from autotune.targets.launch.command import find_launch
 from autotune.targets.script import own_values, render_command
 from autotune.targets.source.location import Location, locate, split_spec
 from autotune.targets.source.names import SourceNames, parse_source, read_names
-from autotune.targets.workload import README_PART, REQUIRED
+from autotune.targets.workload import DOCS_PART, REQUIRED
 
 _LONGEST_SOURCE = 4 * 1024 * 1024
 _MOST_SHOWN = 8
@@ -128,7 +128,7 @@ def _check_object(spec: str, attribute: str, names: SourceNames) -> None:
         kind, missing = names.incomplete[attribute]
         raise TargetError(
             f"{spec} is a {kind} without {', '.join(f'{name}()' for name in missing)}",
-            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, {README_PART!r}",
+            hint=f"a workload has the methods {', '.join(REQUIRED)}; see {DOCS_PART}",
         )
 
 

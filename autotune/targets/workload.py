@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _EVALUATION_FACTOR = 4  # an evaluation keeps no activations
 
 REQUIRED = ("build_model", "build_optimizer", "train_dataset", "compute_loss")
-README_PART = "A workload: more control"
+DOCS_PART = "docs/workloads.md"
 
 
 @runtime_checkable
@@ -217,7 +217,7 @@ def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkloa
     if missing:
         raise TargetError(
             f"{label} is a {type(found).__name__} without {', '.join(f'{name}()' for name in missing)}",
-            hint=f"a workload has the methods {', '.join(REQUIRED)}; see the README, {README_PART!r}",
+            hint=f"a workload has the methods {', '.join(REQUIRED)}; see {DOCS_PART}",
         )
     knobs = _read_knobs(found, label=label)
     baseline = getattr(found, "baseline", TrainConfig())
