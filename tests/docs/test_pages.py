@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from knob_pages import render
 from typer.main import get_command
 
 from autotune.cli import app
@@ -92,3 +93,8 @@ def test_code_that_a_page_shows_is_python() -> None:
 
 def test_the_readme_is_read_to_its_end() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_README_WORDS
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    assert page == render(), "run: python tests/docs/knob_pages.py > docs/knobs.md"
