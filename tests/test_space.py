@@ -504,7 +504,7 @@ PRESETS = {preset.name: preset for preset in load_presets()}
 
 
 def test_the_shipped_presets_are_all_there() -> None:
-    assert list(PRESETS) == ["balanced", "baseline", "fastest", "low-memory", "reproducible"]
+    assert list(PRESETS) == ["balanced", "baseline", "low-memory", "reproducible"]
     assert PRESETS["baseline"].settings == {}
     assert all(preset.description for preset in PRESETS.values())
 

@@ -8,7 +8,7 @@ import typer
 
 from autotune.cli.compare import compare
 from autotune.cli.emit import export, report
-from autotune.cli.history import history
+from autotune.cli.lists import history, presets
 from autotune.cli.probe import probe
 from autotune.cli.search import search
 from autotune.cli.selftest import selftest
@@ -29,6 +29,7 @@ app.command(cls=TargetCommand)(train)
 app.command()(compare)
 app.command()(export)
 app.command()(report)
+app.command()(presets)
 app.command()(history)
 app.command()(selftest)
 

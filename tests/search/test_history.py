@@ -230,3 +230,16 @@ def test_the_command_lists_and_forgets() -> None:
     assert listed["label"] == "toy.py:workload"
     assert "forgotten: 1 search" in invoke(app, ["history", "--clear"]).output
     assert list_past() == []
+
+
+def test_the_presets_are_listed() -> None:
+    invoke = CliRunner().invoke
+    shown = invoke(app, ["presets"]).stdout
+    assert "reproducible (Changes no number: losses are bit for bit your own)" in shown
+    assert "num_workers=2" in shown
+    assert [one["name"] for one in json.loads(invoke(app, ["presets", "--json"]).stdout)] == [
+        "balanced",
+        "baseline",
+        "low-memory",
+        "reproducible",
+    ]

@@ -1,4 +1,4 @@
-"""The searches that are remembered, on stdout."""
+"""The presets and the searches that are remembered, on stdout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from collections.abc import Sequence
 from autotune.cli.pages.layout import open_page
 from autotune.cli.view.terminal import say
 from autotune.format import format_duration, format_factor
-from autotune.records.search import KnownEffect, PastSearch
+from autotune.records.search import KnownEffect, PastSearch, Preset
 from autotune.sentences.settings import describe_changes, name_setting
 
 _MOST_EFFECTS = 6
+
+
+def print_presets(presets: Sequence[Preset]) -> None:
+    """Print the presets with their settings."""
+    page = open_page()
+    for one in presets:
+        page.heading(one.name, one.description)
+        page.facts("settings", [f"{name}={value}" for name, value in one.settings.items()] or ["none"])
 
 
 def print_history(past: Sequence[PastSearch]) -> None:
