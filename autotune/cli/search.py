@@ -21,6 +21,7 @@ from autotune.cli.target import (
     announce_target,
     read_target,
 )
+from autotune.cli.view.help import BASICS, CHANGES
 from autotune.cli.view.terminal import print_json, reported_errors
 from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
 
@@ -34,63 +35,107 @@ def search(
     target: Target = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Deadline of the whole search: 90s, 20m, 1h30m.", show_default="20m"),
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="TIME",
+            help="Deadline of the whole command: 90s, 20m, 1h30m.",
+            show_default="20m",
+        ),
     ] = None,
     max_drift: Annotated[
         list[str] | None,
         typer.Option(
-            help="Largest worsening of the loss and of every metric: 0.5%. In a metric's own unit: 0.1pp, "
-            "max-degradation=0.001, min-improvement=0.01. For one alone: loss:1%, accuracy:0.1pp. May be repeated.",
+            rich_help_panel=CHANGES,
+            help="How much worse the loss and each metric may get: 0.5%; in a metric's own unit 0.1pp, "
+            "max-degradation=0.001, min-improvement=0.01; for one alone loss:1%, accuracy:0.1pp. Repeatable.",
             show_default="0.5%",
             metavar="[METRIC:]LIMIT",
         ),
     ] = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="Memory of the GPU (of the host without one): 16GiB.", show_default="what is there"),
+        typer.Option(
+            rich_help_panel=CHANGES,
+            metavar="SIZE",
+            help="Of the GPU, or of the host without one: 16GiB.",
+            show_default="what is there",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the answer goes.", show_default="best.json")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of proposals, weights and data order.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=BASICS, metavar="FILE", help="Where the answer goes.", show_default="best.json"),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=BASICS, metavar="N", min=0, max=2**31 - 1, help="Seed of proposals, weights and data order."
+        ),
+    ] = 0,
     planned_run: Annotated[
         str | None,
         typer.Option(
-            help="Length of the final training: 8h (with your settings), 30epochs or 2000000samples; its whole time is "
-            "made short then, compilation included."
+            rich_help_panel=CHANGES,
+            metavar="LENGTH",
+            help="Length of the final training: 8h, 30epochs, 2000000samples. Its total time counts then, compilation "
+            "included.",
         ),
     ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            help="batch: try other effective batch sizes too. They change what is learned and are judged by the "
-            "samples they need for the same loss; the speed-up is then the net one."
+            rich_help_panel=CHANGES,
+            metavar="batch",
+            help="Try other effective batch sizes too: another training, judged by the samples it needs for the same "
+            "loss.",
         ),
     ] = None,
     learning_rate_rule: Annotated[
         str,
-        typer.Option(help="What a larger effective batch does to the learning rate: none, sqrt (Adam), linear (SGD)."),
+        typer.Option(
+            rich_help_panel=CHANGES,
+            metavar="RULE",
+            help="Learning rate of a larger effective batch: none, sqrt (Adam), linear (SGD).",
+        ),
     ] = "none",
     preset: Annotated[
         list[str] | None,
-        typer.Option(help="Try this one first: a file with a recipe of your own. May be repeated.", metavar="FILE"),
+        typer.Option(
+            rich_help_panel=CHANGES,
+            help="Try a recipe of yours first. Repeatable.",
+            metavar="FILE",
+        ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Vary this knob alone. May be repeated.", metavar="KNOB")
+        list[str] | None,
+        typer.Option(rich_help_panel=CHANGES, help="Vary this setting alone. Repeatable.", metavar="KNOB"),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Leave this knob as it is. May be repeated.", metavar="KNOB")
+        list[str] | None,
+        typer.Option(rich_help_panel=CHANGES, help="Leave this setting as it is. Repeatable.", metavar="KNOB"),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Launch nothing: print how a search would begin and what it takes."),
+        typer.Option(
+            "--dry-run",
+            rich_help_panel=BASICS,
+            help="Launch nothing: print how a search would begin and what it takes.",
+        ),
     ] = False,
     no_history: Annotated[
         bool,
-        typer.Option("--no-history", help="Begin anew, not with what earlier searches of the like have read."),
+        typer.Option(
+            "--no-history",
+            rich_help_panel=CHANGES,
+            help="Begin anew, not where earlier searches of the like have ended.",
+        ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with this target's newest search in this folder.")
+        bool,
+        typer.Option("--resume", rich_help_panel=BASICS, help="Go on with this target's newest search in this folder."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file whatever it is.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", rich_help_panel=BASICS, help="Replace the output file whatever it is.")
+    ] = False,
     knob: Knobs = None,
     metric_regex: MetricRegex = None,
     metric_key: MetricKey = None,
@@ -101,8 +146,7 @@ def search(
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json.
 
-    The exit status is 0 for an answer, "keep your settings" among them, and 3 where nothing but your own settings could
-    be measured: what was not tried, and the budget that would, is printed and in best.json.
+    The exit status is 0 for any answer, "keep your settings" too, and 3 where nothing but these could be measured.
     """
     with reported_errors(as_json=json_output):
         chosen = read_target(

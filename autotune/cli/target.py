@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from autotune.cli.view.help import SCRIPTS, Command
 from autotune.cli.view.terminal import say
 
 if TYPE_CHECKING:
@@ -18,41 +18,72 @@ if TYPE_CHECKING:
 DEMO = "demo"
 COMMAND_FOLLOWS = "--"
 TARGET_HELP = (
-    "The training: file.py:attr or package.module:attr, or a script's command after --, as in: -- python train.py "
-    "--lr 0.1. Without one: target of the tool.autotune table in pyproject.toml, else the built-in demo (name: demo)."
+    "A script's command after --, or a workload: file.py:attr, package.module:attr. Default: that of [tool.autotune] "
+    "in pyproject.toml, else the built-in demo (demo)."
 )
 
-Target = Annotated[list[str] | None, typer.Argument(help=TARGET_HELP, show_default=False, metavar="[TARGET]")]
+Target = Annotated[
+    list[str] | None, typer.Argument(help=TARGET_HELP, show_default=False, metavar="[TARGET | -- COMMAND...]")
+]
 Knobs = Annotated[
     list[str] | None,
-    typer.Option("--knob", help="A script's own knob, for {NAME} in its command: lr=1e-3,2e-3:semantic.", metavar="K"),
+    typer.Option(
+        "--knob",
+        rich_help_panel=SCRIPTS,
+        help="A knob of the script's own, for {NAME} in its command: lr=1e-3,2e-3:semantic.",
+        metavar="NAME=V1,V2[:CLASS]",
+    ),
 ]
 MetricRegex = Annotated[
     list[str] | None,
     typer.Option(
-        help="Finds a script's metric in what it prints: 'val_acc=([0-9.]+)'. May be repeated.", show_default=False
+        rich_help_panel=SCRIPTS,
+        metavar="REGEX",
+        help="Find a metric in what the script prints: 'val_acc=([0-9.]+)'. Repeatable.",
+        show_default=False,
     ),
 ]
 MetricKey = Annotated[
     list[str] | None,
-    typer.Option(help="Key of a script's metric in the JSON lines it prints. May be repeated.", show_default=False),
+    typer.Option(
+        rich_help_panel=SCRIPTS,
+        metavar="KEY",
+        help="Key of a metric in the JSON lines it prints. Repeatable.",
+        show_default=False,
+    ),
 ]
 Direction = Annotated[
     list[str] | None,
     typer.Option(
-        help="Which way a metric is better: minimize, maximize. Once for all, or once for each, expressions first.",
+        rich_help_panel=SCRIPTS,
+        metavar="WAY",
+        help="minimize or maximize: for all metrics, or one for each, --metric-regex first.",
         show_default=False,
     ),
 ]
 QualitySteps = Annotated[
-    int | None, typer.Option(min=1, help="Steps of a script's loss check.", show_default="what the budget allows")
+    int | None,
+    typer.Option(
+        rich_help_panel=SCRIPTS,
+        metavar="N",
+        min=1,
+        help="Steps of the loss check.",
+        show_default="what the budget allows",
+    ),
 ]
 QualityEpochs = Annotated[
-    int | None, typer.Option(min=1, help="Epochs of a script's loss check, instead of steps.", show_default=False)
+    int | None,
+    typer.Option(
+        rich_help_panel=SCRIPTS,
+        metavar="N",
+        min=1,
+        help="Epochs of the loss check, instead of steps.",
+        show_default=False,
+    ),
 ]
 
 
-class TargetCommand(TyperCommand):
+class TargetCommand(Command):
     """A command that is told where `--` stands: what comes after it is a script's command, be it one word or none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

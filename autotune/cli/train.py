@@ -12,6 +12,7 @@ import typer
 
 from autotune.cli.stopping import stop_on_signals
 from autotune.cli.target import Knobs, Target, announce_resolved, read_target
+from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS
 from autotune.cli.view.terminal import (
     forgiven_output,
     print_error_json,
@@ -36,40 +37,99 @@ def train(
     target: Target = None,
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", help="The settings to train with, e.g. best.json.", show_default="your own settings"),
+        typer.Option(
+            "--profile",
+            rich_help_panel=BASICS,
+            metavar="FILE",
+            help="The settings to train with, e.g. best.json.",
+            show_default="your own settings",
+        ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A shipped preset instead, e.g. balanced, or a file.", show_default=False)
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="NAME",
+            help="A shipped preset instead, e.g. balanced, or a file.",
+            show_default=False,
+        ),
     ] = None,
     use_candidate: Annotated[
         bool,
         typer.Option(
-            "--use-candidate", help="Take the profile's candidate, which learns as well and is not proven faster."
+            "--use-candidate",
+            rich_help_panel=BASICS,
+            help="Take the profile's candidate, which learns as well and is not proven faster.",
         ),
     ] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps to take.", show_default=False)] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=BASICS, metavar="N", min=1, help="Optimizer steps to take.", show_default=False),
+    ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Epochs to train.", show_default="1 if --steps is not given"),
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="N",
+            min=1,
+            help="Epochs to train.",
+            show_default="1 if --steps is not given",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="a new one under runs/")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=OUTPUT, metavar="FOLDER", help="Run folder.", show_default="a new one under runs/"
+        ),
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of weights, data order, dropout.", show_default="0")
+        int | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="N",
+            min=0,
+            max=2**31 - 1,
+            help="Seed of weights, data order, dropout.",
+            show_default="0",
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with --out, or this target's newest numbered run.")
+        bool,
+        typer.Option(
+            "--resume", rich_help_panel=BASICS, help="Go on with --out, or this target's newest numbered run."
+        ),
     ] = False,
     max_time: Annotated[
-        str | None, typer.Option(help="End with a checkpoint before this, e.g. 3h50m.", show_default=False)
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="TIME",
+            help="End with a checkpoint before this, e.g. 3h50m.",
+            show_default=False,
+        ),
     ] = None,
-    checkpoint_every: Annotated[str, typer.Option(help="Longest time between two checkpoints.")] = "5m",
-    keep: Annotated[int, typer.Option(min=2, help="Checkpoints kept, beside the best one.")] = 2,
+    checkpoint_every: Annotated[
+        str, typer.Option(rich_help_panel=OUTPUT, metavar="TIME", help="Longest time between two checkpoints.")
+    ] = "5m",
+    keep: Annotated[
+        int, typer.Option(rich_help_panel=OUTPUT, metavar="N", min=2, help="Checkpoints kept, beside the best one.")
+    ] = 2,
     log: Annotated[
-        Literal["tensorboard"] | None, typer.Option(help="Also write TensorBoard's files.", show_default=False)
+        Literal["tensorboard"] | None,
+        typer.Option(rich_help_panel=OUTPUT, help="Also write TensorBoard's files.", show_default=False),
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Use a profile from elsewhere without a second look.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", rich_help_panel=BASICS, help="Use a profile from elsewhere without a second look."),
+    ] = False,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts of a script that goes on from its own checkpoints.")
+        int,
+        typer.Option(
+            rich_help_panel=SCRIPTS,
+            metavar="N",
+            min=0,
+            help="Restarts of a script that goes on from its own checkpoints.",
+        ),
     ] = 0,
     knob: Knobs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

@@ -32,7 +32,7 @@ def run(*arguments: str, folder: Path, **environment: str) -> subprocess.Complet
 
 def test_without_a_command_the_help_is_shown(tmp_path):
     shown = run(folder=tmp_path)
-    for name in ("probe", "search", "train", "compare", "export", "report", "selftest"):
+    for name in ("probe", "search", "train", "compare", "export", "report"):
         assert name in shown.stdout + shown.stderr
 
 

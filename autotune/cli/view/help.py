@@ -1,0 +1,57 @@
+"""Help in groups, without a column of types, and with examples to copy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from typer.core import TyperCommand
+
+BASICS, CHANGES, SCRIPTS, OUTPUT = "Basics", "What may change", "Scripts", "Output"
+"""Groups of options, in this order."""
+
+WIDEST = 100
+"""Columns of a help page; a narrower terminal has a narrower one."""
+
+
+class Command(TyperCommand):
+    """A command whose options are shown by the groups they are given, and whose epilog is shown as it is."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the options group by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            row = _tidy(parameter.get_help_record(ctx))
+            if row is not None:
+                kind = "Arguments" if parameter.param_type_name == "argument" else OUTPUT
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(row)
+        order = ["Arguments", BASICS, CHANGES, SCRIPTS, OUTPUT]
+        for title in sorted(groups, key=order.index):
+            with formatter.section(title):
+                formatter.write_dl(groups[title], col_max=26)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what follows the command's name: an argument by the name it is given, without brackets around it."""
+        named = [parameter.metavar for parameter in self.get_params(ctx) if parameter.param_type_name == "argument"]
+        return [self.options_metavar or "", *(one for one in named if one)] if all(named) else self._usual_pieces(ctx)
+
+    def _usual_pieces(self, ctx: Any) -> list[str]:
+        pieces: list[str] = super().collect_usage_pieces(ctx)
+        return pieces
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, one a line."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _tidy(row: tuple[str, str] | None) -> tuple[str, str] | None:
+    """Return a row without the types that no user types, and with its default as it is told."""
+    if row is None:
+        return None
+    name, text = row
+    name = re.sub(r" <[^>]*(\[[^\]]*\])?>$", "", name)
+    text = re.sub(r"\[default: \(([^)]*)\)[^\]]*\]", r"[default: \1]", text)
+    return name, re.sub(r"(;| *\[)[-\d<= ]*x[<>=]+\d+(?=\])\]?", lambda found: "]" if found[1] == ";" else "", text)

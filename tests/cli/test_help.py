@@ -1,0 +1,57 @@
+"""Help that helps: grouped, short, without the names of types, with examples that can be typed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from autotune.cli import app
+
+COMMANDS = [*get_command(app).commands]  # type: ignore[attr-defined]
+MOST_LINES = 60
+WIDTH = 100
+
+
+def show(*words: str, width: int = WIDTH) -> str:
+    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(width)}, terminal_width=width).stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_fits_a_screen(name: str) -> None:
+    lines = show(name).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_names_no_type_and_no_range(name: str) -> None:
+    text = show(name)
+    assert not re.search(r"<(str|int|bool|float|path|list)|[<>]=|\[default: \(", text), text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_ends_with_examples(name: str) -> None:
+    _, _, examples = show(name).partition("\nExamples:\n")
+    lines = examples.strip().splitlines()
+    assert lines
+    assert all(line.strip().startswith(f"autotune {name}") for line in lines)
+
+
+def test_what_belongs_together_stands_together() -> None:
+    text = show("search")
+    headings = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
+    assert headings == ["Arguments", "Basics", "What may change", "Scripts", "Output", "Examples"]
+    basics = text[text.index("Basics:") : text.index("What may change:")]
+    assert "--budget TIME" in basics
+    assert "--metric-regex" not in basics
+    assert text.splitlines()[0].endswith("[OPTIONS] [TARGET | -- COMMAND...]")
+
+
+def test_the_first_list_has_what_a_user_needs() -> None:
+    text = show()
+    listed = re.findall(r"^  ([a-z]+)  ", text, re.MULTILINE)
+    assert listed == ["probe", "search", "train", "report", "export", "compare", "presets", "history"]
+    assert "..." not in text[text.index("Commands:") :]
