@@ -40,10 +40,10 @@ from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
 from autotune.targets.demo import DemoWorkload
 from autotune.targets.workload import LoadedWorkload, check_workload
-from autotune.train.folder import RunFolder
 from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.session import Session
 from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.runs.folder import RunFolder
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits"
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from autotune.cli.compare import compare
-from autotune.cli.emit import export, report
-from autotune.cli.lists import history, presets
+from autotune.cli.emit import export, report, show
+from autotune.cli.lists import env, history, presets, status
 from autotune.cli.probe import probe
 from autotune.cli.search import search
 from autotune.cli.selftest import selftest
@@ -38,32 +38,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
 )
-app.command(
-    cls=TargetCommand, epilog=_PROBE, short_help="Where a step's time and memory go, and how much faster it could get."
-)(probe)
-app.command(cls=TargetCommand, epilog=_SEARCH, short_help="Find faster settings that learn the same, and prove them.")(
-    search
-)
-app.command(cls=TargetCommand, epilog=_TRAIN, short_help="Train with them: checkpointed, resumable, guarded.")(train)
-app.command(
-    cls=Command,
-    epilog="autotune report\nautotune report --out page.html",
-    short_help="Write a search as one HTML page.",
-)(report)
-app.command(
-    cls=Command,
-    epilog="autotune export --profile best.json --to torch",
-    short_help="Print the settings for another tool.",
-)(export)
-app.command(
-    cls=Command,
-    epilog="autotune compare runs/train-workload-001 runs/train-workload-002",
-    short_help="Show two trainings side by side.",
-)(compare)
-app.command(cls=Command, epilog="autotune presets", short_help="List the shipped presets.")(presets)
-app.command(
-    cls=Command, epilog="autotune history\nautotune history --clear", short_help="List what earlier searches have read."
-)(history)
+for _command, _kind, _short, _examples in (
+    (probe, TargetCommand, "Where a step's time and memory go, and how much faster it could get.", _PROBE),
+    (search, TargetCommand, "Find faster settings that learn the same, and prove them.", _SEARCH),
+    (train, TargetCommand, "Train with them: checkpointed, resumable, guarded.", _TRAIN),
+    (show, Command, "Print an answer once more.", "autotune show\nautotune show best.json --json"),
+    (report, Command, "Write a search as one HTML page.", "autotune report -o page.html"),
+    (export, Command, "Print the settings for another tool.", "autotune export --to hf"),
+    (compare, Command, "Show two trainings side by side.", "autotune compare runs/train-001 runs/train-002"),
+    (status, Command, "Say what is at work in this folder.", "autotune status"),
+    (presets, Command, "List the shipped presets.", "autotune presets"),
+    (history, Command, "List what earlier searches have read.", "autotune history\nautotune history --clear"),
+    (env, Command, "Print versions and machine, for a bug report.", "autotune env"),
+):
+    app.command(cls=_kind, short_help=_short, epilog=_examples)(_command)
 app.command(cls=Command, hidden=True, epilog="autotune selftest --replay 100")(selftest)
 
 

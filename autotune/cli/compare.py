@@ -18,7 +18,7 @@ def compare(
     """Show two runs side by side: settings, throughput, loss at the same samples, metrics, what went wrong."""
     with reported_errors(as_json=json_output):
         from autotune.cli.pages.comparison import print_comparison
-        from autotune.train.compare import compare_runs
+        from autotune.train.runs.compare import compare_runs
 
         comparison = compare_runs(first, second)
         if json_output:

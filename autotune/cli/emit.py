@@ -1,4 +1,4 @@
-"""`autotune export` and `autotune report`: the answer in other forms."""
+"""`autotune show`, `report` and `export`: the answer in other forms."""
 
 from __future__ import annotations
 
@@ -11,58 +11,113 @@ import typer
 from autotune.cli.view.terminal import print_json, print_plain, printable, reported_errors, say, warn
 
 
+def show(
+    profile: Annotated[Path, typer.Argument(help="An answer.", metavar="[PROFILE]")] = Path("best.json"),
+    json_output: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Print a search's answer once more."""
+    with reported_errors(as_json=json_output):
+        from autotune.cli.pages.answer import print_answer
+        from autotune.records.profile import Profile
+
+        answer = Profile.load(profile)
+        if json_output:
+            print_json(answer.to_json())
+        else:
+            print_answer(answer, profile, is_new=False)
+
+
 def export(
-    profile: Annotated[Path, typer.Option("--profile", help="The profile to export, e.g. best.json.")],
-    to: Annotated[str, typer.Option("--to", help="One of: torch, hf, lightning, accelerate, deepspeed.")],
+    to: Annotated[str, typer.Option("--to", metavar="TOOL", help="torch, hf, lightning, accelerate, deepspeed.")],
+    answer: Annotated[Path, typer.Argument(help="An answer.", metavar="[PROFILE]")] = Path("best.json"),
+    named: Annotated[Path | None, typer.Option("--profile", hidden=True, help="The same.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="A new file.", show_default="standard output")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print text, mapped and unmapped knobs as JSON.")] = False,
 ) -> None:
-    """Print a profile's settings for another tool; what it cannot express is named on stderr."""
+    """Print an answer's settings for another tool; what it cannot express is named on stderr."""
     from autotune.emit.export import export_config
     from autotune.machine.hardware import read_hardware
     from autotune.records.profile import Profile
 
     with reported_errors(as_json=json_output):
-        answer = Profile.load(profile)
+        profile = Profile.load(named or answer)
+        if out is not None:
+            require_new(out)
         # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
         found = read_hardware().host_allocators
-        here = {name: path for name, path in answer.hardware.host_allocators.items() if found.get(name) == path}
-        exported = export_config(answer.config, to, host_allocators=here)
-        own = answer.hardware.preloaded_malloc
-        if own is not None and answer.config.host_allocator != "default":
+        here = {name: path for name, path in profile.hardware.host_allocators.items() if found.get(name) == path}
+        exported = export_config(profile.config, to, host_allocators=here)
+        own = profile.hardware.preloaded_malloc
+        if own is not None and profile.config.host_allocator != "default":
             warn(f"take {printable(own)} out of your own LD_PRELOAD: it was replaced when this was measured")
-        if json_output:
-            print_json(exported.to_json())
-            return
-        print_plain(exported.text)
-        for name, reason in exported.unmapped.items():
+        text = exported.to_json() if json_output else exported.text
+        if out is not None:
+            write_output(out, text)
+        elif json_output:
+            print_json(text)
+        else:
+            print_plain(text)
+        for name, reason in () if json_output else exported.unmapped.items():
             warn(f"{name} is not in it: {reason}")
 
 
 def report(
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page goes.")] = Path(
+        "report.html"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the page's path as JSON.")] = False,
 ) -> None:
     """Write this folder's newest search that has an answer as one HTML page that needs no network."""
-    from autotune.errors import MachineError, UsageError
-    from autotune.records.codec import write_text
-    from autotune.search.store.folder import list_searches, require_file
+    from autotune.errors import UsageError
+    from autotune.search.store.folder import list_searches
 
     with reported_errors(as_json=json_output):
         found = next((search for search in list_searches(Path.cwd()) if search.profile.exists()), None)
         if found is None:
             raise UsageError("no search with an answer was made in this folder", hint="run autotune search first")
-        require_file(out)
-        if out.exists() and not force:
-            raise UsageError(f"{out} exists", hint="choose another --out, or pass --force to replace it")
-        try:
-            write_text(out, render_search(found.path))
-        except OSError as error:
-            raise MachineError(f"{out}: {error.strerror}", hint="choose a folder that can be written") from None
+        require_new(out, force=force)
+        write_output(out, render_search(found.path))
         if json_output:
             print_json(json.dumps({"report": str(out)}))
         else:
             say(f"{out} written")
+
+
+def require_new(out: Path, *, force: bool | None = None) -> None:
+    """Make sure that a file may be written.
+
+    Args:
+        out: the file.
+        force: it may replace another; None where there is no such option.
+
+    Raises:
+        UsageError: it exists, or is no file.
+    """
+    from autotune.errors import UsageError
+    from autotune.search.store.folder import require_file
+
+    require_file(out)
+    if out.exists() and not force:
+        more = "" if force is None else ", or pass --force to replace it"
+        raise UsageError(f"{out} exists", hint=f"choose another --out{more}")
+
+
+def write_output(out: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    from autotune.errors import MachineError
+    from autotune.records.codec import write_text
+
+    try:
+        write_text(out, text)
+    except OSError as error:
+        raise MachineError(f"{out}: {error.strerror}", hint="choose a folder that can be written") from None
 
 
 def render_search(path: Path) -> str:

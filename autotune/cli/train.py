@@ -278,9 +278,9 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
     options = replace(options, reverification=take_reverification())
     from autotune.cli.pages.training import print_summary
     from autotune.cli.view.training import training_view
-    from autotune.train.folder import read_plan
     from autotune.train.recovery.steps_down import FreshProcessNeeded
     from autotune.train.run import run_training
+    from autotune.train.runs.folder import read_plan
 
     with stop_on_signals(signal.SIGUSR1, signal.SIGUSR2) as stop:
         try:

@@ -16,8 +16,8 @@ from autotune.train.recovery.child import keep_tie
 if TYPE_CHECKING:
     from autotune.cli.view.training import TrainingView
     from autotune.records.run import Reverification
-    from autotune.train.folder import RunFolder
     from autotune.train.options import TrainingCallbacks
+    from autotune.train.runs.folder import RunFolder
     from autotune.train.tensorboard import TensorBoardLog
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"

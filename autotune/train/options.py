@@ -12,8 +12,8 @@ from autotune.errors import UsageError
 from autotune.presets import is_preset
 from autotune.records.reading import is_text
 from autotune.records.run import Reverification, StepDown
-from autotune.train.folder import RunFolder
 from autotune.train.report import Report
+from autotune.train.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

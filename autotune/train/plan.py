@@ -12,10 +12,10 @@ from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan
 from autotune.records.trial import Target
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.folder import require_same_plan
 from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.runs.folder import require_same_plan
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
 from autotune.train.settings.presets import find_facts

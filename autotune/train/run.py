@@ -22,7 +22,6 @@ from autotune.machine.hardware import read_hardware
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.folder import RunFolder, find_run, locked_run, make_run, read_plan
 from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.session import Session
 from autotune.train.loop.training_loop import Ending
@@ -33,6 +32,7 @@ from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
 from autotune.train.report import summarize
+from autotune.train.runs.folder import RunFolder, find_run, locked_run, make_run, read_plan
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import check_environment, find_missing_environment
 from autotune.train.settings.target import resolve_training_target

@@ -56,7 +56,7 @@ from autotune.targets.source.fingerprint import fingerprint_target
 from autotune.targets.source.neighbours import find_trainings
 from autotune.targets.user_knob import read_knob, write_knob
 from autotune.targets.workload import check_workload
-from autotune.train.compare import compare_runs
+from autotune.train.runs.compare import compare_runs
 from autotune.train.script.progress import find_failure, read_progress
 from autotune.train.settings import choice as settings
 from autotune.train.settings import differences

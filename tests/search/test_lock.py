@@ -23,7 +23,7 @@ from autotune import lock
 from autotune.errors import BusyError, MachineError
 from autotune.lock import _read_ticks, hold_lock
 from autotune.search.store.folder import find_search_at_work, lock_searches
-from autotune.train.folder import locked_run
+from autotune.train.runs.folder import locked_run
 
 HOLD = """
 import sys

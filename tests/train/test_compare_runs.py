@@ -19,7 +19,7 @@ from autotune.cli.pages.comparison import print_comparison
 from autotune.errors import AutotuneError, UsageError
 from autotune.records.codec import parse_record
 from autotune.records.comparison import RunComparison
-from autotune.train.compare import compare_runs, pair_losses
+from autotune.train.runs.compare import compare_runs, pair_losses
 
 ONE_PAIR = "one pair of runs: no interval"
 FASTER: dict[str, Any] = {"samples_per_second": 140.0, "training_seconds": 6.0, "mfu": None}

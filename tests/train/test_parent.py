@@ -20,11 +20,11 @@ from train_world import wait_until
 from autotune.machine.cgroups import read_oom_kills
 from autotune.records.config import TrainConfig
 from autotune.records.layout import PLAN_FILE
-from autotune.train.folder import read_plan
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.attempts import Ended, Start, run_attempts
 from autotune.train.recovery.child import AGAIN_STATUS
 from autotune.train.recovery.workload import TrainingEnd, drop_settings, train_supervised
+from autotune.train.runs.folder import read_plan
 
 TIED = "import os, signal, sys, time\nfrom autotune.train.recovery.child import tie_to_parent\ntie_to_parent()\n"
 

@@ -13,11 +13,11 @@ from autotune.errors import ProfileError, UsageError
 from autotune.records.config import TrainConfig
 from autotune.records.layout import PLAN_FILE, SCRIPT_FILE
 from autotune.records.training_process import TrainingProgress
-from autotune.train.folder import SCRIPT_RUN, WORKLOAD_RUN, RunFolder, RunKind, newest_whole_step, open_run
 from autotune.train.loop.metrics import cut_metrics, read_last_step
 from autotune.train.loop.session import Session
 from autotune.train.recovery.steps_down import Choice, Fault, make_step_down
 from autotune.train.report import summarize
+from autotune.train.runs.folder import SCRIPT_RUN, WORKLOAD_RUN, RunFolder, RunKind, newest_whole_step, open_run
 
 CONFIG = TrainConfig(micro_batch_size=64)
 PLAN = make_plan(CONFIG)

@@ -30,8 +30,9 @@ from autotune.errors import BusyError, CheckpointError, MachineError, ProfileErr
 from autotune.records.codec import read_record
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.train import folder, run
+from autotune.train import run
 from autotune.train.loop import checkpoint
+from autotune.train.runs import folder
 
 STEPS_PER_EPOCH = math.ceil(SAMPLES / 8)
 

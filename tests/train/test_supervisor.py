@@ -13,11 +13,11 @@ from record_factory import make_plan
 
 from autotune.records.config import TrainConfig
 from autotune.records.training_process import TrainingProgress
-from autotune.train.folder import RunFolder
 from autotune.train.policy import TrainPolicy
 from autotune.train.recovery.attempts import Ended, Start
 from autotune.train.recovery.steps_down import Choice, Fault, make_step_down, workload_knobs
 from autotune.train.recovery.supervisor import Death, Decision, Supervisor
+from autotune.train.runs.folder import RunFolder
 from autotune.train.script.progress import read_progress, write_progress
 
 CONFIG = TrainConfig(micro_batch_size=8)

@@ -17,8 +17,14 @@ from autotune.sentences.settings import describe_changes
 _STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
 
 
-def print_answer(profile: Profile, out: Path) -> None:
-    """Print a search's answer on stdout and the next command on stderr."""
+def print_answer(profile: Profile, out: Path, *, is_new: bool = True) -> None:
+    """Print a search's answer on stdout and the next command on stderr.
+
+    Args:
+        profile: the answer.
+        out: where it is.
+        is_new: it was just written.
+    """
     console = result_console()
     console.print(printable_text(describe_speedup(profile), style=_STYLES[profile.verdict]))
     for name in changed_fields(profile.config, profile.baseline_config):
@@ -41,4 +47,5 @@ def print_answer(profile: Profile, out: Path) -> None:
     sys.stdout.flush()
     usable = profile.candidate is not None and profile.candidate.passed_checks
     more = " (with --use-candidate for the candidate's settings)" if usable else ""
-    say(f"{out} written; next: autotune train --profile {out}{more}")
+    written = f"{out} written; " if is_new else ""
+    say(f"{written}next: autotune train --profile {out}{more}")

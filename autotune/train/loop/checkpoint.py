@@ -24,9 +24,9 @@ from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.layout import MANIFEST_FILE
 from autotune.records.run import CheckpointManifest
-from autotune.train.folder import newest_first, read_step
 from autotune.train.loop.state import Progress, capture_state, restore_state
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.runs.folder import newest_first, read_step
 
 KEPT = 2
 """Complete checkpoints kept: the newest and one to fall back to."""

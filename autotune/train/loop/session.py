@@ -24,7 +24,6 @@ from autotune.records.run import GuardSummary, RunPlan
 from autotune.records.training_process import TrainingProgress
 from autotune.sentences.settings import describe_exchanges
 from autotune.targets.workload import LoadedWorkload
-from autotune.train.folder import RunFolder
 from autotune.train.loop.checkpoint import Checkpoints, Restored
 from autotune.train.loop.deadline import Deadline
 from autotune.train.loop.evaluations import Evaluations
@@ -44,6 +43,7 @@ from autotune.train.recovery.steps_down import (
     make_step_down,
     workload_knobs,
 )
+from autotune.train.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

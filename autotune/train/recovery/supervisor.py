@@ -19,10 +19,10 @@ from typing import Protocol
 
 from autotune.errors import AutotuneError
 from autotune.records.run import StepDown
-from autotune.train.folder import RunFolder
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.attempts import STOPPING, Ended, Start, run_attempts
 from autotune.train.recovery.steps_down import AdjustableKnobs, Choice, Fault, choose_step_down, make_step_down
+from autotune.train.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from autotune.records.training_process import OpenedRun
 from autotune.records.trial import Cause
 from autotune.scratch import scratch_folder
 from autotune.sentences.settings import describe_exchanges
-from autotune.train.folder import RunFolder, newest_whole_step, read_plan
 from autotune.train.loop.metrics import read_last_step
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.attempts import STOPPING, Ended, Start
 from autotune.train.recovery.child import AGAIN_STATUS, BEGAN_VARIABLE, OPENED_VARIABLE, read_opened_run
 from autotune.train.recovery.steps_down import Choice, Fault, workload_knobs
 from autotune.train.recovery.supervisor import Death, Decision, Supervisor, describe_error
+from autotune.train.runs.folder import RunFolder, newest_whole_step, read_plan
 
 TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
 

@@ -25,12 +25,12 @@ from autotune.scratch import scratch_folder
 from autotune.sentences.settings import describe_exchanges
 from autotune.sentences.training import list_speed
 from autotune.targets.user_knob import write_knob
-from autotune.train.folder import SCRIPT_RUN, RunFolder, make_run
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.attempts import Ended, Start
 from autotune.train.recovery.steps_down import Choice, Fault, choose_step_down, make_step_down
 from autotune.train.recovery.supervisor import Death, Decision, Supervisor
 from autotune.train.report import summarize
+from autotune.train.runs.folder import SCRIPT_RUN, RunFolder, make_run
 from autotune.train.script.progress import add_up, clear_progress, find_failure, read_progress
 from autotune.train.script.run import ScriptRun
 

@@ -18,8 +18,8 @@ from autotune.records.config import changed_fields, get_knob
 from autotune.records.layout import METRICS_FILE
 from autotune.records.reading import MOST_COUNT
 from autotune.records.run import RunPlan, TrainingSummary
-from autotune.train.folder import open_run
 from autotune.train.loop.metrics import read_lines
+from autotune.train.runs.folder import open_run
 
 _TAIL_FRACTION = 0.1
 _ONE_PAIR = "one pair of runs: no interval"

@@ -1,0 +1,1 @@
+"""What trainings leave behind: their folders, one beside another, and what is at work."""
