@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli.stopping import StopFlag, stop_on_signals
 from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
+from autotune.cli.view.help import OUTPUT
 from autotune.cli.view.terminal import print_json, reported_errors, say, warn
 from autotune.errors import AutotuneError
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 
 def probe(
     target: Target = None,
+    full: Annotated[
+        bool, typer.Option("--full", rich_help_panel=OUTPUT, help="Print all that was found, not what fits a screen.")
+    ] = False,
     knob: Knobs = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
-    """Show what this machine can do, where a step's time and memory go, and what the ceiling is (under a minute).
+    """Show where a step's time and memory go, what could be gained at most, and what to try first (under a minute).
 
     Without any target it is about the machine alone; `autotune probe demo` shows the built-in demo.
     """
@@ -36,7 +40,7 @@ def probe(
         with stop_on_signals() as stop:
             try:
                 if has_target(chosen, folder):
-                    _probe_target(chosen, folder, stop, as_json=json_output)
+                    _probe_target(chosen, folder, stop, as_json=json_output, full=full)
                 else:
                     _probe_machine(folder, stop, as_json=json_output)
             except AutotuneError:
@@ -66,7 +70,7 @@ def _probe_machine(folder: Path, stop: StopFlag, *, as_json: bool) -> None:
     _keep(machine, folder)
 
 
-def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, as_json: bool) -> None:
+def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, as_json: bool, full: bool) -> None:
     from autotune.cli.pages.probe import print_report
     from autotune.probe.run import run_probe
 
@@ -75,7 +79,7 @@ def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, 
     if as_json:
         print_json(report.to_json())
     else:
-        print_report(report)
+        print_report(report, full=full)
     _keep(report, folder)
     if not as_json:
         say(f"next: autotune search --budget 20m{show_target(chosen)}")

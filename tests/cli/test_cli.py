@@ -237,6 +237,6 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     (tmp_path / "toy.py").write_text(WORKLOAD)
     command = " ".join([*COMMAND, "probe", "toy.py:workload", "|", "head", "-1"])
     shown = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert shown.stdout.startswith("machine")
+    assert shown.stdout.startswith("toy.py:workload")
     assert "Traceback" not in shown.stderr
     assert "BrokenPipe" not in shown.stderr

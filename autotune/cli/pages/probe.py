@@ -6,15 +6,33 @@ from collections.abc import Sequence
 
 from autotune.cli.pages.layout import LinePage, open_page
 from autotune.cli.pages.probe_machine import show_limits, show_machine
-from autotune.cli.pages.probe_step import show_input, show_memory, show_roofline, show_step
-from autotune.format import format_factor, format_gain
+from autotune.cli.pages.probe_step import (
+    show_input,
+    show_memory,
+    show_phases,
+    show_roofline,
+    show_speed,
+    show_step,
+)
+from autotune.format import count, format_bytes, format_factor, format_gain
 from autotune.records.probe import Advice, Caution, Issue, MachineReport, ProbeReport, RuledOut, Verdict
 from autotune.sentences.settings import name_setting
 
+_MOST_ADVICE, _MOST_ISSUES = 4, 3
+"""Lines of a page that fits a screen."""
 
-def print_report(report: ProbeReport) -> None:
-    """Print what a probe found out about a target on stdout."""
+
+def print_report(report: ProbeReport, *, full: bool = True) -> None:
+    """Print what a probe found out about a target on stdout.
+
+    Args:
+        report: of the probe.
+        full: all of it; otherwise what fits a screen, the verdict first.
+    """
     page = open_page()
+    if not full:
+        _show_summary(page, report)
+        return
     show_machine(page, report.hardware, report.software)
     show_limits(page, report.target.ceilings, report.ceilings_age_seconds)
     show_step(page, report)
@@ -27,6 +45,37 @@ def print_report(report: ProbeReport) -> None:
     _show_verdict(page, report.verdict)
     _show_issues(page, report.troubles)
     _show_advice(page, report.advice)
+
+
+def _show_summary(page: LinePage, report: ProbeReport) -> None:
+    """Print what fits a screen: where the time goes, what could be gained, and what to try."""
+    target, hardware, verdict = report.target, report.hardware, report.verdict
+    gpus = ", ".join(gpu.name for gpu in hardware.gpus) or "no GPU"
+    cpus = count(hardware.usable_cpu_count, "usable CPU")
+    page.heading(target.label, f"{hardware.cpu_name}, {cpus}, {gpus}; torch {report.software.torch}")
+    show_speed(page, report)
+    page.facts("bottleneck", [verdict.sentence])
+    ceiling, reason = verdict.speedup_ceiling, verdict.ceiling_reason
+    most = "not known" if ceiling is None else f"at most {format_factor(ceiling)} faster is possible here"
+    page.facts("headroom", [f"{most}: {reason}" if reason else most])
+    limit = "" if target.memory is None else f" of {format_bytes(target.memory.limit_bytes)}"
+    page.facts("memory", [f"peak {format_bytes(report.measurement.peak_memory.used_bytes)}{limit}"])
+    show_phases(page, target, report.measurement.seconds_per_step)
+    page.heading("try first", "alone; a search combines them")
+    for item in report.advice[:_MOST_ADVICE]:
+        gain = "" if item.gain is None else f"{format_gain(item.gain.low, item.gain.high)}: "
+        page.facts(name_setting(item.knob), [f"{gain}{item.reason}"])
+    if not report.advice:
+        page.sentence("nothing that this evidence speaks for")
+    left_out = (
+        f"why {count(len(report.ruled_out), 'value')} are ruled out" if report.ruled_out else "all that was found"
+    )
+    more = max(0, len(report.advice) - _MOST_ADVICE)
+    page.sentence(f"--full: {count(more, 'more setting')} and {left_out}" if more else f"--full: {left_out}")
+    for trouble in report.troubles[:_MOST_ISSUES]:
+        page.sentence(f"{trouble.sentence}; {trouble.remedy}", style="yellow", bullet=True)
+    for warning in target.warnings[:_MOST_ISSUES]:
+        page.sentence(warning, style="yellow", bullet=True)
 
 
 def print_machine(report: MachineReport) -> None:

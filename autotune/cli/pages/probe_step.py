@@ -33,7 +33,7 @@ def show_step(page: LinePage, report: ProbeReport) -> None:
     page.heading("step", "your settings")
     page.facts("target", [f"{target.label} on {target.device}", f"{target.model.parameter_count:,} parameters"])
     page.facts("speed", _list_speed(target, measurement, figures))
-    _show_phases(page, target, figures.step_seconds)
+    show_phases(page, target, figures.step_seconds)
     _show_loops(page, target, figures)
     if target.work is not None:
         _show_work(page, target.work, target.compute_seconds_per_step)
@@ -52,7 +52,14 @@ def _list_speed(target: TargetFacts, measurement: Measurement, figures: StepFigu
     return facts + list_remarks(measurement)
 
 
-def _show_phases(page: LinePage, target: TargetFacts, step_seconds: float) -> None:
+def show_speed(page: LinePage, report: ProbeReport) -> None:
+    """Print how fast the own settings are."""
+    target, measurement = report.target, report.measurement
+    page.facts("speed", _list_speed(target, measurement, derive_figures(target, measurement)))
+
+
+def show_phases(page: LinePage, target: TargetFacts, step_seconds: float) -> None:
+    """Print what a step's time is spent on, phase by phase."""
     phases = target.phases
     timed = (
         ("data wait", phases.data_wait_seconds, "yellow"),

@@ -55,7 +55,9 @@ class Show:
         monkeypatch.setenv("TERM", "xterm-256color")
         self._monkeypatch = monkeypatch
 
-    def __call__(self, record: Any, *, width: int | None = None, encoding: str = "utf-8", **environment: str) -> str:
+    def __call__(
+        self, record: Any, *, width: int | None = None, encoding: str = "utf-8", full: bool = True, **environment: str
+    ) -> str:
         for name, value in environment.items():
             self._monkeypatch.setenv(name, value)
         raw = io.BytesIO()
@@ -72,7 +74,10 @@ class Show:
             color_system="standard" if is_terminal and environment.get("TERM") != "dumb" else None,
         )
         self._monkeypatch.setattr(pages, "result_console", lambda: console)
-        (print_report if isinstance(record, ProbeReport) else print_machine)(record)
+        if isinstance(record, ProbeReport):
+            print_report(record, full=full)
+        else:
+            print_machine(record)
         stream.flush()
         return raw.getvalue().decode(encoding)
 
@@ -92,6 +97,33 @@ def words(text: str) -> str:
 
 def headings(text: str) -> list[str]:
     return [line.partition(" (")[0] for line in text.splitlines() if line and not line.startswith(" ")]
+
+
+# ---- what fits a screen
+
+
+@pytest.mark.parametrize("width", [None, 80, 120])
+def test_a_short_page_fits_a_screen_and_says_the_verdict_first(show: Show, width: int | None) -> None:
+    shown = strip(show(make_report(), full=False, width=width))
+    assert len(shown.splitlines()) <= 40
+    places = [shown.index(word) for word in ("speed", "bottleneck", "headroom", "memory", "phases", "try first")]
+    assert places == sorted(places)
+    assert "--full: " in shown
+    assert "ruled out" in shown
+
+
+def test_a_short_page_says_no_other_figure_than_the_full_one(show: Show) -> None:
+    full, short = words(show(make_report())), show(make_report(), full=False)
+    for line in short.splitlines():
+        for figure in re.findall(r"\d[\d,.]* (?:samples/s|ms|GiB|MiB)", line):
+            assert figure in full, line
+
+
+def test_a_short_page_of_little_is_short(show: Show) -> None:
+    report = make_report(advice=(), ruled_out=(), troubles=())
+    shown = show(report, full=False)
+    assert "nothing that this evidence speaks for" in shown
+    assert "--full: all that was found" in shown
 
 
 # ---- in a pipe
