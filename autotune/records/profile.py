@@ -216,6 +216,8 @@ class Profile(Record):
     """What is known of it where it is not proven faster; None for a winner, without one, and in an older file."""
     memory: PeakMemory | None = None
     """Peak memory of `config`."""
+    baseline_memory: PeakMemory | None = None
+    """Peak memory of the user's own settings; None in an older file."""
     pareto: tuple[ParetoPoint, ...] = ()
     """Throughput against memory among all that was launched and not refused, the fastest first."""
     one_off: OneOffCosts = OneOffCosts()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.profile import Profile
 
@@ -39,7 +43,7 @@ class TrainingStatus(Record):
 class Status(Record):
     """What is at work in a folder."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     """Version of this record."""
     search: SearchStatus | None
     """The newest; None without one."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import make_interval, make_plan, make_profile, make_result, make_spec, make_state, make_target
+from record_factory import MIB, make_interval, make_plan, make_profile, make_result, make_spec, make_state, make_target
 from typer.testing import CliRunner
 
 from autotune.cli import app
-from autotune.records import Evidence
+from autotune.records import Evidence, PeakMemory
 from autotune.records.profile import Profile
 from autotune.search.store.folder import create_search_folder, lock_searches
 from autotune.train.runs.folder import locked_run
@@ -37,11 +37,14 @@ def save(path: Path, **changes: Any) -> Profile:
 
 
 def test_an_answer_is_shown_once_more(folder: Path) -> None:
-    profile = save(folder / "best.json")
+    before, after = (PeakMemory(host_bytes=size * MIB) for size in (292, 439))
+    profile = save(folder / "best.json", baseline_memory=before, memory=after)
     code, shown, said = invoke("show")
     assert code == 0
     assert shown.startswith("improved: at least 1.30x faster")
-    assert said == "next: autotune train --profile best.json\n"
+    assert "  peak memory 292 MiB -> 439 MiB\n" in shown
+    assert said.splitlines()[0] == "next: autotune train --profile best.json"
+    assert "autotune report" in said
     assert json.loads(invoke("show", "best.json", "--json")[1]) == json.loads(profile.to_json())
     assert invoke("show", "other.json")[0] == 7
 

@@ -41,7 +41,7 @@ def print_answer(profile: Profile, out: Path, *, is_new: bool = True) -> None:
         now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
         console.print(printable_text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
     if profile.memory is not None:
-        console.print(printable_text(f"  peak memory {format_bytes(profile.memory.used_bytes)}"))
+        console.print(printable_text(f"  peak memory {_describe_memory(profile)}"))
     for line in list_evidence(profile):
         console.print(printable_text(f"  {line}"))
     sys.stdout.flush()
@@ -49,3 +49,13 @@ def print_answer(profile: Profile, out: Path, *, is_new: bool = True) -> None:
     more = " (with --use-candidate for the candidate's settings)" if usable else ""
     written = f"{out} written; " if is_new else ""
     say(f"{written}next: autotune train --profile {out}{more}")
+    if profile.verdict == "improved":
+        say("autotune report makes a page of it, autotune export --to torch prints it as code")
+
+
+def _describe_memory(profile: Profile) -> str:
+    """Return the peak of the answer, after that of the own settings where it is another."""
+    assert profile.memory is not None
+    after, before = profile.memory.used_bytes, profile.baseline_memory
+    first = "" if before is None or profile.verdict != "improved" else f"{format_bytes(before.used_bytes)} -> "
+    return f"{first}{format_bytes(after)}"

@@ -74,6 +74,7 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         candidate_config=candidate,
         candidate=unproven,
         memory=_peak_memory(winner, report),
+        baseline_memory=report.measurement.peak_memory,
         pareto=findings.pareto,
         one_off=_one_off_costs(winner, findings),
         target=ProfileTarget(
