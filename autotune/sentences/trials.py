@@ -33,11 +33,10 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
         bound = result.samples_per_second_bound
         rate = f"at most {format_rate(bound)}; " if bound is not None else ""
         return f"{name_status(result.status)}: {rate}{result.error or result.cause}"[:_LONGEST]
-    words = [format_rate(measurement.samples_per_second)]
-    if baseline_rate:
-        words.append(format_factor(measurement.samples_per_second / baseline_rate))
-    words.append(format_bytes(measurement.peak_memory.used_bytes))
-    return ", ".join([*words, *list_remarks(measurement)])
+    own = measurement.samples_per_second
+    ratio = [format_factor(own / baseline_rate)] if baseline_rate else []
+    memory = format_bytes(measurement.peak_memory.used_bytes)
+    return ", ".join([*ratio, format_rate(own), memory, *list_remarks(measurement)])
 
 
 def _describe_fidelity(plan: GradientPlan) -> str:

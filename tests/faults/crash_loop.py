@@ -45,7 +45,7 @@ EPOCHS = 24
 TRAINING_SECONDS = 10.0
 """Longest that a training is let live; half of that is imports, and all of it takes about as long."""
 
-_STAGES = ("probe", "search", "drift", "finals")
+_STAGES = ("probe", "search", "loss check", "finals")
 _READ_PAUSE_SECONDS = 0.001
 
 SCRIPT = """

@@ -87,7 +87,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def start_search(bench: Bench, *, until: str = "measure 2", budget: str = "300s") -> subprocess.Popen[str]:
+def start_search(bench: Bench, *, until: str = "\n#2 ", budget: str = "300s") -> subprocess.Popen[str]:
     """Start a search and return it once it has said something; what it says goes to `said.txt`."""
     log = bench.folder.parent / "said.txt"
     with log.open("w") as said:
@@ -164,10 +164,10 @@ def test_a_search_under_nohup_goes_on(bench: Bench) -> None:
     with log.open("w") as file:
         words = ("search", "tiny.py:tiny", "--budget", "300s", "--force")
         process = bench.start(*words, command=("nohup", *COMMAND), stdout=file, stderr=file)
-    assert wait_until(lambda: "measure 2" in log.read_text()), log.read_text()
+    assert wait_until(lambda: "\n#2 " in log.read_text()), log.read_text()
     process.send_signal(signal.SIGHUP)
-    seen = log.read_text().count("measure ")
-    assert wait_until(lambda: log.read_text().count("measure ") > seen)
+    seen = log.read_text().count("\n#")
+    assert wait_until(lambda: log.read_text().count("\n#") > seen)
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
 

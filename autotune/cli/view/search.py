@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,7 +21,9 @@ from autotune.search.progress import SearchProgress, SearchReporter
 from autotune.sentences.settings import describe_changes
 from autotune.sentences.trials import describe_result
 
-_LINES = 8
+_STAGES = {"drift": "loss check"}
+_PURPOSES = {"measure": "", "tape": "loss check", "fidelity": "loss check", "quality": "loss check"}
+"""What users call a stage and the purpose of a trial, where that is not their name."""
 
 
 class SearchView(SearchReporter):
@@ -44,14 +45,13 @@ class SearchView(SearchReporter):
         self._report: ProbeReport | None = None
         self._progress: SearchProgress | None = None
         self._running = "the probe"
-        self._recent: deque[str] = deque(maxlen=_LINES)
         self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
 
     def stage_started(self, progress: SearchProgress, note: str) -> None:
         """Name the stage; a line has the time left, which a block shows anyway."""
         self._progress = progress
         left = "" if self._is_live else f" ({format_duration(progress.seconds_left)} left)"
-        self._tell(f"{progress.stage}: {note}{left}")
+        self._tell(f"{_STAGES.get(progress.stage, progress.stage)}: {note}{left}")
 
     def told(self, sentence: str) -> None:
         """Pass it on."""
@@ -71,8 +71,12 @@ class SearchView(SearchReporter):
     def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         """Tell how a trial ended."""
         self._progress = progress
-        outcome = describe_result(result, progress.baseline_samples_per_second)
-        self._tell(f"{result.spec.purpose} {result.spec.number}: {self._name(result.spec.config)}: {outcome}")
+        config, baseline = result.spec.config, self._report.target.baseline if self._report else None
+        rate = None if config == baseline else progress.baseline_samples_per_second  # which moves: 0.9x of itself
+        what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
+        best = ", best so far" if config is not None and config == progress.best and what == "" else ""
+        name = f": {self._name(config)}" if self._name(config) else ""
+        self._tell(f"{f'{what} #{result.spec.number}'.strip()} {describe_result(result, rate)}{best}{name}")
 
     def _name(self, config: TrainConfig | None) -> str:
         """Return what a config changes; empty for the probe, and before there is a baseline."""
@@ -80,11 +84,7 @@ class SearchView(SearchReporter):
 
     def _tell(self, text: str) -> None:
         self._spoke = time.monotonic()
-        if self._is_live:
-            self._recent.append(text)
-            self.view.wake()
-        else:
-            self.view.say(text)
+        self.view.say(text)
 
     def _pulse(self) -> None:
         if time.monotonic() - self._spoke >= HEARTBEAT_SECONDS:
@@ -98,11 +98,10 @@ class SearchView(SearchReporter):
         best = "-"
         if progress is not None and progress.best_ratio is not None and progress.best is not None and self._report:
             best = f"{format_factor(progress.best_ratio)} unconfirmed ({self._name(progress.best)})"
-        # A copy: results come from another thread than the one that draws.
-        lines = [*tuple(self._recent), f"now:  {self._running}", f"best: {best}"]
+        stage = _STAGES.get(progress.stage, progress.stage) if progress else "start"
         return [
-            *(Text(printable(line), no_wrap=True) for line in lines),
-            Text(f"{progress.stage if progress else 'start'}, {format_duration(left)} left", style="bold"),
+            *(Text(printable(line), no_wrap=True) for line in (f"now:  {self._running}", f"best: {best}")),
+            Text(f"{stage}, {format_duration(left)} left; Ctrl-C keeps what is known", style="bold"),
             ProgressBar(total=self._budget_seconds, completed=self._budget_seconds - left, width=width),
         ]
 

@@ -15,6 +15,7 @@ from autotune.cli.view import search
 from autotune.cli.view.console import RaisingConsole
 from autotune.cli.view.live import BlockView
 from autotune.cli.view.search import SearchView, search_view
+from autotune.records import TrainConfig
 from autotune.search.progress import SearchProgress
 
 PROBE = make_report(target=make_facts(baseline=BASELINE))
@@ -51,7 +52,7 @@ def test_a_pipe_gets_a_line_for_all_that_happens(clock: Clock) -> None:
     assert stage == "search: 9 knobs, 0 trials known (48s left)"
     assert probed.startswith("your settings: ")
     assert probed.endswith(PROBE.verdict.sentence)
-    assert trial == "measure 1: num_workers=4: 1,250 samples/s, 1.25x, 9 GiB"
+    assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: num_workers=4"
     assert told == "something to know at once"
 
 
@@ -80,28 +81,54 @@ def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
         view.view.tick()
         lines = strip(read(console)).split("\n")
         assert "search: 9 knobs, 0 trials known" in "".join(lines)
-        assert [line.strip("\r") for line in lines[-5:-2]] == [
-            "something to know at once",
+        assert "something to know at once" in "".join(lines)
+        assert [line.strip("\r").rpartition("\r")[2] for line in lines[-4:-2]] == [
             "now:  num_workers=4",
             "best: 1.25x unconfirmed (num_workers=4)",
         ]
-        assert lines[-2].strip("\r") == "search, 45s left"
+        assert lines[-2].strip("\r") == "search, 45s left; Ctrl-C keeps what is known"
         assert max(map(cell_len, re.split(r"[\r\n]+", strip(read(console))))) <= 60
     assert read(console).rstrip().endswith("\x1b[2K") or "\x1b[?25h" in read(console)
 
 
-def test_a_block_keeps_the_last_lines_and_none_is_wider_than_the_terminal(clock: Clock) -> None:
+def test_no_line_of_a_block_is_wider_than_the_terminal(clock: Clock) -> None:
     console = make_console(width=40)
     view = SearchView(console, 60.0, is_live=True)
-    for number in range(30):
-        view.told(f"line {number} {HOSTILE}")
+    tell_all(view)
     assert isinstance(view.view, BlockView)
     with console.capture() as capture:
         console.print(view.view.draw())
     lines = strip(capture.get()).splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("line ")] == [str(n) for n in range(22, 30)]
+    assert lines[0].startswith("now:  ")
     assert max(map(cell_len, lines)) <= 40
-    assert "\x07" not in capture.get()
+
+
+def test_what_was_said_stays_on_the_terminal(clock: Clock) -> None:
+    console = make_console(width=60)
+    view = SearchView(console, 60.0, is_live=True)
+    with view.view.opened():
+        for number in range(30):
+            view.told(f"line {number} {HOSTILE}")
+    shown = strip(read(console))
+    assert [int(number) for number in re.findall(r"line (\d+) ", shown)] == [*range(30)]
+    assert "\x07" not in shown
+
+
+@pytest.mark.parametrize(
+    ("purpose", "config", "line"),
+    [
+        ("measure", BASELINE, "#7 1,000 samples/s, 9 GiB: your settings"),
+        ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: num_workers=4"),
+        ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: num_workers=4"),
+    ],
+)
+def test_a_line_begins_with_the_result(clock: Clock, purpose: str, config: TrainConfig, line: str) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 60.0, is_live=False)
+    view.probed(PROBE)
+    view.trial_finished(PROGRESS, make_trial(7, config, rate=1000.0, purpose=purpose))
+    view.view.tick()
+    assert read(console).splitlines()[1] == line
 
 
 @pytest.mark.parametrize("is_live", [False, True])
