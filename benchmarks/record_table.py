@@ -191,10 +191,10 @@ def choose_space(report: ProbeReport, vary: Sequence[str], most: int) -> tuple[S
     space = build_space(Facts(target=report.target, hardware=report.hardware))
     wanted = {name: values for name, _, values in (one.partition("=") for one in vary)}
     space = space.restrict([*wanted])
-    choices = {
-        name: tuple(value for value in values if not wanted[name] or value in json.loads(f"[{wanted[name]}]"))
-        for name, values in space.choices.items()
-    }
+    choices = {}
+    for name, values in space.choices.items():
+        kept = wanted.get(name, "") or wanted.get(name.removeprefix("user_knobs."), "")
+        choices[name] = tuple(value for value in values if not kept or value in json.loads(f"[{kept}]"))
     return replace(space, choices=choices), most
 
 
