@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -56,3 +57,29 @@ def test_the_first_list_has_what_a_user_needs() -> None:
     expected = "probe search train show report export compare status presets history env"
     assert listed == expected.split()
     assert "..." not in text[text.index("Commands:") :]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search", "--json", "--seed", "x"], "Invalid value for '--seed'"),
+        (["search", "--budgt", "20m", "--json"], "No such option: --budgt"),
+        (["export", "--json"], "Missing option '--to'."),
+    ],
+)
+def test_what_is_mistyped_is_told_as_json_where_that_was_asked_for(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == 2
+    assert error["message"].startswith(message)
+    assert error["hint"] == f"{error['hint'].split(' --help')[0]} --help lists the options"
+    assert done.stderr == ""
+
+
+def test_what_is_mistyped_is_told_in_words_otherwise() -> None:
+    done = CliRunner().invoke(app, ["search", "--budgt", "20m", "--", "python", "x.py", "--json"])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "No such option: --budgt" in done.stderr
+    assert "--budget" in done.stderr  # the one that was meant

@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
+
+from autotune.cli.view.terminal import print_error_json
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What is raised for an option that is not there, lacks its value, or has one that cannot be: it has no public name."""
 
 BASICS, CHANGES, SCRIPTS, OUTPUT = "Basics", "What may change", "Scripts", "Output"
 """Groups of options, in this order."""
@@ -16,6 +22,18 @@ WIDEST = 100
 
 class Command(TyperCommand):
     """A command whose options are shown by the groups they are given, and whose epilog is shown as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; what cannot be read is told as JSON where that was asked for."""
+        wants_json = "--json" in args[: args.index("--")] if "--" in args else "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if not wants_json:
+                raise
+            hint = f"{ctx.command_path} --help lists the options"
+            print_error_json(2, "UsageError", error.format_message(), hint)  # type: ignore[attr-defined]
+            raise typer.Exit(2) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options group by group."""
