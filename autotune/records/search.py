@@ -126,15 +126,15 @@ class PastSearch(Record):
     """Version of this file."""
     ended_at: float
     """Seconds since 1970."""
-    label: Printable
+    label: str
     """Of the target, secrets left out."""
-    folder: Printable
+    folder: str
     """Digest of the working folder's path."""
-    fingerprint: Printable
+    fingerprint: str
     """Of the target."""
-    hardware: Printable
+    hardware: str
     """Fingerprint of the machine."""
-    software: Printable
+    software: str
     """Fingerprint of the versions."""
     device: Literal["cpu", "cuda"]
     """Where it trained."""

@@ -66,7 +66,7 @@ from autotune.train.settings.presets import fit_preset
 from autotune.train.settings.target import resolve_training_target
 from autotune.units import parse_amount, parse_bytes, parse_duration
 
-search_command, train_command, script_command, probe_stage, search_stage = (
+search_command, train_command, probe_stage, search_stage = (
     importlib.import_module(f"autotune.{name}")  # some share their names with what they hold
     for name in ("cli.search", "cli.train", "probe.run", "search.run")
 )
@@ -218,7 +218,7 @@ def prepared(folder: Path) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(stage, name, return_value=answer))
         stack.enter_context(mock.patch.multiple(train_command, train_workload=_end, train_in_child=_end))
-        stack.enter_context(mock.patch.object(script_command, "train_script_target", _end))
+        stack.enter_context(mock.patch.object(train_command, "train_script_target", _end))
         stack.enter_context(mock.patch.object(sys, "argv", ["autotune"]))
         # Whatever dead processes have left in the real one would be swept, which is no trespass.
         stack.enter_context(mock.patch.object(tempfile, "tempdir", str(folder)))

@@ -210,6 +210,14 @@ def test_it_is_private_small_and_what_is_damaged_is_as_if_absent(folder: Path, m
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("[0-9a-f]*.json")} == {0o600}
 
 
+def test_whatever_a_target_is_called_is_kept() -> None:
+    label = "python train.py " + "--flag 'a\nb\x1b[31m' " * 100
+    assert remember(make_past(label=label))
+    assert [one.label for one in list_past()] == [label]
+    shown = CliRunner().invoke(app, ["history"]).stdout
+    assert "\x1b" not in shown
+
+
 def test_where_it_cannot_be_kept_nothing_breaks(tmp_path: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("not a folder")

@@ -77,15 +77,19 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         baseline_memory=report.measurement.peak_memory,
         pareto=findings.pareto,
         one_off=_one_off_costs(winner, findings),
-        target=ProfileTarget(
-            label=report.target.label,
-            fingerprint=report.target.fingerprint,
-            training_loaders=report.target.training_loaders,
-            data_fingerprint=report.target.data.fingerprint,
-        ),
+        target=_name_target(report.target),
         hardware=report.hardware,
         software=report.software,
         evidence=add_flops(evidence, report.target, config),
+    )
+
+
+def _name_target(facts: TargetFacts) -> ProfileTarget:
+    return ProfileTarget(
+        label=facts.label,
+        fingerprint=facts.fingerprint,
+        training_loaders=facts.training_loaders,
+        data_fingerprint=facts.data.fingerprint,
     )
 
 
