@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from autotune.version import VERSION
 
 if TYPE_CHECKING:
+    from autotune.api import run_search
     from autotune.errors import AutotuneError
     from autotune.probe.run import run_machine_probe, run_probe
     from autotune.records import DriftLimits, Margin, Profile, TrainConfig
-    from autotune.search.run import SearchOptions, run_search
+    from autotune.search.run import SearchOptions
     from autotune.targets.workload import Workload
     from autotune.train.options import TrainingCallbacks, TrainingOptions
     from autotune.train.run import run_training
@@ -50,7 +51,7 @@ _HOME = {
     "Workload": "autotune.targets.workload",
     "run_machine_probe": "autotune.probe.run",
     "run_probe": "autotune.probe.run",
-    "run_search": "autotune.search.run",
+    "run_search": "autotune.api",
     "run_training": "autotune.train.run",
 }
 
@@ -59,3 +60,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

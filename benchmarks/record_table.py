@@ -202,7 +202,8 @@ def record(arguments: argparse.Namespace) -> int:
     """Record one table, and return the exit status: 0 when it is whole, 3 when its time was up."""
     path = TABLES / f"{arguments.name}.jsonl"
     until = time.monotonic() + 60 * arguments.minutes
-    target = resolve_target(arguments.target, folder=Path.cwd()).target
+    named = None if arguments.target == "demo" else arguments.target
+    target = resolve_target(named, folder=Path.cwd()).target
     with (
         tempfile.TemporaryDirectory(prefix="autotune-table-") as scratch,
         TrialRunner(

@@ -55,8 +55,9 @@ LAYERS = {
     "autotune.selftest": 16,
     "autotune.train": 16,
     "autotune.cli": 17,
+    "autotune.api": 18,
     "autotune.__main__": 18,
-    "autotune": 18,
+    "autotune": 19,
 }
 """Row of a module by its longest prefix; a module imports from rows above its own, and from its own package."""
 
