@@ -37,6 +37,7 @@ from autotune.records import (
     LossCurve,
     Margin,
     NotTested,
+    PeakMemory,
     ProfileTarget,
     RuledOut,
     StepWork,
@@ -45,7 +46,7 @@ from autotune.records import (
     TrialStatus,
     Verdict,
 )
-from autotune.records.profile import Confirmation
+from autotune.records.profile import Confirmation, ParetoPoint
 from autotune.sentences.trials import describe_result
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} \x1b[31m\x00\u202e\ud800</style>"
@@ -756,3 +757,15 @@ def test_a_trial_is_screened_with_the_limit_of_its_search(limit: float | None, s
 def test_rates_that_nobody_measured_are_written_too(rate: float) -> None:
     page = Page(render(trials=[*search_trials(), make_trial(99, TUNED, rate=rate)]))
     assert page.words()
+
+
+def test_throughput_is_held_against_memory() -> None:
+    points = tuple(
+        ParetoPoint(config=config, speedup=speedup, memory=PeakMemory(host_bytes=size * 2**20), presets=presets)
+        for config, speedup, size, presets in ((TUNED, 1.5, 900, ()), (BASELINE, 1.0, 600, ("low-memory",)))
+    )
+    shown = render(profile=make_profile(pareto=points))
+    part = shown[shown.index("Throughput against memory") : shown.index("The final comparison")]
+    for word in ("1.50", "900 MiB", "600 MiB", "preset low-memory", "not proven"):
+        assert word in part
+    assert "Throughput against memory" not in render(profile=make_profile(pareto=points[:1]))

@@ -43,6 +43,7 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "modes": probed.list_modes(probe),
         "troubles": probed.list_issues(probe.troubles),
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
+        "pareto": tables.list_pareto(profile),
         "finals_chart": charts.draw_finals(ordered, profile),
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "tally": wording.tally(ordered),

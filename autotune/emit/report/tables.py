@@ -86,6 +86,30 @@ class QualityRow:
     reason: str
 
 
+@dataclass(frozen=True)
+class ParetoRow:
+    """Settings that no others beat in both throughput and memory."""
+
+    changes: str
+    presets: str
+    speedup: str
+    memory: str
+
+
+def list_pareto(profile: Profile) -> list[ParetoRow]:
+    """Return throughput against memory, the fastest first; nothing where one setting is best in both."""
+    rows = [
+        ParetoRow(
+            changes=describe_difference(one.config, profile.baseline_config),
+            presets=", ".join(f"preset {name}" for name in one.presets),
+            speedup=typeset_factor(one.speedup),
+            memory=format_bytes(one.memory.used_bytes),
+        )
+        for one in profile.pareto
+    ]
+    return rows if len(rows) > 1 else []
+
+
 def find_baseline_rate(profile: Profile, probe: ProbeReport, trials: Sequence[TrialResult]) -> float:
     """Return the baseline's samples per second: mean of its search trials, else what the probe measured."""
     rates = [
