@@ -4,6 +4,7 @@
 # make check  ruff and mypy alone
 # make test-slow   the long tests: an hour and more on two free cores
 # make check-all   the types of benchmarks and examples
+# make docs-site  builds the pages of docs/ as a site in build/site; needs the network
 # make audit  asks whether a vulnerability is known of any version in constraints.txt; needs the network
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +12,7 @@ BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
 
-.PHONY: demo test quick test-slow check check-all audit clean
+.PHONY: demo test quick test-slow check check-all docs-site audit clean
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -42,6 +43,13 @@ check-all: check
 test-slow: .venv/.tested
 	$(BIN)/pytest -q -m slow -n 2 --dist worksteal
 
+docs-site: .venv-docs/bin/mkdocs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict --site-dir build/site
+
+.venv-docs/bin/mkdocs:
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check mkdocs-material
+
 audit: .venv-audit/bin/pip-audit
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
 
@@ -50,7 +58,7 @@ audit: .venv-audit/bin/pip-audit
 	.venv-audit/bin/pip install --quiet --disable-pip-version-check pip-audit
 
 clean:
-	rm -rf .venv .venv-audit demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-audit .venv-docs demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'autotune needs Python 3.11 or newer')"
