@@ -16,6 +16,7 @@ from typer.main import get_command
 from autotune.cli import app
 from autotune.cli.target import COMMAND_FOLLOWS
 from autotune.targets.resolve import ProjectSettings
+from autotune.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -98,3 +99,7 @@ def test_the_readme_is_read_to_its_end() -> None:
 def test_the_page_of_settings_is_up_to_date() -> None:
     page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert page == render(), "run: python tests/docs/knob_pages.py > docs/knobs.md"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
