@@ -237,11 +237,13 @@ class Simulation:
     Attributes:
         world: what is searched.
         now: seconds on the clock.
+        gate_seconds: returns what a trial of the loss check takes; None for next to nothing.
         database: of the study's copy; there is none.
     """
 
     world: World
     now: float = 0.0
+    gate_seconds: Callable[[TrialSpec], float] | None = None
     database: Path = field(default_factory=Path)
 
     def __post_init__(self) -> None:
@@ -293,14 +295,15 @@ class Simulation:
         began = self.now
         if spec.purpose in ("tape", "fidelity"):
             # Its data are always the same, and its gradients are left to the trainings.
-            self.now += min(_LOOK_SECONDS, spec.limits.time_limit_seconds)
+            seconds = _LOOK_SECONDS if self.gate_seconds is None else self.gate_seconds(spec)
+            self.now += min(seconds, spec.limits.time_limit_seconds)
             return _finish(spec, self.now - began, tape=DataTrace(batches=("",), shapes=("",)))
         course = self.world.launch(spec.config or self.world.facts.baseline)
         if course.status is not TrialStatus.COMPLETED:
             self.now += min(course.startup_seconds, spec.limits.time_limit_seconds)
             return TrialResult(spec=spec, status=course.status, elapsed_seconds=self.now - began)
         if spec.purpose == "quality":
-            self.now += course.startup_seconds
+            self.now += course.startup_seconds if self.gate_seconds is None else self.gate_seconds(spec)
             return _finish(spec, self.now - began, curves=tuple(course.curve.replace(seed=one) for one in spec.seeds))
         return self._time(spec, course)
 

@@ -1,0 +1,151 @@
+"""Whole searches of the real code, replayed over recorded tables: how far from the best config each budget ends.
+
+    python benchmarks/replay.py                                       every table, four budgets, 20 seeds
+    python benchmarks/replay.py --tables demo --budgets 2m 10m --seeds 50 --noise 0.10
+
+Launches take what they took when they were recorded, with noise drawn for each. Everything learns the same here:
+trials of the loss check take a start and their steps, and pass. The regret is 1 - true rate of the settings that are
+answered / that of the best config; an answer that is not proven is the own settings. A claim is false where
+the true speed-up is not above 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from autotune.errors import AutotuneError, UsageError
+from autotune.records import TrainConfig, TrialSpec
+from autotune.selftest.machines import Noise
+from autotune.selftest.replay import Course, Simulation, search
+from autotune.selftest.table import Table, TableWorld, read_table
+from autotune.units import parse_duration
+
+TABLES = Path(__file__).parent / "tables"
+_BLOCK_NOISE = 0.02
+_PARTS = 3.0
+"""Passes over the windows of a gradient trial: forward and backward at two points, and the references between."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a replayed search ended.
+
+    Attributes:
+        verdict: of its answer.
+        regret: of the settings it answers.
+        is_false: it claims a speed-up that is none.
+        launches: that explored, the baseline's among them.
+    """
+
+    verdict: str
+    regret: float
+    is_false: bool
+    launches: int
+
+
+class LearnsTheSame(TableWorld):
+    """A table on which every config has the baseline's losses: one launch's own say nothing of several seeds."""
+
+    def launch(self, config: TrainConfig) -> Course:
+        """Return how the next launch of a config goes."""
+        return dataclasses.replace(super().launch(config), curve=self.losses)
+
+
+def price_gate(table: Table) -> Callable[[TrialSpec], float]:
+    """Return what trials of the loss check take on a table's target: a start, and steps at the baseline's pace."""
+    report = table.header.report
+    step = report.measurement.seconds_per_step
+    start = statistics.median(one.startup_seconds for one in table.launches) + 1.0
+    batch_seconds = report.target.data.seconds_per_sample * table.baseline.effective_batch_size
+
+    def price(spec: TrialSpec) -> float:
+        if spec.fidelity is not None:
+            return start + step * (_PARTS * spec.fidelity.windows + spec.fidelity.later_steps)
+        if spec.purpose == "tape":
+            return start + batch_seconds * spec.quality_steps
+        return start + step * spec.quality_steps * len(spec.seeds)
+
+    return price
+
+
+def replay(path: Path, noise: float, budget_seconds: float, seed: int) -> Ending:
+    """Return how one search over a table ends.
+
+    Raises:
+        AutotuneError: the table is a part of its space, or the budget is too small for its target.
+    """
+    table = read_table(path)
+    rng = random.Random(f"{path.name} {noise} {budget_seconds} {seed}")
+    machine = Noise(launch=noise, block=_BLOCK_NOISE)(rng)
+    with tempfile.TemporaryDirectory(prefix="autotune-replay-") as scratch:
+        simulation = Simulation(
+            LearnsTheSame(table, machine), gate_seconds=price_gate(table), database=Path(scratch) / "study.db"
+        )
+        outcome = search(simulation, seed, budget_seconds)
+    profile, best = outcome.profile, max(table.truths.values())
+    truth = table.truths.get(profile.config, 0.0)
+    return Ending(
+        verdict=profile.verdict,
+        regret=1.0 - math.exp(truth - best),
+        is_false=profile.verdict == "improved" and truth <= 0.0,
+        launches=len(outcome.log.judged),
+    )
+
+
+def describe(endings: Sequence[Ending]) -> str:
+    """Return a row's figures."""
+    regrets = sorted(one.regret for one in endings)
+    ninth = regrets[min(len(regrets) - 1, int(0.9 * len(regrets)))]
+    verdicts = Counter(one.verdict for one in endings)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    launches = statistics.fmean(one.launches for one in endings)
+    false = sum(one.is_false for one in endings)
+    return f"{100 * statistics.median(regrets):5.1f} /{100 * ninth:5.1f} {launches:9.1f} {false:6}  {told}"
+
+
+def main() -> int:
+    """Read the command line and print a table of medians and 90th percentiles, in per cent."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default="", help="names, with commas; all when left out")
+    parser.add_argument("--budgets", nargs="*", default=["2m", "5m", "10m", "20m"])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--noise", type=float, nargs="*", default=[0.03, 0.10])
+    arguments = parser.parse_args()
+    names = arguments.tables.split(",") if arguments.tables else None
+    paths = [path for path in sorted(TABLES.glob("*.jsonl.gz")) if names is None or path.name[:-9] in names]
+    print(f"{'table':<20}{'noise':>6}{'budget':>8}   regret  90 %  launches  false  verdicts")
+    began = time.monotonic()
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for path in paths:
+            for noise in arguments.noise:
+                for budget in arguments.budgets:
+                    one = partial(replay, path, noise, parse_duration(budget, name="--budgets"))
+                    try:
+                        row = describe([*pool.map(one, range(arguments.seeds))])
+                    except UsageError as error:
+                        row = f"not replayed: {error.message}"
+                    print(f"{path.name[:-9]:<20}{noise:>6.0%}{budget:>8}   {row}", flush=True)
+    print(f"{time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except AutotuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
