@@ -170,3 +170,17 @@ def test_a_config_that_was_not_recorded_is_named(tmp_path: Path) -> None:
     table = make_table((0, 5.0), (1, 5.2), (0, 5.0))
     with pytest.raises(UsageError, match=r"toy holds 3 of 3 configs, and not .*\"planted\": 2"):
         search(Simulation(TableWorld(table, quiet_paces), database=tmp_path / "study.db"), seed=0, budget_seconds=300.0)
+
+
+def test_trials_of_the_loss_check_may_take_their_time(tmp_path: Path) -> None:
+    table = make_table(*((place % 2, 5.0 + 0.3 * (place % 2)) for place in range(12)), (2, None), (0, 5.0))
+
+    def gate_seconds(price: float | None) -> float:
+        simulation = Simulation(
+            TableWorld(table, quiet_paces),
+            gate_seconds=None if price is None else lambda _spec: price,
+            database=tmp_path / "study.db",
+        )
+        return search(simulation, seed=0, budget_seconds=900.0).log.gate_seconds
+
+    assert gate_seconds(20.0) >= 20.0 > gate_seconds(None)
