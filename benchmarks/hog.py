@@ -38,7 +38,7 @@ def busy(processes: int, seconds: float) -> Iterator[None]:
 
 def search(target: str, budget: str, folder: Path) -> Profile | None:
     """Return a search's answer; None when it could not give one, whose reason it has printed."""
-    words = [sys.executable, "-m", "autotune", "search", target, "--budget", budget]
+    words = [sys.executable, "-m", "autotune", "search", target, "--budget", budget, "--no-history"]
     subprocess.run(words, cwd=folder, check=False, stdout=subprocess.DEVNULL)
     return Profile.load(folder / "best.json") if (folder / "best.json").exists() else None
 

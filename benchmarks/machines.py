@@ -194,7 +194,7 @@ def run_search(machine: Machine, target: str, *, budget: str, where: str) -> Row
     seconds = parse_duration(budget)
     with tempfile.TemporaryDirectory(prefix="machines-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        command = [*machine.wrapper, sys.executable, "-P", "-m", "autotune", "search", TARGETS[target]]
+        command = [*machine.wrapper, sys.executable, "-P", "-m", "autotune", "search", TARGETS[target], "--no-history"]
         # Kept limits of the machine would be those of another one.
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **machine.environment}
         limit = seconds + GRACE_SECONDS

@@ -210,7 +210,7 @@ def compare_with_recipe(outcomes: Sequence[Outcome]) -> Interval | None:
 
 def search(target: Target, recipe: Recipe, *, budget: str) -> Profile:
     """Return the answer of a search that knows the recipe."""
-    command = [sys.executable, "-m", "autotune", "search", target.spec, "--budget", budget]
+    command = [sys.executable, "-m", "autotune", "search", target.spec, "--budget", budget, "--no-history"]
     command += ["--preset", str(EXAMPLES / recipe.name / recipe.file)]
     command += [word for limit in recipe.max_drift for word in ("--max-drift", limit)]
     ended = subprocess.run(command, cwd=target.folder, stdout=sys.stderr, check=False).returncode

@@ -138,6 +138,7 @@ def _search_once(
 ) -> Outcome:
     spec = f"autotune.selftest.placebo:{name}"
     search = SearchOptions(
+        history=False,
         budget_seconds=options.budget_seconds,
         seed=seed,
         only=(f"user_knobs.{KNOB}",),

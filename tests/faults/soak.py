@@ -128,7 +128,7 @@ def soak_search(folder: Path, trials: int) -> Soak:
     reporter, began = _Looker(soak), time.monotonic()
     run_search(
         "tiny.py:brief",
-        SearchOptions(budget_seconds=BUDGET_SECONDS, measure_seconds=0.01),
+        SearchOptions(budget_seconds=BUDGET_SECONDS, measure_seconds=0.01, history=False),
         folder=bench.folder,
         reporter=reporter,
         should_stop=lambda: reporter.trials >= trials,
