@@ -137,7 +137,7 @@ def main() -> int:
                     try:
                         row = describe([*pool.map(one, range(arguments.seeds))])
                     except UsageError as error:
-                        row = f"not replayed: {error.message}"
+                        row = f"not replayed: {error.message.partition(', and not ')[0]}, and searches ask for others"
                     print(f"{path.name[:-9]:<20}{noise:>6.0%}{budget:>8}   {row}", flush=True)
     print(f"{time.monotonic() - began:.0f} s")
     return 0
