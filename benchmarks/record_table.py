@@ -100,13 +100,20 @@ class Recorder:
         self._path, self._run_trial, self._target = path, run_trial, target
         self._number = 1
 
-    def open(self, choose: Callable[[ProbeReport], tuple[SearchSpace, int]], name: str, imitates: str) -> Table:
+    def open(
+        self,
+        choose: Callable[[ProbeReport], tuple[SearchSpace, int]],
+        name: str,
+        imitates: str,
+        drifting: tuple[str, ...],
+    ) -> Table:
         """Return what was recorded so far; a probe and a header for nothing.
 
         Args:
             choose: returns the space of a probe's report, and how many configs of it to record.
             name: of the table.
             imitates: the machine that is imitated.
+            drifting: values that are known to learn something else.
         """
         if self._path.exists():
             text = self._path.read_text()
@@ -123,6 +130,7 @@ class Recorder:
             recorded_on=datetime.date.today().isoformat(),
             report=report,
             choices=space.choices,
+            drifting=drifting,
             space_size=size,
             recorded_size=min(size, most),
             measure_seconds=MEASURE_SECONDS,
@@ -218,6 +226,7 @@ def record(arguments: argparse.Namespace) -> int:
             lambda report: choose_space(report, arguments.vary.split(";"), arguments.most),
             arguments.name,
             arguments.imitates,
+            tuple(filter(None, arguments.drifting.split(";"))),
         )
         space = SearchSpace(table.baseline, table.header.choices, ())
         configs = subsample(list_configs(space), table.header.recorded_size)
@@ -250,6 +259,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=150, help="configs to record of a larger space")
     parser.add_argument("--minutes", type=float, default=600.0, help="then stop; the same command goes on")
     parser.add_argument("--imitates", default="", help="what machine the environment imitates")
+    parser.add_argument("--drifting", default="", help="values known to learn something else: user_knobs.layers=2")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     if arguments.list or arguments.name is None:

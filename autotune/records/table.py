@@ -28,6 +28,8 @@ class TableHeader(Record):
     """Of the target, on this machine."""
     choices: dict[str, tuple[KnobValue, ...]]
     """The space: values by knob, in order; the baseline's among them."""
+    drifting: tuple[str, ...] = ()
+    """Values, as `knob=value`, that are known to learn something else."""
     space_size: int
     """Configs of the space."""
     recorded_size: int

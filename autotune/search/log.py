@@ -140,6 +140,8 @@ class SearchLog:
         if self._finals_plan is None or shown is None or shown.config in plan.finalists:
             self._finals_plan = plan
         ended = [one.config for one in outcome.candidates if one.failure or one.outcome == "no gain"]
+        # Another is answered: more pairs of what is proven would change nothing.
+        ended += [one.config for one in outcome.proven if one is not outcome.winner]
         # More pairs of what is futile would hardly show anything: the time is another's.
         self._settled = (*self._settled, *ended, *(plan.finalists if outcome.futile else ()))
 
@@ -216,7 +218,7 @@ class SearchLog:
 
     @property
     def settled(self) -> tuple[TrainConfig, ...]:
-        """Configs that failed in this session's finals, gain nothing, or would take more pairs than there is time."""
+        """Configs whose finals are over: failed, no gain, proven but not answered, or more pairs than there is time."""
         return self._settled
 
     @property

@@ -36,6 +36,7 @@ class SearchPolicy:
         canary_change: log ratio of the canary's times that says that the machine has changed.
         top_k: configs of which whichever has the fewest launches is launched again.
         most_repeats: launches of one of these, after which it has none any more.
+        last_repeats: the same once there is nothing new to try, of those the noise cannot tell from the fastest.
         repeat_every: one launch of so many goes to them.
         racing_confidence: one-sided; a config equal to the incumbent is called clearly slower for its launch's luck
             less often than this.
@@ -86,6 +87,7 @@ class SearchPolicy:
     canary_change: float = math.log(1.15)
     top_k: int = 5
     most_repeats: int = 4
+    last_repeats: int = 12
     repeat_every: int = 4
     racing_confidence: float = 0.997
     least_racing_degrees: float = 5.0

@@ -71,6 +71,10 @@ class Table:
                 found[config] = statistics.fmean(rate - self.level.level(place)[0] for place, rate in rates if rate)
         return {config: 0.0 if config == self.baseline else truth for config, truth in found.items()}
 
+    def drifts(self, config: TrainConfig) -> bool:
+        """Return whether a config is known to learn something else."""
+        return any(f"{name}={get_knob(config, name)}" in self.header.drifting for name in self.header.choices)
+
     @cached_property
     def usual_rate(self) -> float:
         """Log samples per second of the baseline, mean over its launches."""
@@ -169,7 +173,7 @@ class TableWorld:
     """
 
     def __init__(self, table: Table, noise: Callable[[], Iterator[float]]) -> None:
-        self._table, self._noise = table, noise
+        self.table, self._noise = table, noise
         self._seen: Counter[TrainConfig] = Counter()
         self.facts = table.header.report.target.replace(metrics={})  # no launch has evaluated any
         self.knobs = tuple(table.header.choices)
@@ -177,7 +181,7 @@ class TableWorld:
 
     def make_report(self, measurement: Measurement) -> ProbeReport:
         """Return the report of the probe when it was recorded; the baseline's reading is this search's."""
-        return self._table.header.report.replace(measurement=measurement, target=self.facts)
+        return self.table.header.report.replace(measurement=measurement, target=self.facts)
 
     def launch(self, config: TrainConfig) -> Course:
         """Return how the next launch of a config goes: the first as its first was, and so on, and around again.
@@ -185,20 +189,20 @@ class TableWorld:
         Raises:
             UsageError: the table is a part of its space, and this config is not in it.
         """
-        launches = [launch for _, launch in self._table.by_config.get(config, ())]
+        launches = [launch for _, launch in self.table.by_config.get(config, ())]
         if not launches:
             raise UsageError(
-                f"{self._table.header.name} holds {self._table.header.recorded_size} of "
-                f"{self._table.header.space_size} configs, and not {config.key}",
+                f"{self.table.header.name} holds {self.table.header.recorded_size} of "
+                f"{self.table.header.space_size} configs, and not {config.key}",
                 hint="searches are replayed over tables of their whole space: record one with fewer knobs",
             )
         launch = launches[self._seen[config] % len(launches)]
         self._seen[config] += 1
-        truth, measurement = self._table.truths.get(config), launch.measurement
+        truth, measurement = self.table.truths.get(config), launch.measurement
         if truth is None or measurement is None:
             failed = next(one for one in launches if one.status is not TrialStatus.COMPLETED)
             return Course(failed.status, iter(()), _NO_BLOCK, failed.elapsed_seconds, 0.0)
-        own = -(self._table.usual_rate + truth)
+        own = -(self.table.usual_rate + truth)
         return Course(
             status=TrialStatus.COMPLETED,
             paces=shift(self._noise, own),

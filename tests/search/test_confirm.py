@@ -219,6 +219,24 @@ def test_a_candidate_that_has_nothing_to_win_is_not_tested(speed, order):
     assert {number_of(spec.config) for spec in machine.specs if spec.config} == {0, number_of(order[0])}
 
 
+def test_the_simpler_of_two_gets_as_many_pairs_as_the_faster_before_it_stands():
+    """It is proven first, with few pairs: its own wide interval may be all that ties the two."""
+    more = ONE.replace(num_workers=2)
+    machine = Machine(speed=lambda config: 1.52 if config == more else (1.5 if number_of(config) else 1.0), noise=0.0)
+    search = searched(machine=machine, gain=0.4, luck=0.03)
+    purse = RiskPurse()
+    first = hold(search, plan_for(search, [ONE], look=purse))
+    assert first.winner is not None
+    search.log.add_finals(plan_for(search, [ONE], look=purse), first)
+    search.log.add_judged(*[make_judged(more, 0.1) for _ in range(8)])  # a lead so small asks for many pairs
+    outcome = hold(search, plan_for(search, [more], look=purse))
+    pairs = {one.config.num_workers: len(one.rates) for one in outcome.candidates}
+    assert outcome.winner is not None
+    assert outcome.winner.config == ONE
+    assert pairs[0] == pairs[2]
+    assert pairs[2] > LEAST_ROUNDS
+
+
 def test_later_finals_go_on_with_the_pairs_and_a_smaller_share():
     machine = Machine(speed=lambda config: 1.05 if number_of(config) else 1.0, noise=0.04, seed=1)
     search = searched(machine=machine, gain=0.4, luck=0.02)

@@ -123,6 +123,11 @@ class FinalsOutcome:
     next_share: float = 1.0
 
     @property
+    def proven(self) -> tuple[Finalist, ...]:
+        """The candidates that are proven to be faster."""
+        return tuple(one for one in self.candidates if one.outcome == "faster")
+
+    @property
     def best(self) -> Finalist | None:
         """The candidate with the highest estimate, proven or not; None when none was measured."""
         measured = [one for one in self.candidates if one.log_ratios and not one.failure]

@@ -9,6 +9,7 @@ next one only after the one before is proven, and only if the search saw it ahea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -142,7 +143,21 @@ def confirm(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> FinalsOu
             break
         _prove(log, starter, following)
         outcome = recall(log, plan.purse, plan.finalists[0])
-    return outcome
+    return _break_tie(log, starter, plan, outcome)
+
+
+def _break_tie(log: SearchLog, starter: TrialStarter, plan: FinalsPlan, outcome: FinalsOutcome) -> FinalsOutcome:
+    """Give a winner that is only the simpler of two as many pairs as the other: too few may be all that ties them."""
+    winner = outcome.winner
+    fastest = max(outcome.proven, key=lambda one: one.estimate or 0.0, default=None)
+    if winner is None or fastest is None or fastest is winner:
+        return outcome
+    following = plan_finals(log, starter.budget, [winner.config], look=plan.purse)
+    rounds = min(len(fastest.rates) - len(winner.rates), following.rounds + following.reserve)
+    if rounds < 1:
+        return outcome
+    _prove(log, starter, dataclasses.replace(following, rounds=rounds, reserve=0))
+    return recall(log, plan.purse, fastest.config)
 
 
 def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None) -> FinalsOutcome:

@@ -183,14 +183,22 @@ class Ranking:
     @cached_property
     def simplest_of_best(self) -> Entry | None:
         """The config with the fewest changes among those the noise cannot tell from the fastest."""
+
+        def complexity(one: Entry) -> tuple[int, float]:
+            return len(changed_fields(one.config, self._baseline)), -one.score
+
+        return min(self.near_best, key=complexity, default=None)
+
+    @cached_property
+    def near_best(self) -> list[Entry]:
+        """The configs that the noise cannot tell from the fastest, that one among them."""
         if not self.entries:
-            return None
+            return []
         best = max(self.entries, key=lambda one: one.score)
         noise = self.noise[0] / math.sqrt(max(1, best.valid_launches))
         # The best of n equal readings is lucky by about sqrt(2 ln n) standard deviations; another may be unlucky.
         floor = best.score - noise * (1 + math.sqrt(2 * math.log(len(self.entries))))
-        near = [one for one in self.entries if one.score >= floor]
-        return min(near, key=lambda one: (len(changed_fields(one.config, self._baseline)), -one.score))
+        return [one for one in self.entries if one.score >= floor]
 
     def score_of(self, judged: Judged) -> float | None:
         """Return the score of one launch; None when it was not timed or there is nothing to compare it with."""

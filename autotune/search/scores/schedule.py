@@ -3,7 +3,8 @@
 baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
 contender        looks better than the incumbent, and has to do it twice where one launch may be luck
 across a change  near the top, but the machine changed around its launch
-top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads
+top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads;
+                 every launch, and more of them, once there is nothing new
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class Schedule:
             self._launches_since_repeat() < self.policy.repeat_every - 1 or not self.ranking.has_rivals()
         ):
             return None
-        top_k = [
-            one for one in best[: self.policy.top_k] if one.score > 0 and len(one.launches) < self.policy.most_repeats
-        ]
+        most, ties = self.policy.most_repeats, self.ranking.near_best if exhausted else []
+        if len(ties) > 1:  # there is time to tell them apart
+            best, most = [one for one in best if one in ties], self.policy.last_repeats
+        top_k = [one for one in best[: self.policy.top_k] if one.score > 0 and len(one.launches) < most]
         fewest = min(top_k, key=lambda one: len(one.launches), default=None)
         return None if fewest is None else fewest.config
 
