@@ -6,8 +6,9 @@
 The model's prior is learnt from all tables but the one that is searched, and the other machines' of the same target.
 
 A launch reads a config's true log speed-up, the mean over its recorded launches, with noise drawn for it; one that
-failed when it was recorded fails. Every eighth launch is the baseline's, for every strategy alike. The regret is that
-of the config that would be returned then: 1 - its true rate / that of the best config of the table.
+failed when it was recorded fails, and so does one that is known to learn something else. Every eighth launch is the
+baseline's, for every strategy alike. The regret is that of the config that would be returned then: 1 - its true rate /
+that of the best config of the table.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from autotune.records.config import changed_fields, get_knob
 from autotune.search.explore.additive import Change, Effect
 from autotune.search.explore.prior import USUAL, make_prior
 from autotune.search.explore.sampler import LogAdditiveSampler
+from autotune.search.explore.stage import list_own
 from autotune.selftest.table import Table, read_table
 from autotune.space import SearchSpace, revert_knobs
 
@@ -75,7 +77,8 @@ class Bench:
         self.rng = random.Random(f"{self.table.header.name} {self.noise} {self.seed}")
         self.answer = self.best_mean
         self.space = SearchSpace(self.table.baseline, self.table.header.choices, ())
-        self._oracle = max(self.table.truths.values())
+        self.truths = {one: truth for one, truth in self.table.truths.items() if not self.table.drifts(one)}
+        self._oracle = max(self.truths.values())
         prices = {
             config: statistics.fmean(launch.elapsed_seconds for _, launch in group)
             for config, group in self.table.by_config.items()
@@ -101,7 +104,7 @@ class Bench:
         """
         if self._launches % _BASELINE_EVERY == 0:
             self._count(self.baseline)
-        truth = self.table.truths.get(config)
+        truth = self.truths.get(config)
         readings = self.readings.setdefault(config, [])
         reading = None if truth is None else truth + self.rng.gauss(0.0, self.noise)
         if reading is not None:
@@ -122,7 +125,7 @@ class Bench:
 
     def _regret(self) -> float:
         config = self.answer()
-        return 1.0 - math.exp((0.0 if config is None else self.table.truths.get(config, 0.0)) - self._oracle)
+        return 1.0 - math.exp((0.0 if config is None else self.truths.get(config, 0.0)) - self._oracle)
 
     def finish(self) -> None:
         """Take what stands now for everything that is still to come: nothing new was left."""
@@ -143,13 +146,22 @@ def search_at_random(bench: Bench) -> None:
         bench.launch(config)
 
 
-def ask_optuna(make_sampler: Callable[[Bench, int], optuna.samplers.BaseSampler]) -> Callable[[Bench], None]:
-    """Return the strategy that asks a sampler of Optuna's; what it has asked for already is drawn anew, eight times."""
+def ask_optuna(
+    make_sampler: Callable[[Bench, int], optuna.samplers.BaseSampler], *, own_first: bool = False
+) -> Callable[[Bench], None]:
+    """Return the strategy that asks a sampler of Optuna's; what it has asked for already is drawn anew, eight times.
+
+    Args:
+        make_sampler: of a bench and a seed.
+        own_first: begin as a search does, with the values of the user's own knobs, each alone.
+    """
 
     def search(bench: Bench) -> None:
         distributions = make_distributions(bench)
         study = optuna.create_study(direction="maximize", sampler=make_sampler(bench, bench.rng.randrange(2**31)))
         study.enqueue_trial(encode(bench.baseline, distributions))
+        for config in list_own(bench.space) if own_first else ():
+            study.enqueue_trial(encode(config, distributions))
         again = 0
         while len(bench.readings) < len(bench.configs):
             trial = study.ask(distributions)
@@ -224,7 +236,7 @@ def make_model(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
 
 
 STRATEGIES: dict[str, Callable[[Bench], None]] = {
-    "model": ask_optuna(make_model),
+    "model": ask_optuna(make_model, own_first=True),
     "random": search_at_random,
     "tpe": ask_optuna(lambda _bench, seed: optuna.samplers.TPESampler(multivariate=True, seed=seed)),
     "gp": ask_optuna(lambda _bench, seed: optuna.samplers.GPSampler(seed=seed)),

@@ -26,7 +26,7 @@ from autotune.records import TrainConfig, TrialStatus
 from autotune.records.facts import StepWork
 from autotune.records.probe import Caution
 from autotune.records.search import Preset
-from autotune.search.explore.stage import Explorer, Tried, find_dear_values, price_proposal
+from autotune.search.explore.stage import Explorer, Tried, find_dear_values, list_own, price_proposal
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.prices import predict_compilation
 from autotune.search.scores.objective import Judged
@@ -159,6 +159,15 @@ def test_own_presets_are_launched_first_and_as_they_are():
     own = Preset(name="ours", description="What we do", settings=settings)
     explored = explore_space(Machine(), make_space(), presets=(own,), budget=120.0)
     assert explored.configs[0] == BASELINE.replace(precision="bf16", num_workers=2)
+
+
+@pytest.mark.parametrize(("budget", "all_fit"), [(600.0, True), (60.0, False)])
+def test_values_of_own_knobs_are_seen_alone_before_anything_else(budget, all_fit):
+    """As many as a fifth of the budget holds: one that does not go with bf16 is never seen without it otherwise."""
+    space = make_space(**CHOICES, **{"user_knobs.padding": (None, *"abcdefgh")})
+    first, own = explore_space(Machine(), space, budget=budget).configs, list_own(space)
+    assert first[0] == own[0]
+    assert (first[: len(own)] == own) == all_fit
 
 
 def test_a_value_that_nothing_measured_speaks_for_comes_alone_and_late():

@@ -1,6 +1,6 @@
 """The exploring stage: propose or launch again, run, judge, until its time is up or nothing is left to find out.
 
-own presets     what users bring is what they take for the bottleneck
+own             the user's presets, then each value of the user's knobs alone: what is taken for the bottleneck
 study           what the model of the launches so far takes for the most gain for its time
 late            after the first proof: values whose arithmetic was not measured
 
@@ -10,6 +10,7 @@ of its time says so and is priced higher from then on; the stage goes on with wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,9 +229,12 @@ class Explorer:
         return "budget" if left < self._price(again) else self.study.open(again)
 
     def _find_own(self, tried: Tried) -> TrainConfig | None:
-        """Return the first of the user's own presets that was not tried."""
-        space = self.log.problem.space
-        own = (space.keep(preset.apply_to(space.baseline)) for preset in self.log.problem.state.presets)
+        """Return the first of the user's own presets that was not tried, then of the values of their knobs."""
+        space, most = self.log.problem.space, self._policy.own_share * self.starter.budget.seconds
+        presets = [space.keep(preset.apply_to(space.baseline)) for preset in self.log.problem.state.presets]
+        alone = list_own(space)
+        prices = itertools.accumulate(map(self._price, alone))
+        own = [*presets, *(config for config, spent in zip(alone, prices, strict=True) if spent <= most)]
         return next((config for config in own if config not in tried), None)
 
     def _simplify_best(self, tried: Tried) -> TrainConfig | None:
@@ -304,6 +308,20 @@ class Explorer:
     @property
     def _policy(self) -> SearchPolicy:
         return self.log.problem.policy
+
+
+def list_own(space: SearchSpace) -> list[TrainConfig]:
+    """Return each value of the user's own knobs alone, on top of their settings.
+
+    Nothing is known of these beforehand: seen with other changes first, what does not go with one of them is never
+    seen without it.
+    """
+    return [
+        space.complete({name: value})
+        for name, values in space.choices.items()
+        for value in values
+        if is_user_knob(name) and value != get_knob(space.baseline, name)
+    ]
 
 
 def price_proposal(log: SearchLog, proof_seconds: Callable[[TrainConfig], float], config: TrainConfig) -> float:
