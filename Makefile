@@ -3,6 +3,7 @@
 # make test   what CI runs: ruff, mypy --strict, pytest
 # make check  ruff and mypy alone
 # make test-slow   the long tests: an hour and more on two free cores
+# make test-gpu  what only an NVIDIA GPU runs, path by path, with a table: under ten minutes on one
 # make check-all   the types of benchmarks and examples
 # make docs-site  builds the pages of docs/ as a site in build/site; needs the network
 # make audit  asks whether a vulnerability is known of any version in constraints.txt; needs the network
@@ -12,7 +13,7 @@ BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
 
-.PHONY: demo test quick test-slow check check-all docs-site audit clean
+.PHONY: demo test quick test-gpu test-slow check check-all docs-site audit clean
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -39,6 +40,9 @@ check: .venv/.tested
 
 check-all: check
 	for folder in benchmarks examples/*/; do (cd "$$folder" && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" .) || exit 1; done
+
+test-gpu: .venv/.tested
+	$(BIN)/pytest -q -m gpu --durations=5
 
 test-slow: .venv/.tested
 	$(BIN)/pytest -q -m slow -n 2 --dist worksteal

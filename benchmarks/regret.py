@@ -215,7 +215,7 @@ def combine(bench: Bench) -> None:
 
 
 def double_batch(bench: Bench) -> None:
-    """Lightning's batch finder: larger micro batches as long as they fit, and nothing else."""
+    """Lightning's batch finder, or DeepSpeed's fast mode on one device: larger micro batches as long as they fit."""
     for value in sorted(bench.space.choices.get("micro_batch_size", ()), key=float):
         config = bench.space.complete({"micro_batch_size": value})
         if config in bench.table.by_config and config != bench.baseline and bench.launch(config) is None:

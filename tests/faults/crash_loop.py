@@ -241,6 +241,8 @@ def check_study(search: Path, tally: Tally) -> None:
         for one in results
         if one.spec.purpose == "measure" and one.status is not TrialStatus.INTERRUPTED
     }
+    if not wanted and not (search / "study.db").exists():
+        return  # it ended before its first launch: on a busy machine the training may not get through its first steps
     with sqlite3.connect(f"file:{search / 'study.db'}?mode=ro", uri=True) as database:
         states = Counter(state for (state,) in database.execute("SELECT state FROM trials"))
         numbers = Counter(

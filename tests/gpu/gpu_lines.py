@@ -1,0 +1,92 @@
+"""The lines that only a GPU runs and the test that exercises each: python tests/gpu/gpu_lines.py > docs/gpu.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+EXERCISED = {
+    "autotune/arithmetics.py": "test_a_knob_trains_as_the_baseline_does",
+    "autotune/cli": "test_a_search_ends_in_time_with_an_answer",
+    "autotune/drift": "test_a_search_ends_in_time_with_an_answer",
+    "autotune/engine": "test_a_knob_trains_as_the_baseline_does",
+    "autotune/isolation": "test_what_does_not_fit_is_a_result_and_the_next_launch_runs",
+    "autotune/knobs.py": "test_a_search_ends_in_time_with_an_answer",
+    "autotune/machine": "test_the_driver_is_asked",
+    "autotune/machine/limits": "test_a_full_measurement_on_a_gpu",
+    "autotune/machine/limits/all_reduce.py": "test_gpus_add_up",
+    "autotune/measure": "test_a_knob_trains_as_the_baseline_does",
+    "autotune/measure/clock.py": "test_steps_are_timed_by_events",
+    "autotune/measure/speed_reference.py": "test_on_a_gpu_everything_is_left_as_it_was",
+    "autotune/probe": "test_peak_memory_is_predicted",
+    "autotune/records": "test_a_search_ends_in_time_with_an_answer",
+    "autotune/runs": "test_a_knob_trains_as_the_baseline_does",
+    "autotune/search": "test_a_search_ends_in_time_with_an_answer",
+    "autotune/train": "test_a_training_that_was_taken_up_again_is_the_same",
+    "autotune/train/recovery": "test_a_training_that_runs_out_of_memory_takes_smaller_micro_batches",
+}
+"""By the longest beginning of a file's path."""
+
+HEAD = """# On a GPU
+
+Everything that a GPU needs is written; **nothing of it has run on one yet**. It was written against the documentation
+of PyTorch and NVML, and tested with recorded answers of a driver. Until then take a search on a GPU for a preview: its
+claims are made by the same paired launches and checks as on a CPU, but a path that fails is likelier.
+
+    make test-gpu
+
+runs each path below on one NVIDIA GPU in under ten minutes and prints a table: what passed, and a figure for each. The
+paths that a CPU has too run without a GPU; the others are skipped.
+
+Written by `python tests/gpu/gpu_lines.py`: the functions with lines that only a GPU runs, and the test that exercises
+each.
+
+| module | functions | lines | test |
+| --- | --- | --: | --- |"""
+
+
+def find_functions(source: str) -> Iterator[tuple[str, int]]:
+    """Yield the name of each function that asks for a GPU, and on how many lines it does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            lines = {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno") and _is_about_a_gpu(inner)}
+            if lines:
+                yield node.name, len(lines)
+
+
+def _is_about_a_gpu(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return node.value == "cuda"
+    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("torch.cuda", "torch.backends.cud"))
+
+
+def find_test(module: str) -> str | None:
+    """Return the test that exercises a module; None without one."""
+    beginnings = [one for one in EXERCISED if module == one or module.startswith(f"{one}/")]
+    return EXERCISED[max(beginnings, key=len)] if beginnings else None
+
+
+def list_modules() -> dict[str, list[tuple[str, int]]]:
+    """Return the functions that ask for a GPU by the path of their module."""
+    found = {
+        path.relative_to(ROOT).as_posix(): list(find_functions(path.read_text()))
+        for path in sorted((ROOT / "autotune").rglob("*.py"))
+    }
+    return {module: functions for module, functions in found.items() if functions}
+
+
+def make_page() -> str:
+    """Return the page."""
+    rows = [
+        f"| {module} | {', '.join(name for name, _ in functions)} | {sum(lines for _, lines in functions)} "
+        f"| {find_test(module)} |"
+        for module, functions in list_modules().items()
+    ]
+    return "\n".join([HEAD, *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    print(make_page(), end="")

@@ -1,0 +1,197 @@
+"""What only an NVIDIA GPU runs, path by path: `make test-gpu` prints what passed, each with a figure.
+
+A path that a CPU has too runs there all the same; the others are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.machine.gpu_state import GpuWatch
+from autotune.machine.hardware import read_hardware
+from autotune.measure.clock import CudaClock
+from autotune.records import ProbeReport, TrialResult, TrialStatus
+from autotune.records.config import with_knobs
+from autotune.search.launch.forecast import Forecast
+from autotune.search.scores.objective import Limits
+
+pytestmark = pytest.mark.gpu
+
+ON_GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="no CUDA device")
+Note = Callable[[str], None]
+Launch = Callable[..., TrialResult]
+
+ROOT = Path(__file__).parents[2]
+KNOBS: list[Any] = [
+    pytest.param({"precision": "bf16"}, 0.05, id="bf16"),
+    pytest.param({"precision": "fp16"}, 0.05, id="fp16 with a loss scaler", marks=needs_gpu),
+    pytest.param({"allow_tf32": True}, 0.02, id="TF32", marks=needs_gpu),
+    pytest.param({"optimizer_implementation": "fused"}, 0.01, id="fused optimizer"),
+    pytest.param({"memory_format": "channels_last"}, 0.02, id="channels last"),
+    pytest.param({"cudnn_benchmark": True}, 0.02, id="cudnn.benchmark", marks=needs_gpu),
+    pytest.param({"device_allocator": "expandable-segments"}, 0.01, id="expandable segments", marks=needs_gpu),
+    pytest.param({"compile_mode": "default"}, 0.02, id="compiled"),
+    pytest.param({"compile_mode": "reduce-overhead"}, 0.02, id="CUDA graphs", marks=needs_gpu),
+    pytest.param({"num_workers": 2, "pin_memory": True, "non_blocking": True}, 0.01, id="pinned", marks=needs_gpu),
+]
+"""Changes, and how far the mean of the first losses may be from the baseline's: rounding, not another training."""
+
+
+@needs_gpu
+def test_steps_are_timed_by_events(figure: Note) -> None:
+    clock, matrix = CudaClock(), torch.randn(4096, 4096, device="cuda")
+    clock.synchronize()
+    began = time.perf_counter()
+    clock.mark()
+    for _ in range(20):
+        matrix = matrix @ matrix / 64.0
+        clock.mark()
+    clock.synchronize()
+    wall, steps = time.perf_counter() - began, clock.take_intervals()
+    assert len(steps) == 20
+    assert 0.8 * wall < math.fsum(steps) <= 1.02 * wall
+    figure(f"{1000 * steps[-1]:.2f} ms a product, {math.fsum(steps) / wall:.0%} of the wall time")
+
+
+@needs_gpu
+def test_the_driver_is_asked(figure: Note) -> None:
+    gpu, watch = read_hardware().gpus[0], GpuWatch()
+    try:
+        state = watch.read()
+    finally:
+        watch.close()
+    assert state is not None
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert abs(gpu.memory_bytes / total - 1.0) < 0.1
+    figure(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB")
+
+
+@pytest.mark.parametrize(("changes", "most"), KNOBS)
+def test_a_knob_trains_as_the_baseline_does(
+    changes: dict[str, Any], most: float, launch: Launch, report: ProbeReport, figure: Note
+) -> None:
+    before, after = launch(report.target.baseline), launch(with_knobs(report.target.baseline, changes))
+    assert (before.status, after.status) == (TrialStatus.COMPLETED, TrialStatus.COMPLETED), after.error
+    losses = [[loss for loss in one.curves[0].losses if loss is not None] for one in (before, after)]
+    steps = min(map(len, losses))
+    own, other = (math.fsum(curve[:steps]) / steps for curve in losses)
+    assert abs(other / own - 1.0) < most
+    assert before.measurement is not None
+    assert after.measurement is not None
+    ratio = after.measurement.samples_per_second / before.measurement.samples_per_second
+    figure(f"{ratio:.2f}x, loss {100 * (other / own - 1.0):+.2f} % over {steps} steps")
+
+
+def test_what_does_not_fit_is_a_result_and_the_next_launch_runs(
+    launch: Launch, report: ProbeReport, figure: Note
+) -> None:
+    side = "device" if ON_GPU else "host"
+    peak = report.measurement.peak_memory
+    used = peak.device_bytes if ON_GPU else peak.host_bytes
+    assert used is not None
+    small = launch(report.target.baseline, **{f"{side}_memory_limit_bytes": used // 8})
+    assert small.status is TrialStatus.OUT_OF_MEMORY
+    assert launch(report.target.baseline).status is TrialStatus.COMPLETED
+    figure(f"{small.cause} after {small.elapsed_seconds:.1f} s")
+
+
+def test_peak_memory_is_predicted(launch: Launch, report: ProbeReport, figure: Note) -> None:
+    baseline = report.target.baseline
+    half = baseline.replace(micro_batch_size=baseline.micro_batch_size // 2, gradient_accumulation_steps=2)
+    predicted = Forecast(report, Limits(2**50, 2**50, max_drift=1.0)).predict_peak_bytes(half)
+    measured = launch(half).measurement
+    assert predicted is not None
+    assert measured is not None
+    used = measured.peak_memory.device_bytes if ON_GPU else measured.peak_memory.host_bytes
+    assert used is not None
+    assert 0.6 < predicted / used < 1.5
+    figure(f"{predicted / 2**20:.0f} MiB predicted, {used / 2**20:.0f} MiB used")
+
+
+def run(folder: Path, *words: str, seconds: float = 240.0) -> dict[str, Any]:
+    """Run a command of ours and return its answer."""
+    command = [sys.executable, "-m", "autotune", *words, "--json"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+    if ended.returncode == 2 and "is too small for this target" in ended.stdout:
+        pytest.skip(json.loads(ended.stdout)["error"]["message"])
+    assert ended.returncode in (0, 3), ended.stderr[-2000:] + ended.stdout[-2000:]
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("target", "budget"),
+    [
+        ("demo", "80s"),
+        (str(ROOT / "examples" / "detector" / "workload.py:workload"), "110s"),
+        (str(ROOT / "examples" / "text_price" / "workload.py:workload"), "110s"),
+    ],
+    ids=["demo", "detector", "text price"],
+)
+def test_a_search_ends_in_time_with_an_answer(target: str, budget: str, tmp_path: Path, figure: Note) -> None:
+    began = time.monotonic()
+    answer = run(tmp_path, "search", target, "--budget", budget)
+    took = time.monotonic() - began
+    assert answer["verdict"] in ("improved", "keep", "inconclusive", "not-tested")
+    assert took < float(budget.removesuffix("s")) + 15.0
+    speedup = answer["speedup"]
+    gain = "" if speedup is None else f" {speedup['estimate']:.2f}x ({speedup['low']:.2f}-{speedup['high']:.2f})"
+    figure(f"{answer['verdict']}{gain}, {answer['evidence']['trials']}, {took:.0f} s")
+
+
+def test_a_training_that_was_taken_up_again_is_the_same(tmp_path: Path, figure: Note) -> None:
+    settings = ("demo", "--preset", "reproducible", "--seed", "3")
+    run(tmp_path, "train", *settings, "--steps", "24", "--out", "whole")
+    run(tmp_path, "train", *settings, "--steps", "12", "--out", "parts")
+    run(tmp_path, "train", *settings, "--steps", "24", "--out", "parts", "--resume")
+    whole, parts = (read_weights(tmp_path / name) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    figure(f"{len(whole)} tensors, equal bit for bit")
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """Return the weights of a run's newest checkpoint."""
+    newest = max((folder / "checkpoints").glob("step-*/state.pt"), key=lambda path: path.parent.name)
+    weights: dict[str, Any] = torch.load(newest, weights_only=True, map_location="cpu")["model"]
+    return weights
+
+
+BREAKS = """
+import torch
+from autotune.targets.demo import workload as demo
+
+
+class TooLarge:
+    def __getattr__(self, name):
+        return getattr(demo, name)
+
+    def compute_loss(self, model, batch):
+        first = next(model.parameters())
+        if len(batch[0]) > 8:
+            torch.empty(2**50, device=first.device)  # more than any device has: the allocator's own error
+        return demo.compute_loss(model, batch)
+
+
+workload = TooLarge()
+"""
+
+
+@needs_gpu
+def test_a_training_that_runs_out_of_memory_takes_smaller_micro_batches(tmp_path: Path, figure: Note) -> None:
+    (tmp_path / "large.py").write_text(BREAKS)
+    summary = run(tmp_path, "train", "large.py:workload", "--steps", "10", "--out", "run")
+    text = json.dumps(summary)
+    assert "micro" in text
+    figure(text[:60])
