@@ -33,6 +33,7 @@ LAYERS = {
     "autotune.space": 2,
     "autotune.targets": 2,
     "autotune.engine": 3,
+    "autotune.distributed": 4,
     "autotune.machine": 4,
     "autotune.measure": 4,
     "autotune.drift": 5,

@@ -12,6 +12,7 @@ import typer
 
 from autotune.cli.stopping import stop_on_signals
 from autotune.cli.target import Knobs, Target, announce_resolved, read_target
+from autotune.cli.training_session import choose_ranks, follow_leader
 from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS
 from autotune.cli.view.terminal import (
     forgiven_output,
@@ -27,10 +28,15 @@ from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
     from autotune.records.trial import Target as TargetRecord
+    from autotune.targets.resolve import ResolvedTarget
     from autotune.train.options import TrainingOptions
+    from autotune.train.ranks.place import Place
 
 OUT_OF_TIME_STATUS = 124
 """Exit status of a training that `--max-time` ended, as of timeout(1)."""
+
+
+_OF_SCRIPT = "a script is started by torchrun: autotune train ... -- torchrun --nproc-per-node 2 train.py"
 
 
 def train(
@@ -122,6 +128,18 @@ def train(
         bool,
         typer.Option("--trust", rich_help_panel=BASICS, help="Use a profile from elsewhere without a second look."),
     ] = False,
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="N",
+            help="Processes that train together, or gpu for one on each GPU.",
+            show_default="1, or as many as the run to resume has",
+        ),
+    ] = None,
+    rank_timeout: Annotated[
+        str, typer.Option(rich_help_panel=BASICS, metavar="TIME", help="Longest wait of one process for another.")
+    ] = "10m",
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -157,6 +175,7 @@ def train(
             max_time_seconds=None if max_time is None else parse_duration(max_time, name="--max-time"),
             checkpoint_seconds=parse_duration(checkpoint_every, name="--checkpoint-every"),
             checkpoints_kept=keep,
+            rank_timeout_seconds=parse_duration(rank_timeout, name="--rank-timeout"),
         )
         options.check()
         options = options.classify_presets(Path.cwd())
@@ -164,14 +183,33 @@ def train(
         resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.target.script is not None:
             announce_resolved(resolved, Path.cwd(), command="train")
+            if nproc_per_node is not None:
+                raise UsageError("--nproc-per-node is for a workload", hint=_OF_SCRIPT)
             train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=log)
         if max_restarts:
             raise UsageError("--max-restarts is for a script", hint="a workload goes on by itself")
-        if not is_watched and sys.argv[1:2] == ["train"]:
-            train_in_child(sys.argv[2:], as_json=json_output)
-        announce_resolved(resolved, Path.cwd(), command="train")
         assert chosen is None or isinstance(chosen, str)
-        train_workload(options, chosen, log=log, as_json=json_output)
+        if not is_watched:
+            ranks = choose_ranks(nproc_per_node, options, resolved.target)
+            if sys.argv[1:2] == ["train"]:
+                train_in_child(sys.argv[2:], as_json=json_output, ranks=ranks)
+        take_part(options, chosen, resolved, log=log, as_json=json_output)
+
+
+def take_part(
+    options: TrainingOptions, target: str | None, resolved: ResolvedTarget, *, log: str | None, as_json: bool
+) -> None:
+    """Train in this process: alone, or as one of several."""
+    from autotune.train.ranks.place import find_place
+
+    place = find_place()
+    if place is not None and not place.leads:
+        follow_leader(place, target, options)
+    announce_resolved(resolved, Path.cwd(), command="train")
+    from autotune.train.ranks.ends import leading
+
+    with leading(place):
+        train_workload(options, target, log=log, as_json=as_json, place=place)
 
 
 def require_settings(options: TrainingOptions) -> None:
@@ -189,16 +227,17 @@ def require_settings(options: TrainingOptions) -> None:
         find_preset(options.preset)
 
 
-def train_in_child(words: list[str], *, as_json: bool) -> NoReturn:
+def train_in_child(words: list[str], *, as_json: bool, ranks: str | None) -> NoReturn:
     """Train in a process of its own, which this one watches over: it is started again if it is killed.
 
     Args:
         words: as typed after `autotune train`.
         as_json: an error goes to standard output.
+        ranks: several processes, as many as this says; None for one.
     """
-    from autotune.train.recovery.workload import train_supervised
+    from autotune.train.recovery.workload import RANKS, TRAIN, train_supervised
 
-    end = train_supervised(words, say=warn)
+    end = train_supervised(words, say=warn, command=TRAIN if ranks is None else (*RANKS, ranks))
     if end.message and as_json:
         print_error_json(end.status, "TrainingDied", end.message, end.hint)
     elif end.message:
@@ -271,7 +310,9 @@ def _list_given(options: TrainingOptions) -> dict[str, object]:
     }
 
 
-def train_workload(options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool) -> None:
+def train_workload(
+    options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool, place: Place | None = None
+) -> None:
     """Train a workload in this process, and exit as it ended."""
     from autotune.cli.training_session import make_callbacks, take_reverification, training_log
 
@@ -283,9 +324,11 @@ def train_workload(options: TrainingOptions, target: str | None, *, log: str | N
     from autotune.train.runs.folder import read_plan
 
     with stop_on_signals(signal.SIGUSR1, signal.SIGUSR2) as stop:
+        if place is not None:
+            place.announce()
         try:
             with training_view() as view, training_log(log, view) as sink:
-                summary = run_training(options, target, callbacks=make_callbacks(stop, view, sink))
+                summary = run_training(options, target, callbacks=make_callbacks(stop, view, sink), place=place)
         except KeyboardInterrupt:
             say("stopped at once: what was trained since the last checkpoint is lost", style="yellow")
             raise typer.Exit(128 + signal.SIGINT) from None

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.stopping import StopFlag, ended_by_alarm
+from autotune.errors import UsageError
 from autotune.train.recovery.child import keep_tie
 
 if TYPE_CHECKING:
     from autotune.cli.view.training import TrainingView
     from autotune.records.run import Reverification
-    from autotune.train.options import TrainingCallbacks
+    from autotune.records.trial import Target
+    from autotune.train.options import TrainingCallbacks, TrainingOptions
+    from autotune.train.ranks.place import Place
     from autotune.train.runs.folder import RunFolder
     from autotune.train.tensorboard import TensorBoardLog
 
@@ -117,6 +121,47 @@ def make_callbacks(stop: StopFlag, view: TrainingView, log: TrainingLog | None) 
         relaunch=start_anew,
     )
     return plain if log is None else replace(plain, log=log.write, begins=log.begin)
+
+
+def choose_ranks(nproc_per_node: str | None, options: TrainingOptions, target: Target) -> str | None:
+    """Return how many processes are to train, as the launcher takes it; None for one.
+
+    Args:
+        nproc_per_node: as typed.
+        options: how to train.
+        target: the workload.
+
+    Raises:
+        UsageError: it is no number of processes, or there is no run to resume.
+        ProfileError: the plan of the run to resume is damaged, or of a newer version.
+    """
+    from autotune.train.runs.folder import find_run, read_plan
+
+    if nproc_per_node == "gpu":
+        return nproc_per_node
+    if nproc_per_node is not None:
+        size = int(nproc_per_node) if re.fullmatch("[0-9]{1,4}", nproc_per_node) else 0
+        if not size:
+            raise UsageError(f"--nproc-per-node {nproc_per_node}: no number of processes", hint="give 2, say, or gpu")
+    else:
+        size = read_plan(find_run(Path.cwd(), target.spec, options.out)).world_size if options.resume else 1
+    return None if size == 1 else str(size)
+
+
+def follow_leader(place: Place, target: str | None, options: TrainingOptions) -> NoReturn:
+    """Train as one of several processes, and exit as it ended."""
+    from autotune.train.ranks.follower import follow
+
+    is_second = os.environ.pop(_RELAUNCHED, None) is not None
+
+    def start_anew(missing: Mapping[str, str]) -> None:
+        if missing and not is_second:
+            relaunch(missing, None)
+
+    status = follow(place, target, options, relaunch=start_anew)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # past what waits for a connection that is not there any more
 
 
 def take_reverification() -> Reverification | None:

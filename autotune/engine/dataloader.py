@@ -77,6 +77,16 @@ class EpochBatchSampler:
         """Return the number of samples in one micro batch of an epoch; the last may be short."""
         return min(self._micro_batch_size, self._used - position * self._micro_batch_size)
 
+    def count_elsewhere(self, position: int, own: int) -> int:
+        """Return the samples that other processes take in the optimizer step that begins at a micro batch: none here.
+
+        Args:
+            position: of the step's first micro batch.
+            own: samples of the step that are taken here.
+        """
+        del position, own
+        return 0
+
     def _permutation(self) -> Sequence[int]:
         if not self._order.shuffle:
             return range(self._sample_count)
@@ -135,6 +145,7 @@ def build_loader(
     *,
     collate: Callable[[list[Any]], Any] | None,
     random_sources: Sequence[str] = (),
+    make_sampler: Callable[..., EpochBatchSampler] = EpochBatchSampler,
 ) -> tuple[DataLoader[Any], EpochBatchSampler | None]:
     """Return a loader with the config's settings, and its sampler (None for an iterable dataset).
 
@@ -144,6 +155,7 @@ def build_loader(
         order: which samples are visited when.
         collate: merges samples into a batch; None for PyTorch's own.
         random_sources: global generators that samples or collation draw from.
+        make_sampler: makes the sampler of a map-style dataset.
     """
     workers: dict[str, Any] = {
         "num_workers": config.num_workers,
@@ -158,7 +170,7 @@ def build_loader(
     workers["generator"] = torch.Generator().manual_seed(order.seed)
     if isinstance(dataset, IterableDataset):
         return _ChosenLoader(dataset, batch_size=config.micro_batch_size, drop_last=order.drop_last, **workers), None
-    sampler = EpochBatchSampler(len(dataset), config, order, with_epoch=bool(random_sources))  # type: ignore[arg-type]
+    sampler = make_sampler(len(dataset), config, order, with_epoch=bool(random_sources))  # type: ignore[arg-type]
     if random_sources:
         dataset = SeededDataset(dataset, seed=order.seed, sources=random_sources)
         plain = collate or default_collate

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing
 from autotune.engine.compilation import apply_compilation
-from autotune.engine.dataloader import Order, build_loader, move_batch
+from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, move_batch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_learning_rate_scale, apply_optimizer_implementation
@@ -40,7 +41,8 @@ from autotune.targets.workload import LoadedWorkload
 
 Mark = Callable[[str], None]
 
-_SMALLEST_COUNT = 1e-12
+SMALLEST_COUNT = 1e-12
+"""What a step counts at least, where `compute_loss` counts: its loss and gradients are zero then, not 0 / 0."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,7 @@ class Training:
         self.scheduler = _check_scheduler(loaded.build_scheduler(self.optimizer), loaded)
         self.scaler = build_scaler(config, device)
         order = Order(seed=seed, shuffle=loaded.shuffle, drop_last=loaded.drop_last)
-        dataset = loaded.workload.train_dataset()
-        loader, sampler = build_loader(dataset, config, order, collate=loaded.collate, random_sources=random_sources)
+        loader, sampler = self._build_loader(order, random_sources)
         self.windows = Windows(loader, sampler, config.gradient_accumulation_steps)
         self.windows.limit_waiting(worker_timeout_seconds)
         self.batches_per_epoch = None if sampler is None else len(sampler)
@@ -137,11 +138,18 @@ class Training:
         loss = self._accumulate(window, note)
         self._update_weights()
         note("optimizer")
-        return StepOutcome(samples=sum(window.counts), loss=loss, ends_epoch=window.ends_epoch)
+        return StepOutcome(samples=window.samples, loss=loss, ends_epoch=window.ends_epoch)
+
+    def announce_pause(self) -> None:
+        """Say that the next step may be long in coming, where other processes wait for it; here are none."""
 
     def place(self, batch: Any) -> Any:
         """Return a batch on the device, 4-d inputs in the model's layout."""
         return move_batch(batch, self._place_tensor, self.device)
+
+    def _build_loader(self, order: Order, sources: Sequence[str]) -> tuple[DataLoader[Any], EpochBatchSampler | None]:
+        dataset, collate = self._loaded.workload.train_dataset(), self._loaded.collate
+        return build_loader(dataset, self.config, order, collate=collate, random_sources=sources)
 
     def _accumulate(self, window: Window, note: Mark) -> Tensor:
         total, alone = sum(window.counts), len(window.batches) == 1
@@ -171,13 +179,13 @@ class Training:
         if reference is None:
             return torch.as_tensor(loss_sum)
         # Nothing counted anywhere: gradients and loss are zero, and must not become 0 / 0.
-        weight_sum = _at_least(weight_sum, _SMALLEST_COUNT)
+        weight_sum = _at_least(weight_sum, SMALLEST_COUNT)
         self._scale_gradients(reference / weight_sum)
         return torch.as_tensor(loss_sum / weight_sum)
 
     def _forward(self, batch: Any) -> tuple[Tensor, Tensor | float | None]:
         with autocast(self.config, self.device):
-            returned = self._loaded.workload.compute_loss(self.model, batch)
+            returned = self._compute_loss(batch)
         parts = returned if isinstance(returned, tuple) else (returned, None)
         if len(parts) != 2:
             raise TargetError(
@@ -191,6 +199,9 @@ class Training:
                 hint="return the mean loss, a scalar tensor that depends on the model's parameters",
             )
         return loss, self._read_count(weight, loss)
+
+    def _compute_loss(self, batch: Any) -> Any:
+        return self._loaded.workload.compute_loss(self.model, batch)
 
     def _read_count(self, weight: Any, loss: Tensor) -> Tensor | float | None:
         if isinstance(weight, Tensor) and weight.numel() == 1:

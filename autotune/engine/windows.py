@@ -26,11 +26,18 @@ class Window:
         batches: as the loader collated them, on the host.
         counts: true samples in each.
         ends_epoch: they are the last of their epoch.
+        elsewhere: samples of the same step that other processes take.
     """
 
     batches: list[Any]
     counts: list[int]
     ends_epoch: bool
+    elsewhere: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Of the whole step."""
+        return sum(self.counts) + self.elsewhere
 
 
 class Windows:
@@ -77,13 +84,14 @@ class Windows:
         if not window:
             raise TargetError("the training set is empty", hint="train_dataset() must hold at least one sample")
         counts = [self._count(batch, self.batches_done + i) for i, batch in enumerate(window)]
+        elsewhere = 0 if self.sampler is None else self.sampler.count_elsewhere(self.batches_done, sum(counts))
         self.batches_done += len(window)
         # One batch of look-ahead tells whether the epoch is over, so that a new one opens with its own window.
         self._held = self._take(1) if len(window) == self.accumulation else []
         ends_epoch = not self._held
         if ends_epoch:
             self.epoch, self.batches_done, self._iterator = self.epoch + 1, 0, None
-        return Window(batches=window, counts=counts, ends_epoch=ends_epoch)
+        return Window(batches=window, counts=counts, ends_epoch=ends_epoch, elsewhere=elsewhere)
 
     def peek(self) -> Any | None:
         """Return the first micro batch of the next window without handing it out; None at the end of an epoch."""

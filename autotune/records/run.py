@@ -93,6 +93,8 @@ class RunPlan(Record):
     """Optimizer steps to take; None when epochs are counted."""
     epochs: Annotated[int, Field(ge=1)] | None
     """Epochs to train; None when steps are counted."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Processes that train together; batches of all settings here but the asked ones are those of each."""
     machine: str = ""
     """Fingerprints of the hardware and the versions it was started with."""
     step_downs: tuple[StepDown, ...] = ()
@@ -178,6 +180,8 @@ class TrainingSummary(Record):
     """Optimizer steps taken, earlier sessions of a resumed run included."""
     epochs: Count
     """Epochs finished."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Processes that trained together; the settings are those of each."""
     samples: Count
     """Samples trained on, earlier sessions included."""
     loss: float | None

@@ -53,6 +53,21 @@ class TrainingProgress(Record):
     """What ended it; None while it runs, and when it ended in order or without a word."""
 
 
+class RankEnd(Record):
+    """How one of several processes of a training ended, by its own account or that of who started them."""
+
+    rank: Count
+    """Of the process."""
+    status: int
+    """To exit with."""
+    cause: Cause
+    """In a word."""
+    detail: str
+    """One sentence."""
+    saw: Literal["", "gone", "silent"] = ""
+    """It ended because of another one: gone, or without an answer."""
+
+
 class OpenedRun(Record):
     """What a workload's training tells its parent when it has opened its run."""
 

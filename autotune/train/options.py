@@ -34,6 +34,7 @@ class TrainingOptions:
         checkpoint_seconds: longest time between two checkpoints; one is also written at each epoch's end and at a stop.
         checkpoints_kept: complete checkpoints kept, beside the best one.
         worker_timeout_seconds: longest wait for a loader's worker.
+        rank_timeout_seconds: longest wait of one of several processes for another.
         reverification: what was found before the process started anew; None to look.
     """
 
@@ -50,6 +51,7 @@ class TrainingOptions:
     checkpoint_seconds: float = 300.0
     checkpoints_kept: int = 2
     worker_timeout_seconds: float = 300.0
+    rank_timeout_seconds: float = 600.0
     reverification: Reverification | None = None
 
     def check(self) -> None:

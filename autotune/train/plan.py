@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autotune.distributed.batches import spread_config
+from autotune.format import count
 from autotune.machine.hardware import read_hardware, read_software
+from autotune.records.config import TrainConfig
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan
@@ -15,6 +18,7 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.ranks.place import Place
 from autotune.train.runs.folder import require_same_plan
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
@@ -36,6 +40,7 @@ class RunRequest:
         data: fingerprint of the samples; None where they have none.
         deadline: when it has to be over.
         policy: the training's thresholds.
+        place: this process among those of the training, which it leads; None for the only one.
         notes: what is to be told once the settings are in force.
     """
 
@@ -48,12 +53,18 @@ class RunRequest:
     data: str | None
     deadline: Deadline
     policy: TrainPolicy = TRAIN_POLICY
+    place: Place | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def note(self) -> Callable[[str], None]:
         """Takes what is to be told, one sentence at a time."""
         return self.notes.append
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together."""
+        return 1 if self.place is None else self.place.size
 
     @property
     def profile_target(self) -> ProfileTarget:
@@ -73,16 +84,20 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
     if settings.needs_reverification and not request.options.trust:
         verified = verified or _reverify(request, settings)
         settings = settings if verified.trusted else settings.fall_back()
+    size, before = request.world_size, settings.config
+    config, baseline = (spread_config(one, size) for one in (before, settings.baseline_config))
+    _require_same_learning(request, before, config)
     options, evidence = request.options, None if profile is None else profile.evidence
     epochs = 1 if options.steps is None and options.epochs is None else options.epochs
     return RunPlan(
         target=request.profile_target,
         asked_config=wanted,
-        config=settings.config,
-        baseline_config=settings.baseline_config,
+        config=config,
+        baseline_config=baseline,
         origin=settings.origin,
-        promised_samples_per_second=settings.promised_samples_per_second,
-        flops_utilization=_find_flops_utilization(settings),
+        promised_samples_per_second=settings.promised_samples_per_second if size == 1 else None,
+        flops_utilization=_find_flops_utilization(settings) if size == 1 else None,
+        world_size=size,
         loss_band=None if evidence is None else evidence.loss_band,
         drift_limit=_find_drift_limit(profile),
         accepted=() if profile is None else tuple(one for check in profile.quality for one in check.fidelity),
@@ -113,9 +128,44 @@ def resume_plan(request: RunRequest, before: RunPlan, path: Path) -> RunPlan:
         request.loaded.find_choices(config)
     if before.machine not in ("", _name_machine()):
         request.note("the run was started on another machine or with another torch: it goes on, but not bit for bit")
+    if before.world_size != request.world_size:
+        before = _spread_plan(request, before)
     if options.steps is None and options.epochs is None:
         return before
     return before.replace(steps=options.steps, epochs=options.epochs)
+
+
+def _spread_plan(request: RunRequest, before: RunPlan) -> RunPlan:
+    """Return the plan of a run that goes on with another number of processes.
+
+    Raises:
+        UsageError: the effective batch cannot be divided by it, or they would learn something else.
+    """
+    size, old = request.world_size, before.world_size
+
+    def spread(config: TrainConfig) -> TrainConfig:
+        return spread_config(config, size, before=old)
+
+    _require_same_learning(request, before.current_config, spread(before.current_config))
+    request.note(f"the run goes on with {count(size, 'process', 'processes')} instead of {old}: not bit for bit")
+    return before.replace(
+        config=spread(before.config),
+        baseline_config=spread(before.baseline_config),
+        promised_samples_per_second=None,
+        flops_utilization=None,
+        step_downs=tuple(one.replace(config=spread(one.config)) for one in before.step_downs),
+        world_size=size,
+    )
+
+
+def _require_same_learning(request: RunRequest, before: TrainConfig, after: TrainConfig) -> None:
+    if before == after:
+        return
+    from autotune.train.ranks.sameness import require_same_learning
+
+    together = after.micro_batch_size * request.world_size
+    sources = request.sources
+    require_same_learning(request.loaded, before, after, together=together, sources=sources, note=request.note)
 
 
 def _choose(request: RunRequest, profile: Profile | None) -> Settings:

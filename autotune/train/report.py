@@ -86,6 +86,7 @@ def summarize(plan: RunPlan, progress: TrainingProgress, *, finished: bool, elap
         target=plan.target,
         origin=plan.origin,
         config=plan.current_config,
+        world_size=plan.world_size,
         steps=progress.steps,
         epochs=0,
         samples=progress.samples,

@@ -11,13 +11,17 @@ from __future__ import annotations
 import errno
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.distributed.world import Command, World, joined_world
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
 from autotune.errors import MachineError
+from autotune.format import count
 from autotune.machine.hardware import read_hardware
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.targets.load import load_workload
@@ -29,6 +33,7 @@ from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.plan import RunRequest, make_plan, resume_plan
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.ranks.place import Place
 from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
 from autotune.train.report import summarize
@@ -47,6 +52,7 @@ def run_training(
     folder: str | Path | None = None,
     callbacks: TrainingCallbacks | None = None,
     policy: TrainPolicy = TRAIN_POLICY,
+    place: Place | None = None,
 ) -> TrainingSummary:
     """Train a target.
 
@@ -56,6 +62,7 @@ def run_training(
         folder: working folder; None for the current one.
         callbacks: who is told, and who may stop it.
         policy: the training's thresholds.
+        place: this process among several that train together, which it leads; None to train alone.
 
     Raises:
         ProfileError: the profile is not valid, was measured on another target, or a resumed run was started otherwise.
@@ -82,7 +89,7 @@ def run_training(
         loaded = load_workload(resolved.target.spec, folder=work)
         sources, data = _look_at_data(loaded)
         deadline, told = Deadline(until, policy), replace(given, warn=warn)
-        request = RunRequest(work, loaded, resolved.target, options, told, sources, data, deadline, policy)
+        request = RunRequest(work, loaded, resolved.target, options, told, sources, data, deadline, policy, place)
         session, ending = _train(request, began)
         if ending == "stopped":
             command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
@@ -118,18 +125,37 @@ def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> tupl
     folder = RunFolder(path, plan)
     folder.write_plan(plan)
     callbacks.opened(folder)
-    session = Session(
-        loaded=request.loaded,
-        folder=folder,
-        options=request.options,
-        callbacks=callbacks,
-        device=choose_device("auto"),
-        began=began,
-        deadline=request.deadline,
-        random_sources=request.sources,
-        policy=request.policy,
-    )
-    return session, session.run()
+    with _joined(request, plan) as world:
+        session = Session(
+            loaded=request.loaded,
+            folder=folder,
+            options=request.options,
+            callbacks=callbacks,
+            device=choose_device("auto") if world is None else world.device,
+            began=began,
+            deadline=request.deadline,
+            random_sources=request.sources,
+            policy=request.policy,
+            world=world,
+        )
+        return session, session.run()
+
+
+@contextmanager
+def _joined(request: RunRequest, plan: RunPlan) -> Iterator[World | None]:
+    """Lead the other processes of the training, if there are any, until it is over."""
+    place = request.place
+    if place is None:
+        yield None
+        return
+    config = plan.current_config
+    each = f"micro batch {config.micro_batch_size}, accumulation {config.gradient_accumulation_steps}"
+    effective = config.effective_batch_size * place.size
+    request.callbacks.say(f"{count(place.size, 'process', 'processes')}, each with {each}: effective batch {effective}")
+    place.publish(plan)
+    with joined_world(request.options.rank_timeout_seconds) as world:
+        yield world
+        world.tell(Command.END)
 
 
 def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:

@@ -24,7 +24,7 @@ from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.layout import MANIFEST_FILE
 from autotune.records.run import CheckpointManifest
-from autotune.train.loop.state import Progress, capture_state, restore_state
+from autotune.train.loop.state import Progress, capture_state, gather_generators, restore_state
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.runs.folder import newest_first, read_step
 
@@ -81,10 +81,11 @@ class Checkpoints:
         if _find_damage(final) is None:
             # Replacing it would take two renames, and a kill between them would leave neither.
             return final
+        others = gather_generators(training)
         scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
         try:
             state = scratch / _STATE_FILE
-            _write_state(state, capture_state(training, progress, notes))
+            _write_state(state, capture_state(training, progress, notes, others))
             manifest = CheckpointManifest(
                 step=progress.step,
                 epoch=training.windows.epoch,
@@ -184,6 +185,15 @@ class Checkpoints:
         for path in (*found, *self.folder.glob(".tmp-*")):
             if path not in kept:
                 _remove(path, ignore_errors=True)
+
+
+def load_checkpoint(training: Training, path: Path) -> Progress:
+    """Restore one checkpoint of a freshly built training.
+
+    Raises:
+        CheckpointError: it is damaged, or belongs to another model.
+    """
+    return _restore(training, _read_verified(path), path)[0]
 
 
 def _choose_spaced(newest_first: list[Path]) -> list[Path]:

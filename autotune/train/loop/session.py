@@ -12,14 +12,18 @@ from __future__ import annotations
 import gc
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from autotune.distributed.training import RankTraining
+from autotune.distributed.world import Command, World
 from autotune.drift.guard.guard import DriftGuard
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import TargetError
 from autotune.isolation.causes import explain_exception
+from autotune.records.config import TrainConfig
 from autotune.records.run import GuardSummary, RunPlan
 from autotune.records.training_process import TrainingProgress
 from autotune.sentences.settings import describe_exchanges
@@ -75,6 +79,7 @@ class Session:
         deadline: when it has to be over.
         random_sources: global generators that the dataset draws from.
         policy: the training's thresholds.
+        world: the other processes of the training, of which this one is the leader; None without any.
         progress: where the run stands.
         meters: what it counts.
         guard: what the drift guard looked at; None before there was one.
@@ -89,6 +94,7 @@ class Session:
     deadline: Deadline
     random_sources: tuple[str, ...]
     policy: TrainPolicy = TRAIN_POLICY
+    world: World | None = None
     progress: Progress = field(default_factory=Progress)
     meters: Meters = field(default_factory=Meters)
     guard: GuardSummary | None = None
@@ -120,7 +126,7 @@ class Session:
             assert end.choice is not None
             self._free_memory()
             resumes = self._step_down(end.fault, end.choice)
-            if end.fault.cause == "device-error":
+            if end.fault.cause == "device-error" or self.world is not None:
                 raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --out {self.folder.path}")
 
     @property
@@ -146,14 +152,7 @@ class Session:
         with backend_settings(config, self.device):
             try:
                 with blame_target(f"{self.loaded.label}: setting up"):
-                    training = Training(
-                        self.loaded,
-                        config,
-                        device=self.device,
-                        seed=self.plan.seed,
-                        random_sources=self.random_sources,
-                        worker_timeout_seconds=self.options.worker_timeout_seconds,
-                    )
+                    training = self._build_training(config)
                 loop = self._prepare(training, self._restore(training, resumes=resumes))
                 try:
                     return StretchEnd(loop.run())
@@ -168,11 +167,24 @@ class Session:
                     raise self._give_up(error) from error.__cause__
                 return StretchEnd(fault=fault, choice=choice)
 
+    def _build_training(self, config: TrainConfig) -> Training:
+        more: dict[str, Any] = {
+            "seed": self.plan.seed,
+            "random_sources": self.random_sources,
+            "worker_timeout_seconds": self.options.worker_timeout_seconds,
+        }
+        if self.world is not None:
+            return RankTraining(self.loaded, config, world=self.world, **more)
+        return Training(self.loaded, config, device=self.device, **more)
+
     def _restore(self, training: Training, *, resumes: bool) -> Restored:
         require_loadable(training)
         if not resumes or not self.checkpoints.exist():
             return Restored(Progress(), {})  # a run that ended before its first checkpoint begins as it did
         restored = self.checkpoints.load(training)
+        if self.world is not None:
+            self.world.tell(Command.LOAD)
+            self.world.share(str(restored.path))
         for problem in restored.problems:
             self.callbacks.warn(f"{problem}; the one before it is used")
         if training.batches_per_epoch is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.engine.dataloader import read_generators, restore_generators
-from autotune.engine.loop import Training
+from autotune.distributed.training import RankTraining
+from autotune.distributed.world import Command
+from autotune.engine.dataloader import mix_seed, read_generators, restore_generators
+from autotune.engine.loop import Training, seed_everything
 from autotune.errors import TargetError
 
 _SWITCHES = ("fused", "foreach")
@@ -37,16 +39,17 @@ class Progress:
     samples: int = 0
 
 
-def capture_state(training: Training, progress: Progress, notes: Mapping[str, Any]) -> dict[str, Any]:
+def capture_state(
+    training: Training, progress: Progress, notes: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Return what a checkpoint holds.
 
     Args:
         training: at a step boundary.
         progress: where it stands.
         notes: what else to remember, plain containers: meters, what the drift guard has seen.
+        others: random generators of the other ranks, in order.
     """
-    generators = read_generators()
-    name, keys, position, has_gauss, gauss = generators["numpy"]
     parts = {
         "model": training.model.state_dict(),
         "averaged": None if training.averaged is None else training.averaged.state_dict(),
@@ -59,13 +62,49 @@ def capture_state(training: Training, progress: Progress, notes: Mapping[str, An
         "batches_done": training.windows.batches_done,
         "step": progress.step,
         "samples": progress.samples,
-        "torch_rng": generators["torch"],
-        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy_rng": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
-        "python_rng": generators["random"],
+        "world_size": _find_place(training)[1],
+        **capture_generators(training),
+        "others": list(others),
         "notes": dict(notes),
     }
     return {name: _to_plain(part) for name, part in parts.items()}
+
+
+def capture_generators(training: Training) -> dict[str, Any]:
+    """Return the random generators of this process, as plain data."""
+    generators = read_generators()
+    name, keys, position, has_gauss, gauss = generators["numpy"]
+    if training.device.type != "cuda":
+        on_device = []
+    elif isinstance(training, RankTraining):
+        on_device = [torch.cuda.get_rng_state(training.device)]  # the other devices are other ranks'
+    else:
+        on_device = torch.cuda.get_rng_state_all()
+    return {
+        "torch_rng": generators["torch"],
+        "cuda_rng": on_device,
+        "numpy_rng": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "python_rng": generators["random"],
+    }
+
+
+def gather_generators(training: Training) -> list[dict[str, Any]]:
+    """Return the random generators of the other ranks, in order; the leader alone may ask.
+
+    Raises:
+        RankLostError: one of them is gone.
+    """
+    if not isinstance(training, RankTraining):
+        return []
+    training.world.tell(Command.STATE)
+    found = training.world.gather(None)[1:]
+    training.announce_pause()  # the checkpoint is yet to be written
+    return found
+
+
+def _find_place(training: Training) -> tuple[int, int]:
+    """Return the rank of this process and how many there are."""
+    return (training.world.rank, training.world.size) if isinstance(training, RankTraining) else (0, 1)
 
 
 def require_loadable(training: Training) -> None:
@@ -106,7 +145,7 @@ def restore_state(training: Training, state: Mapping[str, Any]) -> Progress:
         if part is not None and state[name] is not None:
             part.load_state_dict(state[name])
     training.windows.move_to(epoch=int(state["epoch"]), batches_done=_count_batches(training, state))
-    _restore_generators(state)
+    _restore_generators(training, state)
     return Progress(step=int(state["step"]), samples=int(state["samples"]))
 
 
@@ -180,13 +219,19 @@ def _require_same_parts(training: Training, state: Mapping[str, Any]) -> None:
 
 def _count_batches(training: Training, state: Mapping[str, Any]) -> int:
     """Return the position in the epoch in this training's micro batches: steps end where one of any size does."""
-    done = int(state["batches_done"]) * int(state["micro_batch_size"])
-    if done % training.config.micro_batch_size:
-        raise ValueError(f"{done} samples of the epoch are no multiple of {training.config.micro_batch_size}")
-    return done // training.config.micro_batch_size
+    done = int(state["batches_done"]) * int(state["micro_batch_size"]) * int(state.get("world_size", 1))
+    together = training.config.micro_batch_size * _find_place(training)[1]
+    if done % together:
+        raise ValueError(f"{done} samples of the epoch are no multiple of {together}")
+    return done // together
 
 
-def _restore_generators(state: Mapping[str, Any]) -> None:
+def _restore_generators(training: Training, checkpoint: Mapping[str, Any]) -> None:
+    rank, size = _find_place(training)
+    if rank and size != checkpoint.get("world_size", 1):
+        seed_everything(mix_seed(int(checkpoint["step"]), rank))  # of a rank that there was not, or for other samples
+        return
+    state = checkpoint["others"][rank - 1] if rank else checkpoint
     name, keys, position, has_gauss, gauss = state["numpy_rng"]
     version, internal, gauss_next = state["python_rng"]
     restore_generators(
@@ -196,5 +241,7 @@ def _restore_generators(state: Mapping[str, Any]) -> None:
             "random": (version, tuple(internal), gauss_next),
         }
     )
-    if state["cuda_rng"] and torch.cuda.is_available():
+    if state["cuda_rng"] and isinstance(training, RankTraining):
+        torch.cuda.set_rng_state(state["cuda_rng"][0], training.device)
+    elif state["cuda_rng"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda_rng"])

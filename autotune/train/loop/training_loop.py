@@ -204,6 +204,8 @@ class RunLoop:
             # Once there is a batch, weights and generators may have moved, and the step cannot be taken back.
             if is_fetched or cause not in WORKER_CAUSES:
                 raise
+        if self.plan.world_size > 1:  # the others are in the middle of the step: it is taken again by fresh processes
+            raise FaultFound(Fault(cause, detail, self.progress.step))
         windows.move_to(epoch=epoch, batches_done=batches_done)
         if self._is_stopping():
             return None
@@ -250,6 +252,7 @@ class RunLoop:
         if not self._has_room_for_evaluation():
             return False
         began = time.perf_counter()
+        self.training.announce_pause()
         try:
             with self.interruptible(self.deadline.seconds_left):
                 found = self.evaluations.run(step, is_stopping=self._is_stopping)

@@ -27,7 +27,10 @@ OPENED_VARIABLE = "AUTOTUNE_TRAIN_CHILD"
 BEGAN_VARIABLE = "AUTOTUNE_TRAIN_BEGAN"
 """`time.monotonic()` when the first process of the session was started: a limit on its time counts from there."""
 
-_VARIABLES = (PARENT_VARIABLE, OPENED_VARIABLE, BEGAN_VARIABLE)
+RANKS_VARIABLE = "AUTOTUNE_TRAIN_RANKS"
+"""Folder that the processes of one training share; with one process there is none."""
+
+_VARIABLES = (PARENT_VARIABLE, OPENED_VARIABLE, BEGAN_VARIABLE, RANKS_VARIABLE)
 
 AGAIN_STATUS = 75
 """Exit status of a process that cannot go on, but has written down what a fresh one is to do (EX_TEMPFAIL)."""
@@ -49,6 +52,11 @@ def tie_to_parent() -> bool:
     if descriptor:
         _report_signals(int(descriptor))
     return True
+
+
+def find_given(variable: str) -> str | None:
+    """Return what the parent has said in a variable; None where it said nothing."""
+    return _given.get(variable)
 
 
 def keep_tie() -> dict[str, str]:

@@ -188,6 +188,11 @@ def baseline_settings(plan: RunPlan, knobs: AdjustableKnobs) -> TrainConfig:
     return baseline.replace(**kept)
 
 
+def recoverable_causes() -> frozenset[Cause]:
+    """Return what another process with other settings, or the same once more, may mend at any step of a workload."""
+    return frozenset(_OF_WORKLOADS) - {"user-error"}
+
+
 def count_alarms(plan: RunPlan) -> int:
     """Return how often the drift guard has taken a run back."""
     return sum(one.cause in (*DRIFT_CAUSES, "skipped-steps") for one in plan.step_downs)

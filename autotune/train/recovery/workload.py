@@ -16,12 +16,13 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, MachineError, ProfileError
 from autotune.records.run import RunPlan, StepDownAction
-from autotune.records.training_process import OpenedRun
+from autotune.records.training_process import OpenedRun, RankEnd
 from autotune.records.trial import Cause
 from autotune.scratch import scratch_folder
 from autotune.sentences.settings import describe_exchanges
 from autotune.train.loop.metrics import read_last_step
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.ranks.place import read_verdict
 from autotune.train.recovery.attempts import STOPPING, Ended, Start
 from autotune.train.recovery.child import AGAIN_STATUS, BEGAN_VARIABLE, OPENED_VARIABLE, read_opened_run
 from autotune.train.recovery.steps_down import Choice, Fault, workload_knobs
@@ -29,6 +30,9 @@ from autotune.train.recovery.supervisor import Death, Decision, Supervisor, desc
 from autotune.train.runs.folder import RunFolder, newest_whole_step, read_plan
 
 TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
+
+RANKS = (sys.executable, "-P", "-m", "autotune.train.ranks.launcher")
+"""With how many, what the same words are given to where several processes train."""
 
 _WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--trust", "--use-candidate")
 
@@ -122,22 +126,25 @@ class WorkloadRecovery:
             if run is not None and ended.attempt and ended.status == ProfileError.exit_code:
                 self.say(f"put the source back and go on with --resume --out {run.folder}, or start a new run")
             return None
-        cause, detail = ended.explain()
+        verdict = read_verdict(self.opened) if ended.status == AGAIN_STATUS else None
+        cause, detail = ended.explain() if verdict is None else (verdict.cause, verdict.detail)
         if run is None:
-            if ended.status < 0:
+            if ended.status < 0 or verdict is not None:
                 self.message = f"the training's process died before its run began ({cause}): {detail}"
             return None
         try:
-            return self._examine(ended, run)
+            return self._examine(ended, run, verdict)
         except (AutotuneError, OSError) as error:
             self._explain(cause, detail, describe_error(error, run.folder), Path(run.folder))
             return None
 
-    def _examine(self, ended: Ended, run: OpenedRun) -> Death | None:
+    def _examine(self, ended: Ended, run: OpenedRun, verdict: RankEnd | None) -> Death | None:
         folder = RunFolder(Path(run.folder), read_plan(Path(run.folder)))
         plan, written = folder.plan, None
         cause, detail = ended.explain(has_workers=plan.current_config.num_workers > 0)
-        if ended.status == AGAIN_STATUS:
+        if verdict is not None:
+            cause, detail = verdict.cause, verdict.detail
+        elif ended.status == AGAIN_STATUS:
             if len(plan.step_downs) <= max(run.step_downs, self.answered):
                 return None  # it has asked for nothing: the status is the user's own
             written = plan.step_downs[-1]

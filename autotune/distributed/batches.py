@@ -1,0 +1,77 @@
+"""How an effective batch is shared out: the same samples in each optimizer step, however many processes there are.
+
+    a step of one process        | 0 1 2 3 | 4 5 6 7 |       micro batch 4, accumulation 2
+    the same step of two         | 0 1 | 4 5 |  rank 0       micro batch 2, accumulation 2
+                                 | 2 3 | 6 7 |  rank 1
+
+What the ranks take at the same time are neighbours: together they are a micro batch of one process, where that divides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.errors import UsageError
+from autotune.records.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Part:
+    """One micro batch of one rank.
+
+    Attributes:
+        first: position of its first sample in the epoch's order.
+        count: samples that count.
+        fillers: samples that are computed and do not count, where the rank has nothing else in this step.
+    """
+
+    first: int
+    count: int
+    fillers: int = 0
+
+
+def spread_config(config: TrainConfig, world_size: int, *, before: int = 1) -> TrainConfig:
+    """Return the settings of each process, with the same effective batch over all of them.
+
+    The micro batch stays, or becomes the largest smaller one that divides.
+
+    Args:
+        config: settings of each of `before` processes.
+        world_size: processes to spread over.
+        before: processes that the config is of.
+
+    Raises:
+        UsageError: the effective batch cannot be divided by the processes.
+    """
+    if world_size == before:
+        return config
+    effective = config.effective_batch_size * before
+    share, rest = divmod(effective, world_size)
+    if rest or not share:
+        fitting = [number for number in range(min(effective, world_size), 0, -1) if effective % number == 0]
+        sizes = " or ".join(str(size) for size in (effective - rest, effective - rest + world_size) if size)
+        raise UsageError(
+            f"an effective batch of {effective} samples cannot be shared out evenly over {world_size} processes",
+            hint=f"use --nproc-per-node {fitting[0]}, or a baseline with an effective batch of {sizes}",
+        )
+    micro = next(size for size in range(min(share, config.micro_batch_size), 0, -1) if share % size == 0)
+    return config.replace(micro_batch_size=micro, gradient_accumulation_steps=share // micro)
+
+
+def cut_step(step_first: int, step_count: int, config: TrainConfig, rank: int, world_size: int) -> list[Part]:
+    """Return the micro batches of one rank in one optimizer step, at least one.
+
+    Args:
+        step_first: position of the step's first sample in the epoch's order.
+        step_count: samples of the step: an effective batch, or what is left at the epoch's end.
+        config: settings of each process.
+        rank: the process.
+        world_size: how many there are.
+    """
+    together, parts = config.micro_batch_size * world_size, list[Part]()
+    for first in range(0, step_count, together):
+        count = min(together, step_count - first)
+        low, high = (count * edge // world_size for edge in (rank, rank + 1))
+        if high > low:
+            parts.append(Part(step_first + first + low, high - low))
+    return parts or [Part(step_first, 0, fillers=1)]

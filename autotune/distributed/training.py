@@ -1,0 +1,197 @@
+"""A training whose optimizer steps are taken by several processes together, with DistributedDataParallel.
+
+    loss of a micro batch x its samples / samples of all ranks x ranks ── backward ── mean over ranks = the sum
+    all micro batches of a step but the last: no_sync, their gradients stay here until the last one's meet
+
+What DDP wraps is the workload's `compute_loss`, with the model in it: the user's code is handed its own model, as in
+one process, and may call any of its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+from autotune.distributed.loader import RankBatchSampler
+from autotune.distributed.world import Command, World
+from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, mix_seed
+from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, seed_everything
+from autotune.engine.windows import Window
+from autotune.errors import TargetError, UsageError
+from autotune.records.config import TrainConfig
+from autotune.targets.workload import LoadedWorkload
+
+_UNUSED = "finished reduction in the prior iteration"
+
+
+class LossModule(nn.Module):
+    """A workload's loss as a module, for DDP to wrap."""
+
+    def __init__(self, model: nn.Module, loaded: LoadedWorkload) -> None:
+        super().__init__()
+        self.model = model
+        self._workload = loaded.workload
+
+    def forward(self, batch: Any) -> Any:
+        """Return what the workload's `compute_loss` returns."""
+        return self._workload.compute_loss(self.model, batch)
+
+
+class RankTraining(Training):
+    """One rank's part of a training; all ranks must build it, and take its steps, together.
+
+    Attributes:
+        world: this process among the others.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedWorkload,
+        config: TrainConfig,
+        *,
+        world: World,
+        seed: int,
+        random_sources: Sequence[str] = (),
+        worker_timeout_seconds: float = 0.0,
+    ) -> None:
+        """Build the training as one process would, then tie its gradients to those of the other ranks.
+
+        Args:
+            loaded: the workload.
+            config: settings of each rank.
+            world: this process among the others.
+            seed: of weights, data order and dropout.
+            random_sources: global generators that samples or collation draw from.
+            worker_timeout_seconds: longest wait for a loader's worker.
+
+        Raises:
+            TargetError: a part of the workload returns something of the wrong type.
+            UsageError: the workload cannot be trained by several processes.
+            RankLostError: another rank is gone.
+        """
+        self.world = world
+        super().__init__(
+            loaded,
+            config,
+            device=world.device,
+            seed=seed,
+            random_sources=random_sources,
+            worker_timeout_seconds=worker_timeout_seconds,
+        )
+        require_shareable(self, loaded, world.size)
+        with world.watching():
+            self._parallel = DistributedDataParallel(
+                LossModule(self.model, loaded),
+                find_unused_parameters=bool(getattr(loaded.workload, "find_unused_parameters", False)),
+            )
+        # Weights are the leader's. What each rank draws from here on is its own: equal dropout masks would be no draws.
+        seed_everything(mix_seed(seed + 1, world.rank))
+
+    def _build_loader(self, order: Order, sources: Sequence[str]) -> tuple[DataLoader[Any], EpochBatchSampler | None]:
+        dataset, collate = self._loaded.workload.train_dataset(), self._loaded.collate
+        if isinstance(dataset, IterableDataset):
+            raise UsageError(
+                f"{self._loaded.label}: an iterable dataset cannot be shared out over processes",
+                hint="give train_dataset() a length and __getitem__, or train with one process",
+            )
+        make = partial(RankBatchSampler, rank=self.world.rank, world_size=self.world.size)
+        return build_loader(dataset, self.config, order, collate=collate, random_sources=sources, make_sampler=make)
+
+    def _compute_loss(self, batch: Any) -> Any:
+        with self.world.watching():
+            return self._parallel(batch)
+
+    def _accumulate(self, window: Window, note: Mark) -> Tensor:
+        world, total = self.world, window.samples
+        reference: Tensor | None = None
+        sums = torch.zeros(2, device=self.device, dtype=torch.float64 if self.device.type == "cpu" else torch.float32)
+        for index, (batch, count) in enumerate(zip(window.batches, window.counts, strict=True)):
+            placed = self.place(batch)
+            note("copy")
+            with self._meeting(is_last=index == len(window.batches) - 1):
+                loss, weight = self._forward(placed)
+                note("forward")
+                if weight is None:
+                    self._backward_together(loss * (count * world.size / total))
+                    sums[0] += loss.detach().reshape(()) * (count / total)
+                else:
+                    weight = torch.as_tensor(weight, device=self.device, dtype=torch.float32) * (count > 0)
+                    # The first count is the leader's: what all relate to must be the same everywhere.
+                    reference = world.first(weight.clamp(min=1.0)) if reference is None else reference
+                    self._backward_together(loss * (weight / reference))
+                    sums += torch.stack([loss.detach().reshape(()) * weight, weight])
+            note("backward")
+        sums = world.sum(sums)
+        if reference is None:
+            return sums[0].float()
+        counted = sums[1].clamp(min=SMALLEST_COUNT)
+        self._scale_gradients((reference * world.size / counted).float())
+        return torch.as_tensor(sums[0] / counted).float()
+
+    @contextmanager
+    def _meeting(self, *, is_last: bool) -> Iterator[None]:
+        with nullcontext() if is_last else self._parallel.no_sync():
+            try:
+                yield
+            except RuntimeError as error:
+                if _UNUSED not in str(error):
+                    raise
+                raise TargetError(
+                    f"{self._loaded.label}: a parameter of the model has no part in the loss, and the processes "
+                    "wait for its gradient",
+                    hint="freeze it (requires_grad_(False)), or give the workload find_unused_parameters = True",
+                ) from error
+
+    def _backward_together(self, loss: Tensor) -> None:
+        with self.world.watching():
+            self._backward(loss)
+
+    def step(self, mark: Mark | None = None) -> StepOutcome:
+        """Take one optimizer step with all ranks; the leader has the others take it too.
+
+        Args:
+            mark: called with `data`, `copy`, `forward`, `backward`, `optimizer` when that phase ends.
+
+        Raises:
+            TargetError: the dataset is empty, or compute_loss returns something that is not a scalar loss.
+            RankLostError: another rank is gone, or does not answer.
+        """
+        if self.world.leads:
+            self.world.tell(Command.STEP)
+        return super().step(mark)
+
+    def announce_pause(self) -> None:
+        """Tell the other ranks to wait as long as it takes."""
+        self.world.tell(Command.PAUSE)
+
+
+def require_shareable(training: RankTraining, loaded: LoadedWorkload, world_size: int) -> None:
+    """Make sure that nothing in the model sees the samples of one process only.
+
+    Raises:
+        UsageError: a layer does, so that several processes would learn something else.
+    """
+    normed = [(name, one) for name, one in training.model.named_modules() if isinstance(one, _BatchNorm)]
+    alone = [name for name, one in normed if not isinstance(one, nn.SyncBatchNorm)]
+    if alone and world_size > 1:
+        raise UsageError(
+            f"{loaded.label}: BatchNorm ({alone[0]}) takes its statistics from the samples of one process, so that "
+            f"{world_size} processes would learn something else than one",
+            hint="have build_model() return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) (GPUs only), use "
+            "another norm, or train with one process",
+        )
+    sampler = training.windows.sampler
+    if normed and isinstance(sampler, RankBatchSampler) and sampler.has_fillers:
+        raise UsageError(
+            f"{loaded.label}: the last step of an epoch has fewer samples than there are processes, and "
+            "SyncBatchNorm needs one in each",
+            hint="give the workload drop_last = True",
+        )

@@ -1,0 +1,174 @@
+"""The processes of one training as one of them sees them: rank 0 leads, the others do what it tells them.
+
+    leader ── Command.STEP ──▶ followers      all take an optimizer step; gradients meet in it
+           ── Command.STATE ─▶                each hands its random generators to the leader, for a checkpoint
+           ── Command.LOAD ──▶                each loads the checkpoint that is named
+           ── Command.PAUSE ─▶                the leader evaluates or writes: it may take as long as it takes
+           ── Command.END ───▶                the training is over
+
+Commands go over a gloo group of their own, so that nobody waits for a device because of them. Whoever waits for a rank
+that has died finds out at once, and for one that hangs within the patience.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autotune.errors import AutotuneError
+
+_FOR_EVER = timedelta(days=365)
+_SILENT = ("timed out", "timeout")
+_LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe", "operation timed out")
+
+
+class Command(enum.IntEnum):
+    """What the leader tells all ranks to do next."""
+
+    STEP = 1
+    STATE = 2
+    LOAD = 3
+    PAUSE = 4
+    END = 5
+
+
+class RankLostError(AutotuneError):
+    """Another process of the training has died or does not answer; what became of it is told by who started it.
+
+    Attributes:
+        is_silent: it does not answer, and its connection is there.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, is_silent: bool) -> None:
+        super().__init__(message, hint="go on with --resume")
+        self.is_silent = is_silent
+
+
+@dataclass(frozen=True)
+class World:
+    """A process among those of a training.
+
+    Attributes:
+        rank: its number, counted from 0.
+        size: how many there are.
+        device: where it trains.
+        patience_seconds: longest wait for another one.
+        commands: group that commands and plain objects go over.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    patience_seconds: float
+    commands: dist.ProcessGroup
+
+    @property
+    def leads(self) -> bool:
+        """It has the run's folder, tells the others what to do, and speaks to the user."""
+        return self.rank == 0
+
+    def tell(self, command: Command) -> None:
+        """Tell all other ranks what to do next.
+
+        Raises:
+            RankLostError: one of them is gone.
+        """
+        with self.watching():
+            dist.broadcast(torch.tensor([int(command)]), 0, group=self.commands)
+
+    def hear(self, *, for_ever: bool = False) -> Command:
+        """Return what the leader wants done next.
+
+        Args:
+            for_ever: it has said that it may take long.
+
+        Raises:
+            RankLostError: it is gone, or does not answer.
+        """
+        told = torch.zeros(1, dtype=torch.int64)
+        with self.watching():
+            work = dist.broadcast(told, 0, group=self.commands, async_op=True)
+            assert work is not None
+            work.wait(_FOR_EVER if for_ever else timedelta(seconds=self.patience_seconds))
+        return Command(int(told))
+
+    def share(self, value: Any) -> Any:
+        """Return the leader's value, plain data, on every rank."""
+        values = [value]
+        with self.watching():
+            dist.broadcast_object_list(values, 0, group=self.commands)
+        return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, plain data, in order, on the leader; nothing elsewhere."""
+        values: list[Any] = [None] * self.size if self.leads else []
+        with self.watching():
+            dist.gather_object(value, values if self.leads else None, 0, group=self.commands)
+        return values
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks, on the device; the host waits for nothing."""
+        total = value.detach().clone()
+        with self.watching():
+            dist.all_reduce(total)
+        return total
+
+    def first(self, value: Tensor) -> Tensor:
+        """Return the leader's tensor on all ranks, on the device."""
+        found = value.detach().clone()
+        with self.watching():
+            dist.broadcast(found, 0)
+        return found
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Turn what a lost rank looks like from here into RankLostError.
+
+        Raises:
+            RankLostError: the code inside failed because of another rank.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).lower()
+            if not isinstance(error, dist.DistError) and not any(word in text for word in _LOST):
+                raise
+            is_silent = any(word in text for word in _SILENT)
+            what = f"has not answered within {self.patience_seconds:g} s" if is_silent else "is gone"
+            raise RankLostError(f"another process of the training {what}", is_silent=is_silent) from error
+
+
+@contextmanager
+def joined_world(patience_seconds: float) -> Iterator[World]:
+    """Join the processes that torch.distributed's launcher has started: NCCL on GPUs, gloo on CPUs.
+
+    Args:
+        patience_seconds: longest wait for another one.
+
+    Raises:
+        RankLostError: they do not all come.
+    """
+    local_rank, uses_gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if uses_gpu else torch.device("cpu")
+    if uses_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if uses_gpu else "gloo",
+        timeout=timedelta(seconds=patience_seconds),
+        device_id=device if uses_gpu else None,
+    )
+    commands = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+    assert isinstance(commands, dist.ProcessGroup)
+    yield World(dist.get_rank(), dist.get_world_size(), device, patience_seconds, commands)
+    dist.destroy_process_group()  # not after an error: it might wait for who is gone

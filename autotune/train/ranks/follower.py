@@ -1,0 +1,103 @@
+"""A rank that does not lead: it builds the same training, and does what the leader tells it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from autotune.distributed.training import RankTraining
+from autotune.distributed.world import Command, joined_world
+from autotune.engine.data_fingerprint import build_dataset
+from autotune.engine.dataloader import find_random_sources
+from autotune.engine.loop import backend_settings
+from autotune.machine.hardware import read_hardware
+from autotune.records.run import RunPlan
+from autotune.targets.load import load_workload
+from autotune.train.loop.checkpoint import load_checkpoint
+from autotune.train.loop.state import capture_generators
+from autotune.train.loop.user_code import blame_target
+from autotune.train.options import TrainingOptions
+from autotune.train.ranks.ends import explain_end
+from autotune.train.ranks.place import Place
+from autotune.train.recovery.attempts import FORWARDED
+from autotune.train.settings.choice import find_missing_environment
+from autotune.train.settings.target import resolve_training_target
+
+Relaunch = Callable[[Mapping[str, str]], None]
+"""Given the environment variables that the settings need and the process lacks, starts it anew, or returns."""
+
+
+def follow(place: Place, target: str | None, options: TrainingOptions, *, relaunch: Relaunch) -> int:
+    """Train as one of the ranks that do not lead, and return what to exit with.
+
+    What goes wrong is written down for who started this process, and told by it.
+
+    Args:
+        place: which rank this is.
+        target: as typed.
+        options: how to train.
+        relaunch: starts the process anew with some variables set.
+    """
+    _be_quiet(place)
+    try:
+        _train(place, target, options, relaunch)
+    except Exception as error:
+        end = explain_end(error, place.rank)
+        place.record_end(end)
+        return end.status
+    return 0
+
+
+def _be_quiet(place: Place) -> None:
+    """Print into a file, and leave signals to the leader: a stop is agreed on at the end of a step."""
+    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    os.close(log)
+    for number in FORWARDED:
+        signal.signal(number, _ignore)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Do nothing; unlike SIG_IGN this is not handed down to programs that are started here."""
+
+
+def _train(place: Place, target: str | None, options: TrainingOptions, relaunch: Relaunch) -> None:
+    work = Path.cwd()
+    loaded = load_workload(resolve_training_target(target, work).target.spec, folder=work)
+    with blame_target(f"{loaded.label}: setting up"):
+        sources = find_random_sources(build_dataset(loaded), loaded.collate)
+    plan = place.await_plan()
+    config = plan.current_config
+    relaunch(find_missing_environment(config, read_hardware()))
+    with joined_world(options.rank_timeout_seconds) as world, backend_settings(config, world.device):
+        with blame_target(f"{loaded.label}: setting up"):
+            training = RankTraining(
+                loaded,
+                config,
+                world=world,
+                seed=plan.seed,
+                random_sources=sources,
+                worker_timeout_seconds=options.worker_timeout_seconds,
+            )
+        _obey(training, plan)
+
+
+def _obey(training: RankTraining, plan: RunPlan) -> None:
+    """Do what the leader says, until it says that the training is over."""
+    world, command = training.world, Command.PAUSE
+    while True:
+        command = world.hear(for_ever=command in (Command.PAUSE, Command.LOAD))
+        if command == Command.STEP:
+            with blame_target(f"{plan.target.label}: a step"):
+                training.step()
+        elif command == Command.STATE:
+            world.gather(capture_generators(training))
+        elif command == Command.LOAD:
+            load_checkpoint(training, Path(world.share(None)))
+        elif command == Command.END:
+            return

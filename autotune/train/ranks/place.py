@@ -1,0 +1,140 @@
+"""What the processes of one training tell each other past torch.distributed: small files in a folder of their own.
+
+    leader.pid      the process that signals are for
+    plan.json       what is trained, once the leader has opened the run
+    end-N.json      how rank N ended, if it could say so
+    verdict.json    what ended the training, where none of them could be asked any more
+
+No torch is imported here: the parent reads the verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import AutotuneError, MachineError
+from autotune.records.codec import make_folder, read_record, write_bytes, write_record
+from autotune.records.run import RunPlan
+from autotune.records.training_process import RankEnd
+from autotune.train.recovery.child import RANKS_VARIABLE, find_given
+
+_PID, _PLAN, _VERDICT = "leader.pid", "plan.json", "verdict.json"
+_FOLDER = "ranks"
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among those of a training.
+
+    Attributes:
+        folder: that they share.
+        rank: its number, counted from 0.
+        size: how many there are.
+    """
+
+    folder: Path
+    rank: int
+    size: int
+
+    @property
+    def leads(self) -> bool:
+        """It has the run's folder and speaks to the user."""
+        return self.rank == 0
+
+    def announce(self) -> None:
+        """Say where signals are to go."""
+        write_bytes(self.folder / _PID, str(os.getpid()).encode(), durable=False)
+
+    def publish(self, plan: RunPlan) -> None:
+        """Tell the others what is trained."""
+        write_record(self.folder / _PLAN, plan)
+
+    def await_plan(self) -> RunPlan:
+        """Return what is trained; the leader may first compare a profile, and is watched by who started it.
+
+        Raises:
+            MachineError: the folder is gone.
+        """
+        while not (self.folder / _PLAN).exists():
+            if not self.folder.is_dir():
+                raise MachineError(f"{self.folder} is gone", hint="leave the temporary folder alone")
+            time.sleep(_LOOK_SECONDS)
+        return read_record(self.folder / _PLAN, RunPlan)
+
+    def record_end(self, end: RankEnd) -> None:
+        """Say how this process ends."""
+        write_record(self.folder / f"end-{end.rank}.json", end)
+
+    @property
+    def log(self) -> Path:
+        """What a process that does not lead prints."""
+        return self.folder / f"rank-{self.rank}.log"
+
+
+def find_place() -> Place | None:
+    """Return this process's place; None for the only process of a training."""
+    folder = find_given(RANKS_VARIABLE)
+    if folder is None:
+        return None
+    return Place(Path(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def open_folder(beside: Path) -> Path:
+    """Return an empty folder for the processes of one attempt.
+
+    Args:
+        beside: what the parent has handed on.
+    """
+    folder = beside.parent / _FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    return folder
+
+
+def read_leader(folder: Path) -> int | None:
+    """Return the process that signals are for; None before it has said so."""
+    try:
+        return int((folder / _PID).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_ends(folder: Path, size: int) -> dict[int, RankEnd]:
+    """Return how each process ended that could say so, by rank."""
+    found = {rank: _read_end(folder / f"end-{rank}.json") for rank in range(size)}
+    return {rank: end for rank, end in found.items() if end is not None}
+
+
+def read_last_line(folder: Path, rank: int) -> str:
+    """Return the last line that a process printed; empty where it printed nothing."""
+    try:
+        lines = (folder / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:200] if lines else ""
+
+
+def write_verdict(folder: Path, verdict: RankEnd) -> None:
+    """Leave what ended the training to the parent."""
+    write_record(folder / _VERDICT, verdict)
+
+
+def read_verdict(beside: Path) -> RankEnd | None:
+    """Return what ended the last attempt; None where its leader has said it, or there was one process only.
+
+    Args:
+        beside: what the parent has handed on.
+    """
+    return _read_end(beside.parent / _FOLDER / _VERDICT)
+
+
+def _read_end(file: Path) -> RankEnd | None:
+    try:
+        return read_record(file, RankEnd) if file.exists() else None
+    except AutotuneError:
+        return None

@@ -1,0 +1,62 @@
+"""Do several processes learn what one would? What a split of the micro batch would change is found beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from autotune.engine.device import choose_device
+from autotune.errors import UsageError
+from autotune.format import format_percent
+from autotune.probe.additivity import measure_additivity
+from autotune.records.config import TrainConfig
+from autotune.targets.workload import LoadedWorkload
+from autotune.train.loop.user_code import blame_target
+
+
+def require_same_learning(
+    loaded: LoadedWorkload,
+    before: TrainConfig,
+    after: TrainConfig,
+    *,
+    together: int,
+    sources: tuple[str, ...],
+    note: Callable[[str], None],
+) -> None:
+    """Make sure that smaller micro batches have the same gradient.
+
+    Args:
+        loaded: the workload.
+        before: settings of a process whose gradient is known to be right.
+        after: settings of each of the processes.
+        together: samples that they compute at the same time.
+        sources: global generators that the samples draw from.
+        note: told what could not be found out.
+
+    Raises:
+        UsageError: they have not.
+        TargetError: a part of the workload raises something, or returns something of the wrong type.
+    """
+    if after.micro_batch_size == before.micro_batch_size:
+        return
+    with blame_target(f"{loaded.label}: comparing the gradient of a batch with that of its parts"):
+        if together == before.micro_batch_size and _is_synchronised(loaded.workload.build_model()):
+            return
+        found = measure_additivity(loaded, before, choose_device("auto"), seed=0, random_sources=sources)
+    if found is None:
+        note("whether the gradient of a batch is that of its parts could not be found out")
+    elif not found.holds:
+        raise UsageError(
+            f"{loaded.label}: the gradient of a batch is not that of its parts (it differs by "
+            f"{format_percent(found.error)}, by {format_percent(found.reordering)} for rounding alone), so that "
+            "several processes would learn something else than one",
+            hint="return (mean loss, count) where the loss is no mean over samples; BatchNorm and losses over pairs "
+            "within a batch need one process",
+        )
+
+
+def _is_synchronised(model: nn.Module) -> bool:
+    normed = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+    return bool(normed) and torch.cuda.is_available() and all(isinstance(one, nn.SyncBatchNorm) for one in normed)
