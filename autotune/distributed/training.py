@@ -86,7 +86,9 @@ class RankTraining(Training):
             random_sources=random_sources,
             worker_timeout_seconds=worker_timeout_seconds,
         )
-        require_shareable(self, loaded, world.size)
+        sampler = self.windows.sampler
+        has_fillers = isinstance(sampler, RankBatchSampler) and sampler.has_fillers
+        require_shareable(self.model, loaded.label, world.size, has_fillers=has_fillers)
         with world.watching():
             self._parallel = DistributedDataParallel(
                 LossModule(self.model, loaded),
@@ -148,7 +150,7 @@ class RankTraining(Training):
                     f"{self._loaded.label}: a parameter of the model has no part in the loss, and the processes "
                     "wait for its gradient",
                     hint="freeze it (requires_grad_(False)), or give the workload find_unused_parameters = True",
-                ) from error
+                ) from None
 
     def _backward_together(self, loss: Tensor) -> None:
         with self.world.watching():
@@ -173,25 +175,30 @@ class RankTraining(Training):
         self.world.tell(Command.PAUSE)
 
 
-def require_shareable(training: RankTraining, loaded: LoadedWorkload, world_size: int) -> None:
-    """Make sure that nothing in the model sees the samples of one process only.
+def require_shareable(model: nn.Module, label: str, world_size: int, *, has_fillers: bool) -> None:
+    """Make sure that nothing in a model sees the samples of one process only.
+
+    Args:
+        model: of the workload.
+        label: of the workload.
+        world_size: processes that train it.
+        has_fillers: in an epoch's last step not all of them have a sample.
 
     Raises:
         UsageError: a layer does, so that several processes would learn something else.
     """
-    normed = [(name, one) for name, one in training.model.named_modules() if isinstance(one, _BatchNorm)]
+    normed = [(name, one) for name, one in model.named_modules() if isinstance(one, _BatchNorm)]
     alone = [name for name, one in normed if not isinstance(one, nn.SyncBatchNorm)]
     if alone and world_size > 1:
         raise UsageError(
-            f"{loaded.label}: BatchNorm ({alone[0]}) takes its statistics from the samples of one process, so that "
+            f"{label}: BatchNorm ({alone[0]}) takes its statistics from the samples of one process, so that "
             f"{world_size} processes would learn something else than one",
             hint="have build_model() return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) (GPUs only), use "
             "another norm, or train with one process",
         )
-    sampler = training.windows.sampler
-    if normed and isinstance(sampler, RankBatchSampler) and sampler.has_fillers:
+    if normed and has_fillers:
         raise UsageError(
-            f"{loaded.label}: the last step of an epoch has fewer samples than there are processes, and "
+            f"{label}: the last step of an epoch has fewer samples than there are processes, and "
             "SyncBatchNorm needs one in each",
             hint="give the workload drop_last = True",
         )

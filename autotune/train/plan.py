@@ -159,13 +159,18 @@ def _spread_plan(request: RunRequest, before: RunPlan) -> RunPlan:
 
 
 def _require_same_learning(request: RunRequest, before: TrainConfig, after: TrainConfig) -> None:
-    if before == after:
+    if request.world_size == 1:
         return
     from autotune.train.ranks.sameness import require_same_learning
 
-    together = after.micro_batch_size * request.world_size
-    sources = request.sources
-    require_same_learning(request.loaded, before, after, together=together, sources=sources, note=request.note)
+    require_same_learning(
+        request.loaded,
+        before,
+        after,
+        world_size=request.world_size,
+        sources=request.sources,
+        note=request.note,
+    )
 
 
 def _choose(request: RunRequest, profile: Profile | None) -> Settings:

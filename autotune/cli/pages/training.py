@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.cli.pages.layout import LinePage, Part, open_page
 from autotune.cli.view.terminal import forgiven_output, one_line
+from autotune.distributed.batches import spread_config
 from autotune.format import (
     count,
     format_bytes,
@@ -102,7 +103,7 @@ def describe_guard(guard: GuardSummary | None) -> str:
 
 def describe_settings(plan: RunPlan, config: TrainConfig) -> str:
     """Return the settings in force where they are not those that were asked for."""
-    changes = describe_exchanges(plan.asked_config, config)
+    changes = describe_exchanges(spread_config(plan.asked_config, plan.world_size), config)
     if not changes:
         return f"as asked for: {describe_changes(config, plan.baseline_config)}"
     return f"not as asked for: {changes}"

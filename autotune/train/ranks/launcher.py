@@ -35,8 +35,6 @@ from autotune.train.recovery.child import (
     tie_to_parent,
 )
 
-_END_SECONDS = 10
-"""From the first failed rank until those that do not end by themselves are killed."""
 _LOOK_SECONDS = 0.1
 
 
@@ -133,6 +131,7 @@ class _Agent:
                 os.kill(leader, self._pending.pop(0))
 
     def _launch(self) -> None:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -140,6 +139,7 @@ class _Agent:
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=self._size,
+            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder)),
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
@@ -166,7 +166,6 @@ def prepare_environment(folder: Path, size: int) -> None:
     os.environ.update(told)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(read_affinity() or ()) // size)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_END_SECONDS))
 
 
 def _conclude(folder: Path, verdict: Verdict) -> int:

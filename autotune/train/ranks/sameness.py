@@ -1,12 +1,12 @@
-"""Do several processes learn what one would? What a split of the micro batch would change is found beforehand."""
+"""Do several processes learn what one would? What a split of the batch would change is found before a run is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
+from autotune.distributed.training import require_shareable
 from autotune.engine.device import choose_device
 from autotune.errors import UsageError
 from autotune.format import format_percent
@@ -21,28 +21,32 @@ def require_same_learning(
     before: TrainConfig,
     after: TrainConfig,
     *,
-    together: int,
+    world_size: int,
     sources: tuple[str, ...],
     note: Callable[[str], None],
 ) -> None:
-    """Make sure that smaller micro batches have the same gradient.
+    """Make sure that the gradient of a batch stays what it is when it is shared out over processes.
 
     Args:
         loaded: the workload.
         before: settings of a process whose gradient is known to be right.
         after: settings of each of the processes.
-        together: samples that they compute at the same time.
+        world_size: how many there are.
         sources: global generators that the samples draw from.
         note: told what could not be found out.
 
     Raises:
-        UsageError: they have not.
+        UsageError: it does not.
         TargetError: a part of the workload raises something, or returns something of the wrong type.
     """
-    if after.micro_batch_size == before.micro_batch_size:
-        return
     with blame_target(f"{loaded.label}: comparing the gradient of a batch with that of its parts"):
-        if together == before.micro_batch_size and _is_synchronised(loaded.workload.build_model()):
+        model = loaded.workload.build_model()
+        require_shareable(model, loaded.label, world_size, has_fillers=False)
+        if after.micro_batch_size == before.micro_batch_size:
+            return
+        # Its statistics are then of the same samples as in one process.
+        is_synchronised = any(isinstance(one, nn.SyncBatchNorm) for one in model.modules())
+        if is_synchronised and after.micro_batch_size * world_size == before.micro_batch_size:
             return
         found = measure_additivity(loaded, before, choose_device("auto"), seed=0, random_sources=sources)
     if found is None:
@@ -55,8 +59,3 @@ def require_same_learning(
             hint="return (mean loss, count) where the loss is no mean over samples; BatchNorm and losses over pairs "
             "within a batch need one process",
         )
-
-
-def _is_synchronised(model: nn.Module) -> bool:
-    normed = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
-    return bool(normed) and torch.cuda.is_available() and all(isinstance(one, nn.SyncBatchNorm) for one in normed)

@@ -52,9 +52,9 @@ def judge(
     echoes = {rank: end for rank, end in ends.items() if end.saw}
     quiet = [rank for rank in range(size) if rank not in ends]
     if echoes and quiet and all(end.saw == "silent" for end in echoes.values()):
-        waited = next(iter(echoes.values())).detail
-        names = " and ".join(f"process {rank} of {size}" for rank in quiet)
-        return Verdict(5, RankEnd(rank=quiet[0], status=5, cause="timeout", detail=f"{names} hangs: {waited}"))
+        _, _, waited = next(iter(echoes.values())).detail.partition(" has ")
+        detail = f"process {quiet[0]} of {size} has {waited}; the training was ended"
+        return Verdict(5, RankEnd(rank=quiet[0], status=5, cause="timeout", detail=detail))
     dead = [rank for rank, status in exits.items() if status < 0 and rank in quiet]
     if dead:
         return _explain_death(dead[0], exits[dead[0]], size, oom_kills)

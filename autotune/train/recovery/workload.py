@@ -165,6 +165,9 @@ class WorkloadRecovery:
 
     def give_up(self, death: Death, reason: str) -> None:
         """Keep for the end why the run is not resumed."""
+        if death.fault.cause == "timeout":
+            self.message, self.hint = death.fault.detail, f"go on with --resume --out {death.folder.path}"
+            return
         self._explain(death.fault.cause, death.fault.detail, reason, death.folder.path)
 
     def _explain(self, cause: Cause, detail: str, reason: str, folder: Path) -> None:
