@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,25 +151,30 @@ class World:
 
 
 @contextmanager
-def joined_world(patience_seconds: float) -> Iterator[World]:
+def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
     """Join the processes that torch.distributed's launcher has started: NCCL on GPUs, gloo on CPUs.
 
     Args:
+        meeting: file to meet at, on this machine, that is not there yet: a port would be open to its network.
         patience_seconds: longest wait for another one.
 
     Raises:
         RankLostError: they do not all come.
     """
-    local_rank, uses_gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
+    rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    uses_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if uses_gpu else torch.device("cpu")
     if uses_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if uses_gpu else "gloo",
+        store=dist.FileStore(str(meeting), size),
+        rank=rank,
+        world_size=size,
         timeout=timedelta(seconds=patience_seconds),
         device_id=device if uses_gpu else None,
     )
     commands = dist.new_group(backend="gloo", timeout=_FOR_EVER)
     assert isinstance(commands, dist.ProcessGroup)
-    yield World(dist.get_rank(), dist.get_world_size(), device, patience_seconds, commands)
+    yield World(rank, size, device, patience_seconds, commands)
     dist.destroy_process_group()  # not after an error: it might wait for who is gone

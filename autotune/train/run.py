@@ -153,7 +153,7 @@ def _joined(request: RunRequest, plan: RunPlan) -> Iterator[World | None]:
     effective = config.effective_batch_size * place.size
     request.callbacks.say(f"{count(place.size, 'process', 'processes')}, each with {each}: effective batch {effective}")
     place.publish(plan)
-    with joined_world(request.options.rank_timeout_seconds) as world:
+    with joined_world(place.meeting, request.options.rank_timeout_seconds) as world:
         yield world
         world.tell(Command.END)
 

@@ -80,7 +80,6 @@ FINDINGS = {
 }
 
 NOT_TESTED: dict[str, str] = {
-    "42": "trainings of our own have one process; under torchrun a script's checkpoints are its own",
     "F17": "a view is no sandbox, and nothing promises that it is: docs/security.md",
 }
 """Why a fault cannot be injected here."""

@@ -74,7 +74,7 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
     plan = place.await_plan()
     config = plan.current_config
     relaunch(find_missing_environment(config, read_hardware()))
-    with joined_world(options.rank_timeout_seconds) as world, backend_settings(config, world.device):
+    with joined_world(place.meeting, options.rank_timeout_seconds) as world, backend_settings(config, world.device):
         with blame_target(f"{loaded.label}: setting up"):
             training = RankTraining(
                 loaded,

@@ -3,7 +3,7 @@
     parent ──▶ launcher ── elastic agent, a thread ──▶ rank 0   autotune train, as typed: leads
            ── signals ──▶ to rank 0 alone           ──▶ rank 1…  the same words: follow
 
-The agent ends all ranks when one fails. Rendezvous and store are on a free port of this machine; the ranks are in
+The agent ends all ranks when one fails. They meet at files, and listen on the loopback alone; the ranks are in
 sessions of their own, so a Ctrl-C reaches them through here, once, and the kernel ends them with this process.
 """
 
@@ -142,7 +142,8 @@ class _Agent:
             logs_specs=DefaultLogsSpecs(log_dir=str(self._folder)),
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_endpoint=str(self._folder / "rendezvous"),
+            rdzv_configs={"store_type": "file"},
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=_LOOK_SECONDS,
@@ -165,7 +166,8 @@ def prepare_environment(folder: Path, size: int) -> None:
     told: dict[str, Any] = {**keep_tie(), PARENT_VARIABLE: str(os.getpid()), RANKS_VARIABLE: str(folder)}
     os.environ.update(told)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(read_affinity() or ()) // size)))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Left to themselves, agent and ranks would listen where the machine's name leads to: for anybody on its network.
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 def _conclude(folder: Path, verdict: Verdict) -> int:

@@ -71,6 +71,11 @@ class Place:
         write_record(self.folder / f"end-{end.rank}.json", end)
 
     @property
+    def meeting(self) -> Path:
+        """Where they meet."""
+        return self.folder / "meeting"
+
+    @property
     def log(self) -> Path:
         """What a process that does not lead prints."""
         return self.folder / f"rank-{self.rank}.log"
