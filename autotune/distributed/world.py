@@ -168,7 +168,7 @@ def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if uses_gpu else "gloo",
-        store=dist.FileStore(str(meeting), size),
+        store=dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=patience_seconds),

@@ -52,12 +52,16 @@ def follow(place: Place, target: str | None, options: TrainingOptions, *, relaun
 
 
 def _be_quiet(place: Place) -> None:
-    """Print into a file, and leave signals to the leader: a stop is agreed on at the end of a step."""
+    """Print into a file."""
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
+
+
+def _leave_signals_to_leader() -> None:
+    """Do nothing on a stop, which is agreed on at the end of a step; who waits for a leader that is gone finds out."""
     for number in FORWARDED:
         signal.signal(number, _ignore)
 
@@ -75,6 +79,7 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
     config = plan.current_config
     relaunch(find_missing_environment(config, read_hardware()))
     with joined_world(place.meeting, options.rank_timeout_seconds) as world, backend_settings(config, world.device):
+        _leave_signals_to_leader()
         with blame_target(f"{loaded.label}: setting up"):
             training = RankTraining(
                 loaded,

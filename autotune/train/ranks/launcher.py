@@ -183,9 +183,7 @@ def _conclude(folder: Path, verdict: Verdict) -> int:
 
 
 def _say(error: AutotuneError) -> None:
-    print(f"error: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"  {error.hint}", file=sys.stderr)
+    sys.stderr.write(f"error: {error.message}\n" + (f"  {error.hint}\n" if error.hint else ""))
 
 
 if __name__ == "__main__":
