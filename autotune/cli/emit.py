@@ -18,13 +18,14 @@ def show(
     """Print a search's answer once more."""
     with reported_errors(as_json=json_output):
         from autotune.cli.pages.answer import print_answer
+        from autotune.cli.pages.report import explain_answer
         from autotune.records.profile import Profile
 
         answer = Profile.load(profile)
         if json_output:
             print_json(answer.to_json())
         else:
-            print_answer(answer, profile, is_new=False)
+            print_answer(answer, profile, explain_answer(answer, profile), is_new=False)
 
 
 def export(
@@ -84,6 +85,45 @@ def report(
             print_json(json.dumps({"report": str(out)}))
         else:
             say(f"{out} written")
+
+
+def explain(
+    answer: Annotated[
+        Path | None, typer.Argument(help="An answer, or a search's folder.", metavar="[PROFILE | SEARCH]")
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="For launches of what is not known well; 0: none, only what is known."),
+    ] = "5m",
+    json_output: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Say what each change of an answer is worth, what else was tried, and what is left to you.
+
+    A change's worth is the answer over the answer without it. What the search has measured well enough is taken from
+    there; the rest is launched, in pairs of fresh processes, and kept beside the search.
+    """
+    with reported_errors(as_json=json_output):
+        from autotune.cli.pages.explanation import print_explanation
+        from autotune.cli.pages.report import find_search
+        from autotune.cli.stopping import stop_on_signals
+        from autotune.cli.view.search import search_view
+        from autotune.explain.run import explain as explain_known
+        from autotune.explain.run import run_explain
+        from autotune.units import parse_duration
+
+        place = find_search(answer, Path.cwd())
+        seconds = 0.0 if budget == "0" else parse_duration(budget, name="--budget")
+        with stop_on_signals() as stop:
+            if seconds:
+                with search_view(seconds) as reporter:
+                    found = run_explain(place, seconds, reporter=reporter, should_stop=stop)
+            else:
+                found = explain_known(place)
+        if json_output:
+            print_json(found.to_json())
+        else:
+            print_explanation(found)
+        stop.exit_if_set()
 
 
 def require_new(out: Path, *, force: bool | None = None) -> None:
