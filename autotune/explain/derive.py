@@ -14,8 +14,9 @@ from autotune.records.explanation import ChangeEffect, Explanation, TriedValue
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
 from autotune.records.probe import Issue
-from autotune.records.profile import Profile
+from autotune.records.profile import ParetoPoint, Profile
 from autotune.records.trial import TrialStatus
+from autotune.search.answer.pareto import find_peak
 from autotune.space import BATCH_KNOBS
 
 PRECISE_ENOUGH = math.log(1.1)
@@ -52,6 +53,7 @@ def derive(profile: Profile, readings: Readings) -> Explanation:
         together=readings.together,
         changes=tuple(sorted(effects, key=lambda one: -_estimate(one))),
         tried=tuple(_list_tried(readings)),
+        measured=tuple(_list_measured(readings)),
         before=readings.describe_step(baseline),
         after=readings.describe_step(config) if config != baseline else None,
         bottleneck=report.verdict.sentence,
@@ -104,6 +106,11 @@ def _estimate(effect: ChangeEffect) -> float:
     if effect.failure:
         return math.inf
     return 0.0 if effect.worth is None else effect.worth.estimate
+
+
+def _list_measured(readings: Readings) -> Iterator[ParetoPoint]:
+    for one in readings.log.ranking.entries:
+        yield ParetoPoint(config=one.config, speedup=math.exp(one.score), memory=find_peak(one))
 
 
 def _list_waits(readings: Readings, facts: TargetFacts) -> Iterator[Issue]:

@@ -58,7 +58,9 @@ def explain(place: SearchFolder, profile: Profile | None = None) -> Explanation:
         UsageError: the search did not get past its probe.
     """
     answer = profile or Profile.load(place.profile)
-    return derive(answer, _read(place, answer))
+    readings = _read(place, answer)
+    found = derive(answer, readings)
+    return found.replace(note=_describe_rest(readings, lambda: False)) if found.is_proven else found
 
 
 def run_explain(
@@ -221,6 +223,8 @@ def _read(place: SearchFolder, profile: Profile) -> Readings:
     for one in trials:
         if one.spec.purpose == "measure":
             log.add_earlier_launch(one)
+    for changes in place.read_screens().refused:
+        log.refuse(frozenset(changes))
     config = choose_config(profile) or report.target.baseline
     purse = open_purse(place, report, trials)
     last = purse.last_look(config)

@@ -10,6 +10,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.measurement import Fraction, Interval, NonNegative
 from autotune.records.probe import Advice, Issue, RuledOut
+from autotune.records.profile import ParetoPoint
 from autotune.records.script import Numerics
 
 ChangeSource = Literal["none", "finals", "search", "launches"]
@@ -92,6 +93,8 @@ class Explanation(Record):
     """The one that is worth most first, then what is not known."""
     tried: tuple[TriedValue, ...] = ()
     """Values that are not the answer's, by knob."""
+    measured: tuple[ParetoPoint, ...] = ()
+    """All settings that were timed and not refused, as the search read them: not proven."""
     before: StepShare | None = None
     """A step of the baseline; None without a launch."""
     after: StepShare | None = None

@@ -223,6 +223,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
         learning_rate_rule=options.learning_rate_rule,
         presets=options.presets,
         measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
+        budget_seconds=options.budget_seconds,
         uses_history=options.history,
     )
 

@@ -21,10 +21,11 @@ NUMERICS = {
 _TELLING_BYTES = 2**20
 
 
-def name_change(effect: ChangeEffect, explanation: Explanation) -> str:
+def name_change(effect: ChangeEffect, explanation: Explanation, *, arrow: str = "->") -> str:
     """Return what a change changes, e.g. `num_workers 0 -> 2, prefetch_factor 2 -> 4`."""
     before, after = explanation.baseline_config, explanation.config
-    return ", ".join(f"{name_setting(one)} {get_knob(before, one)} -> {get_knob(after, one)}" for one in effect.names)
+    values = ((name_setting(one), get_knob(before, one), get_knob(after, one)) for one in effect.names)
+    return ", ".join(f"{name} {old} {arrow} {new}" for name, old, new in values)
 
 
 def describe_worth(effect: ChangeEffect, *, sign: str = "x", dash: str = "-") -> str:
@@ -80,7 +81,7 @@ def describe_together(explanation: Explanation, *, sign: str = "x", dash: str = 
     if found is None:
         return ""
     all_of_them = f"{format_factor(found.estimate, sign=sign)} ({format_level(found, dash=dash)})"
-    if len(explanation.changes) < 2:
+    if sum(one.worth is not None for one in explanation.changes) < 2:
         return all_of_them
     return f"{all_of_them}; the single ones need not multiply to that: changes help or hinder each other"
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from autotune.errors import AutotuneError, FolderError, UsageError
@@ -58,6 +59,12 @@ class SearchFolder:
         """Return whether its name is that of a search of a target, as far as a name can tell."""
         match = _NAME.fullmatch(self.path.name)
         return match is not None and match["slug"] == _slug(spec)
+
+    @property
+    def began(self) -> datetime | None:
+        """When it was made, by this machine's clock then; None for a name that does not tell."""
+        stamp, _ = _read_stamp(self.path.name)
+        return datetime.strptime(stamp, "%Y%m%d-%H%M%S") if stamp else None
 
     @property
     def trials(self) -> Path:
