@@ -53,6 +53,7 @@ LAYERS = {
     "autotune.search.session": 14,
     "autotune.search.run": 15,
     "autotune.emit": 16,
+    "autotune.explain": 16,
     "autotune.selftest": 16,
     "autotune.train": 16,
     "autotune.cli": 17,

@@ -50,6 +50,7 @@ TORCH_FREE = (
     "autotune.emit",
     "autotune.engine.allocator",
     "autotune.errors",
+    "autotune.explain",
     "autotune.format",
     "autotune.isolation.endings",
     "autotune.isolation.keeper",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli.compare import compare
-from autotune.cli.emit import export, report, show
+from autotune.cli.emit import explain, export, report, show
 from autotune.cli.lists import env, history, presets, status
 from autotune.cli.probe import probe
 from autotune.cli.search import search
@@ -28,6 +28,10 @@ _TRAIN = """\
 autotune train --profile best.json -- python train.py --epochs 30
 autotune train train.py:workload --profile best.json --epochs 30 --max-time 3h50m
 autotune train train.py:workload --resume"""
+_EXPLAIN = """\
+autotune explain
+autotune explain --budget 10m
+autotune explain best.json --budget 0 --json"""
 
 app = typer.Typer(
     name="autotune",
@@ -43,6 +47,7 @@ for _command, _kind, _short, _examples in (
     (search, TargetCommand, "Find faster settings that learn the same, and prove them.", _SEARCH),
     (train, TargetCommand, "Train with them: checkpointed, resumable, guarded.", _TRAIN),
     (show, Command, "Print an answer once more.", "autotune show\nautotune show best.json --json"),
+    (explain, Command, "Say what each change of an answer is worth, and why.", _EXPLAIN),
     (report, Command, "Write a search as one HTML page.", "autotune report -o page.html"),
     (export, Command, "Print the settings for another tool.", "autotune export --to hf"),
     (compare, Command, "Show two trainings side by side.", "autotune compare runs/train-001 runs/train-002"),

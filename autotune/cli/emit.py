@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +20,14 @@ def show(
     """Print a search's answer once more."""
     with reported_errors(as_json=json_output):
         from autotune.cli.pages.answer import print_answer
+        from autotune.cli.pages.report import explain_answer
         from autotune.records.profile import Profile
 
         answer = Profile.load(profile)
         if json_output:
             print_json(answer.to_json())
         else:
-            print_answer(answer, profile, is_new=False)
+            print_answer(answer, profile, explain_answer(answer, profile), is_new=False)
 
 
 def export(
@@ -64,26 +67,80 @@ def export(
 
 
 def report(
+    answer: Annotated[
+        Path | None, typer.Argument(help="An answer, or a search's folder.", metavar="[PROFILE | SEARCH]")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page goes.")] = Path(
         "report.html"
     ),
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is no report of this target.")] = False,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="PER_HOUR", help="Of the machine: the page has what is saved in money too."),
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Write no page, print the same as text.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the page's path as JSON.")] = False,
 ) -> None:
-    """Write this folder's newest search that has an answer as one HTML page that needs no network."""
-    from autotune.errors import UsageError
-    from autotune.search.store.folder import list_searches
-
+    """Write a search as one HTML page that needs no network: of best.json, else of this folder's newest one."""
     with reported_errors(as_json=json_output):
-        found = next((search for search in list_searches(Path.cwd()) if search.profile.exists()), None)
-        if found is None:
-            raise UsageError("no search with an answer was made in this folder", hint="run autotune search first")
-        require_new(out, force=force)
-        write_output(out, render_search(found.path))
+        from autotune.cli.pages.report import find_search, is_own_page, print_report, render_search
+        from autotune.errors import UsageError
+        from autotune.records.profile import Profile
+
+        if price is not None and not 0 <= price < math.inf:
+            raise UsageError(f"--price {price:g} is no price", hint="give what an hour of the machine costs: 2.50")
+        place = find_search(answer, Path.cwd())
+        if text:
+            print_report(place)
+            return
+        require_new(out, force=force or is_own_page(out, Profile.load(place.profile).target.label))
+        write_output(out, render_search(place.path, price=price))
         if json_output:
             print_json(json.dumps({"report": str(out)}))
         else:
             say(f"{out} written")
+        if open_page:
+            webbrowser.open(out.resolve().as_uri())
+
+
+def explain(
+    answer: Annotated[
+        Path | None, typer.Argument(help="An answer, or a search's folder.", metavar="[PROFILE | SEARCH]")
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="For launches of what is not known well; 0: none, only what is known."),
+    ] = "5m",
+    json_output: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Say what each change of an answer is worth, what else was tried, and what is left to you.
+
+    A change's worth is the answer over the answer without it. What the search has measured well enough is taken from
+    there; the rest is launched, in pairs of fresh processes, and kept beside the search.
+    """
+    with reported_errors(as_json=json_output):
+        from autotune.cli.pages.explanation import print_explanation
+        from autotune.cli.pages.report import find_search
+        from autotune.cli.stopping import stop_on_signals
+        from autotune.cli.view.search import search_view
+        from autotune.explain.run import explain as explain_known
+        from autotune.explain.run import run_explain
+        from autotune.units import parse_duration
+
+        place = find_search(answer, Path.cwd())
+        seconds = 0.0 if budget == "0" else parse_duration(budget, name="--budget")
+        with stop_on_signals() as stop:
+            if seconds:
+                with search_view(seconds) as reporter:
+                    found = run_explain(place, seconds, reporter=reporter, should_stop=stop)
+            else:
+                found = explain_known(place)
+        if json_output:
+            print_json(found.to_json())
+        else:
+            print_explanation(found)
+        stop.exit_if_set()
 
 
 def require_new(out: Path, *, force: bool | None = None) -> None:
@@ -118,22 +175,3 @@ def write_output(out: Path, text: str) -> None:
         write_text(out, text)
     except OSError as error:
         raise MachineError(f"{out}: {error.strerror}", hint="choose a folder that can be written") from None
-
-
-def render_search(path: Path) -> str:
-    """Return the page of a search.
-
-    Raises:
-        AutotuneError: the search's files are damaged.
-        UsageError: the search has no probe report.
-    """
-    from autotune.emit.report import render_report
-    from autotune.errors import UsageError
-    from autotune.records.profile import Profile
-    from autotune.search.store.folder import SearchFolder
-
-    folder = SearchFolder(path)
-    probe = folder.read_probe()
-    if probe is None:
-        raise UsageError(f"{path} holds no probe report", hint="run autotune search again")
-    return render_report(Profile.load(folder.profile), probe, folder.read_all_trials())

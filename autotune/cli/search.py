@@ -22,7 +22,7 @@ from autotune.cli.target import (
     read_target,
 )
 from autotune.cli.view.help import BASICS, CHANGES
-from autotune.cli.view.terminal import print_json, reported_errors
+from autotune.cli.view.terminal import print_json, reported_errors, say
 from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def search(
             quality_epochs=quality_epochs,
         )
         from autotune.cli.pages.answer import print_answer
+        from autotune.cli.pages.report import write_page_beside
         from autotune.cli.stopping import ended_in_time
         from autotune.cli.view.search import search_view
         from autotune.presets import find_preset
@@ -187,10 +188,13 @@ def search(
             except AutotuneError:
                 stop.exit_if_set()  # a stop before the baseline was measured leaves nothing to report
                 raise
+        explanation, told = write_page_beside(profile, Path(options.out), force=force)
         if json_output:
             print_json(profile.to_json())
         else:
-            print_answer(profile, Path(options.out))
+            print_answer(profile, Path(options.out), explanation)
+        if told:
+            say(told)
         stop.exit_if_set()
         if profile.verdict == "not-tested":
             raise typer.Exit(NothingFeasibleError.exit_code)

@@ -5,6 +5,7 @@ lock, holder.json, kept-probe.json, probe.json
 <target>-<date>/                     one search
 search.json, probe.json, recalled.json, screens.json, finals.json, best.json, seal, study.db
 trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
+explanation/                       explanation.json, trials/: launches made to explain the answer
 runs/<target>-001/                     one training
 lock, run.json or script.json, metrics.jsonl, summary.json, next.json
 checkpoints/step-00000120/           state.pt, manifest.json
@@ -29,6 +30,10 @@ SCREENS_FILE = "screens.json"
 """A `Screens`: what its loss checks have shown."""
 FINALS_FILE = "finals.json"
 """A `FinalsRecord`."""
+EXPLANATION_FOLDER = "explanation"
+"""Of a search: what was launched afterwards, to tell what each change of its answer is worth."""
+EXPLANATION_FILE = "explanation.json"
+"""An `Explanation`."""
 COMPILER_CACHE = "inductor"
 """TorchInductor's cache, one for all trials of a search."""
 

@@ -83,6 +83,8 @@ class SearchState(Record):
     """The user's own, tried first."""
     measure_seconds: Annotated[float, Field(gt=0)]
     """Wall time of the measured blocks of one launch, the same for every trial of the search."""
+    budget_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Deadline of its first session; None in an older file."""
     uses_history: bool = False
     """It may begin with what earlier searches have read."""
 

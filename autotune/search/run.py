@@ -223,6 +223,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
         learning_rate_rule=options.learning_rate_rule,
         presets=options.presets,
         measure_seconds=options.measure_seconds or measure_seconds_for(options.budget_seconds),
+        budget_seconds=options.budget_seconds,
         uses_history=options.history,
     )
 
@@ -271,20 +272,29 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
                 f"--resume: {name} was {_show_option(old)} when the search began and is {_show_option(new)} now",
                 hint="give the same as then, or leave --resume out",
             )
-    probe = found.read_probe()
+    reason = find_difference(found, now.target)
+    if reason is not None:
+        raise UsageError(f"--resume: {reason}", hint="leave --resume out")
+
+
+def find_difference(search: SearchFolder, target: Target) -> str | None:
+    """Return what has changed since a search was begun, so that nothing can be compared with it; None where nothing.
+
+    Args:
+        search: that was begun.
+        target: of it, as it is now.
+    """
+    probe = search.read_probe()
     if probe is None:
-        return
-    fingerprint = fingerprint_target(now.target)
+        return None
+    fingerprint = fingerprint_target(target)
     if fingerprint is not None and is_older(probe.target.fingerprint, fingerprint):
-        raise UsageError(
-            "--resume: the search was begun by an older version, which did not look at what the target imports",
-            hint="leave --resume out",
-        )
-    changed = fingerprint not in (None, probe.target.fingerprint)
-    hardware, software = read_hardware(), read_software()
-    if changed or hardware.fingerprint != probe.hardware.fingerprint or software != probe.software:
-        what = "the target" if changed else "the machine or its software"
-        raise UsageError(f"--resume: {what} has changed since the search began", hint="leave --resume out")
+        return "the search was begun by an older version, which did not look at what the target imports"
+    if fingerprint not in (None, probe.target.fingerprint):
+        return "the target has changed since the search began"
+    if read_hardware().fingerprint != probe.hardware.fingerprint or read_software() != probe.software:
+        return "the machine or its software has changed since the search began"
+    return None
 
 
 def _show_option(value: object) -> object:

@@ -182,7 +182,8 @@ def test_the_three_commands_in_order_in_one_folder(tmp_path):
     reported = run("report", folder=tmp_path)
     assert reported.returncode == 0
     assert "toy.py:workload" in (tmp_path / "report.html").read_text()
-    assert run("report", folder=tmp_path).returncode == 2  # nothing is overwritten without --force
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    assert run("report", "-o", "mine.html", folder=tmp_path).returncode == 2  # what is not ours stays
 
 
 @pytest.mark.fault("F18", injected="a probe beside a running search", outcome="one line says that both are disturbed")

@@ -54,7 +54,7 @@ def test_what_belongs_together_stands_together() -> None:
 def test_the_first_list_has_what_a_user_needs() -> None:
     text = show()
     listed = re.findall(r"^  ([a-z]+)  ", text, re.MULTILINE)
-    expected = "probe search train show report export compare status presets history env"
+    expected = "probe search train show explain report export compare status presets history env"
     assert listed == expected.split()
     assert "..." not in text[text.index("Commands:") :]
 

@@ -477,7 +477,7 @@ def test_a_trial_says_how_it_differs_and_how_it_ended() -> None:
     assert ["1", "measure", "completed", "your settings", "1,000", "1.00x", "9 GiB", "31s"] in page.cells
     assert ["2", "measure", "completed", "precision bf16", "1,250", "1.25x", "9 GiB", "31s"] in page.cells
     failed = "micro_batch_size 64oom-device: 12 GiB were asked for."
-    assert ["3", "measure", "out of memory", failed, *"---", "31s"] in page.cells
+    assert ["3", "measure", "out of memory", f"{failed}trials/0003/log.txt", *"---", "31s"] in page.cells
     assert "2 completed, 1 out of memory in the search" in page.text
 
 
@@ -497,7 +497,7 @@ def test_what_was_too_slow_to_be_timed_shows_the_most_it_can_reach() -> None:
     slow = make_trial(1, BASELINE, rate=None, status=TrialStatus.TOO_SLOW, cause="slow-steps", error=error)
     page = Page(render(trials=[make_trial(2, BASELINE, rate=1000.0), slow.replace(samples_per_second_bound=50.0)]))
     row = next(row for row in page.cells if row[0] == "1")
-    assert row[2:6] == ["too slow", f"your settingsslow-steps: {error}", "≤ 50", "≤ 0.05x"]
+    assert row[2:6] == ["too slow", f"your settingsslow-steps: {error}trials/0001/log.txt", "≤ 50", "≤ 0.05x"]
     assert (
         describe_result(slow.replace(samples_per_second_bound=50.0), None) == f"too slow: at most 50 samples/s; {error}"
     )

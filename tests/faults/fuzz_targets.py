@@ -28,10 +28,10 @@ from compared_runs import make_log, make_run_summary, plant_run
 from record_factory import make_state, make_target
 
 from autotune.cli import app
-from autotune.cli.emit import render_search
 from autotune.cli.pages.answer import print_answer
 from autotune.cli.pages.comparison import print_comparison
 from autotune.cli.pages.probe import print_machine, print_report
+from autotune.cli.pages.report import render_search
 from autotune.cli.view import terminal
 from autotune.emit.export import EXPORTERS, export_config
 from autotune.errors import AutotuneError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simulated import Machine, run_simulated
 
-from autotune.cli.emit import render_search
+from autotune.cli.pages.report import render_search
 from autotune.errors import AutotuneError, UsageError
 from autotune.records.codec import Record, read_record
 from autotune.records.finals import FinalsRecord

@@ -9,27 +9,30 @@ from autotune.cli.view.console import result_console
 from autotune.cli.view.terminal import printable_text, say
 from autotune.format import format_bytes, format_rate
 from autotune.records.config import changed_fields, get_knob
+from autotune.records.explanation import Explanation
 from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_candidate, describe_speedup, list_evidence
+from autotune.sentences.explanation import describe_worth
 from autotune.sentences.loss_check import describe_check
 from autotune.sentences.settings import describe_changes
 
 _STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
 
 
-def print_answer(profile: Profile, out: Path, *, is_new: bool = True) -> None:
+def print_answer(profile: Profile, out: Path, explanation: Explanation | None = None, *, is_new: bool = True) -> None:
     """Print a search's answer on stdout and the next command on stderr.
 
     Args:
         profile: the answer.
         out: where it is.
+        explanation: what its changes are worth; None where that is not known.
         is_new: it was just written.
     """
     console = result_console()
     console.print(printable_text(describe_speedup(profile), style=_STYLES[profile.verdict]))
     for name in changed_fields(profile.config, profile.baseline_config):
         before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
-        console.print(printable_text(f"  {name:<30}{before} -> {after}"))
+        console.print(printable_text(f"  {name:<30}{before} -> {after}{_describe_worth(name, explanation)}"))
     if profile.verdict != "improved" and profile.candidate_config is not None:
         changes = describe_changes(profile.candidate_config, profile.baseline_config)
         known = describe_candidate(profile)
@@ -50,7 +53,15 @@ def print_answer(profile: Profile, out: Path, *, is_new: bool = True) -> None:
     written = f"{out} written; " if is_new else ""
     say(f"{written}next: autotune train --profile {out}{more}")
     if profile.verdict == "improved":
-        say("autotune report makes a page of it, autotune export --to torch prints it as code")
+        say("autotune explain says what each change is worth, autotune report makes a page of it")
+        say("autotune export --to torch prints it as code")
+
+
+def _describe_worth(name: str, explanation: Explanation | None) -> str:
+    """Return what a change is worth where that was measured, beside the first of the settings that make it."""
+    found = () if explanation is None or not explanation.is_proven else explanation.changes
+    own = [one for one in found if one.names[0] == name and (one.worth is not None or one.failure)]
+    return "".join(f"   worth {text}" if one.worth else f"   {text}" for one in own for text in [describe_worth(one)])
 
 
 def _describe_memory(profile: Profile) -> str:

@@ -39,7 +39,7 @@ def print_report(report: ProbeReport, *, full: bool = True) -> None:
     show_roofline(page, report)
     show_memory(page, report)
     show_input(page, report)
-    _show_ruled_out(page, report.ruled_out)
+    show_ruled_out(page, report.ruled_out)
     _show_cautions(page, report.cautions)
     page.notes((*report.target.warnings, *report.hardware.missing))
     _show_verdict(page, report.verdict)
@@ -117,7 +117,7 @@ def _show_advice(page: LinePage, advice: Sequence[Advice]) -> None:
         page.entry(name_setting(item.knob), item.reason, badge=badge)
 
 
-def _show_ruled_out(page: LinePage, ruled_out: Sequence[RuledOut]) -> None:
+def show_ruled_out(page: LinePage, ruled_out: Sequence[RuledOut]) -> None:
     """Print a line a reason: knobs, each with its values."""
     reasons: dict[str, dict[str, list[str]]] = {}
     for item in ruled_out:

@@ -11,26 +11,38 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotune.emit.report import charts, probed, tables, wording
+from autotune.emit.report import charts, plots, probed, tables, wording
+from autotune.emit.report.origin import Origin, describe_gain, find_command, list_origin
+from autotune.emit.report.worth import draw_worth, list_steps, list_tried
 from autotune.records import DriftLimits, Margin, ProbeReport, Profile, TrialResult
+from autotune.records.explanation import Explanation
 from autotune.search.scores.objective import Limits, score_trial
 from autotune.sentences.loss_check import describe_drift
 
-__all__ = ["render_report"]
+__all__ = ["Origin", "render_report"]
 
 
-def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialResult]) -> str:
+def render_report(
+    profile: Profile,
+    probe: ProbeReport,
+    trials: Sequence[TrialResult],
+    explanation: Explanation | None = None,
+    origin: Origin | None = None,
+) -> str:
     """Return a self-contained HTML page about a search.
 
     Args:
         profile: the answer.
         probe: what was found before the search.
         trials: every trial, in any order; they are shown by number.
+        explanation: what each change is worth; None where that is not known.
+        origin: what is known of the search beside its records.
     """
     limit = profile.evidence.loss_limit or DriftLimits().loss
     ordered = _mark_drifted(sorted(trials, key=lambda trial: trial.spec.number), limit)
     baseline_rate = tables.find_baseline_rate(profile, probe, ordered)
-    context: dict[str, Any] = {
+    context = _describe_search(profile, probe, ordered, explanation, origin or Origin())
+    context |= {
         "label": wording.shorten(profile.target.label),
         "verdict": wording.describe_verdict(profile),
         "figures": tables.list_figures(profile, probe, baseline_rate=baseline_rate),
@@ -41,9 +53,10 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "work": charts.draw_work(probe.target),
         "memory": probed.describe_memory(probe.target),
         "modes": probed.list_modes(probe),
-        "troubles": probed.list_issues(probe.troubles),
+        "troubles": probed.list_issues(probe.troubles if explanation is None else explanation.troubles),
         "trials_chart": charts.draw_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "pareto": tables.list_pareto(profile),
+        "memory_chart": plots.draw_memory(profile, explanation),
         "finals_chart": charts.draw_finals(ordered, profile),
         "trials": tables.list_trials(ordered, profile.baseline_config, baseline_rate=baseline_rate),
         "tally": wording.tally(ordered),
@@ -56,6 +69,27 @@ def render_report(profile: Profile, probe: ProbeReport, trials: Sequence[TrialRe
         "versions": tables.list_versions(profile),
     }
     return _build_environment().get_template("report.html.j2").render(context)
+
+
+def _describe_search(
+    profile: Profile,
+    probe: ProbeReport,
+    trials: Sequence[TrialResult],
+    explanation: Explanation | None,
+    origin: Origin,
+) -> dict[str, Any]:
+    """Return what the page says of the search as a whole, of its changes, its time and its trainings."""
+    return {
+        "target": profile.target.label,
+        "gain": describe_gain(profile, probe, origin),
+        "command": find_command(origin),
+        "origin": list_origin(profile, origin),
+        "worth": None if explanation is None else draw_worth(explanation),
+        "tried": [] if explanation is None else list_tried(explanation),
+        "steps": [] if explanation is None else list_steps(explanation),
+        "timeline": plots.draw_timeline(trials, profile.one_off.search_seconds),
+        "losses": plots.draw_losses(trials, profile),
+    }
 
 
 def _mark_drifted(trials: Sequence[TrialResult], loss_limit: Margin) -> list[TrialResult]:

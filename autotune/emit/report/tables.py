@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.emit.report.wording import shorten, typeset_factor
+from autotune.emit.report.wording import ARROW, shorten, typeset_factor
 from autotune.format import (
     count,
     format_bandwidth,
@@ -25,6 +25,7 @@ from autotune.records import (
     changed_fields,
     get_knob,
 )
+from autotune.records.layout import LOG_FILE
 from autotune.sentences.answer import describe_break_even, describe_power
 from autotune.sentences.loss_check import JUDGED_BY_BOUNDS, describe_worsening, format_margin
 from autotune.sentences.machine import describe_products, list_gpu
@@ -70,6 +71,7 @@ class TrialRow:
     memory: str
     seconds: str
     error: str
+    log: str
 
 
 @dataclass(frozen=True)
@@ -129,14 +131,22 @@ def list_figures(profile: Profile, probe: ProbeReport, *, baseline_rate: float) 
     if profile.verdict == "improved" and evidence.samples_per_second is not None:
         figures.append(("chosen settings", format_rate(evidence.samples_per_second)))
     memory = profile.memory or probe.measurement.peak_memory
+    before = profile.baseline_memory if profile.verdict == "improved" else None
     if memory.device_bytes is not None:
-        figures.append(("peak device memory", format_bytes(memory.device_bytes)))
-    figures.append(("peak host memory", format_bytes(memory.host_bytes)))
+        own = None if before is None else before.device_bytes
+        figures.append(("peak device memory", _format_change(own, memory.device_bytes)))
+    own = None if before is None else before.host_bytes
+    figures.append(("peak host memory", _format_change(own, memory.host_bytes)))
     if profile.verdict == "improved" and profile.one_off.compile_seconds > 0:
         figures.append(("compiled once in", format_duration(profile.one_off.compile_seconds)))
     if profile.one_off.search_seconds > 0:
         figures.append(("search took", format_duration(profile.one_off.search_seconds)))
     return figures
+
+
+def _format_change(before: int | None, after: int) -> str:
+    """Return a size, after what it was where that is another."""
+    return format_bytes(after) if before is None else f"{format_bytes(before)} {ARROW} {format_bytes(after)}"
 
 
 def is_candidate_apart(profile: Profile) -> bool:
@@ -205,6 +215,7 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         ratio=_DASH if rate is None else most + typeset_factor(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.used_bytes),
         seconds=format_duration(trial.elapsed_seconds),
+        log="" if trial.status is TrialStatus.COMPLETED else f"trials/{trial.spec.number:04d}/{LOG_FILE}",
         error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
     )
 

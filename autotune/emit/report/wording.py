@@ -12,6 +12,7 @@ from autotune.sentences.answer import describe_untested
 from autotune.sentences.loss_check import find_extra_samples
 from autotune.sentences.trials import name_status
 
+ARROW = "\N{RIGHTWARDS ARROW}"
 _MAX_LENGTH = 300
 _STAGES = {
     "probe": "of the probe",

@@ -27,7 +27,7 @@ def find_pareto(ranking: Ranking, space: SearchSpace, presets: Sequence[Preset] 
     points: list[ParetoPoint] = []
     least = math.inf
     for entry in sorted(ranking.entries, key=lambda one: -one.score):
-        peak = _find_peak(entry)
+        peak = find_peak(entry)
         if peak.used_bytes < _LEAST_SAVING * least:
             least = peak.used_bytes
             names = tuple(one.name for one in presets if _apply(one, space) == entry.config)
@@ -35,7 +35,7 @@ def find_pareto(ranking: Ranking, space: SearchSpace, presets: Sequence[Preset] 
     return tuple(points)
 
 
-def _find_peak(entry: Entry) -> PeakMemory:
+def find_peak(entry: Entry) -> PeakMemory:
     """Return the largest peaks of the launches of some settings."""
     peaks = [one.result.measurement.peak_memory for one in entry.launches if one.result.measurement is not None]
     devices = [one.device_bytes for one in peaks if one.device_bytes is not None]

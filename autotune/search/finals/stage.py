@@ -26,7 +26,7 @@ from autotune.search.finals.finalist import (
     rounds_needed,
 )
 from autotune.search.finals.risk import LEAST_SHARE, SHARE_OF_A_LOOK, RiskPurse
-from autotune.search.finals.rounds import Cost, FinalsPlan, Terms, count_pairs, is_open, pick_best, run_finals
+from autotune.search.finals.rounds import Cost, FinalsPlan, Launch, Terms, count_pairs, is_open, pick_best, run_finals
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
@@ -64,21 +64,51 @@ def plan_finals(
     reserve = min(most, math.ceil(policy.second_look * total) - kept) - rounds
     if reserve < policy.least_second_look * rounds:
         rounds, reserve = rounds + reserve, 0
-    ranking, baseline = log.ranking, log.problem.baseline
-    own = [one.result.measurement for one in log.judged if one.config == baseline]
-    # As much as the search found enough: time is better spent on more launches than on longer ones.
-    samples = statistics.median_high([one.samples for one in own if one is not None])
+    ranking = log.ranking
     return FinalsPlan(
         finalists=list(candidates),
         rounds=rounds,
         pair_sd=math.sqrt(2) * ranking.noise[0],
         round_seconds=round_seconds,
-        samples=samples,
+        samples=count_samples(log),
         reserve=reserve,
         kept=kept,
         pilot=find_pilot(ranking, policy),
         purse=purse,
     )
+
+
+def count_samples(log: SearchLog) -> int:
+    """Return how many samples a launch of the finals measures: as many as the search found enough for the baseline.
+
+    Time is better spent on more launches than on longer ones.
+    """
+    own = [one.result.measurement for one in log.judged if one.config == log.problem.baseline]
+    return statistics.median_high([one.samples for one in own if one is not None])
+
+
+def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
+    """Return what runs one launch of the finals; it returns None where there is no time for one, or it was cut.
+
+    Args:
+        log: of the search, for what launches take.
+        starter: starts them.
+        samples: that each of them measures.
+    """
+    policy = log.problem.policy
+
+    def launch(config: TrainConfig) -> TrialResult | None:
+        expected = log.prices.launch_seconds(config)
+        remaining = starter.budget.remaining_seconds
+        if starter.should_stop() or remaining < expected:
+            return None
+        full = policy.finals_patience * expected + policy.finals_patience_seconds
+        result = starter.launch(
+            config, "final", min(remaining, full), ends_with_stage=remaining < full, measure_samples=samples
+        )
+        return None if result.status is TrialStatus.INTERRUPTED else result
+
+    return launch
 
 
 def pair_seconds(log: SearchLog, candidate: TrainConfig) -> float:
@@ -226,21 +256,10 @@ def _take_look(
     earlier = purse.pairs_of(config)
     share = purse.begin(config, plan.pilot)
 
-    def launch(config: TrainConfig) -> TrialResult | None:
-        expected = log.prices.launch_seconds(config)
-        remaining = starter.budget.remaining_seconds
-        if starter.should_stop() or remaining < expected:
-            return None
-        full = problem.policy.finals_patience * expected + problem.policy.finals_patience_seconds
-        result = starter.launch(
-            config, "final", min(remaining, full), ends_with_stage=remaining < full, measure_samples=plan.samples
-        )
-        return None if result.status is TrialStatus.INTERRUPTED else result
-
     outcome = run_finals(
         [config],
         log.problem.baseline,
-        launch,
+        make_launch(log, starter, plan.samples),
         rounds=rounds,
         seed=problem.state.seed + len(earlier),
         terms=Terms(share, plan.pilot, plan.pair_sd, to_follow, earlier, heard=purse.add),

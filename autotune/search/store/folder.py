@@ -12,14 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from autotune.errors import AutotuneError, FolderError, UsageError
 from autotune.lock import find_holder, hold_lock
-from autotune.records.codec import read_record, sync_folder, write_record, write_text
+from autotune.records.codec import make_folder, read_record, sync_folder, write_record, write_text
+from autotune.records.explanation import Explanation
 from autotune.records.finals import FinalsRecord
 from autotune.records.layout import (
     COMPILER_CACHE,
+    EXPLANATION_FILE,
+    EXPLANATION_FOLDER,
     FINALS_FILE,
     LOCK_FILE,
     PROBE_FILE,
@@ -55,6 +59,12 @@ class SearchFolder:
         """Return whether its name is that of a search of a target, as far as a name can tell."""
         match = _NAME.fullmatch(self.path.name)
         return match is not None and match["slug"] == _slug(spec)
+
+    @property
+    def began(self) -> datetime | None:
+        """When it was made, by this machine's clock then; None for a name that does not tell."""
+        stamp, _ = _read_stamp(self.path.name)
+        return datetime.strptime(stamp, "%Y%m%d-%H%M%S") if stamp else None
 
     @property
     def trials(self) -> Path:
@@ -132,6 +142,27 @@ class SearchFolder:
     def write_screens(self, screens: Screens) -> None:
         """Save what the loss checks have shown so far."""
         write_record(self.path / SCREENS_FILE, screens)
+
+    @property
+    def explanation(self) -> SearchFolder:
+        """Where the launches are that were made to explain the answer: numbered on their own."""
+        return SearchFolder(self.path / EXPLANATION_FOLDER)
+
+    def read_explanation(self) -> Explanation | None:
+        """Return the last explanation of the answer; None without one, or where the file is damaged."""
+        try:
+            return read_record(self.explanation.path / EXPLANATION_FILE, Explanation)
+        except AutotuneError:
+            return None
+
+    def write_explanation(self, explanation: Explanation) -> None:
+        """Save an explanation of the answer.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        make_folder(self.explanation.path)
+        write_record(self.explanation.path / EXPLANATION_FILE, explanation)
 
     def read_finals(self) -> FinalsRecord | None:
         """Return the looks of the finals so far; None before the first one.
@@ -238,6 +269,21 @@ def list_searches(folder: Path) -> list[SearchFolder]:
     found = [SearchFolder(file.parent) for file in root.glob("*/search.json")]
     own = [one for one in found if not any(path.is_symlink() for path in (one.path, one.state_file, one.trials))]
     return sorted(own, key=lambda one: (_read_stamp(one.path.name), one.path.name), reverse=True)
+
+
+def find_search_of(profile: Profile, folder: Path) -> SearchFolder | None:
+    """Return the search in a working folder whose answer a profile is; None where there is none, or not any more.
+
+    Raises:
+        FolderError: `.autotune` belongs to someone else or is writable by others.
+    """
+    for search in list_searches(folder):
+        try:
+            if Profile.load(search.profile) == profile:
+                return search
+        except AutotuneError:
+            continue
+    return None
 
 
 def find_search_folder(folder: Path, spec: str | None = None) -> SearchFolder | None:
