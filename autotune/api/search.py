@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,10 @@ def run_search(
         FolderError: the state folder is not ours.
         MachineError: the disk is full or cannot be written.
     """
-    from autotune.search import run as stage
+    with warnings.catch_warnings():
+        # Optuna's tqdm says so where it is imported in a notebook; no bar of its is shown.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from autotune.search import run as stage
 
     asked = _read_options(options, budget, max_drift)
     work = find_folder(folder)

@@ -13,9 +13,9 @@ from record_factory import make_profile, make_report
 import autotune
 from autotune.api.targets import name_target
 from autotune.errors import AutotuneError, UsageError
+from autotune.probe import run as probe_stage
 from autotune.records import DriftLimits, Margin
 from autotune.records.script import Script
-from autotune.probe import run as probe_stage
 from autotune.search import run as stage
 from autotune.search.run import SearchOptions
 from autotune.train import run as train_stage

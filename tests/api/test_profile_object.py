@@ -101,7 +101,7 @@ def test_it_writes_the_report_of_its_search(folder: Path) -> None:
     assert Path("same.html").read_text() == first
     assert profile.report("elsewhere.html", folder=folder).exists()
     other = make_answer(speedup=make_interval(2.0, 1.9, 2.1))
-    with pytest.raises(UsageError, match="no search in .* has this answer"):
+    with pytest.raises(UsageError, match=r"no search in .* has this answer"):
         other.report("other.html")
 
 
