@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,10 +58,7 @@ def run_search(
         FolderError: the state folder is not ours.
         MachineError: the disk is full or cannot be written.
     """
-    with warnings.catch_warnings():
-        # Optuna's tqdm says so where it is imported in a notebook; no bar of its is shown.
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        from autotune.search import run as stage
+    from autotune.search import run as stage
 
     asked = _read_options(options, budget, max_drift)
     work = find_folder(folder)
