@@ -166,6 +166,8 @@ class TrainingSummary(Record):
     """Run folder."""
     checkpoint: str
     """Last checkpoint."""
+    weights: str = ""
+    """The best weights as safetensors; empty before the end, and where they could not be written so."""
     finished: bool = True
     """The plan was trained to its end; False when it was stopped and can be resumed."""
     target: ProfileTarget | None = None

@@ -138,7 +138,7 @@ class Checkpoints:
         damaged: list[Path] = []
         for path in newest_first(self.folder):
             try:
-                state = _read_verified(path)
+                state = read_verified(path)
             except CheckpointError as error:
                 problems.append(error.message)
                 damaged.append(path)
@@ -222,7 +222,12 @@ def _restore(training: Training, state: dict[str, Any], path: Path) -> tuple[Pro
         ) from None
 
 
-def _read_verified(path: Path) -> dict[str, Any]:
+def read_verified(path: Path) -> dict[str, Any]:
+    """Return the state that a checkpoint holds, on the CPU.
+
+    Raises:
+        CheckpointError: it is not complete, or damaged.
+    """
     damage = _find_damage(path)
     if damage is not None:
         raise CheckpointError(f"{path.name} {damage}")
