@@ -11,9 +11,11 @@ from types import ModuleType
 from autotune.arguments import shorten
 from autotune.errors import UsageError
 from autotune.records.script import Script
+from autotune.targets.resolve import DEMO_TARGET
 from autotune.targets.script import read_script
 from autotune.targets.workload import DOCS_PART, REQUIRED
 
+_DEMO = "demo"
 _WAYS = 'give "train.py:workload", a workload, or a script\'s command: ["python", "train.py"]'
 
 
@@ -22,7 +24,7 @@ def name_target(target: object, folder: Path) -> str | Script | None:
 
     Args:
         target: `file.py:attr` or `package.module:attr`; a workload that a module holds by a name; a script's command as
-            a text or as a list of words; None for that of [tool.autotune], else the built-in demo.
+            a text or as a list of words; `demo`; None for that of [tool.autotune], else the built-in demo.
         folder: the working folder.
 
     Raises:
@@ -48,6 +50,8 @@ def name_target(target: object, folder: Path) -> str | Script | None:
 
 
 def _read_text(text: str) -> str | Script:
+    if text == _DEMO:
+        return DEMO_TARGET
     if ":" in text or " " not in text.strip():
         return text
     try:

@@ -18,6 +18,7 @@ from autotune.records import DriftLimits, Margin
 from autotune.records.script import Script
 from autotune.search import run as stage
 from autotune.search.run import SearchOptions
+from autotune.targets.resolve import DEMO_TARGET
 from autotune.train import run as train_stage
 from autotune.train.options import TrainingOptions
 
@@ -205,3 +206,4 @@ def test_a_list_of_words_is_a_scripts_command(tmp_path: Path) -> None:
     assert script.command == (sys.executable, "train.py", "--epochs", "3")
     assert name_target(script, tmp_path) is script
     assert name_target(None, tmp_path) is None
+    assert name_target("demo", tmp_path) == DEMO_TARGET
