@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from autotune.cli.view.terminal import one_line
@@ -20,14 +20,18 @@ def draw_profile(profile: Profile) -> str:
     verdict, _, rest = describe_speedup(profile).partition(":")
     caption = f"<b>{_text(verdict)}</b>{_text(f':{rest}' if rest else '')}"
     head = "<tr><th></th><th>your settings</th><th>this answer</th></tr>" if profile.verdict == "improved" else ""
-    rows = [*_list_figures(profile), *_list_changes(profile)]
-    pairs = "".join(f"<tr><th>{_text(name)}</th>{''.join(f'<td>{_text(one)}</td>' for one in cells)}</tr>"
-                    for name, *cells in rows)  # fmt: skip
-    notes = "".join(
-        f'<tr><th>{_text(name)}</th><td colspan="2" style="text-align:left">{_text(note)}</td></tr>'
-        for name, note in _list_notes(profile)
-    )
-    return f'<table><caption style="text-align:left">{caption}</caption>{head}{pairs}{notes}</table>'
+    rows = [*_list_figures(profile), *_list_changes(profile), *_list_notes(profile)]
+    return f'<table><caption style="text-align:left">{caption}</caption>{head}{"".join(map(_row, rows))}</table>'
+
+
+def _row(cells: Sequence[str]) -> str:
+    """Return a row: its name, and what was before and is after, or one cell for both."""
+    name, *values = cells
+    if len(values) == 1:
+        shown = f'<td colspan="2" style="text-align:left">{_text(values[0])}</td>'
+    else:
+        shown = "".join(f"<td>{_text(value)}</td>" for value in values)
+    return f"<tr><th>{_text(name)}</th>{shown}</tr>"
 
 
 def _list_figures(profile: Profile) -> Iterator[tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,9 +228,3 @@ def test_what_is_no_part_of_a_training_is_our_error(wrong: dict[str, Any]) -> No
     with pytest.raises(UsageError, match=f"{next(iter(wrong))} is") as caught:
         autotune.Profile.of(make_profile()).apply(**(given | wrong))
     assert "give a torch." in caught.value.hint
-
-
-def test_no_thread_is_left_behind() -> None:
-    before = threading.active_count()
-    train(apply(EXACT.replace(persistent_workers=False)))
-    assert threading.active_count() == before

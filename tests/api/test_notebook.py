@@ -60,13 +60,16 @@ def test_lines_stay_and_the_block_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         view.told("something <i>first</i>")
         time.sleep(0.7)
         for number in range(100):
-            view.told(f"line {number} \x1b[31m")
+            view.told(f"line {number} \x1b[31m{'x' * 200}")
             time.sleep(0.01)
     first, last = cell.outputs[0], cell.outputs[-1]
     assert "stopping the cell keeps what is known" in first["text/plain"]
     assert "stopping" not in last["text/plain"]
-    assert last["text/plain"].splitlines() == ["something <i>first</i>", *(f"line {n} ?[31m" for n in range(100))]
-    assert last["text/html"].startswith("<pre>something &lt;i&gt;first&lt;/i&gt;\nline 0 ")
+    assert last["text/plain"].splitlines() == [
+        "something <i>first</i>",
+        *(f"line {n} ?[31m{'x' * 200}" for n in range(100)),
+    ]
+    assert last["text/html"].startswith('<pre style="white-space:pre-wrap">something &lt;i&gt;first&lt;/i&gt;\nline 0 ')
     between = [after - before for before, after in zip(cell.times[:-2], cell.times[1:-1], strict=True)]
     assert all(one >= 0.5 for one in between)
 

@@ -74,7 +74,7 @@ def test_a_table_of_what_is_kept_has_one_column() -> None:
         evidence=Evidence(baseline_samples_per_second=1000.0),
     )._repr_html_()
     assert "<b>keep your settings</b>" in kept
-    assert "<tr><th>throughput</th><td>1,000 samples/s</td></tr>" in kept
+    assert '<tr><th>throughput</th><td colspan="2" style="text-align:left">1,000 samples/s</td></tr>' in kept
 
 
 def test_what_files_say_is_no_markup() -> None:

@@ -43,7 +43,7 @@ class NotebookView(LineView):
         display: Callable[[Output], Callable[[Output], object]] | None = None,
     ) -> None:
         self._page = io.StringIO()
-        super().__init__(_make_console(self._page), lambda: None)
+        super().__init__(_make_console(self._page, wraps=False), lambda: None)
         self._draw, self._display = draw, display or _display
         self._replace: Callable[[Output], object] | None = None
         self._shown, self._shown_at = "", 0.0
@@ -65,7 +65,10 @@ class NotebookView(LineView):
         text = self._page.getvalue() + (self._render_block() if has_block else "")
         if text == self._shown:
             return
-        output = {"text/plain": text.rstrip("\n"), "text/html": f"<pre>{escape(text)}</pre>"}
+        output = {
+            "text/plain": text.rstrip("\n"),
+            "text/html": f'<pre style="white-space:pre-wrap">{escape(text)}</pre>',
+        }
         if self._replace is None:
             self._replace = self._display(output)
         else:
@@ -77,13 +80,21 @@ class NotebookView(LineView):
         for line in lines:
             if isinstance(line, Text):
                 line.truncate(_WIDTH, overflow="ellipsis")
-        _make_console(page).print(Group(*lines))
+        _make_console(page, wraps=True).print(Group(*lines))
         return page.getvalue()
 
 
-def _make_console(page: io.StringIO) -> Console:
+def _make_console(page: io.StringIO, *, wraps: bool) -> Console:
     """Return a console that writes plain text; of itself rich would show each line as an output of its own."""
-    return Console(file=page, width=_WIDTH, force_jupyter=False, force_terminal=False, highlight=False, emoji=False)
+    return Console(
+        file=page,
+        width=_WIDTH,
+        soft_wrap=not wraps,
+        force_jupyter=False,
+        force_terminal=False,
+        highlight=False,
+        emoji=False,
+    )
 
 
 def _display(output: Output) -> Callable[[Output], object]:
