@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any
 from autotune.version import VERSION
 
 if TYPE_CHECKING:
-    from autotune.api import run_search
+    from autotune.api.probe import run_probe
+    from autotune.api.profile import Profile
+    from autotune.api.search import run_search
+    from autotune.api.training import run_training
     from autotune.errors import AutotuneError
-    from autotune.probe.run import run_machine_probe, run_probe
-    from autotune.records import DriftLimits, Margin, Profile, TrainConfig
+    from autotune.probe.run import run_machine_probe
+    from autotune.records import DriftLimits, Margin, ProbeReport, TrainConfig
+    from autotune.records.run import TrainingSummary
+    from autotune.records.script import Script
+    from autotune.records.search import PlannedRun, Preset
+    from autotune.search.progress import SearchReporter
     from autotune.search.run import SearchOptions
     from autotune.targets.workload import Workload
     from autotune.train.options import TrainingCallbacks, TrainingOptions
-    from autotune.train.run import run_training
 
 __version__ = VERSION
 
@@ -26,11 +32,17 @@ __all__ = [
     "AutotuneError",
     "DriftLimits",
     "Margin",
+    "PlannedRun",
+    "Preset",
+    "ProbeReport",
     "Profile",
+    "Script",
     "SearchOptions",
+    "SearchReporter",
     "TrainConfig",
     "TrainingCallbacks",
     "TrainingOptions",
+    "TrainingSummary",
     "Workload",
     "__version__",
     "run_machine_probe",
@@ -43,16 +55,22 @@ _HOME = {
     "AutotuneError": "autotune.errors",
     "DriftLimits": "autotune.records",
     "Margin": "autotune.records",
-    "Profile": "autotune.records",
+    "PlannedRun": "autotune.records.search",
+    "Preset": "autotune.records.search",
+    "ProbeReport": "autotune.records",
+    "Profile": "autotune.api.profile",
+    "Script": "autotune.records.script",
     "SearchOptions": "autotune.search.run",
+    "SearchReporter": "autotune.search.progress",
     "TrainConfig": "autotune.records",
     "TrainingCallbacks": "autotune.train.options",
     "TrainingOptions": "autotune.train.options",
+    "TrainingSummary": "autotune.records.run",
     "Workload": "autotune.targets.workload",
     "run_machine_probe": "autotune.probe.run",
-    "run_probe": "autotune.probe.run",
-    "run_search": "autotune.api",
-    "run_training": "autotune.train.run",
+    "run_probe": "autotune.api.probe",
+    "run_search": "autotune.api.search",
+    "run_training": "autotune.api.training",
 }
 
 

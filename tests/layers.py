@@ -25,6 +25,7 @@ LAYERS = {
     "autotune.user_cache": 0,
     "autotune.version": 0,
     "autotune.records": 1,
+    "autotune.arguments": 1,
     "autotune.arithmetics": 2,
     "autotune.knobs": 2,
     "autotune.lock": 2,

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -95,13 +95,13 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(*more: int) -> Iterator[StopFlag]:
-    """Catch SIGINT, SIGTERM, SIGHUP and any further signals, and restore what was there.
+def stop_on_signals(*more: int, signals: Sequence[int] = STOP_SIGNALS) -> Iterator[StopFlag]:
+    """Catch some signals, SIGINT, SIGTERM and SIGHUP as a rule, and any further ones, and restore what was there.
 
     A hang-up that is ignored already stays so: that is what `nohup` asks for.
     """
     flag = StopFlag()
-    numbers = [number for number in (*STOP_SIGNALS, *more) if not _is_ignored_hangup(number)]
+    numbers = [number for number in (*signals, *more) if not _is_ignored_hangup(number)]
     before = {number: signal.getsignal(number) for number in numbers}
     flag.hold(*numbers)
     try:

@@ -221,7 +221,7 @@ def require_settings(options: TrainingOptions) -> None:
     from autotune.presets import find_preset
     from autotune.records.profile import Profile
 
-    if options.profile is not None:
+    if isinstance(options.profile, str | Path):
         Profile.load(options.profile)
     if options.preset is not None:
         find_preset(options.preset)
@@ -262,27 +262,13 @@ def train_script_target(
         UsageError: an option is given that only the script's own command can set.
     """
     from autotune.cli.pages.training import print_summary
-    from autotune.targets.source.fingerprint import fingerprint_target
     from autotune.train.script.recovery import train_script
-    from autotune.train.script.run import prepare_script_run, refuse_workload_options
-    from autotune.train.settings.candidate import load_profile
-    from autotune.train.settings.choice import choose_script_settings
-    from autotune.train.settings.presets import find_facts
-    from autotune.train.settings.reverify import ReverifyOptions, reverify_in_processes
+    from autotune.train.script.run import list_workload_options, prepare_script_run, refuse_workload_options
+    from autotune.train.script.settings import choose_settings
 
-    refuse_workload_options({**_list_given(options), "--log": log}, target)
+    refuse_workload_options({**list_workload_options(options), "--log": log}, target)
     with stop_on_signals() as stop:
-        fingerprint = fingerprint_target(target)
-        settings = choose_script_settings(
-            target,
-            profile=load_profile(options, Path.cwd(), warn),
-            preset=options.preset,
-            find_facts=lambda: find_facts(target, fingerprint=fingerprint, should_stop=stop, say=say),
-            note=warn,
-        )
-        if settings.needs_reverification and not options.trust:
-            verified = reverify_in_processes(settings, target, ReverifyOptions(should_stop=stop, say=say))
-            settings = settings if verified.trusted else settings.fall_back()
+        settings = choose_settings(target, options, Path.cwd(), warn=warn, say=say, should_stop=stop)
         stop.exit_if_set()
     run = prepare_script_run(settings, target)
     end = train_script(run, say=lambda text: say(f"autotune: {text}"), max_restarts=max_restarts, as_json=as_json)
@@ -292,22 +278,6 @@ def train_script_target(
     else:
         print_summary(end.summary)
     raise typer.Exit(end.status)
-
-
-def _list_given(options: TrainingOptions) -> dict[str, object]:
-    from autotune.train.options import TrainingOptions
-
-    default = TrainingOptions()
-    return {
-        "--steps": options.steps,
-        "--epochs": options.epochs,
-        "--max-time": options.max_time_seconds,
-        "--out": options.out,
-        "--resume": options.resume,
-        "--seed": options.seed,
-        "--checkpoint-every": options.checkpoint_seconds != default.checkpoint_seconds,
-        "--keep": options.checkpoints_kept != default.checkpoints_kept,
-    }
 
 
 def train_workload(

@@ -7,7 +7,7 @@ search.json, probe.json, recalled.json, screens.json, finals.json, best.json, se
 trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
 explanation/                       explanation.json, trials/: launches made to explain the answer
 runs/<target>-001/                     one training
-lock, run.json or script.json, metrics.jsonl, summary.json, next.json
+lock, run.json or script.json, metrics.jsonl, summary.json, next.json, model.safetensors
 checkpoints/step-00000120/           state.pt, manifest.json
 """
 
@@ -60,6 +60,8 @@ NEXT_FILE = "next.json"
 """A `Profile` with safer settings, made when a script fails after its first step: to start it again with."""
 SUMMARY_FILE = "summary.json"
 """A `TrainingSummary`: written when a training ends or is stopped."""
+WEIGHTS_FILE = "model.safetensors"
+"""The best weights of a finished training, or the last ones without a metric; only where safetensors is installed."""
 METRICS_FILE = "metrics.jsonl"
 """One line for each look at the training loss, and for each evaluation."""
 CHECKPOINTS_FOLDER = "checkpoints"

@@ -138,3 +138,7 @@ class ProbeReport(Record):
         refused = {out.value for out in self.ruled_out if out.knob == "precision"}
         modes = () if self.target.memory is None else self.target.memory.modes
         return tuple(mode for mode in modes if mode == modes[0] or mode.precision not in refused)
+
+    def __repr__(self) -> str:
+        """Return the verdict: the whole of it would be pages."""
+        return f"<ProbeReport {self.verdict.sentence}>"

@@ -168,6 +168,8 @@ class TrainingSummary(Record):
     """Run folder."""
     checkpoint: str
     """Last checkpoint."""
+    weights: str = ""
+    """The best weights as safetensors; empty before the end, and where they could not be written so."""
     finished: bool = True
     """The plan was trained to its end; False when it was stopped and can be resumed."""
     target: ProfileTarget | None = None
@@ -220,3 +222,8 @@ class TrainingSummary(Record):
     """Of a profile from another machine; None when it was measured here."""
     warnings: tuple[str, ...] = ()
     """What the user should know, one sentence each."""
+
+    def __repr__(self) -> str:
+        """Return how far it came and where it is: the whole of it would be pages."""
+        how = "finished" if self.finished else "stopped"
+        return f"<TrainingSummary {how} after {self.steps} steps, loss {self.loss}, in {self.folder!r}>"

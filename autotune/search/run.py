@@ -5,12 +5,14 @@ Record in: a target and options. Record out: a Profile, in best.json from the mo
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.arguments import check_fields
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
 from autotune.isolation.runner import TrialRunner
@@ -58,6 +60,15 @@ _KEPT = (
 LEAST_BUDGET_SECONDS = 15.0
 DEFAULT_BUDGET_SECONDS = 20 * 60.0
 
+_HINTS = {
+    "budget_seconds": 'give seconds, as 1200; run_search(target, budget="20m") takes text too',
+    "max_drift": 'run_search(target, max_drift="0.5%") takes text; DriftLimits(loss=Margin(amount=0.005)) is the same',
+    "memory_limit_bytes": "give bytes, as 16 * 2**30",
+    "only": 'give a list of knobs: ["num_workers"]',
+    "exclude": 'give a list of knobs: ["precision"]',
+    "planned_run": 'give PlannedRun(amount=30, unit="epochs")',
+}
+
 
 @dataclass(frozen=True)
 class SearchOptions:
@@ -96,6 +107,18 @@ class SearchOptions:
     learning_rate_rule: LearningRateRule = "none"
     presets: tuple[Preset, ...] = ()
     history: bool = True
+
+    def __post_init__(self) -> None:
+        """Check what was given.
+
+        Raises:
+            UsageError: a field has another type, or is out of range.
+        """
+        check_fields(self, _HINTS)
+        for name in ("budget_seconds", "memory_limit_bytes", "measure_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"SearchOptions: {name} is {value}", hint="it must be more than 0, and finite")
 
 
 def run_search(

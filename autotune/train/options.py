@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.arguments import check_fields
 from autotune.errors import UsageError
 from autotune.presets import is_preset
+from autotune.records.profile import Profile
 from autotune.records.reading import is_text
 from autotune.records.run import Reverification, StepDown
 from autotune.train.report import Report
 from autotune.train.runs.folder import RunFolder
+
+_HINTS = {
+    "profile": 'give the path of an answer: "best.json"',
+    "max_time_seconds": "give seconds, as 3600",
+    "checkpoint_seconds": "give seconds, as 300",
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class TrainingOptions:
     """What a training is asked to do.
 
     Attributes:
-        profile: path of the profile, or of a preset; None for the baseline's settings, or for those of a resumed run.
+        profile: a profile, its path or a preset's; None for the baseline's settings, or for those of a resumed run.
         preset: name of a shipped preset instead, or path of one.
         use_candidate: take the profile's candidate, which passed its loss checks and is not proven faster.
         steps: optimizer steps to take; None to count epochs.
@@ -38,7 +46,7 @@ class TrainingOptions:
         reverification: what was found before the process started anew; None to look.
     """
 
-    profile: str | Path | None = None
+    profile: str | Path | Profile | None = None
     preset: str | None = None
     use_candidate: bool = False
     steps: int | None = None
@@ -53,6 +61,14 @@ class TrainingOptions:
     worker_timeout_seconds: float = 300.0
     rank_timeout_seconds: float = 600.0
     reverification: Reverification | None = None
+
+    def __post_init__(self) -> None:
+        """Check what was given.
+
+        Raises:
+            UsageError: a field has another type.
+        """
+        check_fields(self, _HINTS)
 
     def check(self) -> None:
         """Make sure that the options fit together.
@@ -83,7 +99,7 @@ class TrainingOptions:
             work: what paths are relative to.
         """
         given = self.preset if self.profile is None else self.profile
-        if given is None or not is_preset(work / given):
+        if given is None or isinstance(given, Profile) or not is_preset(work / given):
             return self
         return replace(self, profile=None, preset=str(given if work == Path.cwd() else work / given))
 

@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.distributed.world import Command, World, joined_world
@@ -38,11 +38,27 @@ from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
 from autotune.train.report import summarize
 from autotune.train.runs.folder import RunFolder, find_run, locked_run, make_run, read_plan
+from autotune.train.runs.weights import write_weights
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import check_environment, find_missing_environment
 from autotune.train.settings.target import resolve_training_target
 
 __all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a run ended.
+
+    Attributes:
+        session: that trained.
+        ending: of it.
+        weights: file of the best ones; None without one.
+    """
+
+    session: Session
+    ending: Ending
+    weights: Path | None
 
 
 def run_training(
@@ -90,11 +106,12 @@ def run_training(
         sources, data = _look_at_data(loaded)
         deadline, told = Deadline(until, policy), replace(given, warn=warn)
         request = RunRequest(work, loaded, resolved.target, options, told, sources, data, deadline, policy, place)
-        session, ending = _train(request, began)
-        if ending == "stopped":
+        end = _train(request, began)
+        session = end.session
+        if end.ending == "stopped":
             command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
             warn(f"stopped at step {session.progress.step}; go on with: {command}")
-        summary = _summarize(session, ending, warnings, time.monotonic() - began)
+        summary = _summarize(end, warnings, time.monotonic() - began)
         session.folder.write_summary(summary)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -103,7 +120,7 @@ def run_training(
     return summary
 
 
-def _train(request: RunRequest, began: float) -> tuple[Session, Ending]:
+def _train(request: RunRequest, began: float) -> _End:
     options, label = request.options, request.loaded.label
     if options.resume:
         path = find_run(request.work, label, options.out)
@@ -116,7 +133,7 @@ def _train(request: RunRequest, began: float) -> tuple[Session, Ending]:
         return _start(request, path, plan, began)
 
 
-def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> tuple[Session, Ending]:
+def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> _End:
     hardware, callbacks = read_hardware(), request.callbacks
     callbacks.relaunch(find_missing_environment(plan.current_config, hardware), plan.reverification)
     for text in request.notes:  # only now: the process may have started anew
@@ -138,7 +155,12 @@ def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> tupl
             policy=request.policy,
             world=world,
         )
-        return session, session.run()
+        ending = session.run()
+    weights = None
+    if ending == "finished":
+        best = session.meters.best
+        weights = write_weights(Path(best.checkpoint if best else session.last_checkpoint), path, callbacks.warn)
+    return _End(session, ending, weights)
 
 
 @contextmanager
@@ -166,16 +188,17 @@ def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
     return sources, fingerprint_data(dataset, loaded.collate, sources)
 
 
-def _summarize(session: Session, ending: Ending, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
-    plan, meters = session.plan, session.meters
+def _summarize(end: _End, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:
+    session, plan, meters = end.session, end.session.plan, end.session.meters
     summary = summarize(
-        plan, session.measure_progress(), finished=ending == "finished", elapsed_seconds=elapsed_seconds
+        plan, session.measure_progress(), finished=end.ending == "finished", elapsed_seconds=elapsed_seconds
     )
     used = plan.flops_utilization if plan.current_config == plan.config else None
     rate = summary.samples_per_second
     return summary.replace(
         folder=str(session.folder.path),
         checkpoint=session.last_checkpoint,
+        weights=str(end.weights or ""),
         epochs=session.epoch,
         metrics=session.metrics,
         best=meters.best,

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
+import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from emit_records import make_report
 from knob_pages import render
+from record_factory import make_state, make_target
+from torch.utils.data import DataLoader, TensorDataset
+from train_world import CONFIG, make_profile
 from typer.main import get_command
 
+import autotune
 from autotune.cli import app
 from autotune.cli.target import COMMAND_FOLLOWS
+from autotune.engine.live import Applied
+from autotune.search.store.folder import create_search_folder
 from autotune.targets.resolve import ProjectSettings
 from autotune.version import VERSION
 
@@ -90,6 +101,55 @@ def test_code_that_a_page_shows_is_python() -> None:
     assert blocks
     for page, code in blocks:
         compile(code, page, "exec", ast.PyCF_ONLY_AST)
+
+
+def list_calls() -> Iterator[tuple[str, ast.Call, Callable[..., Any]]]:
+    """Yield the calls of ours that a page shows: of the package, of an answer, of what it is applied to."""
+    owners: dict[str, Any] = {"autotune": autotune, "profile": autotune.Profile, "applied": Applied}
+    for page, code in list_blocks("python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner, name = ast.unparse(node.func.value), node.func.attr
+                if owner in owners and name not in Applied.__dataclass_fields__:
+                    yield page, node, getattr(owners[owner], name)
+
+
+def test_calls_that_a_page_shows_have_these_parameters() -> None:
+    calls = [*list_calls()]
+    assert len(calls) > 10
+    for page, node, function in calls:
+        bound = [] if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "autotune" else [None]
+        named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+        try:
+            inspect.signature(function).bind(*bound, *node.args, **named)
+        except TypeError as error:
+            raise AssertionError(f"{page}: {ast.unparse(node)}: {error}") from None
+
+
+def test_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the probe and the search, which take minutes, stand their records; the rest is done."""
+    shutil.copy(ROOT / "tests" / "train" / "noisy_workload.py", tmp_path / "train.py")
+    with (tmp_path / "train.py").open("a") as file:
+        file.write("\nworkload = Noisy()\n")
+    monkeypatch.chdir(tmp_path)
+    profile = make_profile(tmp_path, "train.py:workload", CONFIG.replace(prefetch_factor=4))
+    search = create_search_folder(tmp_path, "train.py:workload")
+    search.write_state(make_state(target=make_target("train.py:workload", tmp_path)))
+    search.write_probe(make_report())
+    for path in (search.profile, tmp_path / "best.json"):
+        profile.save(path)
+    monkeypatch.setattr("autotune.probe.run.run_probe", lambda *_words, **_named: make_report())
+    monkeypatch.setattr("autotune.search.run.run_search", lambda *_words, **_named: profile)
+    model = torch.nn.Linear(6, 1)
+    data = TensorDataset(torch.randn(20, 6), torch.randn(20, 1))
+    names: dict[str, Any] = {"build": lambda: (model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 4))}
+    before = model.weight.clone()
+    for page, code in list_blocks("python"):
+        if page == "from-python.md":
+            exec(compile(code.replace("epochs=30", "epochs=1"), page, "exec"), names)
+    assert (tmp_path / "report.html").exists()
+    assert not torch.equal(model.weight, before)
+    assert names["summary"].finished
 
 
 def test_the_readme_is_read_to_its_end() -> None:

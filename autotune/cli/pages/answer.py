@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from rich.text import Text
 
 from autotune.cli.view.console import result_console
 from autotune.cli.view.terminal import printable_text, say
@@ -29,24 +32,8 @@ def print_answer(profile: Profile, out: Path, explanation: Explanation | None = 
         is_new: it was just written.
     """
     console = result_console()
-    console.print(printable_text(describe_speedup(profile), style=_STYLES[profile.verdict]))
-    for name in changed_fields(profile.config, profile.baseline_config):
-        before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
-        console.print(printable_text(f"  {name:<30}{before} -> {after}{_describe_worth(name, explanation)}"))
-    if profile.verdict != "improved" and profile.candidate_config is not None:
-        changes = describe_changes(profile.candidate_config, profile.baseline_config)
-        known = describe_candidate(profile)
-        console.print(printable_text(f"  candidate: {changes}{f' ({known})' if known else ''}"))
-    for check in profile.quality:
-        console.print(printable_text(f"  {describe_check(check)}"))
-    evidence = profile.evidence
-    if evidence.baseline_samples_per_second is not None:
-        now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
-        console.print(printable_text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}"))
-    if profile.memory is not None:
-        console.print(printable_text(f"  peak memory {_describe_memory(profile)}"))
-    for line in list_evidence(profile):
-        console.print(printable_text(f"  {line}"))
+    for line in list_answer(profile, explanation):
+        console.print(line)
     sys.stdout.flush()
     usable = profile.candidate is not None and profile.candidate.passed_checks
     more = " (with --use-candidate for the candidate's settings)" if usable else ""
@@ -62,6 +49,28 @@ def _describe_worth(name: str, explanation: Explanation | None) -> str:
     found = () if explanation is None or not explanation.is_proven else explanation.changes
     own = [one for one in found if one.names[0] == name and (one.worth is not None or one.failure)]
     return "".join(f"   worth {text}" if one.worth else f"   {text}" for one in own for text in [describe_worth(one)])
+
+
+def list_answer(profile: Profile, explanation: Explanation | None = None) -> Iterator[Text]:
+    """Yield a search's answer line by line, with what each change is worth where that was measured."""
+    yield printable_text(describe_speedup(profile), style=_STYLES[profile.verdict])
+    for name in changed_fields(profile.config, profile.baseline_config):
+        before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
+        yield printable_text(f"  {name:<30}{before} -> {after}{_describe_worth(name, explanation)}")
+    if profile.verdict != "improved" and profile.candidate_config is not None:
+        changes = describe_changes(profile.candidate_config, profile.baseline_config)
+        known = describe_candidate(profile)
+        yield printable_text(f"  candidate: {changes}{f' ({known})' if known else ''}")
+    for check in profile.quality:
+        yield printable_text(f"  {describe_check(check)}")
+    evidence = profile.evidence
+    if evidence.baseline_samples_per_second is not None:
+        now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
+        yield printable_text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}")
+    if profile.memory is not None:
+        yield printable_text(f"  peak memory {_describe_memory(profile)}")
+    for line in list_evidence(profile):
+        yield printable_text(f"  {line}")
 
 
 def _describe_memory(profile: Profile) -> str:

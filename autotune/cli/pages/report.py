@@ -65,13 +65,11 @@ def explain_answer(profile: Profile, path: Path) -> Explanation | None:
         profile: the answer.
         path: where it is; its search is looked for in the working folder, and beside it.
     """
-    from autotune.explain.run import explain
-
     try:
         place = find_search_of(profile, Path.cwd()) or find_search_of(profile, path.resolve().parent)
-        return None if place is None else explain(place, profile)
     except AutotuneError:
         return None  # the answer is shown without it
+    return None if place is None else _explain(place, profile)
 
 
 def render_search(path: Path, explanation: Explanation | None = None, *, price: float | None = None) -> str:
@@ -79,7 +77,7 @@ def render_search(path: Path, explanation: Explanation | None = None, *, price: 
 
     Args:
         path: its folder.
-        explanation: of its answer; None to make it.
+        explanation: of its answer; None to make it, as far as its trials are there.
         price: of an hour of the machine; None where money is not asked for.
 
     Raises:
@@ -87,7 +85,6 @@ def render_search(path: Path, explanation: Explanation | None = None, *, price: 
         UsageError: the search has no probe report.
     """
     from autotune.emit.report import Origin, render_report
-    from autotune.explain.run import explain
 
     place = SearchFolder(path)
     probe = place.read_probe()
@@ -95,7 +92,17 @@ def render_search(path: Path, explanation: Explanation | None = None, *, price: 
         raise UsageError(f"{path} holds no probe report", hint="run autotune search again")
     profile = Profile.load(place.profile)
     origin = Origin(state=place.read_state(), began=place.began, folder=os.path.relpath(path), price=price)
-    return render_report(profile, probe, place.read_all_trials(), explanation or explain(place, profile), origin)
+    return render_report(profile, probe, place.read_all_trials(), explanation or _explain(place, profile), origin)
+
+
+def _explain(place: SearchFolder, profile: Profile) -> Explanation | None:
+    """Return what the changes of an answer are worth; None where the search's own trials are gone."""
+    from autotune.explain.run import explain
+
+    try:
+        return explain(place, profile)
+    except AutotuneError:
+        return None
 
 
 def is_own_page(path: Path, label: str) -> bool:

@@ -145,5 +145,7 @@ def _show_places(page: LinePage, summary: TrainingSummary) -> None:
         page.facts("checkpoint", [summary.checkpoint])
     if summary.best is not None and summary.best.checkpoint != summary.checkpoint:
         page.facts("best", [summary.best.checkpoint])
+    if summary.weights:
+        page.facts("weights", [summary.weights, "load them with safetensors.torch.load_model(model, FILE)"])
     if summary.finished:
         page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autotune.cli.view.console import view_console
 from autotune.cli.view.live import HEARTBEAT_SECONDS, BlockView, LineView, can_redraw, refreshed
+from autotune.cli.view.notebook import NotebookView, is_notebook
 from autotune.cli.view.terminal import printable
 from autotune.format import format_duration, format_factor, format_rate
 from autotune.records.config import TrainConfig
@@ -33,19 +34,24 @@ class SearchView(SearchReporter):
         view: that it is written to.
 
     Args:
-        console: to write to.
+        console: to write to; None below a notebook's cell.
         budget_seconds: of the whole search.
         is_live: it is a terminal on which a block can be drawn anew; else lines are written.
     """
 
-    def __init__(self, console: Console, budget_seconds: float, *, is_live: bool) -> None:
+    def __init__(self, console: Console | None, budget_seconds: float, *, is_live: bool) -> None:
         self._is_live = is_live
         self._budget_seconds = budget_seconds
         self._began = self._spoke = time.monotonic()
         self._report: ProbeReport | None = None
         self._progress: SearchProgress | None = None
         self._running = "the probe"
-        self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
+        self._how_to_stop = "Ctrl-C keeps" if console is not None else "stopping the cell keeps"
+        self.view: LineView
+        if console is None:
+            self.view = NotebookView(self._draw)
+        else:
+            self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
 
     def stage_started(self, progress: SearchProgress, note: str) -> None:
         """Name the stage; a line has the time left, which a block shows anyway."""
@@ -101,15 +107,15 @@ class SearchView(SearchReporter):
         stage = _STAGES.get(progress.stage, progress.stage) if progress else "start"
         return [
             *(Text(printable(line), no_wrap=True) for line in (f"now:  {self._running}", f"best: {best}")),
-            Text(f"{stage}, {format_duration(left)} left; Ctrl-C keeps what is known", style="bold"),
+            Text(f"{stage}, {format_duration(left)} left; {self._how_to_stop} what is known", style="bold"),
             ProgressBar(total=self._budget_seconds, completed=self._budget_seconds - left, width=width),
         ]
 
 
 @contextmanager
 def search_view(budget_seconds: float) -> Iterator[SearchView]:
-    """Yield the reporter that fits stderr; a block is taken down at the end."""
-    console = view_console()
-    search = SearchView(console, budget_seconds, is_live=can_redraw(console))
+    """Yield the reporter that fits the notebook or else stderr; a block is taken down at the end."""
+    console = None if is_notebook() else view_console()
+    search = SearchView(console, budget_seconds, is_live=console is None or can_redraw(console))
     with refreshed(search.view):
         yield search

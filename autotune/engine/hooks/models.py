@@ -101,7 +101,7 @@ class ModelHooks:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _adopt(self, root: nn.Module) -> None:
-        compiled = _is_compiled(root)
+        compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
         to_inspect = [root] if self._inspects and not compiled else []
         run = self._prepare(root)
@@ -171,7 +171,7 @@ class _RootCall:
         return type(None), ()
 
 
-def _is_compiled(root: nn.Module) -> bool:
+def is_compiled(root: nn.Module) -> bool:
     """Return whether the script has torch.compile at work in a module, by a call or in place."""
     return any(
         type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None

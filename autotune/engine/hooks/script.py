@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numbers
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,15 +178,7 @@ class ScriptHooks:
 
     def _enter_process_settings(self, device: torch.device) -> None:
         # At the first training call: whatever the script itself sets at its start has been set by now.
-        config = self._settings.config
-        contexts = {
-            "num_threads": lambda: intra_op_threads(config),
-            "allow_tf32": lambda: tf32(config, device),
-            "cudnn_benchmark": lambda: cudnn_benchmark(config),
-            "attention_backend": lambda: attention_backend(config),
-        }
-        for name in self._settings.changed & contexts.keys():
-            self._stack.enter_context(contexts[name]())
+        self._stack.enter_context(process_settings(self._settings.config, self._settings.changed, device))
 
     @contextmanager
     def _watch_autocast(self) -> Iterator[None]:
@@ -203,6 +195,28 @@ class ScriptHooks:
             yield
         finally:
             torch.autocast.__enter__ = plain  # type: ignore[method-assign]
+
+
+@contextmanager
+def process_settings(config: TrainConfig, changed: Collection[str], device: torch.device) -> Iterator[None]:
+    """Apply those of the changed knobs that are global state of torch, and restore what was there.
+
+    Args:
+        config: the settings.
+        changed: knobs to apply.
+        device: where the training is.
+    """
+    contexts: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "num_threads": lambda: intra_op_threads(config),
+        "allow_tf32": lambda: tf32(config, device),
+        "cudnn_benchmark": lambda: cudnn_benchmark(config),
+        "attention_backend": lambda: attention_backend(config),
+    }
+    with ExitStack() as stack:
+        for name, context in contexts.items():
+            if name in changed:
+                stack.enter_context(context())
+        yield
 
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:

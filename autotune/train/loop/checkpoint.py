@@ -139,7 +139,7 @@ class Checkpoints:
         damaged: list[Path] = []
         for path in newest_first(self.folder):
             try:
-                state = _read_verified(path)
+                state = read_verified(path)
             except CheckpointError as error:
                 problems.append(error.message)
                 damaged.append(path)
@@ -193,7 +193,7 @@ def load_checkpoint(training: Training, path: Path) -> Progress:
     Raises:
         CheckpointError: it is damaged, or belongs to another model.
     """
-    return _restore(training, _read_verified(path), path)[0]
+    return _restore(training, read_verified(path), path)[0]
 
 
 def _choose_spaced(newest_first: list[Path]) -> list[Path]:
@@ -232,7 +232,12 @@ def _restore(training: Training, state: dict[str, Any], path: Path) -> tuple[Pro
         ) from None
 
 
-def _read_verified(path: Path) -> dict[str, Any]:
+def read_verified(path: Path) -> dict[str, Any]:
+    """Return the state that a checkpoint holds, on the CPU.
+
+    Raises:
+        CheckpointError: it is not complete, or damaged.
+    """
     damage = _find_damage(path)
     if damage is not None:
         raise CheckpointError(f"{path.name} {damage}")

@@ -24,6 +24,7 @@ from autotune.records.trial import Target
 from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import own_values, placeholder_names, render_command, script_values
 from autotune.targets.source.fingerprint import fingerprint_target
+from autotune.train.options import TrainingOptions
 from autotune.train.recovery.attempts import Start
 from autotune.train.recovery.steps_down import AdjustableKnobs, script_knobs
 from autotune.train.settings.choice import Settings, find_environment
@@ -145,6 +146,21 @@ class ScriptRun:
         environment = {**os.environ, **find_environment(config, read_hardware())}
         words = (launch.interpreter, *launch.interpreter_options, "-P", "-m", entry, plan.model_dump_json())
         return Start((*words, *launch.arguments), environment, Path(self.target.folder))
+
+
+def list_workload_options(options: TrainingOptions) -> dict[str, object]:
+    """Return what was asked for that only a workload's training has, by option; None or False for what was not."""
+    default = TrainingOptions()
+    return {
+        "--steps": options.steps,
+        "--epochs": options.epochs,
+        "--max-time": options.max_time_seconds,
+        "--out": options.out,
+        "--resume": options.resume,
+        "--seed": options.seed,
+        "--checkpoint-every": options.checkpoint_seconds != default.checkpoint_seconds,
+        "--keep": options.checkpoints_kept != default.checkpoints_kept,
+    }
 
 
 def refuse_workload_options(given: Mapping[str, object], target: Target) -> None:

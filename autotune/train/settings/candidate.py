@@ -28,8 +28,9 @@ def load_profile(options: TrainingOptions, work: Path, note: Callable[[str], Non
         if options.use_candidate:
             raise UsageError("--use-candidate is given, and a preset has no candidate", hint="give a profile")
         return None
-    profile = Profile.load(work / options.profile)
-    return take_candidate(profile, str(options.profile), note) if options.use_candidate else profile
+    given = options.profile
+    profile, name = (given, "the profile") if isinstance(given, Profile) else (Profile.load(work / given), str(given))
+    return take_candidate(profile, name, note) if options.use_candidate else profile
 
 
 def take_candidate(profile: Profile, name: str, note: Callable[[str], None]) -> Profile:

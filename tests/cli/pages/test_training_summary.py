@@ -196,3 +196,10 @@ def test_a_terminal_of_any_width_shows_it_all(show: Show, width: int) -> None:
     assert "\u202e" not in show(summary, make_plan())
     if width >= 60:
         assert "as promised (1.02x)" in shown
+
+
+def test_weights_for_other_tools_come_with_how_to_load_them(show: Show) -> None:
+    assert "safetensors" not in show(make_summary())
+    shown = show(make_summary(weights="runs/gpt-001/model.safetensors"))
+    assert "  weights         runs/gpt-001/model.safetensors\n" in shown
+    assert "  weights         load them with safetensors.torch.load_model(model, FILE)\n" in shown

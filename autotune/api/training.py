@@ -1,0 +1,99 @@
+"""`autotune.run_training`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.api.targets import find_folder, name_target
+from autotune.arguments import shorten
+from autotune.errors import TargetError, UsageError
+from autotune.records.profile import Profile
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.settings.target import resolve_training_target
+
+if TYPE_CHECKING:
+    from autotune.records.run import TrainingSummary
+    from autotune.records.trial import Target
+
+_FIRST_SIGNAL_STATUS = 128
+
+
+def run_training(
+    options: TrainingOptions | Profile | str | Path | None = None,
+    target: object = None,
+    *,
+    folder: str | Path | None = None,
+    callbacks: TrainingCallbacks | None = None,
+) -> TrainingSummary:
+    """Train with an answer's settings, and return how it ended.
+
+    Args:
+        options: settings, length and paths; a profile or its path stands for one epoch with its settings, None for one
+            with the user's own.
+        target: as of `run_search`; None also takes that of the newest search in the folder.
+        folder: working folder; None for the current one.
+        callbacks: who is told, and who may stop it. Of a script only `warn`, `say` and `should_stop` are called.
+
+    Raises:
+        ProfileError: the profile is not valid, was measured on another target, or a resumed run was started otherwise.
+        UsageError: the target or an option cannot be used as given.
+        TargetError: the training fails, and no safe step down is left.
+        CheckpointError: there is nothing to resume.
+        BusyError: another training is at work in the run folder.
+        MachineError: the disk is full, or the machine lacks what the settings need.
+    """
+    work = find_folder(folder).resolve()
+    asked = _read_options(options, work)
+    asked.check()
+    named = name_target(target, work)
+    resolved = resolve_training_target(named, work).target
+    if resolved.script is not None:
+        return _train_script(resolved, asked, work, callbacks or TrainingCallbacks())
+    from autotune.train import run as stage
+
+    assert named is None or isinstance(named, str)
+    return stage.run_training(asked, named, folder=work, callbacks=callbacks)
+
+
+def _read_options(given: object, folder: Path) -> TrainingOptions:
+    if given is None:
+        return TrainingOptions()
+    if isinstance(given, TrainingOptions):
+        return given
+    if isinstance(given, str) and ":" in given and not (folder / given).exists():
+        raise UsageError(
+            f"{given!r} is a target, and the settings come first",
+            hint=f'run_training("best.json", "{given}"), or run_training(None, "{given}") for your own settings',
+        )
+    if isinstance(given, str | os.PathLike | Profile):
+        return TrainingOptions(profile=given if isinstance(given, Profile) else Path(os.fspath(given)))
+    raise UsageError(
+        f"options is {shorten(given)}", hint='give TrainingOptions(...), a profile, or its path: "best.json"'
+    )
+
+
+def _train_script(
+    target: Target, options: TrainingOptions, work: Path, callbacks: TrainingCallbacks
+) -> TrainingSummary:
+    """Run a script to its end.
+
+    Raises:
+        TargetError: it ended with an error.
+    """
+    from autotune.train.script.recovery import train_script
+    from autotune.train.script.run import list_workload_options, prepare_script_run, refuse_workload_options
+    from autotune.train.script.settings import choose_settings
+
+    refuse_workload_options(list_workload_options(options), target)
+    chosen = options.classify_presets(work)
+    settings = choose_settings(
+        target, chosen, work, warn=callbacks.warn, say=callbacks.say, should_stop=callbacks.should_stop
+    )
+    end = train_script(prepare_script_run(settings, target), say=callbacks.say)
+    if 0 < end.status < _FIRST_SIGNAL_STATUS:
+        raise TargetError(
+            f"{target.spec} ended with exit status {end.status}", hint="what it printed says why; say= hears what helps"
+        )
+    return end.summary
