@@ -1,11 +1,10 @@
-"""The picture of the README: what a search of the demo leaves on a terminal.
+"""The picture of the README: what a search of the demo leaves on a terminal, docs/search.svg.
 
-    python benchmarks/picture.py                     search for two minutes, then draw
-    python benchmarks/picture.py --from search.txt   draw again what an earlier run has kept
+    python benchmarks/picture.py                            search for two minutes, keep what is printed, draw it
+    python benchmarks/picture.py --from docs/search.txt     draw again what was kept
 
-Written are docs/search.svg and, for --from, the terminal's own text beside it in build/search.txt. Nothing of it is
-edited but one thing: of the numbered launches in the middle, as many are left out as make the page too long, and the
-picture says how many.
+What is printed is kept in docs/search.txt. Nothing of it is edited; of the numbered launches in the middle the picture
+leaves out what makes it too long, and says how many.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "search.svg"
-KEPT = ROOT / "build" / "search.txt"
+KEPT = PICTURE.with_suffix(".txt")
 WIDTH = 96
 """Columns: at the 830 pixels that a README has on GitHub, letters are 14 pixels high."""
 
@@ -80,11 +79,10 @@ def main() -> int:
     """Search or read what was kept, and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="2m")
-    parser.add_argument("--from", dest="kept", type=Path, help="what an earlier run has kept")
+    parser.add_argument("--from", dest="kept", type=Path, help="a file that an earlier run has kept")
     arguments = parser.parse_args()
     text = arguments.kept.read_text(encoding="utf-8") if arguments.kept else search(arguments.budget)
     if arguments.kept is None:
-        KEPT.parent.mkdir(exist_ok=True)
         KEPT.write_text(text, encoding="utf-8")
     PICTURE.write_text(draw(text), encoding="utf-8")
     print(text, end="")

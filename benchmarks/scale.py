@@ -10,7 +10,7 @@ table has a few dozen configs; crossed ones say what a larger space does.
 A worker is a machine like the others. It launches the baseline first and at every eighth launch, and reads a config
 relative to it: true log speed-up, plus the launch's noise, less the mean noise of its baseline's. As soon as it is
 free it asks the study that all share, which knows what runs elsewhere. A launch takes what it took when recorded. As in
-a search, what looks best is launched a second time before it is the answer.
+a search, the user's own knobs come first, and what looks best is launched a second time before it is the answer.
 
 Printed are medians over seeds of the seconds from which on the answer stays within 5 % of the best config of the table,
 and in brackets how many times shorter that is than with one worker. The proof that follows takes two launches for each
@@ -36,7 +36,7 @@ from regret import TABLES, encode, learn_usual
 
 from autotune.search.explore.additive import Change, Effect, Prior
 from autotune.search.explore.prior import make_prior
-from autotune.search.explore.sampler import LogAdditiveSampler
+from autotune.search.explore.sampler import LogAdditiveSampler, list_values
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_needed
 from autotune.selftest.table import Table, read_table
 
@@ -83,6 +83,16 @@ class World:
     def make_key(self, params: Params) -> Key:
         """Return what a config goes by: its values, in the order of the space."""
         return tuple(params[name] for name in self.space)
+
+    def list_own(self) -> list[Params]:
+        """Return the values of the user's own knobs, each alone: what a search begins with."""
+        return [
+            self.baseline | {name: value}
+            for name, values in self.space.items()
+            if "user_knobs." in name
+            for value in list_values(values)
+            if value != self.baseline[name]
+        ]
 
     def count_proof_seconds(self, noise: float) -> float:
         """Return what the proof of the fastest config takes on one machine."""
@@ -206,6 +216,8 @@ class Fleet:
         self.world, self.reached, self.launches = world, math.inf, 0
         self._noise, self._rng = noise, random.Random(f"{world.name} {noise} {seed}")
         self._study = optuna.create_study(direction="maximize", sampler=SAMPLERS[strategy](world, seed, noise))
+        for params in world.list_own():
+            self._study.enqueue_trial(params)
         self._workers = [Worker() for _ in range(workers)]
         self._own = world.make_key(world.baseline)
         self._readings: dict[Key, list[float]] = {}
@@ -314,7 +326,8 @@ def format_row(world: World, strategy: str, noise: float, found: Mapping[int, tu
     for seconds, _ in found.values():
         known = math.isfinite(seconds) and math.isfinite(alone[0])
         cells.append(f"{seconds:.0f} ({alone[0] / seconds:.1f}x)" if known else "not reached")
-    facts = (world.name, f"{len(world.seconds):,}", strategy, f"{noise:.0%}", f"{alone[1]:.0f}")
+    launches = f"{alone[1]:.0f}" if math.isfinite(alone[0]) else "-"
+    facts = (world.name, f"{len(world.seconds):,}", strategy, f"{noise:.0%}", launches)
     return " | ".join(("", *facts, *cells, f"{world.count_proof_seconds(noise):.0f}", "")).strip()
 
 
@@ -325,7 +338,7 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="*", choices=SAMPLERS, default=["model"])
     parser.add_argument("--workers", type=int, nargs="*", default=WORKERS)
     parser.add_argument("--noise", type=float, nargs="*", default=[0.03])
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=10)
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     heads = ("table", "configs", "strategy", "noise", "launches", *(f"{one}" for one in arguments.workers), "proof")

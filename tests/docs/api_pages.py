@@ -19,11 +19,11 @@ from autotune.errors import AutotuneError
 _HEAD = """\
 # The Python interface
 
-What `import autotune` gives. The page is written by `python tests/docs/api_pages.py > docs/api.md` from the docstrings; a
-test holds it up to date. [A short example](workloads.md#from-python) is among the workloads.
+What `import autotune` gives. The page is written by `python tests/docs/api_pages.py > docs/api.md` from the docstrings;
+a test holds it up to date. [A short example](workloads.md#from-python) is among the workloads.
 
-Importing the package imports neither torch nor Optuna. A call does what the command of the same name does, and raises an
-`AutotuneError` where that ends with an error.
+Importing the package imports neither torch nor Optuna. A call does what the command of the same name does, and raises
+an `AutotuneError` where that ends with an error.
 """
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$")
 _ITEM = re.compile(r"^ {4}(\w+): (.*)$")

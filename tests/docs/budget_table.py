@@ -2,8 +2,8 @@
 
 python tests/docs/budget_table.py
 
-By the search's own calculation (`autotune.search.finals`): the pairs that a first look needs for a chance of 80 %, in the
-third of the budget that a proof is taken to have; and never less than the launches before the first proof take.
+By the search's own calculation (`autotune.search.finals`): the pairs that a first look needs for a chance of 80 %, in
+the third of the budget that a proof is taken to have; and never less than the launches before the first proof take.
 """
 
 from __future__ import annotations

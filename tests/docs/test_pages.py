@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 import shlex
 import tomllib
@@ -13,6 +14,7 @@ import api_pages
 import budget_table
 import knob_pages
 import pytest
+from rich.text import Text
 from typer.main import get_command
 
 from autotune.cli import app
@@ -80,7 +82,7 @@ def test_what_a_page_tells_to_type_is_understood(page: str, line: str) -> None:
 
 
 def test_programs_of_ours_that_a_page_names_are_there() -> None:
-    """`python benchmarks/replay.py --budgets 2m`: the file is there and knows the option, `make demo`: so is the target."""
+    """`python benchmarks/replay.py --budgets 2m`: the file is there and knows the option; `make demo`: so is that."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     wrong = []
     for page in PAGES:
@@ -131,6 +133,15 @@ def test_the_page_of_the_interface_is_up_to_date() -> None:
 def test_the_table_of_budgets_is_up_to_date() -> None:
     table = "\n".join(budget_table.list_lines())
     assert table in (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), "run: python tests/docs/budget_table.py"
+
+
+def test_the_picture_is_of_what_was_kept() -> None:
+    kept = Text.from_ansi((ROOT / "docs" / "search.txt").read_text(encoding="utf-8")).plain.splitlines()
+    picture = html.unescape((ROOT / "docs" / "search.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
+    (verdict,) = (line for line in kept if line.startswith(("improved", "keep", "inconclusive")))
+    assert kept[0] in picture
+    assert verdict in picture, "run: python benchmarks/picture.py --from docs/search.txt"
+    assert "url(http" not in picture, "a page that shows it fetches nothing"
 
 
 def test_the_citation_is_of_this_version() -> None:
