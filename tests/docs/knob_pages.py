@@ -33,9 +33,9 @@ _FOOT = (
 _COSTS = {"restart": "", "environment": "set before the process starts", "compile": "compiles first"}
 
 
-def list_fields() -> dict[str, str]:
+def list_fields(record: type = TrainConfig) -> dict[str, str]:
     """Return what the record says of each field."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(TrainConfig))).body
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
     assert isinstance(definition, ast.ClassDef)
     said: dict[str, str] = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import re
 import shlex
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import api_pages
+import budget_table
+import knob_pages
 import pytest
 import torch
 from emit_records import make_report
-from knob_pages import render
 from record_factory import make_state, make_target
+from rich.text import Text
 from torch.utils.data import DataLoader, TensorDataset
 from train_world import CONFIG, make_profile
 from typer.main import get_command
@@ -86,6 +90,26 @@ def test_what_a_page_tells_to_type_is_understood(page: str, line: str) -> None:
     known = {name for parameter in commands[own[0]].params for name in parameter.opts}
     used = {word.partition("=")[0] for word in own[1:] if word.startswith("-")}
     assert used <= known | {"--help"}, line
+
+
+def test_programs_of_ours_that_a_page_names_are_there() -> None:
+    """`python benchmarks/replay.py --budgets 2m`: the file is there and knows the option; `make demo`: so is that."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for file, options in re.findall(r"python ((?:benchmarks|tests)/[\w/]+\.py)([^`\n#|)]*)", text):
+            code = (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).exists() else ""
+            unknown = [one for one in re.findall(r"(?<=\s)--[\w-]+", options.split("  ")[0]) if f'"{one}"' not in code]
+            wrong += [f"{page.name}: {file} {' '.join(unknown)}"] if unknown or not code else []
+        goals = re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)
+        wrong += [f"{page.name}: make {goal}" for goal in goals if f"\n{goal}:" not in makefile]
+    assert wrong == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
 def test_settings_that_a_page_shows_are_ours() -> None:
@@ -158,7 +182,26 @@ def test_the_readme_is_read_to_its_end() -> None:
 
 def test_the_page_of_settings_is_up_to_date() -> None:
     page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
-    assert page == render(), "run: python tests/docs/knob_pages.py > docs/knobs.md"
+    assert page == knob_pages.render(), "run: python tests/docs/knob_pages.py > docs/knobs.md"
+
+
+def test_the_page_of_the_interface_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert page == api_pages.render(), "run: python tests/docs/api_pages.py > docs/api.md"
+
+
+def test_the_table_of_budgets_is_up_to_date() -> None:
+    table = "\n".join(budget_table.list_lines())
+    assert table in (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), "run: python tests/docs/budget_table.py"
+
+
+def test_the_picture_is_of_what_was_kept() -> None:
+    kept = Text.from_ansi((ROOT / "docs" / "search.txt").read_text(encoding="utf-8")).plain.splitlines()
+    picture = html.unescape((ROOT / "docs" / "search.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
+    (verdict,) = (line for line in kept if line.startswith(("improved", "keep", "inconclusive")))
+    assert kept[0] in picture
+    assert verdict in picture, "run: python benchmarks/picture.py --from docs/search.txt"
+    assert "url(http" not in picture, "a page that shows it fetches nothing"
 
 
 def test_the_citation_is_of_this_version() -> None:

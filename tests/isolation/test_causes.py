@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import pickle
 import signal
 
@@ -27,6 +28,11 @@ def _in_worker(kind: type[Exception], text: str) -> Exception:
 
 def _device_error(text: str) -> Exception:
     return type("AcceleratorError", (RuntimeError,), {})(text)
+
+
+def _fail_to_compile(text: str) -> BackendCompilerFailed:
+    known = len(inspect.signature(BackendCompilerFailed).parameters)  # torch 2.6 has no frame
+    return BackendCompilerFailed(*(lambda: None, RuntimeError(text), None)[:known])
 
 
 EXCEPTIONS = {
@@ -86,7 +92,7 @@ EXCEPTIONS = {
     "the dataset's own error": (_in_worker(ValueError, "bad image"), CRASHED, "user-error"),
     "compiler": (Unsupported("call_function"), UNSUPPORTED, "compile-error"),
     "compiler's backend": (
-        BackendCompilerFailed(lambda: None, RuntimeError("no C++ compiler"), None),
+        _fail_to_compile("no C++ compiler"),
         UNSUPPORTED,
         "compile-error",
     ),

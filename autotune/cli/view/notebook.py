@@ -100,5 +100,6 @@ def _make_console(page: io.StringIO, *, wraps: bool) -> Console:
 def _display(output: Output) -> Callable[[Output], object]:
     from IPython import display
 
-    handle: Any = display.display(output, raw=True, display_id=True)
+    show: Any = display.display
+    handle = show(output, raw=True, display_id=True)
     return lambda other: handle.update(other, raw=True)
