@@ -202,14 +202,15 @@ def test_the_parents_side_names_no_torch(prefix: str) -> None:
         assert not named, f"{module} imports torch"
 
 
-def test_the_leaves_are_imported_by_the_command_line_only() -> None:
+def test_the_leaves_are_imported_by_the_command_line_and_the_ways_in_only() -> None:
     users = {
         module
         for module in SOURCES
         for found in IMPORTS[module]
         if is_below(found.target, "autotune.emit") and not is_below(module, "autotune.emit")
     }
-    assert all(is_below(module, "autotune.cli") for module in users)
+    places = ("autotune.cli", "autotune.hf", "autotune.lightning")
+    assert [module for module in users if not any(is_below(module, place) for place in places)] == []
 
 
 def run_python(program: str) -> str:
