@@ -3,8 +3,8 @@
     python benchmarks/picture.py                            search for two minutes, keep what is printed, draw it
     python benchmarks/picture.py --from docs/search.txt     draw again what was kept
 
-What is printed is kept in docs/search.txt. Nothing of it is edited; of the numbered launches in the middle the picture
-leaves out what makes it too long, and says how many.
+What is printed is kept in docs/search.txt as it is. Of the numbered launches in the middle the picture leaves out what
+makes it too long, and says how many.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _HEAD = """\
 # The Python interface
 
 What `import autotune` gives. The page is written by `python tests/docs/api_pages.py > docs/api.md` from the docstrings;
-a test holds it up to date. [From Python](from-python.md) shows it at work.
+a test holds it up to date. [From Python](from-python.md) shows how it is used.
 
 Importing the package imports neither torch nor Optuna. A call does what the command of the same name does, and raises
 an `AutotuneError` where that ends with an error.
@@ -125,7 +125,7 @@ def _shorten(value: object) -> str:
 def _list_errors() -> Iterator[str]:
     """Yield the kinds of error, by the exit status of the command."""
     yield from ("| error | exit status | |", "| --- | --: | --- |")
-    kinds = (kind for kind in AutotuneError.__subclasses__() if kind.__module__ == AutotuneError.__module__)
+    kinds = [one for one in AutotuneError.__subclasses__() if one.__module__ == AutotuneError.__module__]
     for kind in sorted(kinds, key=lambda one: one.exit_code):
         yield f"| `{kind.__name__}` | {kind.exit_code} | {(inspect.getdoc(kind) or '').splitlines()[0]} |"
 
