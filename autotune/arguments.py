@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 
 _WORDS: dict[Any, str] = {
     NoneType: "None",
@@ -16,6 +17,17 @@ _WORDS: dict[Any, str] = {
     int: "a whole number",
     str: "text",
 }
+
+
+@contextmanager
+def shown_hints() -> Iterator[None]:
+    """Have the hint of an error that is raised inside stand below its message in a traceback."""
+    try:
+        yield
+    except AutotuneError as error:
+        if error.hint and error.hint not in getattr(error, "__notes__", ()):
+            error.add_note(error.hint)
+        raise
 
 
 def check_fields(options: Any, hints: Mapping[str, str]) -> None:

@@ -31,8 +31,6 @@ class AutotuneError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
-            self.add_note(hint)  # which a traceback shows below the message
 
 
 class UsageError(AutotuneError):

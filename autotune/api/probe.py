@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.api.targets import find_folder, name_target
+from autotune.arguments import shown_hints
 
 if TYPE_CHECKING:
     from autotune.records.probe import ProbeReport
 
 
+@shown_hints()
 def run_probe(
     target: object = None,
     *,

@@ -7,12 +7,11 @@ profile ── repr, summary, _repr_html_   what it says
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from autotune.arguments import shorten
-from autotune.errors import AutotuneError, UsageError
+from autotune.arguments import shorten, shown_hints
+from autotune.errors import UsageError
 from autotune.records import profile as records
 from autotune.sentences.answer import describe_speedup
 from autotune.sentences.settings import describe_changes
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from autotune.emit.export import Export
     from autotune.engine.live import Applied
-    from autotune.search.store.folder import SearchFolder
 
 
 class Profile(records.Profile):
@@ -37,6 +35,13 @@ class Profile(records.Profile):
     def of(cls, profile: records.Profile) -> Self:
         """Return the same answer with what can be done with it."""
         return cls.model_validate({name: getattr(profile, name) for name in records.Profile.model_fields})
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether an answer says the same, be it a plain record."""
+        same = records.Profile.model_fields
+        return isinstance(other, records.Profile) and all(getattr(self, one) == getattr(other, one) for one in same)
+
+    __hash__ = records.Profile.__hash__
 
     def __repr__(self) -> str:
         """Return the verdict with its figures, and the changes."""
@@ -55,11 +60,13 @@ class Profile(records.Profile):
         return draw_profile(self)
 
     def summary(self) -> str:
-        """Return the page that `autotune show` prints."""
+        """Return the page that `autotune show` prints, with what each change is worth where the search is here."""
         from autotune.cli.pages.answer import list_answer
+        from autotune.cli.pages.report import explain_answer
 
-        return "\n".join(line.plain for line in list_answer(self))
+        return "\n".join(line.plain for line in list_answer(self, explain_answer(self, Path("best.json"))))
 
+    @shown_hints()
     def report(
         self, path: str | Path = "report.html", *, folder: str | Path | None = None, force: bool = False
     ) -> Path:
@@ -76,14 +83,21 @@ class Profile(records.Profile):
         """
         from autotune.cli.emit import write_output
         from autotune.cli.pages.report import is_own_page, render_search
+        from autotune.search.store.folder import find_search_of
 
-        out = Path(path)
-        is_own = force or is_own_page(out, self.target.label)
-        if out.is_dir() or (out.exists() and not is_own):
+        out, work = Path(path), Path(folder or Path.cwd())
+        if out.is_dir() or (out.exists() and not force and not is_own_page(out, self.target.label)):
             raise UsageError(f"{out} exists", hint="give another path, or force=True to replace the file")
-        write_output(out, render_search(self._find_search(Path(folder or Path.cwd())).path))
+        search = find_search_of(self, work)
+        if search is None:
+            raise UsageError(
+                f"no search in {str(work)!r} has this answer",
+                hint="give folder=, the one that the search was made in; its records are in .autotune",
+            )
+        write_output(out, render_search(search.path))
         return out
 
+    @shown_hints()
     def export(self, to: str) -> Export:
         """Return the settings in the words of another tool: `text` for its file, and what it has no place for.
 
@@ -101,6 +115,7 @@ class Profile(records.Profile):
         here = {name: path for name, path in named.items() if found.get(name) == path}
         return export_profile(self, to, libraries=here)
 
+    @shown_hints()
     def apply(
         self, model: nn.Module, optimizer: Optimizer | None = None, loader: DataLoader[Any] | None = None
     ) -> Applied:
@@ -135,18 +150,4 @@ class Profile(records.Profile):
             optimizer=optimizer,
             loader=loader,
             host_allocators=read_hardware().host_allocators,
-        )
-
-    def _find_search(self, folder: Path) -> SearchFolder:
-        from autotune.search.store.folder import list_searches
-
-        for search in list_searches(folder):
-            try:
-                if os.path.exists(search.profile) and type(self).load(search.profile) == self:
-                    return search
-            except AutotuneError:
-                continue
-        raise UsageError(
-            f"no search in {str(folder)!r} has this answer",
-            hint="give folder=, the one that the search was made in; its records are in .autotune",
         )

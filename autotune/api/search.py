@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.api.profile import Profile
 from autotune.api.targets import find_folder, name_target
-from autotune.arguments import shorten
+from autotune.arguments import shorten, shown_hints
 from autotune.errors import AutotuneError, UsageError
 from autotune.records.quality import DriftLimits
 from autotune.targets.drift_limits import read_drift_limits
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Stop = Callable[[], bool]
 
 
+@shown_hints()
 def run_search(
     target: object = None,
     options: SearchOptions | None = None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.api.targets import find_folder, name_target
-from autotune.arguments import shorten
+from autotune.arguments import shorten, shown_hints
 from autotune.errors import TargetError, UsageError
 from autotune.records.profile import Profile
 from autotune.train.options import TrainingCallbacks, TrainingOptions
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FIRST_SIGNAL_STATUS = 128
 
 
+@shown_hints()
 def run_training(
     options: TrainingOptions | Profile | str | Path | None = None,
     target: object = None,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.arguments import check_fields
+from autotune.arguments import check_fields, shown_hints
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
 from autotune.isolation.runner import TrialRunner
@@ -108,6 +108,7 @@ class SearchOptions:
     presets: tuple[Preset, ...] = ()
     history: bool = True
 
+    @shown_hints()
     def __post_init__(self) -> None:
         """Check what was given.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.arguments import check_fields
+from autotune.arguments import check_fields, shown_hints
 from autotune.errors import UsageError
 from autotune.presets import is_preset
 from autotune.records.profile import Profile
@@ -62,6 +62,7 @@ class TrainingOptions:
     rank_timeout_seconds: float = 600.0
     reverification: Reverification | None = None
 
+    @shown_hints()
     def __post_init__(self) -> None:
         """Check what was given.
 

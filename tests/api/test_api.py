@@ -157,6 +157,7 @@ def test_what_is_no_option_is_our_error(build: Any, message: str) -> None:
     with pytest.raises(AutotuneError, match=message) as caught:
         build()
     assert caught.value.hint
+    assert caught.value.__notes__ == [caught.value.hint]  # so that a traceback shows it
 
 
 def test_lists_are_taken_for_tuples() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emit_records import make_report
-from record_factory import MIB, make_check, make_interval, make_profile, make_state, make_target
+from emit_records import write_search
+from record_factory import MIB, make_check, make_interval, make_profile
 from typer.testing import CliRunner
 
 import autotune
@@ -15,7 +15,6 @@ from autotune.cli import app
 from autotune.errors import UsageError
 from autotune.records import Evidence, PeakMemory, TrainConfig
 from autotune.records import Profile as Record
-from autotune.search.store.folder import create_search_folder
 
 HOSTILE = "train.py:<script>alert(1)</script>\x1b[31m"
 
@@ -37,6 +36,9 @@ def test_it_is_read_and_written_as_the_record_is(folder: Path) -> None:
     assert isinstance(profile, Record)
     assert isinstance(profile, autotune.Profile)
     assert profile.to_json() == record.to_json()
+    assert profile == record
+    assert record == profile
+    assert profile != make_profile(learning_rate_rule="sqrt")
     assert type(profile.replace(verdict="keep")) is autotune.Profile
 
 
@@ -88,15 +90,12 @@ def test_what_files_say_is_no_markup() -> None:
 
 def test_it_writes_the_report_of_its_search(folder: Path) -> None:
     profile = make_answer()
-    search = create_search_folder(folder, "toy.py:workload")
-    search.write_state(make_state(target=make_target(folder=folder)))
-    profile.save(search.profile)
-    search.write_probe(make_report())
+    write_search(folder, "toy.py:workload", profile)
     assert profile.report() == Path("report.html")
     first = Path("report.html").read_text()
-    assert profile.report().read_text() == first  # its own page is made again
-    Path("mine.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"mine.html exists"):
+    assert profile.report().read_text() == first  # a report of this target is made anew
+    Path("mine.html").write_text("something else")
+    with pytest.raises(UsageError, match=r"mine\.html exists"):
         profile.report("mine.html")
     assert profile.report("mine.html", force=True).read_text() == first
     assert CliRunner().invoke(app, ["report", "-o", "same.html"]).exit_code == 0

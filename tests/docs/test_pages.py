@@ -18,8 +18,7 @@ import budget_table
 import knob_pages
 import pytest
 import torch
-from emit_records import make_report
-from record_factory import make_state, make_target
+from emit_records import make_report, write_search
 from rich.text import Text
 from torch.utils.data import DataLoader, TensorDataset
 from train_world import CONFIG, make_profile
@@ -29,7 +28,6 @@ import autotune
 from autotune.cli import app
 from autotune.cli.target import COMMAND_FOLLOWS
 from autotune.engine.live import Applied
-from autotune.search.store.folder import create_search_folder
 from autotune.targets.resolve import ProjectSettings
 from autotune.version import VERSION
 
@@ -157,11 +155,8 @@ def test_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         file.write("\nworkload = Noisy()\n")
     monkeypatch.chdir(tmp_path)
     profile = make_profile(tmp_path, "train.py:workload", CONFIG.replace(prefetch_factor=4))
-    search = create_search_folder(tmp_path, "train.py:workload")
-    search.write_state(make_state(target=make_target("train.py:workload", tmp_path)))
-    search.write_probe(make_report())
-    for path in (search.profile, tmp_path / "best.json"):
-        profile.save(path)
+    write_search(tmp_path, "train.py:workload", profile)
+    profile.save(tmp_path / "best.json")
     monkeypatch.setattr("autotune.probe.run.run_probe", lambda *_words, **_named: make_report())
     monkeypatch.setattr("autotune.search.run.run_search", lambda *_words, **_named: profile)
     model = torch.nn.Linear(6, 1)

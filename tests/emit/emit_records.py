@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import record_factory
@@ -12,6 +13,7 @@ from autotune.records import (
     Evidence,
     HardwareInfo,
     Interval,
+    LossCurve,
     Measurement,
     OneOffCosts,
     PeakMemory,
@@ -25,6 +27,7 @@ from autotune.records import (
     TrialStatus,
     Verdict,
 )
+from autotune.search.store.folder import create_search_folder
 
 BASELINE = TrainConfig(num_threads=4, optimizer_implementation="foreach")
 TUNED = BASELINE.replace(
@@ -170,3 +173,12 @@ def make_profile(**changes: Any) -> Profile:
         ),
     }
     return record_factory.make_profile(**(fields | changes))
+
+
+def write_search(folder: Path, label: str, profile: Profile) -> None:
+    """Write a search that was probed, and has an answer, into a working folder."""
+    place = create_search_folder(folder, label)
+    place.write_state(record_factory.make_state(target=record_factory.make_target(label, folder)))
+    curve = LossCurve(seed=0, losses=(1.0, 0.9, 0.8), samples=96)
+    place.adopt_probe(make_report(), make_trial(0, None, purpose="probe", facts=make_facts(), curves=(curve,)))
+    profile.save(place.profile)
