@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 EXERCISED = {
     "autotune/arithmetics.py": "test_a_knob_trains_as_the_baseline_does",
     "autotune/cli": "test_a_search_ends_in_time_with_an_answer",
+    "autotune/distributed": "test_a_process_on_each_gpu_takes_the_steps_of_one",
     "autotune/drift": "test_a_search_ends_in_time_with_an_answer",
     "autotune/engine": "test_a_knob_trains_as_the_baseline_does",
     "autotune/isolation": "test_what_does_not_fit_is_a_result_and_the_next_launch_runs",
@@ -26,6 +27,7 @@ EXERCISED = {
     "autotune/runs": "test_a_knob_trains_as_the_baseline_does",
     "autotune/search": "test_a_search_ends_in_time_with_an_answer",
     "autotune/train": "test_a_training_that_was_taken_up_again_is_the_same",
+    "autotune/train/ranks": "test_a_process_on_each_gpu_takes_the_steps_of_one",
     "autotune/train/recovery": "test_a_training_that_runs_out_of_memory_takes_smaller_micro_batches",
 }
 """By the longest beginning of a file's path."""

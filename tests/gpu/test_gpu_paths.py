@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -195,3 +196,26 @@ def test_a_training_that_runs_out_of_memory_takes_smaller_micro_batches(tmp_path
     text = json.dumps(summary)
     assert "micro" in text
     figure(text[:60])
+
+
+def test_a_process_on_each_gpu_takes_the_steps_of_one(tmp_path: Path, figure: Note) -> None:
+    shutil.copy(ROOT / "tests" / "distributed" / "shared_workloads.py", tmp_path)
+    count = max(size for size in (1, 2, 3, 4, 6, 12) if size <= max(1, torch.cuda.device_count()))
+    ranks = ("gpu" if count == torch.cuda.device_count() else str(count)) if ON_GPU else "2"
+    for out, more in (("one", ()), ("several", ("--nproc-per-node", ranks))):
+        words = ("train", "shared_workloads.py:counted", "--epochs", "3", "--out", out, *more)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "autotune", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    one, several = (
+        [line["loss"] for line in map(json.loads, (tmp_path / out / "metrics.jsonl").open()) if "loss" in line]
+        for out in ("one", "several")
+    )
+    assert several == pytest.approx(one, rel=1e-3)
+    figure(f"{ranks}: {max(abs(a / b - 1) for a, b in zip(one, several, strict=True)):.1e} from the losses of one")
