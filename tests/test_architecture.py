@@ -9,10 +9,11 @@ import sys
 from collections import Counter
 
 import pytest
+from exported_source import CHANGED, PLAIN
 from layers import IMPORTS, LAYERS, ROOT, SOURCES, TREES, Import, draw, home_of, is_below, list_imports, read_imports
 
 import autotune
-from autotune.emit.export import EXPORTERS
+from autotune.emit.export import EXPORTERS, Request
 from autotune.knobs import KNOBS
 from autotune.records import TrainConfig
 
@@ -331,7 +332,8 @@ def test_every_knob_has_its_place_in_the_engine() -> None:
 
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_every_knob_has_its_place_in_every_exporter(name: str) -> None:
-    export = EXPORTERS[name](TrainConfig(), {})
+    """Of settings that are all others than the baseline's, each is set, or has a line to be written by hand."""
+    export = EXPORTERS[name](Request(config=CHANGED, baseline=PLAIN))
     assert sorted([*export.mapped, *export.unmapped]) == sorted(FIELDS)
 
 

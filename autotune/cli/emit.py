@@ -6,11 +6,14 @@ import json
 import math
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.view.terminal import print_json, print_plain, printable, reported_errors, say, warn
+
+if TYPE_CHECKING:
+    from autotune.emit.export import Export
 
 
 def show(
@@ -31,7 +34,15 @@ def show(
 
 
 def export(
-    to: Annotated[str, typer.Option("--to", metavar="TOOL", help="torch, hf, lightning, accelerate, deepspeed.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORM",
+            help="hf (JSON for HfArgumentParser), hf-flags, lightning (YAML for LightningCLI), accelerate (YAML), "
+            "deepspeed (JSON), torch (Python; of a script, the lines to paste), env (a file to source).",
+        ),
+    ],
     answer: Annotated[Path, typer.Argument(help="An answer.", metavar="[PROFILE]")] = Path("best.json"),
     named: Annotated[Path | None, typer.Option("--profile", hidden=True, help="The same.")] = None,
     out: Annotated[
@@ -39,22 +50,14 @@ def export(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print text, mapped and unmapped knobs as JSON.")] = False,
 ) -> None:
-    """Print an answer's settings for another tool; what it cannot express is named on stderr."""
-    from autotune.emit.export import export_config
-    from autotune.machine.hardware import read_hardware
-    from autotune.records.profile import Profile
+    """Print what an answer changes in another tool's format, and once what it cannot express.
 
+    That is in comments of the text, or on standard error where the format has none (hf, hf-flags).
+    """
     with reported_errors(as_json=json_output):
-        profile = Profile.load(named or answer)
         if out is not None:
             require_new(out)
-        # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
-        found = read_hardware().host_allocators
-        here = {name: path for name, path in profile.hardware.host_allocators.items() if found.get(name) == path}
-        exported = export_config(profile.config, to, host_allocators=here)
-        own = profile.hardware.preloaded_malloc
-        if own is not None and profile.config.host_allocator != "default":
-            warn(f"take {printable(own)} out of your own LD_PRELOAD: it was replaced when this was measured")
+        exported = _export(named or answer, to)
         text = exported.to_json() if json_output else exported.text
         if out is not None:
             write_output(out, text)
@@ -62,8 +65,27 @@ def export(
             print_json(text)
         else:
             print_plain(text)
-        for name, reason in () if json_output else exported.unmapped.items():
-            warn(f"{name} is not in it: {reason}")
+        for line in () if json_output else exported.aside:
+            say(line)
+
+
+def _export(answer: Path, to: str) -> Export:
+    """Return an answer in another form; say what holds for any of them."""
+    from autotune.emit.export import export_profile
+    from autotune.machine.hardware import read_hardware
+    from autotune.records.profile import Profile
+
+    profile, machine = Profile.load(answer), read_hardware()
+    # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
+    found = machine.host_allocators
+    here = {name: path for name, path in profile.hardware.host_allocators.items() if found.get(name) == path}
+    exported = export_profile(profile, to, libraries=here)
+    if machine.fingerprint != profile.hardware.fingerprint:
+        warn("it was measured on another machine than this one: how much faster it is here, nobody has measured")
+    own = profile.hardware.preloaded_malloc
+    if own is not None and profile.config.host_allocator != "default":
+        warn(f"take {printable(own)} out of your own LD_PRELOAD: it was replaced when this was measured")
+    return exported
 
 
 def report(

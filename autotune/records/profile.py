@@ -32,6 +32,11 @@ class ProfileTarget(Record):
     data_fingerprint: str | None = None
     """`SAMPLES:DIGEST`, twelve hex digits over some of the samples; None where they cannot be told, as of a script."""
 
+    @property
+    def is_script(self) -> bool:
+        """It is a script's command, of several words; the fingerprint of a workload that was found is marked."""
+        return not self.fingerprint.startswith("m-") and " " in self.label
+
 
 class OneOffCosts(Record):
     """What is paid once."""
@@ -230,6 +235,8 @@ class Profile(Record):
     """With which versions."""
     evidence: Evidence = Evidence()
     """What it rests on."""
+    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
+    """Day on which the search last wrote it, UTC; None in an older file."""
 
     @field_validator("speedup")
     @classmethod

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -243,7 +244,8 @@ def _explore_and_prove(
 def _answer(log: SearchLog, budget: Budget, save: Callable[[Profile], None], stop_reason: StopReason) -> Profile:
     """Return the answer as it stands, saved."""
     findings = collect_findings(log, elapsed_seconds=budget.elapsed_seconds, stop_reason=stop_reason)
-    profile = build_profile(findings, log.ranking, budget_seconds=budget.seconds)
+    today = datetime.now(UTC).date().isoformat()
+    profile = build_profile(findings, log.ranking, budget_seconds=budget.seconds).replace(date=today)
     save(profile)
     return profile
 

@@ -1,56 +1,32 @@
+"""Every form of an answer: what it sets, what it leaves to be written by hand, and that it stays data."""
+
 from __future__ import annotations
 
 import ast
 import importlib
 import json
-import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
+from emit_records import BASELINE, TUNED, make_profile
+from exported_source import CHANGED, OTHER_VALUES, PLAIN, ask, read_call, run_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import Dataset, TensorDataset
 
-from autotune.emit.export import EXPORTERS, Export, export_config
-from autotune.emit.export.hf_trainer import export_hf_trainer
-from autotune.emit.export.snippet import export_snippet
+from autotune.emit.export import EXPORTERS, Export, export_profile
+from autotune.emit.export.by_hand import list_lines
+from autotune.emit.export.header import list_header
 from autotune.errors import UsageError
-from autotune.records import TrainConfig, changed_fields
+from autotune.records import Profile, TrainConfig, changed_fields
 from autotune.records import config as knobs
+from autotune.records.profile import ProfileTarget
 
 HOSTILE = 'a"b\'; import os\n# \u2028"""\x1b[31m{{ 7 * 7 }}'
-OTHER_VALUES: dict[str, Any] = {
-    "micro_batch_size": 48,
-    "gradient_accumulation_steps": 3,
-    "learning_rate_scale": 1.5,
-    "precision": "bf16",
-    "allow_tf32": True,
-    "activation_checkpointing": "full",
-    "compile_mode": "max-autotune",
-    "optimizer_implementation": "fused",
-    "memory_format": "channels_last",
-    "attention_backend": "flash",
-    "cudnn_benchmark": True,
-    "num_threads": 7,
-    "host_allocator": "glibc-tuned",
-    "device_allocator": "expandable-segments",
-    "num_workers": 5,
-    "prefetch_factor": 9,
-    "pin_memory": True,
-    "persistent_workers": True,
-    "non_blocking": True,
-    "user_knobs": {"lr": 0.001},
-}
-# Two workers: without any, prefetch and persistence have no effect to export.
-PLAIN = TrainConfig(num_workers=2)
-CHANGED = TrainConfig(**OTHER_VALUES)
+WITHOUT_COMMENTS = ("hf", "hf-flags")
 
 configs = st.builds(
     TrainConfig,
@@ -80,43 +56,44 @@ configs = st.builds(
 )
 
 
-def run_source(text: str) -> dict[str, Any]:
-    """Run generated Python without its `__main__` part and return its names."""
-    names: dict[str, Any] = {"__name__": "generated"}
-    exec(compile(text, "generated.py", "exec"), names)
-    return names
+def export(config: TrainConfig, to: str, baseline: TrainConfig = PLAIN, **changes: Any) -> Export:
+    return EXPORTERS[to](ask(config, baseline, **changes))
 
 
-# ---- the contract of all exporters
+def make_script_profile(**changes: Any) -> Profile:
+    target = ProfileTarget(label="python train.py --epochs 3", fingerprint="0123456789ab")
+    return make_profile(target=target, **changes)
 
 
+# ---- the contract of all forms
+
+
+@pytest.mark.parametrize("is_script", [True, False])
 @pytest.mark.parametrize("name", EXPORTERS)
-@settings(max_examples=60, deadline=None)
-@given(config=configs)
-def test_every_knob_is_mapped_or_explained(name: str, config: TrainConfig) -> None:
-    export = export_config(config, name)
-    assert sorted([*export.mapped, *export.unmapped]) == sorted(TrainConfig.model_fields)
-    assert list(export.unmapped) == [field for field in TrainConfig.model_fields if field in export.unmapped]
-    for reason in export.unmapped.values():
-        assert reason.endswith(".")
-        assert reason.isprintable()
-    assert export.text.endswith("\n")
-    assert export.text.isascii()
+@settings(max_examples=15, deadline=None)
+@given(config=configs, baseline=configs)
+def test_every_change_is_mapped_or_written_by_hand(
+    name: str, is_script: bool, config: TrainConfig, baseline: TrainConfig
+) -> None:
+    made = export(config, name, baseline, is_script=is_script)
+    changed = {field.partition(".")[0] for field in changed_fields(config, baseline)}
+    assert sorted([*made.mapped, *made.unmapped]) == sorted(changed)
+    for line in made.unmapped.values():
+        assert line.isprintable()
+        ast.parse(line)
+    shown = "\n".join([made.text, *made.aside])
+    assert made.text.endswith("\n")
+    assert shown.isascii()
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
 @pytest.mark.parametrize("field", OTHER_VALUES)
 def test_no_change_of_a_knob_is_lost(name: str, field: str) -> None:
-    export = export_config(PLAIN, name)
-    other = export_config(PLAIN.replace(**{field: OTHER_VALUES[field]}), name)
-    if field in export.mapped and field in other.mapped:
-        assert _without_comments(export.text) != _without_comments(other.text)
-    else:
-        assert export.unmapped.get(field) != other.unmapped.get(field)
-
-
-def _without_comments(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("#   ")]
+    same = export(PLAIN, name)
+    other = export(PLAIN.replace(**{field: OTHER_VALUES[field]}), name)
+    assert (same.mapped, same.unmapped) == ((), {})
+    assert (field in other.mapped) is not (field in other.unmapped)
+    assert [same.text, *same.aside] != [other.text, *other.aside]
 
 
 def test_other_values_cover_every_knob() -> None:
@@ -125,65 +102,188 @@ def test_other_values_cover_every_knob() -> None:
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
-def test_comments_list_what_the_user_must_do(name: str) -> None:
-    export = export_config(CHANGED, name)
-    if name == "deepspeed":
-        assert "#" not in export.text
-        return
-    for field, reason in export.unmapped.items():
-        assert f"#   {field}: {reason}\n" in export.text
+def test_what_is_left_to_do_stands_in_one_place(name: str) -> None:
+    made = export(CHANGED, name)
+    place = "\n".join(made.aside) if name in WITHOUT_COMMENTS else made.text
+    read = "\n".join(json.loads(place)["_comment"]) if name == "deepspeed" else place
+    for line in list_lines(made.unmapped):
+        assert read.count(line.removeprefix("# ")) == 1
+    assert bool(made.aside) is (name in WITHOUT_COMMENTS)
 
 
 def test_what_each_format_lacks_is_exact() -> None:
     loader = {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers"}
     model = {"memory_format", "attention_backend"}
     code = {"allow_tf32", "cudnn_benchmark", "optimizer_implementation", "activation_checkpointing", "non_blocking"}
-    environment = {"num_threads", "host_allocator", "device_allocator"}
+    allocators = {"host_allocator", "device_allocator"}
+    started = allocators | {"num_threads"}
     own = {"user_knobs", "learning_rate_scale"}
+    batch = {"micro_batch_size", "gradient_accumulation_steps"}
+    hf = model | own | started | {"cudnn_benchmark"}
     expected = {
-        "torch": set(),
-        "hf": model | own,
-        "lightning": model | own | {"activation_checkpointing"},
-        "accelerate": model | loader | code | own | {"micro_batch_size", "gradient_accumulation_steps"},
-        "deepspeed": model | loader | code | environment | own | {"compile_mode"},
+        "torch": allocators,
+        "hf": hf,
+        "hf-flags": hf | {"non_blocking"},
+        "lightning": (model | loader | code | own | started | {"micro_batch_size", "compile_mode"})
+        - {"cudnn_benchmark"},
+        "accelerate": model | loader | code | own | started | batch,
+        "deepspeed": model | loader | code | own | started | {"compile_mode"},
+        "env": model | loader | code | own | batch | {"compile_mode", "precision"},
     }
-    assert {name: set(export_config(CHANGED, name).unmapped) for name in EXPORTERS} == expected
+    assert {name: {*export(CHANGED, name).unmapped} for name in EXPORTERS} == expected
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(UsageError) as caught:
-        export_config(PLAIN, "keras")
+        export_profile(make_profile(), "keras")
     assert "'keras'" in caught.value.message
-    assert caught.value.hint == "choose one of torch, hf, lightning, accelerate, deepspeed"
+    assert caught.value.hint == "choose one of torch, hf, hf-flags, lightning, accelerate, deepspeed, env"
 
 
-def test_an_export_is_frozen() -> None:
-    export = export_config(PLAIN, "torch")
+def test_an_export_is_frozen_and_data() -> None:
+    made = export(CHANGED, "hf")
     with pytest.raises(ValueError, match="frozen"):
-        export.text = ""  # type: ignore[misc]
+        made.text = ""  # type: ignore[misc]
+    assert Export.model_validate_json(made.to_json()) == made
 
 
-@pytest.mark.parametrize("name", ["torch", "hf", "lightning", "accelerate"])
+# ---- where it comes from
+
+
+def test_the_head_says_gain_interval_machine_versions_and_day() -> None:
+    lines = list_header(make_profile(date="2026-11-22"))
+    assert lines[0].startswith("Measured by autotune on train.py:workload: improved: at least 1.31x faster")
+    assert lines[0].endswith("interval 1.31-1.46")
+    assert lines[1] == (
+        "2026-11-22, NVIDIA H200, 16 CPUs of Xeon Platinum 8480C; PyTorch 2.13.0+cu130, Python 3.12.4, autotune 0.1.0"
+    )
+    assert "precision fp32 -> bf16" in lines[2]
+    kept = list_header(make_profile(verdict="keep", config=BASELINE))
+    assert "interval" not in kept[0]
+    assert kept[1].startswith("NVIDIA H200")  # an older file knows no day
+    assert kept[2] == "Nothing differs from your own settings."
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_each_form_has_the_head(name: str) -> None:
+    made = export_profile(make_profile(), name)
+    head = made.aside if name in WITHOUT_COMMENTS else made.text.splitlines()
+    assert sum("at least 1.31x faster" in line for line in head) == 1
+    assert sum("PyTorch 2.13.0+cu130" in line for line in head) == 1
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.fault("37", injected="code in names and values of knobs, exported", outcome="quoted; nothing is run")
+def test_hostile_knobs_stay_data(name: str) -> None:
+    made = export(PLAIN.replace(user_knobs={HOSTILE: HOSTILE}), name)
+    assert_inert(made, name)
+    if name == "torch":
+        assert run_source(made.text)["USER_KNOBS"] == {HOSTILE: HOSTILE}
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_a_hostile_profile_stays_a_comment(name: str) -> None:
+    """Its label, processor and versions may hold anything; they are told in the head of what is run or sourced."""
+    line = '"\nimport os\nexport EVIL=1\nEVIL: 1\n$(touch evil)`touch evil`\u2028\x1b[31m"""'
+    profile = make_profile()
+    hostile = profile.replace(
+        target=profile.target.replace(label=line),
+        hardware=profile.hardware.replace(cpu_name=line),
+        software=profile.software.replace(torch=line, python=line),
+    )
+    assert_inert(export_profile(hostile, name), name)
+
+
+def assert_inert(made: Export, name: str) -> None:
+    shown = [*made.text.splitlines(), *made.aside]
+    assert not any("\x1b" in line for line in shown)
+    assert not any(line.lstrip().startswith(("import os", "export EVIL", "EVIL")) for line in shown)
+    if name == "torch":
+        imported = [node for node in ast.walk(ast.parse(made.text)) if isinstance(node, ast.Import)]
+        assert [alias.name for node in imported for alias in node.names] in ([], ["torch"])
+    elif name in ("hf", "deepspeed"):
+        json.loads(made.text)
+
+
+# ---- what a script is given
+
+
+def test_a_script_is_given_lines_to_paste() -> None:
+    made = export_profile(make_script_profile(), "torch")
+    lines = [line for line in made.text.splitlines() if line and not line.startswith("#")]
+    assert lines == [
+        "DataLoader(..., num_workers=4, prefetch_factor=2, pin_memory=True)",
+        "model.compile()",
+        "torch.optim.AdamW(..., foreach=False, fused=True)  # or the optimizer that you use",
+        'with torch.autocast("cuda", dtype=torch.bfloat16): ...  # around the forward pass and the loss',
+    ]
+    assert len(made.text.splitlines()) < 20
+    assert "def train(" in export_profile(make_profile(), "torch").text
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=configs, baseline=configs)
+def test_a_fragment_is_python(config: TrainConfig, baseline: TrainConfig) -> None:
+    ast.parse(export(config, "torch", baseline, is_script=True).text)
+
+
+@pytest.mark.usefixtures("torch_settings")
+def test_lines_of_a_fragment_are_taken_by_torch() -> None:
+    """Each as it stands, on objects of the names that it uses."""
+    config = CHANGED.replace(num_workers=1, pin_memory=False, user_knobs={})
+    dataset = torch.utils.data.TensorDataset(torch.zeros(96, 3, 4, 4))
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))
+    built: dict[str, Any] = {}
+    names = {"model": model, "learning_rate": 2.0, "loss": 3.0, "batch": torch.zeros(2), "device": "cpu"}
+    for line in list_lines(export(config, "torch", is_script=True).unmapped | _fragment_lines(config)):
+        if line.startswith("DataLoader("):
+            built["loader"] = torch.utils.data.DataLoader(dataset, **read_call(line)[1])
+        elif line.startswith("torch.optim"):
+            built["optimizer"] = torch.optim.AdamW(model.parameters(), **read_call(line)[1])
+        elif line.startswith("torch.utils.checkpoint"):
+            x = torch.ones(1, 3, 4, 4, requires_grad=True)
+            built["checkpointed"] = torch.utils.checkpoint.checkpoint(model, x, **read_call(line)[1])
+        elif not line.startswith("#"):
+            exec(line, {"torch": torch}, names)
+    assert (built["loader"].batch_size, built["loader"].num_workers, built["loader"].prefetch_factor) == (48, 1, 9)
+    assert built["optimizer"].param_groups[0]["fused"] is True
+    assert built["checkpointed"].requires_grad
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert (names["learning_rate"], names["loss"], torch.get_num_threads()) == (3.0, 1.0, 7)
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.benchmark is True
+
+
+def _fragment_lines(config: TrainConfig) -> dict[str, str]:
+    from autotune.emit.export.by_hand import list_by_hand
+
+    return list_by_hand(ask(config), TrainConfig.model_fields)
+
+
+# ---- the environment
+
+TOO = "${LD_PRELOAD:+:$LD_PRELOAD}"
+"""What a shell puts there: what the user preloads already."""
+MEASURED = {"jemalloc": "/usr/lib/x/libjemalloc.so.2", "tcmalloc": "/opt/lib/libtcmalloc.so.4"}
+STARTED = [name for name in EXPORTERS if name != "env"]
+
+
+@pytest.mark.parametrize("name", STARTED)
 def test_allocators_stand_in_the_line_to_start_with(name: str) -> None:
     config = PLAIN.replace(host_allocator="glibc-tuned", device_allocator="expandable-segments")
-    (line,) = (line for line in export_config(config, name).text.splitlines() if line.startswith("# run as: "))
+    (line,) = {*export(config, name).unmapped.values()}
     start = "# run as: MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 "
     assert line.startswith(start + "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
     assert line.endswith(".py")
 
 
-TOO = "${LD_PRELOAD:+:$LD_PRELOAD}"
-"""What a shell puts there: what the user preloads already."""
-MEASURED = {"jemalloc": "/usr/lib/x/libjemalloc.so.2", "tcmalloc": "/opt/lib/libtcmalloc.so.4"}
-
-
 @pytest.mark.parametrize("value", MEASURED)
-@pytest.mark.parametrize("name", ["torch", "hf", "lightning", "accelerate"])
+@pytest.mark.parametrize("name", STARTED)
 def test_the_library_that_was_measured_is_preloaded(name: str, value: str) -> None:
-    export = export_config(PLAIN.replace(host_allocator=value), name, host_allocators=MEASURED)
-    (line,) = (line for line in export.text.splitlines() if "LD_PRELOAD" in line)
+    made = export(PLAIN.replace(host_allocator=value), name, libraries=MEASURED)
+    line = made.unmapped["host_allocator"]
     assert line.startswith(f"# run as: LD_PRELOAD={MEASURED[value]}{TOO} ")
-    assert "ldconfig" not in export.text
+    assert "ldconfig" not in line
 
 
 @pytest.mark.parametrize(
@@ -193,27 +293,15 @@ def test_the_library_that_was_measured_is_preloaded(name: str, value: str) -> No
         ("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
     ],
 )
+@pytest.mark.parametrize("name", EXPORTERS)
 def test_a_library_whose_path_is_not_known_goes_by_the_name_that_its_package_has(
-    value: str, library: str, package: str
+    name: str, value: str, library: str, package: str
 ) -> None:
-    config = PLAIN.replace(host_allocator=value)
-    text = export_config(config, "torch", host_allocators={"other": "/lib/o.so"}).text
-    assert f"# run as: LD_PRELOAD={library}{TOO} python train_tuned.py\n# {library} is in the package {package}" in text
-    told = export_config(config, "deepspeed").unmapped["host_allocator"]
-    assert f"LD_PRELOAD={library}{TOO} ({library} is in the package {package}" in told
-    assert f"ldconfig -p | grep {value}" in told
-    measured = export_config(config, "deepspeed", host_allocators=MEASURED).unmapped["host_allocator"]
-    assert measured.endswith(f": start the process with LD_PRELOAD={MEASURED[value]}{TOO}.")
-
-
-@pytest.mark.parametrize("own", ["", "/lib/libown.so"])
-def test_a_shell_extends_what_is_preloaded_already(own: str) -> None:
-    text = export_config(PLAIN.replace(host_allocator="tcmalloc"), "torch", host_allocators=MEASURED).text
-    (line,) = (line for line in text.splitlines() if line.startswith("# run as: "))
-    start = line.removeprefix("# run as: ").removesuffix(" python train_tuned.py")
-    shell = ["sh", "-c", f'LD_PRELOAD="{own}"; {start}; printf %s "$LD_PRELOAD"']
-    printed = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert printed == MEASURED["tcmalloc"] + (f":{own}" if own else "")
+    made = export(PLAIN.replace(host_allocator=value), name, libraries={"other": "/lib/o.so"})
+    shown = "\n".join([made.text, *made.aside])
+    assert f"LD_PRELOAD={library}{TOO}" in shown.replace('="', "=")
+    assert f"{library}: package {package} of Debian and Ubuntu" in shown
+    assert f"ldconfig -p | grep {value}" in shown
 
 
 @pytest.mark.parametrize(
@@ -221,47 +309,69 @@ def test_a_shell_extends_what_is_preloaded_already(own: str) -> None:
 )
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_a_path_that_a_shell_would_read_is_not_repeated(name: str, path: str) -> None:
-    export = export_config(PLAIN.replace(host_allocator="tcmalloc"), name, host_allocators={"tcmalloc": path})
-    assert export == export_config(PLAIN.replace(host_allocator="tcmalloc"), name)
+    made = export(PLAIN.replace(host_allocator="tcmalloc"), name, libraries={"tcmalloc": path})
+    assert made == export(PLAIN.replace(host_allocator="tcmalloc"), name)
 
 
-@pytest.mark.parametrize("name", ["torch", "hf", "lightning"])
-@settings(max_examples=30, deadline=None)
-@given(config=configs)
-def test_generated_python_parses(name: str, config: TrainConfig) -> None:
-    ast.parse(export_config(config, name).text)
+def source(made: Export, folder: Path, own: str = "") -> dict[str, str]:
+    """Return the environment of a process whose shell has sourced a file."""
+    file = folder / made.filename
+    file.write_text(made.text)
+    subprocess.run(["bash", "-n", file], check=True, timeout=60)
+    say = f"'{sys.executable}' -c 'import json, os; print(json.dumps(dict(os.environ)))'"
+    done = subprocess.run(
+        ["sh", "-ec", f"{own}\n. ./{file.name}\n{say}"],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    environment: dict[str, str] = json.loads(done.stdout)
+    return environment
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
-@pytest.mark.fault("37", injected="code in names and values of knobs, exported", outcome="quoted; nothing is run")
-def test_hostile_knobs_stay_data(name: str) -> None:
-    export = export_config(PLAIN.replace(user_knobs={HOSTILE: HOSTILE}), name)
-    assert "\x1b" not in export.text
-    assert not any(line.lstrip().startswith("import os") for line in export.text.splitlines())
-    if name in ("torch", "hf", "lightning"):
-        names = run_source(export.text)
-        assert "os" not in names
-        assert name != "torch" or names["USER_KNOBS"] == {HOSTILE: HOSTILE}
+def test_a_sourced_file_sets_the_environment(tmp_path: Path) -> None:
+    config = PLAIN.replace(num_threads=3, host_allocator="glibc-tuned", device_allocator="expandable-segments")
+    found = source(export(config, "env"), tmp_path)
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert found["MALLOC_MMAP_THRESHOLD_"] == found["MALLOC_TRIM_THRESHOLD_"] == "1073741824"
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize("own", ["", "/lib/libown.so", "/lib/a.so /lib/b.so"])
+def test_a_sourced_file_extends_what_is_preloaded_already(own: str, tmp_path: Path) -> None:
+    made = export(PLAIN.replace(host_allocator="tcmalloc"), "env", libraries=MEASURED)
+    file = tmp_path / "asked.env"
+    file.write_text(made.text)
+    # Told by the shell itself: a library that is not there has no effect on it.
+    shell = ["sh", "-ec", f'LD_PRELOAD="{own}"; . ./asked.env; printf %s "$LD_PRELOAD"']
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == MEASURED["tcmalloc"] + (f":{own}" if own else "")
+
+
+def test_a_sourced_file_takes_out_what_the_baseline_had(tmp_path: Path) -> None:
+    baseline = PLAIN.replace(num_threads=4, device_allocator="expandable-segments")
+    own = "export OMP_NUM_THREADS=4 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    found = source(export(PLAIN, "env", baseline), tmp_path, own)
+    assert not {"OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"} & found.keys()
+
+
+def test_a_file_that_sets_nothing_says_so(tmp_path: Path) -> None:
+    made = export(PLAIN.replace(precision="bf16"), "env")
+    assert "Nothing of this answer is a matter of the environment." in made.text
+    assert "OMP_NUM_THREADS" not in source(made, tmp_path)
 
 
 # ---- transformers
 
 
-def hf_arguments(config: TrainConfig) -> dict[str, Any]:
-    arguments: dict[str, Any] = run_source(export_hf_trainer(config, {}).text)["training_arguments"]
+def hf_arguments(config: TrainConfig, baseline: TrainConfig = PLAIN, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = json.loads(export(config, "hf", baseline, **changes).text)
     return arguments
 
 
-@pytest.fixture
-def torch_settings() -> Iterator[None]:
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    yield
-    torch.set_num_threads(before[0])
-    torch.set_float32_matmul_precision(before[1])
-    torch.backends.cudnn.benchmark = before[2]
-
-
-@pytest.mark.usefixtures("torch_settings")
 def test_hf_names_and_values() -> None:
     assert hf_arguments(CHANGED) == {
         "per_device_train_batch_size": 48,
@@ -270,7 +380,6 @@ def test_hf_names_and_values() -> None:
         "fp16": False,
         "tf32": True,
         "activation_checkpointing": True,
-        "activation_checkpointing_kwargs": {"use_reentrant": False},
         "torch_compile": True,
         "torch_compile_backend": "inductor",
         "torch_compile_mode": "max-autotune",
@@ -281,53 +390,52 @@ def test_hf_names_and_values() -> None:
         "dataloader_persistent_workers": True,
         "accelerator_config": {"non_blocking": True},
     }
-    assert torch.get_num_threads() == 7
-    assert torch.backends.cudnn.benchmark is True
 
 
-@pytest.mark.usefixtures("torch_settings")
-def test_hf_writes_defaults_out() -> None:
-    assert hf_arguments(TrainConfig(optimizer_implementation="foreach")) == {
-        "per_device_train_batch_size": 32,
-        "gradient_accumulation_steps": 1,
-        "bf16": False,
-        "fp16": False,
-        "tf32": False,
-        "activation_checkpointing": False,
-        "torch_compile": False,
-        "optim": "adamw_torch",
+def test_hf_writes_what_differs_and_what_goes_with_it() -> None:
+    assert hf_arguments(PLAIN) == {}
+    assert hf_arguments(PLAIN.replace(micro_batch_size=16, gradient_accumulation_steps=2)) == {
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 2,
+    }
+    # Left out, the Trainer would turn TF32 on.
+    assert hf_arguments(PLAIN.replace(compile_mode="default"))["tf32"] is False
+    assert hf_arguments(PLAIN, PLAIN.replace(compile_mode="default")) == {"torch_compile": False}
+    # PyTorch refuses a prefetch factor and persistent workers where there are no workers.
+    assert hf_arguments(TrainConfig(), PLAIN.replace(persistent_workers=True)) == {
         "dataloader_num_workers": 0,
         "dataloader_prefetch_factor": None,
-        "dataloader_pin_memory": False,
         "dataloader_persistent_workers": False,
-        "accelerator_config": {"non_blocking": False},
     }
 
 
-def test_hf_does_not_write_persistent_workers_without_workers() -> None:
-    arguments = hf_arguments(TrainConfig(persistent_workers=True))
-    assert arguments["dataloader_persistent_workers"] is False
+def test_hf_flags_hold_nothing_that_a_shell_reads() -> None:
+    words = export(CHANGED, "hf-flags").text.split()
+    assert {*words[::2]} == {f"--{name}" for name in hf_arguments(CHANGED) if name != "accelerator_config"}
+    assert all(word.replace("-", "").replace("_", "").isalnum() for word in words)
+    gone = export(TrainConfig(), "hf-flags", PLAIN)
+    assert gone.text == "--dataloader_num_workers 0\n"
+    assert "# leave out --dataloader_prefetch_factor" in gone.aside
 
 
+@pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize(
-    ("implementation", "optim", "mapped"),
-    [
-        ("fused", "adamw_torch_fused", True),
-        ("foreach", "adamw_torch", False),
-        ("for-loop", "adamw_torch", False),
-        (None, None, False),
-    ],
+    ("implementation", "optim"),
+    [("fused", "adamw_torch_fused"), ("foreach", "adamw_torch"), ("for-loop", "adamw_torch"), (None, None)],
 )
-def test_hf_optimizer(implementation: Any, optim: str | None, mapped: bool) -> None:
+def test_hf_optimizer(implementation: Any, optim: str | None, on_gpu: bool) -> None:
+    baseline = PLAIN.replace(optimizer_implementation=None if implementation else "fused")
     config = PLAIN.replace(optimizer_implementation=implementation)
-    assert hf_arguments(config).get("optim") == optim
-    assert ("optimizer_implementation" in export_hf_trainer(config, {}).mapped) is mapped
+    made = export(config, "hf", baseline, on_gpu=on_gpu)
+    can = implementation in ("fused", "foreach" if on_gpu else "for-loop")
+    assert json.loads(made.text).get("optim") == (optim if can else None)
+    assert ("optimizer_implementation" in made.mapped) is can
 
 
 def test_hf_cannot_checkpoint_selectively() -> None:
-    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="selective"), {})
-    assert "activation_checkpointing" in export.unmapped
-    assert run_source(export.text)["training_arguments"]["activation_checkpointing"] is False
+    made = export(PLAIN.replace(activation_checkpointing="selective"), "hf")
+    assert "activation_checkpointing" in made.unmapped
+    assert json.loads(made.text) == {}
 
 
 def install_fake_transformers(folder: Path, fields: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,87 +443,54 @@ def install_fake_transformers(folder: Path, fields: str, monkeypatch: pytest.Mon
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('the exporter must not import transformers')")
     (package / "training_args.py").write_text(f"class TrainingArguments:\n{fields}")
-    info = folder / "transformers-4.57.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.1\n")
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     monkeypatch.syspath_prepend(str(folder))
     importlib.invalidate_caches()
 
 
-def test_hf_takes_the_old_name_from_an_old_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_fake_transformers(tmp_path, "    gradient_checkpointing: bool = False\n", monkeypatch)
-    export = export_hf_trainer(PLAIN.replace(activation_checkpointing="full"), {})
-    arguments = run_source(export.text)["training_arguments"]
-    assert export.text.startswith("# Measured by autotune, for transformers 4.57.1\n")
-    assert arguments["gradient_checkpointing"] is True
-    assert arguments["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
-    assert not any(name.startswith("activation") for name in arguments)
+BOTH = "    activation_checkpointing: bool = False\n    gradient_checkpointing: bool = False\n"
 
 
-def test_hf_takes_the_new_name_where_there_are_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = "    activation_checkpointing: bool = False\n    gradient_checkpointing: bool = False\n"
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [("    gradient_checkpointing: bool = False\n", "gradient_checkpointing"), (BOTH, "activation_checkpointing")],
+)
+def test_hf_takes_the_name_that_is_installed(
+    fields: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_fake_transformers(tmp_path, fields, monkeypatch)
-    arguments = run_source(export_hf_trainer(PLAIN, {}).text)["training_arguments"]
-    assert "activation_checkpointing" in arguments
-    assert "gradient_checkpointing" not in arguments
+    assert hf_arguments(PLAIN.replace(activation_checkpointing="full")) == {name: True}
 
 
 @pytest.mark.parametrize("source", ["def broken(", "class Other:\n    x: int = 1\n"])
 def test_hf_falls_back_to_the_newest_names(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake_transformers(tmp_path, "    x: int = 1\n", monkeypatch)
     (tmp_path / "transformers" / "training_args.py").write_text(source)
-    assert '"activation_checkpointing"' in export_hf_trainer(PLAIN, {}).text
+    assert hf_arguments(PLAIN.replace(activation_checkpointing="full")) == {"activation_checkpointing": True}
 
 
 # ---- Lightning, Accelerate, DeepSpeed
 
 
-@pytest.mark.usefixtures("torch_settings")
+def read_yaml(text: str) -> Any:
+    return pytest.importorskip("yaml").safe_load(text)
+
+
 def test_lightning_names_and_values() -> None:
-    names = run_source(export_config(CHANGED.replace(compile_mode="off"), "lightning").text)
-    assert names["trainer_arguments"] == {"accumulate_grad_batches": 3, "precision": "bf16-mixed", "benchmark": True}
-    assert names["loader_arguments"] == {
-        "batch_size": 48,
-        "num_workers": 5,
-        "prefetch_factor": 9,
-        "pin_memory": True,
-        "persistent_workers": True,
-    }
-    assert names["optimizer_arguments"] == {"foreach": False, "fused": True}
-    model = nn.Linear(2, 2)
-    assert names["prepare_model"](model) is model
-    assert torch.get_float32_matmul_precision() == "high"
-    assert torch.get_num_threads() == 7
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("config", [TrainConfig(persistent_workers=True), PLAIN, PLAIN.replace(prefetch_factor=5)])
-def test_lightning_arguments_are_accepted_by_torch(config: TrainConfig) -> None:
-    names = run_source(export_config(config, "lightning").text)
-    torch.utils.data.DataLoader(TensorDataset(torch.zeros(4, 2)), **names["loader_arguments"])
-    for implementation in get_args(knobs.OptimizerImplementation):
-        own = run_source(export_config(config.replace(optimizer_implementation=implementation), "lightning").text)
-        torch.optim.AdamW([nn.Parameter(torch.ones(2))], **own["optimizer_arguments"])
+    made = export(CHANGED, "lightning")
+    trainer = {"accumulate_grad_batches": 3, "precision": "bf16-mixed", "benchmark": True}
+    assert read_yaml(made.text) == {"trainer": trainer}
+    loader = {"batch_size": 48, "num_workers": 5, "prefetch_factor": 9, "pin_memory": True, "persistent_workers": True}
+    assert read_call(made.unmapped["num_workers"]) == ("DataLoader", loader)
+    assert read_call(made.unmapped["compile_mode"]) == ("torch.compile", {"mode": "max-autotune"})
+    assert read_yaml(export(PLAIN, "lightning").text) == {"trainer": {}}
 
 
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "32-true"), ("bf16", "bf16-mixed"), ("fp16", "16-mixed")])
 def test_lightning_precision(precision: Any, name: str) -> None:
-    text = export_config(PLAIN.replace(precision=precision), "lightning").text
-    assert f'"precision": "{name}"' in text
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize(("mode", "arguments"), [("default", {}), ("reduce-overhead", {"mode": "reduce-overhead"})])
-def test_lightning_compiles(mode: Any, arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda model, **given: seen.append((model, given)))
-    run_source(export_config(PLAIN.replace(compile_mode=mode), "lightning").text)["prepare_model"]("model")
-    assert seen == [("model", arguments)]
-
-
-def read_yaml(text: str) -> Any:
-    return pytest.importorskip("yaml").safe_load(text)
+    baseline = PLAIN.replace(precision="bf16" if precision == "fp32" else "fp32")
+    made = export(PLAIN.replace(precision=precision), "lightning", baseline)
+    assert read_yaml(made.text) == {"trainer": {"precision": name}}
 
 
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "no"), ("bf16", "bf16"), ("fp16", "fp16")])
@@ -428,8 +503,8 @@ def test_accelerate_names_and_values(precision: Any, name: str) -> None:
         "mixed_precision": name,
     }
     config = PLAIN.replace(precision=precision)
-    assert read_yaml(export_config(config, "accelerate").text) == plain | {"dynamo_config": {"dynamo_backend": "NO"}}
-    compiled = read_yaml(export_config(config.replace(compile_mode="max-autotune"), "accelerate").text)
+    assert read_yaml(export(config, "accelerate").text) == plain
+    compiled = read_yaml(export(config.replace(compile_mode="max-autotune"), "accelerate").text)
     assert compiled == plain | {
         "dynamo_config": {
             "dynamo_backend": "INDUCTOR",
@@ -440,12 +515,23 @@ def test_accelerate_names_and_values(precision: Any, name: str) -> None:
     }
 
 
-def test_accelerate_threads_go_to_the_environment() -> None:
-    export = export_config(PLAIN.replace(num_threads=6), "accelerate")
-    line = "# run as: OMP_NUM_THREADS=6 accelerate launch --config_file accelerate.yaml train.py\n"
-    assert line in export.text
-    assert export.filename == "accelerate.yaml"
-    assert "num_threads" in export_config(PLAIN, "accelerate").unmapped
+def test_accelerate_is_told_in_code_what_its_file_cannot_hold() -> None:
+    made = export(CHANGED, "accelerate")
+    name, arguments = read_call(made.unmapped["gradient_accumulation_steps"])
+    loading = "accelerate.utils.DataLoaderConfiguration(non_blocking=True)"
+    assert (name, arguments) == (
+        "accelerate.Accelerator",
+        {"gradient_accumulation_steps": 3, "dataloader_config": loading},
+    )
+    assert made.unmapped["non_blocking"] == made.unmapped["gradient_accumulation_steps"]
+    assert "accelerate launch --config_file accelerate.yaml train.py" in made.unmapped["host_allocator"]
+
+
+def test_accelerate_warns_of_its_one_thread() -> None:
+    warning = "accelerate launch sets OMP_NUM_THREADS to 1 unless you set it: 6 is"
+    assert warning in export(PLAIN, "accelerate", cores=6).text
+    assert warning not in export(PLAIN, "accelerate", cores=6, on_gpu=True).text
+    assert "OMP_NUM_THREADS" not in export(PLAIN.replace(num_threads=2), "accelerate").text
 
 
 @pytest.mark.parametrize(
@@ -457,334 +543,20 @@ def test_accelerate_threads_go_to_the_environment() -> None:
     ],
 )
 def test_deepspeed_names_and_values(precision: Any, autocast: dict[str, Any]) -> None:
-    text = export_config(CHANGED.replace(precision=precision), "deepspeed").text
-    assert json.loads(text) == {
+    baseline = PLAIN.replace(precision="bf16" if precision == "fp32" else "fp32")
+    fields = json.loads(export(CHANGED.replace(precision=precision), "deepspeed", baseline).text)
+    del fields["_comment"]
+    assert fields == {
         "train_micro_batch_size_per_gpu": 48,
         "gradient_accumulation_steps": 3,
         "torch_autocast": autocast,
-        "zero_optimization": {"stage": 0},
     }
-
-
-def test_instructions_are_what_torch_accepts() -> None:
-    # PyTorch refuses a prefetch factor and persistent workers where there are no workers.
-    reasons = export_config(TrainConfig(persistent_workers=True), "deepspeed").unmapped
-    assert "prefetch_factor=None" in reasons["prefetch_factor"]
-    assert "persistent_workers=False" in reasons["persistent_workers"]
-
-
-# ---- the torch snippet runs
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        attended = nn.functional.scaled_dot_product_attention(x[:, None, None], x[:, None, None], x[:, None, None])
-        return torch.relu(self.linear(attended[:, 0, 0])) + x
-
-
-class Tiny:
-    """A workload small enough to run in milliseconds; it notes what it sees."""
-
-    lr = 0.01
-
-    def __init__(self, samples: int = 10) -> None:
-        self.samples = samples
-        self.seen: list[Any] = []
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Sequential(Block(), Block()), nn.Linear(8, 1))
-
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=self.lr)
-
-    def train_dataset(self) -> Dataset[Any]:
-        generator = torch.Generator().manual_seed(3)
-        x = torch.randn(self.samples, 8, generator=generator)
-        return TensorDataset(x, x.sum(1, keepdim=True))
-
-    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        self.seen.append((len(x), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
-        return nn.functional.mse_loss(model(x).float(), y)
-
-
-def run_snippet(config: TrainConfig, workload: Any, *, epochs: int = 1) -> tuple[nn.Module, list[float]]:
-    names = run_source(export_snippet(config, {}).text)
-    model, losses = names["train"](workload, epochs=epochs, device="cpu")
-    return model, losses
-
-
-def reference_losses(config: TrainConfig, workload: Tiny) -> list[float]:
-    """Train one epoch by the book: one forward pass of each effective batch, the snippet's own order."""
-    torch.manual_seed(0)
-    model = workload.build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
-    dataset: Any = workload.train_dataset()
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=config.effective_batch_size, shuffle=True, generator=torch.Generator().manual_seed(0)
-    )
-    losses = []
-    for batch in loader:
-        loss = workload.compute_loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.usefixtures("torch_settings")
-@settings(max_examples=25, deadline=None)
-@given(micro=st.integers(1, 5), accumulation=st.integers(1, 4), samples=st.integers(1, 17))
-def test_accumulation_is_the_large_batch(micro: int, accumulation: int, samples: int) -> None:
-    config = TrainConfig(micro_batch_size=micro, gradient_accumulation_steps=accumulation)
-    _, losses = run_snippet(config, Tiny(samples))
-    expected = reference_losses(config, Tiny(samples))
-    assert len(losses) == math.ceil(samples / (micro * accumulation))
-    assert losses == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_returned_counts_weigh_the_micro_batches() -> None:
-    class Weighted(Tiny):
-        lr = 1.0
-
-        def build_model(self) -> nn.Module:
-            return nn.Linear(1, 1, bias=False)
-
-        def train_dataset(self) -> Dataset[Any]:
-            return TensorDataset(torch.tensor([[1.0], [2.0], [4.0]]))
-
-        shuffle = False
-
-        def compute_loss(self, model: nn.Module, batch: Any) -> Any:
-            (x,) = batch
-            return model(torch.ones(1, 1)).sum() * x.item(), x.item()
-
-    config = TrainConfig(micro_batch_size=1, gradient_accumulation_steps=3)
-    torch.manual_seed(0)
-    start = nn.Linear(1, 1, bias=False).weight.item()
-    model, losses = run_snippet(config, Weighted())
-    # d loss / d w is the mean of x weighted by x: (1 + 4 + 16) / 7 = 3.
-    assert model.get_parameter("weight").item() == pytest.approx(start - 3.0)
-    assert losses == [pytest.approx(3.0 * start)]
-
-
-ROUNDING: dict[str, Any] = {
-    "precision": "bf16",
-    "activation_checkpointing": "selective",
-    "optimizer_implementation": "fused",
-    "attention_backend": "math",
-    "memory_format": "channels_last",
-    "cudnn_benchmark": True,
-    "num_threads": 1,
-    "num_workers": 1,
-    "persistent_workers": True,
-    "non_blocking": True,
-    "pin_memory": True,
-    "allow_tf32": True,
-    "compile_mode": "default",
-}
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("field", [field for field in ROUNDING if field != "compile_mode"])
-def test_each_knob_runs_and_learns_the_same(field: str) -> None:
-    config = TrainConfig(micro_batch_size=4)
-    _, expected = run_snippet(config, Tiny(), epochs=2)
-    _, losses = run_snippet(config.replace(**{field: ROUNDING[field]}), Tiny(), epochs=2)
-    assert losses == pytest.approx(expected, rel=0.05 if field == "precision" else 1e-4)
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_all_knobs_run_together() -> None:
-    config = TrainConfig(micro_batch_size=2, gradient_accumulation_steps=2, **(ROUNDING | {"compile_mode": "off"}))
-    _, losses = run_snippet(config, Tiny(), epochs=2)
-    assert len(losses) == 6
-    assert all(math.isfinite(loss) for loss in losses)
-    assert torch.get_num_threads() == 1
-    assert torch.backends.cudnn.benchmark is True
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize(
-    ("precision", "enabled", "dtype"),
-    [("fp32", False, None), ("bf16", True, torch.bfloat16), ("fp16", True, torch.float16)],
-)
-def test_precision_reaches_the_forward_pass(precision: Any, enabled: bool, dtype: Any) -> None:
-    workload = Tiny()
-    run_snippet(TrainConfig(micro_batch_size=5, precision=precision), workload)
-    assert [entry[1] for entry in workload.seen] == [enabled, enabled]
-    assert dtype is None or workload.seen[0][2] is dtype
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize(("precision", "enabled"), [("fp32", False), ("bf16", False), ("fp16", True)])
-def test_only_fp16_scales_its_loss(precision: Any, enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[dict[str, Any]] = []
-    real = torch.amp.GradScaler
-
-    def build(*args: Any, **kwargs: Any) -> Any:
-        built.append(kwargs)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(torch.amp, "GradScaler", build)
-    run_snippet(TrainConfig(precision=precision), Tiny())
-    assert built == [{"enabled": enabled}]
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
-def test_compilation_is_asked_of_the_model(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: asked.append(given))
-    run_snippet(TrainConfig(compile_mode=mode), Tiny())
-    assert asked == [{} if mode == "default" else {"mode": mode}]
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_attention_is_restricted_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Watching(Tiny):
-        def compute_loss(self, model: nn.Module, batch: Any) -> Any:
-            self.seen.append((torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
-            return super().compute_loss(model, batch)
-
-    workload = Watching(4)
-    run_snippet(TrainConfig(attention_backend="math"), workload)
-    assert workload.seen[0] == (True, False)
-    assert torch.backends.cuda.flash_sdp_enabled()
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("implementation", get_args(knobs.OptimizerImplementation))
-def test_optimizer_implementation_is_set(implementation: Any) -> None:
-    class Keeping(Tiny):
-        def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-            self.optimizer = super().build_optimizer(model)
-            return self.optimizer
-
-    workload = Keeping()
-    run_snippet(TrainConfig(optimizer_implementation=implementation), workload)
-    (group,) = workload.optimizer.param_groups
-    assert (group["fused"], group["foreach"]) == (implementation == "fused", implementation == "foreach")
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_channels_last_reaches_weights_and_inputs() -> None:
-    class Convolution(Tiny):
-        def build_model(self) -> nn.Module:
-            return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 1))
-
-        def train_dataset(self) -> Dataset[Any]:
-            return TensorDataset(torch.randn(6, 3, 4, 4), torch.randn(6, 1))
-
-        def compute_loss(self, model: Any, batch: Any) -> Any:
-            x, y = batch
-            laid_out = [t.is_contiguous(memory_format=torch.channels_last) for t in (x, model[0].weight)]
-            self.seen.append(laid_out)
-            return nn.functional.mse_loss(model(x), y)
-
-    workload = Convolution()
-    run_snippet(TrainConfig(memory_format="channels_last"), workload)
-    assert workload.seen == [[True, True]]
-
-
-@pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("kind", ["full", "selective"])
-def test_checkpointing_recomputes_the_blocks(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = {"block": 0}
-    plain = Block.forward
-
-    def count(self: Block, x: torch.Tensor) -> torch.Tensor:
-        calls["block"] += 1
-        return plain(self, x)
-
-    monkeypatch.setattr(Block, "forward", count)
-    run_snippet(TrainConfig(activation_checkpointing=kind), Tiny(4))
-    assert calls["block"] == 4  # two blocks, forward and again in the backward pass
-
-
-def test_selective_checkpointing_keeps_matrix_products_only() -> None:
-    keep = run_source(export_snippet(TrainConfig(activation_checkpointing="selective"), {}).text)["keep_dear"]
-    policy = torch.utils.checkpoint.CheckpointPolicy
-    assert keep(None, torch.ops.aten.mm.default) is policy.MUST_SAVE
-    assert keep(None, torch.ops.aten.relu.default) is policy.PREFER_RECOMPUTE
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_checkpointing_without_blocks_is_refused() -> None:
-    workload = SimpleNamespace(build_model=lambda: nn.Linear(2, 1))
-    with pytest.raises(ValueError, match="no repeated blocks"):
-        run_snippet(TrainConfig(activation_checkpointing="full"), workload)
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_gradients_are_clipped_after_unscaling() -> None:
-    class Clipped(Tiny):
-        gradient_clip_norm = 0.001
-
-        def compute_loss(self, model: nn.Module, batch: Any) -> Any:
-            return super().compute_loss(model, batch) * 0.01  # small enough for the scaler's first scale
-
-    moved = []
-    for precision in ("fp32", "fp16"):
-        config = TrainConfig(micro_batch_size=10, precision=precision)
-        model, _ = run_snippet(config, Clipped())
-        before = _fresh(Tiny())
-        moved.append(sum((value - before[name]).square().sum().item() for name, value in model.state_dict().items()))
-    # Far above the limit, so the step is lr x limit long in either precision.
-    assert moved == pytest.approx([(0.01 * 0.001) ** 2] * 2, rel=0.02)
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_own_knobs_scheduler_clipping_and_drop_last() -> None:
-    class Full(Tiny):
-        gradient_clip_norm = 1e-9
-        drop_last = True
-
-        def build_scheduler(self, optimizer: Any) -> Any:
-            self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
-            return self.scheduler
-
-    workload = Full(10)
-    before = {k: v.clone() for k, v in _fresh(workload).items()}
-    config = TrainConfig(micro_batch_size=4, user_knobs={"lr": 0.25})
-    model, losses = run_snippet(config, workload)
-    assert workload.lr == 0.25
-    assert len(losses) == 2  # 4 + 4; the last two samples are left out
-    assert workload.scheduler.last_epoch == 2
-    for name, value in model.state_dict().items():
-        assert torch.allclose(value, before[name], atol=1e-8)
-
-
-def _fresh(workload: Tiny) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    return workload.build_model().state_dict()
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_a_set_smaller_than_a_step_is_still_trained_on() -> None:
-    workload = Tiny(3)
-    workload.drop_last = True  # type: ignore[attr-defined]
-    _, losses = run_snippet(TrainConfig(micro_batch_size=8), workload)
-    assert len(losses) == 1
-
-
-@pytest.mark.usefixtures("torch_settings")
-def test_nested_batches_are_moved() -> None:
-    names = run_source(export_snippet(PLAIN, {}).text)
-    batch = {"x": [torch.ones(2), "text"], "y": (torch.zeros(3),)}
-    moved = names["move"](batch, torch.device("meta"))
-    assert moved["x"][0].device.type == "meta"
-    assert moved["x"][1] == "text"
-    assert moved["y"][0].device.type == "meta"
-    assert names["count_samples"]({"name": "n", "scalar": torch.tensor(1), "x": [torch.ones(5, 2)]}) == 5
-
-
-def test_the_export_is_data(tmp_path: Path) -> None:
-    export = export_config(CHANGED, "torch")
-    assert Export.model_validate_json(export.to_json()) == export
+    batch = json.loads(export(PLAIN, "deepspeed").text)
+    assert batch.keys() == {"_comment", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+
+
+def test_only_the_difference_to_the_baseline_is_written() -> None:
+    made = export_profile(make_profile(), "lightning")
+    assert read_yaml(made.text) == {"trainer": {"precision": "bf16-mixed"}}
+    assert {*made.mapped, *made.unmapped} == {*changed_fields(TUNED, BASELINE)}
+    assert "num_threads" not in made.text

@@ -33,7 +33,7 @@ from autotune.cli.pages.comparison import print_comparison
 from autotune.cli.pages.probe import print_machine, print_report
 from autotune.cli.pages.report import render_search
 from autotune.cli.view import terminal
-from autotune.emit.export import EXPORTERS, export_config
+from autotune.emit.export import EXPORTERS, export_profile
 from autotune.errors import AutotuneError
 from autotune.knobs import Facts
 from autotune.presets import find_preset, is_preset
@@ -268,8 +268,9 @@ def use_profile(profile: Profile, folder: Path) -> None:
     """
     print_answer(profile, folder / "best.json")
     for name in EXPORTERS:
-        text = export_config(profile.config, name, host_allocators=profile.hardware.host_allocators)
-        assert all(character.isprintable() or character == "\n" for character in text.text)
+        export = export_profile(profile, name, libraries=profile.hardware.host_allocators)
+        shown = "\n".join([export.text, *export.aside])
+        assert all(character.isprintable() or character == "\n" for character in shown)
     differences.find_differences(profile, target_fingerprint="m-0123456789ab", data_fingerprint="1000:0123456789ab")
     assert parse_record(profile.to_json(), Profile, name="it") == profile
     for fingerprint in ("m-0123456789ab", profile.target.fingerprint):

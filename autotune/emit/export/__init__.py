@@ -1,4 +1,4 @@
-"""A config in another tool's format: one pure function a tool, each accounting for every knob."""
+"""An answer in another tool's format: one pure function a format, each accounting for every knob that was changed."""
 
 from __future__ import annotations
 
@@ -6,32 +6,43 @@ from collections.abc import Callable, Mapping
 
 from autotune.emit.export.accelerate import export_accelerate
 from autotune.emit.export.deepspeed import export_deepspeed
-from autotune.emit.export.exported import Export
-from autotune.emit.export.hf_trainer import export_hf_trainer
+from autotune.emit.export.environment import export_environment
+from autotune.emit.export.exported import Export, Request
+from autotune.emit.export.fragment import export_fragment
+from autotune.emit.export.header import make_request
+from autotune.emit.export.hf import export_hf_flags, export_hf_json
 from autotune.emit.export.lightning import export_lightning
 from autotune.emit.export.snippet import export_snippet
 from autotune.errors import UsageError
-from autotune.records import TrainConfig
+from autotune.records.profile import Profile
 
-EXPORTERS: dict[str, Callable[[TrainConfig, Mapping[str, str]], Export]] = {
-    "torch": export_snippet,
-    "hf": export_hf_trainer,
+
+def _export_torch(request: Request) -> Export:
+    """Return a whole training of a workload; a script has its own, and is given lines for it."""
+    return export_fragment(request) if request.is_script else export_snippet(request)
+
+
+EXPORTERS: dict[str, Callable[[Request], Export]] = {
+    "torch": _export_torch,
+    "hf": export_hf_json,
+    "hf-flags": export_hf_flags,
     "lightning": export_lightning,
     "accelerate": export_accelerate,
     "deepspeed": export_deepspeed,
+    "env": export_environment,
 }
 """Exporters by the name the user gives."""
 
-__all__ = ["EXPORTERS", "Export", "export_config"]
+__all__ = ["EXPORTERS", "Export", "Request", "export_profile"]
 
 
-def export_config(config: TrainConfig, to: str, *, host_allocators: Mapping[str, str] | None = None) -> Export:
-    """Return a config in another tool's format.
+def export_profile(profile: Profile, to: str, *, libraries: Mapping[str, str] | None = None) -> Export:
+    """Return an answer in another tool's format.
 
     Args:
-        config: the settings.
+        profile: the answer.
         to: a name in `EXPORTERS`.
-        host_allocators: paths of malloc libraries by knob value, as they were measured; None where they are not known.
+        libraries: paths of malloc libraries by knob value, as they are on this machine; None where they are not known.
 
     Raises:
         UsageError: there is no exporter of that name.
@@ -39,4 +50,4 @@ def export_config(config: TrainConfig, to: str, *, host_allocators: Mapping[str,
     exporter = EXPORTERS.get(to)
     if exporter is None:
         raise UsageError(f"there is no exporter {to!r}", hint=f"choose one of {', '.join(EXPORTERS)}")
-    return exporter(config, host_allocators or {})
+    return exporter(make_request(profile, libraries or {}))

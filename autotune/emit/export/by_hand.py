@@ -1,11 +1,23 @@
-"""For each knob, what to write in one's own code where a format has no place for it."""
+"""What a format has no place for, as lines of Python to write in one's own code, or as comments.
+
+`DataLoader(..., num_workers=2)` stands for what is there already, with one more argument.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from autotune.emit.export.fragment import compile_arguments, loader_arguments, matmul_precision
-from autotune.emit.export.launch import assignments, device_environment, explain_library, host_environment
+from autotune.emit.export.allocators import allocator_environment, describe_library
+from autotune.emit.export.exported import Request
+from autotune.emit.export.values import (
+    LOADER,
+    OPTIMIZER_ARGUMENTS,
+    changed_loader_arguments,
+    compile_arguments,
+    keywords,
+    literal,
+    matmul_precision,
+)
 from autotune.records import TrainConfig
 
 SDPA_BACKENDS = {
@@ -16,131 +28,157 @@ SDPA_BACKENDS = {
 }
 """Members of `torch.nn.attention.SDPBackend` by knob value."""
 
-OPTIMIZER_ARGUMENTS: dict[str | None, dict[str, bool]] = {
-    None: {},
-    "for-loop": {"foreach": False, "fused": False},
-    "foreach": {"foreach": True, "fused": False},
-    "fused": {"foreach": False, "fused": True},
-}
-"""Arguments of torch's optimizers by knob value."""
+AUTOCAST_TYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+
+Write = Callable[[Request, Collection[str]], str]
+"""Returns the line for some fields of one place."""
+
+Places = Mapping[tuple[str, ...], Write]
+"""Fields that are set at one place, and how its line is written."""
 
 
-def explain_unmapped(config: TrainConfig, fields: Iterable[str], *, lack: str) -> dict[str, str]:
-    """Return one sentence for each field: what the format lacks, and what to write instead.
-
-    Args:
-        config: the settings.
-        fields: knobs the format has no place for.
-        lack: start of each sentence, e.g. `TrainingArguments has no field for it`.
-    """
-    return {field: f"{lack}: {_INSTRUCTIONS[field](config)}." for field in fields}
-
-
-def own_knobs(config: TrainConfig, *, lack: str) -> dict[str, str]:
-    """Return the sentences for the workload's own knobs and its learning rate; empty when they stay as they are."""
-    changed = {"user_knobs": bool(config.user_knobs), "learning_rate_scale": config.learning_rate_scale != 1.0}
-    return explain_unmapped(config, [name for name, is_changed in changed.items() if is_changed], lack=lack)
-
-
-def start_with_malloc(config: TrainConfig, libraries: Mapping[str, str]) -> str:
-    """Return what to write for the knob `host_allocator`, as part of a sentence.
+def list_by_hand(request: Request, fields: Iterable[str], *, instead: Places | None = None) -> dict[str, str]:
+    """Return the line that sets each field; fields of one place, as the DataLoader, share one.
 
     Args:
-        config: the settings.
-        libraries: paths of malloc libraries by knob value, where they are known.
+        request: the answer.
+        fields: those to write by hand; only what is to be written of them counts.
+        instead: places that are others with this tool, before the usual ones.
     """
-    start = _start_with(host_environment(config, libraries), "start the process with its usual malloc")
-    how = explain_library(config, libraries)
-    return f"{start} ({how})" if how else start
+    left = set(fields) & request.changed
+    lines: dict[str, str] = {}
+    for place, write in (*(instead or {}).items(), *_PLACES.items()):
+        here = [name for name in place if name in left]
+        if here:
+            left -= {*here}
+            lines |= dict.fromkeys(here, write(request, here))
+    assert not left
+    return lines
 
 
-def comment_lines(unmapped: dict[str, str]) -> list[str]:
-    """Return comment lines that list what the user has to set; none when there is nothing."""
-    if not unmapped:
-        return []
-    listed = (f"#   {field}: {unmapped[field]}" for field in TrainConfig.model_fields if field in unmapped)
-    return ["# Not set by this file:", *listed]
+def list_lines(unmapped: Mapping[str, str]) -> list[str]:
+    """Return the lines to write by hand, each once, in the order of a script."""
+    order = {name: position for position, name in enumerate(name for place in _PLACES for name in place)}
+    return list(dict.fromkeys(unmapped[name] for name in sorted(unmapped, key=order.__getitem__)))
 
 
-def _loader_argument(field: str) -> Callable[[TrainConfig], str]:
-    return lambda config: f"pass {field}={loader_arguments(config)[field]!r} to the DataLoader"
+def comment(header: Iterable[str], unmapped: Mapping[str, str] | None = None) -> list[str]:
+    """Return the head of a file as comment lines: where it comes from, and what is to be written by hand."""
+    lines = [f"# {line}" for line in header]
+    if unmapped:
+        lines += [
+            "# Not in this file, to be written by hand:",
+            *(f"#   {line.removeprefix('# ')}" for line in list_lines(unmapped)),
+        ]
+    return lines
 
 
-def _checkpointing(config: TrainConfig) -> str:
-    if config.activation_checkpointing == "off":
-        return "leave activation checkpointing off"
-    is_selective = config.activation_checkpointing == "selective"
-    policy = ", context_fn=...) with a policy that saves matrix products" if is_selective else ")"
-    return f"run the model's repeated blocks through torch.utils.checkpoint.checkpoint(use_reentrant=False{policy}"
+def write_start(request: Request, _fields: Collection[str] = (), *, command: str = "python train.py") -> str:
+    """Return a comment with the command that starts the training, its environment first."""
+    environment = allocator_environment(request)
+    if not environment:
+        return "# start it with the usual allocators of the C library and of PyTorch"
+    how = describe_library(request)
+    assignments = (f"{name}={value}" for name, value in environment.items())
+    line = " ".join(["# run as:", *assignments, command])
+    return f"{line}  # {how}" if how else line
 
 
-def _compilation(config: TrainConfig) -> str:
-    if config.compile_mode == "off":
-        return "do not compile the model"
-    arguments = ", ".join(f"{name}={value!r}" for name, value in compile_arguments(config).items())
-    return f"call model.compile({arguments})"
+def _threads(request: Request, _fields: Collection[str]) -> str:
+    if request.config.num_threads is None:
+        return "# leave the number of threads to PyTorch"
+    return f"torch.set_num_threads({request.config.num_threads})"
 
 
-def _optimizer(config: TrainConfig) -> str:
-    arguments = OPTIMIZER_ARGUMENTS[config.optimizer_implementation]
+def _loader(request: Request, fields: Collection[str]) -> str:
+    batch = {"batch_size": request.config.micro_batch_size} if "micro_batch_size" in fields else {}
+    changed = changed_loader_arguments(request.config, request.baseline) if {*fields} & {*LOADER} else {}
+    arguments = batch | changed
     if not arguments:
-        return "keep the optimizer as you build it now"
-    return "build the optimizer with " + ", ".join(f"{name}={value}" for name, value in arguments.items())
+        return "# without workers this makes no difference"
+    return f"DataLoader(..., {keywords(arguments)})"
 
 
-def _memory_format(config: TrainConfig) -> str:
-    if config.memory_format == "contiguous":
-        return "leave the model and its inputs contiguous"
-    return "lay the model and its 4-d inputs out with .to(memory_format=torch.channels_last)"
+def _memory_format(request: Request, _fields: Collection[str]) -> str:
+    if request.config.memory_format == "contiguous":
+        return "# leave the model and its inputs contiguous"
+    return "model.to(memory_format=torch.channels_last)  # and so the 4-d inputs"
 
 
-def _attention(config: TrainConfig) -> str:
-    if config.attention_backend == "auto":
-        return "leave the choice of the attention kernel to PyTorch"
-    name = SDPA_BACKENDS[config.attention_backend]
-    return f"train inside torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.{name})"
+def _checkpointing(request: Request, _fields: Collection[str]) -> str:
+    match request.config.activation_checkpointing:
+        case "off":
+            return "# no activation checkpointing"
+        case "full":
+            return "torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)  # each repeated block"
+    return "# torch.utils.checkpoint for each repeated block, with a context_fn that keeps matrix products"
 
 
-def _tf32(config: TrainConfig) -> str:
-    return f"call torch.set_float32_matmul_precision({matmul_precision(config)!r})"
+def _compilation(request: Request, _fields: Collection[str]) -> str:
+    if request.config.compile_mode == "off":
+        return "# do not compile the model"
+    return f"model.compile({keywords(compile_arguments(request.config))})"
 
 
-def _threads(config: TrainConfig) -> str:
-    if config.num_threads is None:
-        return "leave the number of threads to PyTorch"
-    return f"call torch.set_num_threads({config.num_threads})"
+def write_optimizer(request: Request, _fields: Collection[str] = ()) -> str:
+    """Return the line for the knob `optimizer_implementation`."""
+    arguments = OPTIMIZER_ARGUMENTS[request.config.optimizer_implementation]
+    if not arguments:
+        return "# leave foreach and fused of the optimizer to PyTorch"
+    return f"torch.optim.AdamW(..., {keywords(arguments)})  # or the optimizer that you use"
 
 
-def _start_with(environment: dict[str, str], otherwise: str) -> str:
-    return f"start the process with {' '.join(assignments(environment))}" if environment else otherwise
+def _attention(request: Request, _fields: Collection[str]) -> str:
+    if request.config.attention_backend == "auto":
+        return "# leave the choice of the attention kernel to PyTorch"
+    backend = f"torch.nn.attention.SDPBackend.{SDPA_BACKENDS[request.config.attention_backend]}"
+    return f"with torch.nn.attention.sdpa_kernel({backend}): ...  # around the training"
 
 
-def _user_knobs(config: TrainConfig) -> str:
-    pairs = ", ".join(f"{name!a}: {value!a}" for name, value in config.user_knobs.items())
-    return f"set them in your own code, {{{pairs}}}"
+def _precision(request: Request, _fields: Collection[str]) -> str:
+    dtype = AUTOCAST_TYPES.get(request.config.precision)
+    if dtype is None:
+        return "# no autocast"
+    scaled = ", with a torch.amp.GradScaler" if request.config.precision == "fp16" else ""
+    device = "cuda" if request.on_gpu else "cpu"
+    return f'with torch.autocast("{device}", dtype={dtype}): ...  # around the forward pass and the loss{scaled}'
 
 
-_INSTRUCTIONS: dict[str, Callable[[TrainConfig], str]] = {
-    "micro_batch_size": lambda config: f"pass batch_size={config.micro_batch_size} to the DataLoader",
-    "gradient_accumulation_steps": lambda config: (
-        f"pass gradient_accumulation_steps={config.gradient_accumulation_steps} to Accelerator"
-    ),
-    "learning_rate_scale": lambda config: f"multiply your learning rate by {config.learning_rate_scale!r}",
-    "allow_tf32": _tf32,
-    "activation_checkpointing": _checkpointing,
-    "compile_mode": _compilation,
-    "optimizer_implementation": _optimizer,
-    "memory_format": _memory_format,
-    "attention_backend": _attention,
-    "cudnn_benchmark": lambda config: f"set torch.backends.cudnn.benchmark = {config.cudnn_benchmark}",
-    "num_threads": _threads,
-    "device_allocator": lambda config: _start_with(
-        device_environment(config), "start the process with PyTorch's usual allocator"
-    ),
-    "num_workers": _loader_argument("num_workers"),
-    "prefetch_factor": _loader_argument("prefetch_factor"),
-    "pin_memory": _loader_argument("pin_memory"),
-    "persistent_workers": _loader_argument("persistent_workers"),
-    "non_blocking": lambda config: f"copy batches with .to(device, non_blocking={config.non_blocking})",
-    "user_knobs": _user_knobs,
+def _accumulation(request: Request, _fields: Collection[str]) -> str:
+    steps = request.config.gradient_accumulation_steps
+    if steps == 1:
+        return "# an optimizer step after every backward pass"
+    return f"loss = loss / {steps}  # and an optimizer step after every {steps} backward passes"
+
+
+def _user_knobs(request: Request, _fields: Collection[str]) -> str:
+    own, before = request.config.user_knobs, request.baseline.user_knobs
+    changed = {name: value for name, value in own.items() if before.get(name) != value}
+    return f"own_settings = {literal(changed)}  # in your own code"
+
+
+_PLACES: Places = {
+    ("host_allocator", "device_allocator"): write_start,
+    ("num_threads",): _threads,
+    ("allow_tf32",): lambda request, _: f'torch.set_float32_matmul_precision("{matmul_precision(request.config)}")',
+    ("cudnn_benchmark",): lambda request, _: f"torch.backends.cudnn.benchmark = {request.config.cudnn_benchmark}",
+    ("user_knobs",): _user_knobs,
+    ("micro_batch_size", *LOADER): _loader,
+    ("non_blocking",): lambda request, _: f"batch = batch.to(device, non_blocking={request.config.non_blocking})",
+    ("memory_format",): _memory_format,
+    ("activation_checkpointing",): _checkpointing,
+    ("compile_mode",): _compilation,
+    ("learning_rate_scale",): lambda request, _: f"learning_rate *= {_relative_rate(request)!r}",
+    ("optimizer_implementation",): write_optimizer,
+    ("attention_backend",): _attention,
+    ("precision",): _precision,
+    ("gradient_accumulation_steps",): _accumulation,
 }
+"""Places in a script, in its order, and how the line of each is written."""
+
+
+def _relative_rate(request: Request) -> float:
+    return request.config.learning_rate_scale / request.baseline.learning_rate_scale
+
+
+assert sorted(name for place in _PLACES for name in place) == sorted(TrainConfig.model_fields)

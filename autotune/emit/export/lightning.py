@@ -1,64 +1,48 @@
-"""Exporter `lightning`: arguments for Trainer, DataLoader and the optimizer, as a Python fragment (Lightning 2.6)."""
+"""Exporter `lightning`: the `trainer` section of a LightningCLI configuration (Lightning 2.6).
+
+The Trainer has no say over the DataLoader, the optimizer and the module: lines for those are in the comments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from autotune.emit.export.by_hand import OPTIMIZER_ARGUMENTS, comment_lines, explain_unmapped, own_knobs
-from autotune.emit.export.exported import Export, build_export
-from autotune.emit.export.fragment import assign_dict, compile_arguments, literal, loader_arguments, matmul_precision
-from autotune.emit.export.launch import launch_line
+from autotune.emit.export.by_hand import Places, comment, list_by_hand, write_optimizer
+from autotune.emit.export.exported import Export, Request, build_export
+from autotune.emit.export.values import compile_arguments, keywords, literal
 from autotune.records import TrainConfig
 
-_LACK = "Trainer has no argument for it"
-_NO_ARGUMENT = ("activation_checkpointing", "memory_format", "attention_backend")
+_FIELDS = frozenset({"gradient_accumulation_steps", "precision", "cudnn_benchmark"})
 _PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def export_lightning(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
-    """Return the config as a Python fragment to paste beside a LightningModule."""
-    unmapped = explain_unmapped(config, _NO_ARGUMENT, lack=_LACK) | own_knobs(config, lack=_LACK)
-    if not config.non_blocking:
-        unmapped["non_blocking"] = "Lightning always copies to a GPU with non_blocking=True; the numbers are the same."
-    lines = [
-        "# Measured by autotune, for Lightning 2.6",
-        launch_line(config, libraries, "python train.py"),
-        *comment_lines(unmapped),
-        "import torch",
-        "",
-        f"torch.set_float32_matmul_precision({literal(matmul_precision(config))})",
-        *([] if config.num_threads is None else [f"torch.set_num_threads({config.num_threads})"]),
-        "",
-        "# trainer = lightning.Trainer(**trainer_arguments)",
-        *assign_dict("trainer_arguments", _trainer_arguments(config)),
-        "",
-        "# DataLoader(dataset, **loader_arguments)",
-        *assign_dict("loader_arguments", {"batch_size": config.micro_batch_size} | loader_arguments(config)),
-        "",
-        "# in configure_optimizers: torch.optim.AdamW(self.parameters(), **optimizer_arguments)",
-        *assign_dict("optimizer_arguments", OPTIMIZER_ARGUMENTS[config.optimizer_implementation]),
-        "",
-        "",
-        *_prepare_lines(config),
-    ]
-    return build_export("lightning_settings.py", "\n".join(lines) + "\n", unmapped)
-
-
-def _trainer_arguments(config: TrainConfig) -> dict[str, Any]:
-    return {
-        "accumulate_grad_batches": config.gradient_accumulation_steps,
-        "precision": _PRECISION[config.precision],
-        "benchmark": config.cudnn_benchmark,
+def export_lightning(request: Request) -> Export:
+    """Return the changed settings as YAML to hand to LightningCLI as one more `--config`."""
+    instead: Places = {
+        ("non_blocking",): lambda _request, _fields: "# Lightning copies with non_blocking=True whenever it can",
+        ("optimizer_implementation",): lambda request, _: f"{write_optimizer(request)}, in configure_optimizers",
+        ("compile_mode",): _compilation,
     }
+    unmapped = list_by_hand(request, TrainConfig.model_fields.keys() - _FIELDS, instead=instead)
+    lines = comment(request.header, unmapped)
+    arguments = [f"  {name}: {literal(value)}".lower() for name, value in _trainer_arguments(request).items()]
+    lines += ["trainer:", *arguments] if arguments else ["trainer: {}"]
+    return build_export("tuned.yaml", "\n".join(lines) + "\n", request, unmapped)
 
 
-def _prepare_lines(config: TrainConfig) -> list[str]:
-    compiled = config.compile_mode != "off"
-    arguments = "".join(f", {name}={literal(value)}" for name, value in compile_arguments(config).items())
-    return [
-        "def prepare_model(model):",
-        '    """Return the LightningModule to hand to trainer.fit."""',
-        # The Trainer calls training_step, not the module: it takes a wrapped module apart and compiles its steps.
-        f"    return torch.compile(model{arguments})" if compiled else "    return model  # not compiled",
-    ]
+def _trainer_arguments(request: Request) -> dict[str, Any]:
+    config = request.config
+    arguments = {
+        "gradient_accumulation_steps": ("accumulate_grad_batches", config.gradient_accumulation_steps),
+        "precision": ("precision", _PRECISION[config.precision]),
+        "cudnn_benchmark": ("benchmark", config.cudnn_benchmark),
+    }
+    return dict(pair for name, pair in arguments.items() if name in request.written)
+
+
+def _compilation(request: Request, _fields: object) -> str:
+    if request.config.compile_mode == "off":
+        return "# do not compile the module"
+    # The Trainer calls training_step, not the module: it takes a wrapped module apart and compiles its steps.
+    arguments = ["module", keywords(compile_arguments(request.config))]
+    return f"module = torch.compile({', '.join(filter(None, arguments))})  # before trainer.fit(module)"

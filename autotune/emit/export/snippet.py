@@ -6,26 +6,23 @@ It trains the same object that autotune was given: one with `build_model`, `buil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from autotune.emit.export.by_hand import SDPA_BACKENDS
-from autotune.emit.export.exported import Export, build_export
-from autotune.emit.export.fragment import compile_arguments, literal, loader_arguments, matmul_precision
-from autotune.emit.export.launch import launch_line
+from autotune.emit.export.by_hand import AUTOCAST_TYPES, SDPA_BACKENDS, comment, list_by_hand, write_start
+from autotune.emit.export.exported import Export, Request, build_export
+from autotune.emit.export.values import compile_arguments, keywords, literal, loader_arguments, matmul_precision
 from autotune.records import TrainConfig
 
 _FILENAME = "train_tuned.py"
-_AUTOCAST = {
-    "fp32": "enabled=False",
-    "bf16": "dtype=torch.bfloat16",
-    "fp16": "dtype=torch.float16",
-}
+_FIELDS = frozenset({"host_allocator", "device_allocator"})
 
 
-def export_snippet(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
-    """Return a runnable Python file with every knob applied."""
+def export_snippet(request: Request) -> Export:
+    """Return a runnable Python file with every knob applied, also those that stay as they are."""
+    config = request.config
+    unmapped = list_by_hand(request, _FIELDS, instead={("host_allocator", "device_allocator"): _start})
     # Source code, not a page: values go through `literal`, so autoescape would only break them.
     environment = Environment(
         loader=PackageLoader("autotune.emit.export", package_path="."),
@@ -37,15 +34,19 @@ def export_snippet(config: TrainConfig, libraries: Mapping[str, str]) -> Export:
     )
     text = environment.get_template("snippet.py.j2").render(
         config=config,
-        launch_line=launch_line(config, libraries, f"python {_FILENAME}"),
+        header="\n".join(comment(request.header, unmapped)),
         loader=loader_arguments(config),
-        autocast=_AUTOCAST[config.precision],
+        autocast="enabled=False" if config.precision == "fp32" else f"dtype={AUTOCAST_TYPES[config.precision]}",
         matmul_precision=literal(matmul_precision(config)),
-        compile_arguments=", ".join(f"{name}={literal(value)}" for name, value in compile_arguments(config).items()),
+        compile_arguments=keywords(compile_arguments(config)),
         sdpa_backend=SDPA_BACKENDS.get(config.attention_backend),
         user_knobs="\n".join(_assign_user_knobs(config)),
     )
-    return build_export(_FILENAME, text, {})
+    return build_export(_FILENAME, text, request, unmapped)
+
+
+def _start(request: Request, _fields: Collection[str]) -> str:
+    return write_start(request, command=f"python {_FILENAME}")
 
 
 def _assign_user_knobs(config: TrainConfig) -> list[str]:

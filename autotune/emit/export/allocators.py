@@ -1,0 +1,58 @@
+"""Allocators as environment variables: they must stand there before the process starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from autotune.emit.export.exported import Request
+from autotune.records import TrainConfig
+
+_ONE_GIB = str(2**30)
+_GLIBC_TUNED = {"MALLOC_MMAP_THRESHOLD_": _ONE_GIB, "MALLOC_TRIM_THRESHOLD_": _ONE_GIB}
+_PACKAGED_LIBRARIES = {
+    "jemalloc": ("libjemalloc.so.2", "libjemalloc2"),
+    "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+}
+"""Names the dynamic linker finds by itself, and the packages of Debian and Ubuntu that have them."""
+_DEVICE_ALLOCATORS = {
+    "default": {},
+    "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+}
+# A profile is data from anywhere, and this goes into a command line: a path with any other sign is not repeated.
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@~=-]+")
+
+
+def allocator_environment(request: Request) -> dict[str, str]:
+    """Return the environment variables of both allocators, as a shell takes them, that are not the user's own."""
+    before, after = (read_allocators(config, request.libraries) for config in (request.baseline, request.config))
+    return {name: value for name, value in after.items() if before.get(name) != value}
+
+
+def describe_library(request: Request) -> str:
+    """Return where to find the library that is named without a path; empty where there is nothing to explain."""
+    allocator = request.config.host_allocator
+    if allocator not in _PACKAGED_LIBRARIES or _find_path(allocator, request.libraries):
+        return ""
+    library, package = _PACKAGED_LIBRARIES[allocator]
+    return f"{library}: package {package} of Debian and Ubuntu; its path is told by ldconfig -p | grep {allocator}"
+
+
+def read_allocators(config: TrainConfig, libraries: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the environment variables of a config's two allocators, as a shell takes them."""
+    return _host_environment(config.host_allocator, libraries) | _DEVICE_ALLOCATORS[config.device_allocator]
+
+
+def _host_environment(allocator: str, libraries: Mapping[str, str] | None) -> dict[str, str]:
+    if allocator == "default":
+        return {}
+    if allocator == "glibc-tuned":
+        return dict(_GLIBC_TUNED)
+    library = _find_path(allocator, libraries) or _PACKAGED_LIBRARIES[allocator][0]
+    # In front of what the user preloads already, so that it serves malloc whatever that is.
+    return {"LD_PRELOAD": f"{library}${{LD_PRELOAD:+:$LD_PRELOAD}}"}
+
+
+def _find_path(allocator: str, libraries: Mapping[str, str] | None) -> str | None:
+    path = (libraries or {}).get(allocator, "")
+    return path if _PLAIN_PATH.fullmatch(path) else None
