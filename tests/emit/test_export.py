@@ -373,7 +373,7 @@ def hf_arguments(config: TrainConfig, baseline: TrainConfig = PLAIN, **changes: 
 
 
 def test_hf_names_and_values() -> None:
-    assert hf_arguments(CHANGED) == {
+    assert hf_arguments(CHANGED, on_gpu=True) == {
         "per_device_train_batch_size": 48,
         "gradient_accumulation_steps": 3,
         "bf16": True,
@@ -398,6 +398,8 @@ def test_hf_writes_what_differs_and_what_goes_with_it() -> None:
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 2,
     }
+    # Mixed precision without a GPU is refused unless the CPU is named.
+    assert hf_arguments(PLAIN.replace(precision="bf16")) == {"bf16": True, "fp16": False, "use_cpu": True}
     # Left out, the Trainer would turn TF32 on.
     assert hf_arguments(PLAIN.replace(compile_mode="default"))["tf32"] is False
     assert hf_arguments(PLAIN, PLAIN.replace(compile_mode="default")) == {"torch_compile": False}

@@ -65,6 +65,8 @@ def _training_arguments(request: Request, unmapped: Any) -> dict[str, Any]:
         arguments["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     if "precision" in written:
         arguments |= {"bf16": config.precision == "bf16", "fp16": config.precision == "fp16"}
+        # Without a GPU it is refused where the CPU is not asked for by name.
+        arguments |= {} if request.on_gpu or config.precision == "fp32" else {"use_cpu": True}
     # With torch_compile on, leaving it out turns TF32 on.
     if "allow_tf32" in written or ("compile_mode" in written and config.compile_mode != "off"):
         arguments["tf32"] = config.allow_tf32
