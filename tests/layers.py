@@ -57,8 +57,11 @@ LAYERS = {
     "autotune.explain": 16,
     "autotune.selftest": 16,
     "autotune.train": 16,
+    "autotune.adapters": 17,
     "autotune.cli": 17,
     "autotune.api": 18,
+    "autotune.hf": 18,
+    "autotune.lightning": 18,
     "autotune.__main__": 18,
     "autotune": 19,
 }

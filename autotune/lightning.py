@@ -1,0 +1,325 @@
+"""For users of Lightning: tune what a module and its data train, and train with the answer in a Lightning Trainer.
+
+from_lightning(module, datamodule)   what `autotune search FILE.py:workload` tunes
+TunedCallback("best.json")           applies what a running Trainer takes, and watches the pace
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+
+from autotune.adapters.live import LIVE, LiveSettings, load_profile
+from autotune.adapters.pace import PaceGuard, find_promised_rate
+from autotune.emit.export import export_profile
+from autotune.engine.dataloader import count_samples, move_batch
+from autotune.errors import TargetError, UsageError
+from autotune.records.config import TrainConfig
+from autotune.records.profile import Profile
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as error:
+    raise UsageError(
+        f"autotune.lightning needs Lightning, which cannot be imported here: {error}",
+        hint="pip install autotune-torch[frameworks]",
+    ) from None
+
+__all__ = ["LightningWorkload", "TunedCallback", "from_lightning"]
+
+_ACCUMULATION = "gradient_accumulation_steps"
+
+
+class TunedCallback(Callback):  # type: ignore[misc]
+    """Applies what a running Trainer takes, warns of what it cannot, and of a pace far below the measured one.
+
+    Attributes:
+        pace: samples a second so far, and what was promised.
+    """
+
+    def __init__(self, profile: Profile | str | Path = "best.json") -> None:
+        """Prepare to train with an answer.
+
+        Args:
+            profile: the answer, or its file.
+
+        Raises:
+            ProfileError: the file is no answer.
+        """
+        self._profile = load_profile(profile)
+        self._live = LiveSettings(self._profile)
+        self._samples = 0
+        self.pace = PaceGuard(find_promised_rate(self._profile))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Apply the settings to the process, the Trainer, the model and the optimizers."""
+        config, exported = self._profile.config, export_profile(self._profile, "lightning")
+        changed = {*exported.mapped, *exported.unmapped}
+        if _ACCUMULATION in changed:
+            trainer.accumulate_grad_batches = config.gradient_accumulation_steps
+        left = sorted(changed - LIVE - {_ACCUMULATION})
+        if left:
+            told = "autotune export --to lightning tells how"
+            warnings.warn(f"to be set where Trainer and loader are built: {', '.join(left)}; {told}", stacklevel=2)
+        self._live.begin(pl_module, trainer.optimizers, pl_module.device)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count the micro batches of a step."""
+        self._samples += count_samples(batch) * trainer.world_size
+        if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+            return
+        slow = self.pace.count(self._samples)
+        self._samples = 0
+        if slow is not None:
+            warnings.warn(slow, stacklevel=2)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the evaluation out of the pace."""
+        self.pace.pause()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Leave the checkpoint out of the pace."""
+        self.pace.pause()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Put back what holds for the process."""
+        self._live.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Put it back as well when the training fails."""
+        self._live.end()
+
+
+def from_lightning(
+    module: Any,
+    datamodule: Any,
+    *,
+    metric: tuple[str, str] | None = None,
+    gradient_clip_norm: float | None = None,
+    **settings: Any,
+) -> LightningWorkload:
+    """Return what a LightningModule and its data train as a workload.
+
+    Of the module `training_step`, `configure_optimizers` and, with a metric, `validation_step` are called, without a
+    Trainer: other hooks and callbacks have no part in it.
+
+    Args:
+        module: a LightningModule, of which each training has a copy; or a function that builds one, with fresh weights.
+        datamodule: its `train_dataloader` says what is trained on, in which batches; for a metric it has a
+            `val_dataloader` too.
+        metric: name that `validation_step` logs, and "minimize" or "maximize"; None judges by the training loss alone.
+        gradient_clip_norm: the Trainer's `gradient_clip_val`.
+        settings: fields of `TrainConfig` that are the Trainer's own today, as `precision="bf16"`.
+
+    Raises:
+        TargetError: it trains in a way that a workload cannot.
+    """
+    if metric is None:
+        return LightningWorkload(module, datamodule, gradient_clip_norm, settings)
+    return EvaluatedLightningWorkload(module, datamodule, gradient_clip_norm, settings, metric=metric)
+
+
+class TrainingStep(nn.Module):
+    """A LightningModule whose training step is its forward pass, which is what is compiled."""
+
+    def __init__(self, module: Any) -> None:
+        """Take the module."""
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> Any:
+        """Return what the module's `training_step` returns."""
+        return self.module.training_step(batch, 0)
+
+
+class LightningWorkload:
+    """A LightningModule and its data by the names of the workload protocol.
+
+    Attributes:
+        baseline: the settings of its loader, and those that were named.
+        gradient_clip_norm: largest gradient norm; None for no clipping.
+        shuffle: its samples are drawn anew in each epoch.
+        drop_last: as its loader has it.
+        collate: as its loader has it.
+    """
+
+    def __init__(
+        self, module: Any, datamodule: Any, gradient_clip_norm: float | None, settings: Mapping[str, Any]
+    ) -> None:
+        """Take a module and its data apart; see `from_lightning`."""
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        loader = datamodule.train_dataloader()
+        if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+            hint = "search its script instead: autotune search -- python train.py"
+            raise TargetError("train_dataloader returns no plain DataLoader with samples in any order", hint=hint)
+        self._module, self._datamodule = module, datamodule
+        self._dataset: Dataset[Any] = loader.dataset
+        self._schedules: dict[int, Any] = {}
+        self.collate: Callable[[list[Any]], Any] = loader.collate_fn
+        self.shuffle, self.drop_last = isinstance(loader.sampler, RandomSampler), loader.drop_last
+        self.gradient_clip_norm = gradient_clip_norm
+        self.baseline = TrainConfig(
+            micro_batch_size=loader.batch_size or 1,
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 2,
+            pin_memory=loader.pin_memory and torch.cuda.is_available(),
+            persistent_workers=loader.persistent_workers,
+        ).replace(**settings)
+
+    def build_model(self) -> TrainingStep:
+        """Return the module, fresh where a function builds it, else a copy."""
+        module = copy.deepcopy(self._module) if isinstance(self._module, nn.Module) else self._module()
+        if not module.automatic_optimization:
+            raise TargetError(
+                "the module optimizes by itself (automatic_optimization = False)",
+                hint="search its script instead: autotune search -- python train.py",
+            )
+        _log_to(module, {})  # nobody listens, and without a Trainer each call would warn
+        return TrainingStep(module)
+
+    def build_optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the module's optimizer."""
+        optimizer, schedule = _read_configured(model.module.configure_optimizers())  # type: ignore[operator, union-attr]
+        self._schedules = {id(optimizer): schedule}
+        return optimizer
+
+    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
+        """Return the schedule that came with the optimizer, taken on once a step; None without one."""
+        found = self._schedules.get(id(optimizer))
+        if found is None:
+            return None
+        schedule = found if isinstance(found, Mapping) else {"scheduler": found}
+        scheduler: LRScheduler = schedule["scheduler"]
+        is_by_epoch = schedule.get("interval", "epoch") == "epoch"
+        steps = -(-len(self._dataset) // self.baseline.effective_batch_size) if is_by_epoch else 1  # type: ignore[arg-type]
+        return EveryFewSteps(scheduler, optimizer, steps * int(schedule.get("frequency", 1)))
+
+    def train_dataset(self) -> Dataset[Any]:
+        """Return the training samples."""
+        return self._dataset
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of the module's `training_step`."""
+        returned = model(batch)
+        loss: Tensor = returned["loss"] if isinstance(returned, Mapping) else returned
+        return loss
+
+
+class EvaluatedLightningWorkload(LightningWorkload):
+    """A LightningModule and its data, the held-out ones among them.
+
+    Attributes:
+        metric: what its `validation_step` logs.
+    """
+
+    def __init__(self, *parts: Any, metric: tuple[str, str]) -> None:
+        """Take them apart; see `from_lightning`."""
+        super().__init__(*parts)
+        self.metric = metric
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> float:
+        """Return the mean of what `validation_step` logs by the metric's name, weighted by samples.
+
+        Raises:
+            TargetError: it logs nothing by that name.
+        """
+        name = self.metric[0]
+        logged: list[tuple[float, int]] = []
+        module: Any = model.module
+        for index, batch in enumerate(self._datamodule.val_dataloader()):
+            placed = move_batch(batch, lambda tensor: tensor.to(device), device)
+            values: dict[str, Any] = {}
+            _log_to(module, values)
+            module.validation_step(placed, index)
+            _log_to(module, {})
+            if name in values:
+                logged.append((float(values[name]), count_samples(batch)))
+        if not logged:
+            raise TargetError(f"validation_step logs no {name!r}", hint=f"write self.log({name!r}, value) in it")
+        return sum(value * count for value, count in logged) / sum(count for _, count in logged)
+
+
+class EveryFewSteps(LRScheduler):
+    """A schedule that goes on once in some optimizer steps, as Lightning's does at the end of an epoch."""
+
+    def __init__(self, scheduler: LRScheduler, optimizer: Optimizer, steps: int) -> None:
+        """Hold a schedule that has begun already.
+
+        Args:
+            scheduler: of the optimizer.
+            optimizer: its learning rates may have been scaled since.
+            steps: between two steps of the schedule.
+        """
+        self.optimizer, self._scheduler, self._steps, self._taken = optimizer, scheduler, steps, 0
+        before = scheduler.get_last_lr()
+        factors = [
+            group["lr"] / rate if rate else 1.0 for group, rate in zip(optimizer.param_groups, before, strict=True)
+        ]
+        scheduler.base_lrs = [rate * factor for rate, factor in zip(scheduler.base_lrs, factors, strict=True)]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Count an optimizer step."""
+        self._taken += 1
+        if self._taken % self._steps == 0:
+            self._scheduler.step()
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rates as they are."""
+        return self._scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands."""
+        return {"taken": self._taken, "scheduler": self._scheduler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._taken = state_dict["taken"]
+        self._scheduler.load_state_dict(state_dict["scheduler"])
+
+
+class _Log:
+    """Takes the place of a module's `log` and `log_dict`; a class, so that the module can be copied and saved."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def one(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        self.values[name] = value
+
+    def several(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        self.values.update(values)
+
+
+def _log_to(module: Any, values: dict[str, Any]) -> None:
+    log = _Log(values)
+    module.log, module.log_dict = log.one, log.several
+
+
+def _read_configured(returned: Any) -> tuple[Optimizer, Any]:
+    """Return the only optimizer that `configure_optimizers` returned, and its schedule or None.
+
+    Raises:
+        TargetError: there are several, or none.
+    """
+    schedules: list[Any] = []
+    if isinstance(returned, Mapping):
+        returned, schedules = returned["optimizer"], [returned.get("lr_scheduler")]
+    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], list):
+        returned, schedules = returned
+    optimizers = list(returned) if isinstance(returned, list | tuple) else [returned]
+    if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
+        raise TargetError(
+            f"configure_optimizers returned {len(optimizers)} optimizers",
+            hint="a workload has one; search the script instead: autotune search -- python train.py",
+        )
+    return optimizers[0], schedules[0] if schedules else None
