@@ -38,8 +38,6 @@ except ImportError as error:
         hint="pip install autotune-torch[frameworks]",
     ) from None
 
-__all__ = ["TrainerWorkload", "TunedCallback", "training_arguments", "workload"]
-
 _IGNORED_LABEL = -100
 
 

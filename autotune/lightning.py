@@ -34,8 +34,6 @@ except ImportError as error:
         hint="pip install autotune-torch[frameworks]",
     ) from None
 
-__all__ = ["LightningWorkload", "TunedCallback", "from_lightning"]
-
 _ACCUMULATION = "gradient_accumulation_steps"
 
 

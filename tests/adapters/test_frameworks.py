@@ -14,6 +14,8 @@ from autotune.machine.hardware import read_hardware
 from autotune.records import Evidence, Profile, TrainConfig
 
 PROGRAMS = {"transformers": "hf_train.py", "lightning": "lightning_train.py"}
+BUDGET = "4m"
+"""Each launch imports a framework first; a busy machine needs twice what a quiet one does."""
 BASELINE = TrainConfig(micro_batch_size=32)
 
 
@@ -94,7 +96,7 @@ data = [make(index) for index in range(64)]
 gradients, losses = [], []
 for micro, steps in ((16, 1), (4, 4)):
     arguments = TrainingArguments(per_device_train_batch_size=micro, gradient_accumulation_steps=steps, use_cpu=True,
-                                  max_steps=3, max_grad_norm=0.0, optim="sgd", learning_rate=0.5, report_to=[], save_strategy="no")
+                                  max_steps=3, max_grad_norm=0.0, optim="sgd", learning_rate=0.5, report_to=[])
     loaded = check_workload(autotune.hf.workload(Trainer(model_init=build, args=arguments, train_dataset=data)),
                             label="x", fingerprint="y")
     training = Training(loaded, loaded.baseline, device=torch.device("cpu"), seed=0)
@@ -177,7 +179,9 @@ def test_it_is_searched_and_trains_with_the_answer(package: str, tmp_path: Path)
     require(package)
     name = PROGRAMS[package]
     write_program(name, tmp_path)
-    searched = run(tmp_path, "-m", "autotune", "search", f"{name}:workload", "--budget", "90s", "--no-history")
+    searched = run(
+        tmp_path, "-m", "autotune", "search", f"{name}:workload", "--budget", BUDGET, "--no-history", seconds=400
+    )
     assert searched.returncode == 0, searched.stderr
     profile = Profile.load(tmp_path / "best.json")
     assert profile.verdict in ("improved", "keep", "inconclusive")

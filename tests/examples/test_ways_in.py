@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -169,4 +170,7 @@ def test_it_is_probed_and_searched_and_its_folder_stays_as_it_was(name: str, tmp
     for tool in way.exports:
         exported = run(work, "-m", "autotune", "export", "--profile", "best.json", "--to", tool)
         assert exported.returncode == 0, exported.stderr
-        compile(exported.stdout, "exported", "exec")
+        if tool == "hf":
+            assert isinstance(json.loads(exported.stdout), dict)
+        else:
+            assert re.search(r"^trainer:", exported.stdout, flags=re.MULTILINE)
