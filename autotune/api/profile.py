@@ -88,18 +88,15 @@ class Profile(records.Profile):
         """Return the settings in the words of another tool: `text` for its file, and what it has no place for.
 
         Args:
-            to: `torch`, `hf`, `lightning`, `accelerate` or `deepspeed`.
+            to: `torch`, `hf`, `hf-flags`, `lightning`, `accelerate`, `deepspeed` or `env`.
 
         Raises:
             UsageError: there is no such exporter.
         """
-        from autotune.emit.export import export_config
+        from autotune.emit.export import export_profile
         from autotune.machine.hardware import read_hardware
 
-        # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
-        found, named = read_hardware().host_allocators, self.hardware.host_allocators
-        here = {name: path for name, path in named.items() if found.get(name) == path}
-        return export_config(self.config, to, host_allocators=here)
+        return export_profile(self, to, found=read_hardware().host_allocators)
 
     def apply(
         self, model: nn.Module, optimizer: Optimizer | None = None, loader: DataLoader[Any] | None = None

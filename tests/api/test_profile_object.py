@@ -110,7 +110,7 @@ def test_it_writes_the_report_of_its_search(folder: Path) -> None:
 def test_it_is_exported_as_the_command_does_it(folder: Path) -> None:
     profile = make_answer()
     profile.save("best.json")
-    for tool in ("torch", "hf", "lightning", "accelerate", "deepspeed"):
+    for tool in ("torch", "hf", "hf-flags", "lightning", "accelerate", "deepspeed", "env"):
         assert profile.export(tool).text == CliRunner().invoke(app, ["export", "--to", tool]).stdout
     with pytest.raises(UsageError, match="no exporter 'pandas'"):
         profile.export("pandas")
