@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 
@@ -46,10 +47,10 @@ def describe_saving(profile: Profile, state: SearchState | None, baseline_rate: 
         baseline_rate: samples per second of the user's own settings, as the probe read them.
         aside: share of a run that is no training step, and stays as it is.
     """
-    if profile.verdict != "improved" or profile.speedup is None:
-        return ""
     whole = find_run_seconds(profile, state, baseline_rate)
     seconds = whole or EXAMPLE_SECONDS
+    if not _saves(profile) or profile.speedup is None or not save_seconds(profile, seconds, aside) < math.inf:
+        return ""
     point, most = (
         format_duration(shorten_run(seconds, ratio, aside)) for ratio in (profile.speedup.estimate, profile.speedup.low)
     )
@@ -63,12 +64,16 @@ def describe_price(
 ) -> str:
     """Return what the answer saves at a price per hour, and what the search has cost; arguments as above."""
     search = profile.one_off.search_seconds / 3600 * price
-    if profile.verdict != "improved" or profile.speedup is None:
+    if not _saves(profile):
         return f"At {price:,.2f} an hour the search has cost {search:,.2f}."
     whole = find_run_seconds(profile, state, baseline_rate)
     saved = save_seconds(profile, whole or EXAMPLE_SECONDS, aside) / 3600 * price
     run = "run" if whole else "such training"
     return f"At {price:,.2f} an hour: at least {saved:,.2f} less for each {run}; the search has cost {search:,.2f}."
+
+
+def _saves(profile: Profile) -> bool:
+    return profile.verdict == "improved" and profile.speedup is not None and profile.speedup.low > 0.0
 
 
 def find_run_seconds(profile: Profile, state: SearchState | None, baseline_rate: float) -> float | None:
