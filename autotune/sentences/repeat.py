@@ -49,11 +49,12 @@ def describe_saving(profile: Profile, state: SearchState | None, baseline_rate: 
     """
     whole = find_run_seconds(profile, state, baseline_rate)
     seconds = whole or EXAMPLE_SECONDS
-    if not _saves(profile) or profile.speedup is None or not save_seconds(profile, seconds, aside) < math.inf:
+    if not _saves(profile) or profile.speedup is None:
         return ""
-    point, most = (
-        format_duration(shorten_run(seconds, ratio, aside)) for ratio in (profile.speedup.estimate, profile.speedup.low)
-    )
+    ends = [shorten_run(seconds, ratio, aside) for ratio in (profile.speedup.estimate, profile.speedup.low)]
+    if not max(seconds, *ends) < math.inf:
+        return ""
+    point, most = map(format_duration, ends)
     saved = format_duration(save_seconds(profile, seconds, aside))
     run = f"Your run of {format_duration(seconds)}" if whole else f"A training of {format_duration(seconds)}"
     return f"{run} takes about {point}, at most {most}: at least {saved} less."
@@ -73,7 +74,8 @@ def describe_price(
 
 
 def _saves(profile: Profile) -> bool:
-    return profile.verdict == "improved" and profile.speedup is not None and profile.speedup.low > 0.0
+    known = profile.speedup
+    return profile.verdict == "improved" and known is not None and min(known.low, known.estimate) > 0.0
 
 
 def find_run_seconds(profile: Profile, state: SearchState | None, baseline_rate: float) -> float | None:
