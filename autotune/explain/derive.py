@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from autotune.explain.changes import Change, list_changes, make_alone
 from autotune.explain.readings import LEAST_PAIRS, Readings
 from autotune.format import format_factor_down, format_share
+from autotune.measure.confidence import finite_exp
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob
 from autotune.records.explanation import ChangeEffect, Explanation, TriedValue
 from autotune.records.facts import TargetFacts
@@ -110,7 +111,7 @@ def _estimate(effect: ChangeEffect) -> float:
 
 def _list_measured(readings: Readings) -> Iterator[ParetoPoint]:
     for one in readings.log.ranking.entries:
-        yield ParetoPoint(config=one.config, speedup=math.exp(one.score), memory=find_peak(one))
+        yield ParetoPoint(config=one.config, speedup=finite_exp(one.score), memory=find_peak(one))
 
 
 def _list_waits(readings: Readings, facts: TargetFacts) -> Iterator[Issue]:

@@ -221,7 +221,7 @@ def _read(place: SearchFolder, profile: Profile) -> Readings:
         raise UsageError(f"{place.path} holds no probe report", hint="run autotune search again")
     log = SearchLog(make_problem(place.read_state(), report, probed, USUAL_POLICY))
     for one in trials:
-        if one.spec.purpose == "measure":
+        if one.spec.purpose == "measure" and one.spec.config is not None:
             log.add_earlier_launch(one)
     for changes in place.read_screens().refused:
         log.refuse(frozenset(changes))

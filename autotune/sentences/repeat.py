@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 
@@ -46,13 +47,14 @@ def describe_saving(profile: Profile, state: SearchState | None, baseline_rate: 
         baseline_rate: samples per second of the user's own settings, as the probe read them.
         aside: share of a run that is no training step, and stays as it is.
     """
-    if profile.verdict != "improved" or profile.speedup is None:
-        return ""
     whole = find_run_seconds(profile, state, baseline_rate)
     seconds = whole or EXAMPLE_SECONDS
-    point, most = (
-        format_duration(shorten_run(seconds, ratio, aside)) for ratio in (profile.speedup.estimate, profile.speedup.low)
-    )
+    if not _saves(profile) or profile.speedup is None:
+        return ""
+    ends = [shorten_run(seconds, ratio, aside) for ratio in (profile.speedup.estimate, profile.speedup.low)]
+    if not max(seconds, *ends) < math.inf:
+        return ""
+    point, most = map(format_duration, ends)
     saved = format_duration(save_seconds(profile, seconds, aside))
     run = f"Your run of {format_duration(seconds)}" if whole else f"A training of {format_duration(seconds)}"
     return f"{run} takes about {point}, at most {most}: at least {saved} less."
@@ -63,12 +65,17 @@ def describe_price(
 ) -> str:
     """Return what the answer saves at a price per hour, and what the search has cost; arguments as above."""
     search = profile.one_off.search_seconds / 3600 * price
-    if profile.verdict != "improved" or profile.speedup is None:
+    if not _saves(profile):
         return f"At {price:,.2f} an hour the search has cost {search:,.2f}."
     whole = find_run_seconds(profile, state, baseline_rate)
     saved = save_seconds(profile, whole or EXAMPLE_SECONDS, aside) / 3600 * price
     run = "run" if whole else "such training"
     return f"At {price:,.2f} an hour: at least {saved:,.2f} less for each {run}; the search has cost {search:,.2f}."
+
+
+def _saves(profile: Profile) -> bool:
+    known = profile.speedup
+    return profile.verdict == "improved" and known is not None and min(known.low, known.estimate) > 0.0
 
 
 def find_run_seconds(profile: Profile, state: SearchState | None, baseline_rate: float) -> float | None:

@@ -132,5 +132,19 @@ def test_a_page_that_cannot_be_written_fails_no_search(folder: Path) -> None:
     profile = Profile.load("best.json")
     _, told = write_page_beside(profile, Path("missing") / "best.json", force=False)
     assert told.startswith("no report was written: ")
-    find_place(folder).state_file.write_text("{")
+    (find_place(folder).path / "probe.json").write_text("{")
     assert write_page_beside(profile, Path("best.json"), force=False)[1].startswith("no report was written: ")
+
+
+@pytest.mark.parametrize("file", ["search.json", "trials/0000/result.json", "finals.json"])
+def test_a_damaged_file_costs_only_what_it_said(folder: Path, file: str) -> None:
+    (find_place(folder).path / file).write_text("{")
+    assert invoke("report", "-o", "page.html")[0] == 0
+    page = Path("page.html").read_text()
+    assert "At least" in page
+    assert "How to repeat it" in page
+    assert "What each change is worth" not in page
+    assert invoke("show")[0] == 0
+    code, _, said = invoke("explain", "--budget", "0")
+    assert code != 0
+    assert "Traceback" not in said

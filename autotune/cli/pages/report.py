@@ -11,6 +11,7 @@ from autotune.errors import AutotuneError, UsageError
 from autotune.records.explanation import Explanation
 from autotune.records.profile import Profile
 from autotune.records.reading import read_bytes
+from autotune.records.search import SearchState
 from autotune.search.store.folder import SearchFolder, find_search_of, list_searches
 
 USUAL_ANSWER = Path("best.json")
@@ -69,7 +70,17 @@ def explain_answer(profile: Profile, path: Path) -> Explanation | None:
         place = find_search_of(profile, Path.cwd()) or find_search_of(profile, path.resolve().parent)
     except AutotuneError:
         return None  # the answer is shown without it
-    return None if place is None else _explain(place, profile)
+    return None if place is None else read_explanation(place, profile)
+
+
+def read_explanation(place: SearchFolder, profile: Profile) -> Explanation | None:
+    """Return what a search's launches say of its answer; None where its files are damaged, or make no sense."""
+    from autotune.explain.run import explain
+
+    try:
+        return explain(place, profile)
+    except (AutotuneError, ArithmeticError, ValueError):
+        return None
 
 
 def render_search(path: Path, explanation: Explanation | None = None, *, price: float | None = None) -> str:
@@ -77,7 +88,7 @@ def render_search(path: Path, explanation: Explanation | None = None, *, price: 
 
     Args:
         path: its folder.
-        explanation: of its answer; None to make it, as far as its trials are there.
+        explanation: of its answer; None to make it.
         price: of an hour of the machine; None where money is not asked for.
 
     Raises:
@@ -91,16 +102,14 @@ def render_search(path: Path, explanation: Explanation | None = None, *, price: 
     if probe is None:
         raise UsageError(f"{path} holds no probe report", hint="run autotune search again")
     profile = Profile.load(place.profile)
-    origin = Origin(state=place.read_state(), began=place.began, folder=os.path.relpath(path), price=price)
-    return render_report(profile, probe, place.read_all_trials(), explanation or _explain(place, profile), origin)
+    explanation = explanation or read_explanation(place, profile)
+    origin = Origin(state=_read_state(place), began=place.began, folder=os.path.relpath(path), price=price)
+    return render_report(profile, probe, place.read_all_trials(), explanation, origin)
 
 
-def _explain(place: SearchFolder, profile: Profile) -> Explanation | None:
-    """Return what the changes of an answer are worth; None where the search's own trials are gone."""
-    from autotune.explain.run import explain
-
+def _read_state(place: SearchFolder) -> SearchState | None:
     try:
-        return explain(place, profile)
+        return place.read_state()
     except AutotuneError:
         return None
 
@@ -125,7 +134,6 @@ def write_page_beside(profile: Profile, answer: Path, *, force: bool) -> tuple[E
         answer: where it is.
         force: replace any file.
     """
-    from autotune.explain.run import explain
     from autotune.records.codec import write_text
 
     page = answer.with_name(USUAL_PAGE.name)
@@ -135,7 +143,7 @@ def write_page_beside(profile: Profile, answer: Path, *, force: bool) -> tuple[E
         place = find_search_of(profile, Path.cwd())
         if place is None:
             return None, ""
-        explanation = explain(place, profile)
+        explanation = read_explanation(place, profile)
         write_text(page, render_search(place.path, explanation))
     except (AutotuneError, OSError) as error:
         return None, f"no report was written: {error}"

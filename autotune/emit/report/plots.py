@@ -31,6 +31,8 @@ _CUT = (TrialStatus.INTERRUPTED, TrialStatus.TIMED_OUT, TrialStatus.TOO_SLOW)
 _MEMORY_HEIGHT, _LOSS_HEIGHT = 220, 220
 _MOST_POINTS = 120
 _LEAST_POINTS = 2
+_LARGEST = 1e100
+"""Of a loss that can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def draw_timeline(trials: Sequence[TrialResult], search_seconds: float) -> Timel
 
     Trials do not tell when they began, so that they are laid end to end; what is left is the time between them.
     """
-    spent = math.fsum(one.elapsed_seconds for one in trials)
+    spent = sum(one.elapsed_seconds for one in trials)
     whole = max(spent, search_seconds)
-    if whole <= 0.0:
+    if not 0.0 < whole < math.inf:
         return None
     parts, marks, x = [], [], 0.0
     for one in trials:
@@ -214,7 +216,7 @@ def _find_curves(trials: Sequence[TrialResult], config: TrainConfig) -> dict[int
     for trial in trials:
         for curve in trial.curves if trial.spec.purpose == "quality" and trial.spec.config == config else ():
             known = len(found[curve.seed].losses) if curve.seed in found else 0
-            if None not in curve.losses and len(curve.losses) > known:
+            if len(curve.losses) > known and all(one is not None and abs(one) < _LARGEST for one in curve.losses):
                 found[curve.seed] = curve
     return found
 

@@ -64,7 +64,10 @@ class SearchFolder:
     def began(self) -> datetime | None:
         """When it was made, by this machine's clock then; None for a name that does not tell."""
         stamp, _ = _read_stamp(self.path.name)
-        return datetime.strptime(stamp, "%Y%m%d-%H%M%S") if stamp else None
+        try:
+            return datetime.strptime(stamp, "%Y%m%d-%H%M%S")
+        except ValueError:
+            return None
 
     @property
     def trials(self) -> Path:
