@@ -6,8 +6,8 @@
            ── Command.PAUSE ─▶                the leader evaluates or writes: it may take as long as it takes
            ── Command.END ───▶                the training is over
 
-Commands go over a gloo group of their own, so that nobody waits for a device because of them. Whoever waits for a rank
-that has died finds out at once, and for one that hangs within the patience.
+Commands and answers go over gloo groups of their own, so that nobody waits for a device because of them. Whoever waits
+for a rank that has died finds out at once, and for one that hangs within the patience.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class World:
         size: how many there are.
         device: where it trains.
         patience_seconds: longest wait for another one.
-        commands: group that commands and plain objects go over.
+        commands: group that commands go over, which may be long in coming.
+        answers: group that plain data goes over.
     """
 
     rank: int
@@ -73,6 +74,7 @@ class World:
     device: torch.device
     patience_seconds: float
     commands: dist.ProcessGroup
+    answers: dist.ProcessGroup
 
     @property
     def leads(self) -> bool:
@@ -83,10 +85,9 @@ class World:
         """Tell all other ranks what to do next.
 
         Raises:
-            RankLostError: one of them is gone.
+            RankLostError: one of them is gone, or does not listen.
         """
-        with self.watching():
-            dist.broadcast(torch.tensor([int(command)]), 0, group=self.commands)
+        self._send(torch.tensor([int(command)]), timedelta(seconds=self.patience_seconds))
 
     def hear(self, *, for_ever: bool = False) -> Command:
         """Return what the leader wants done next.
@@ -98,24 +99,27 @@ class World:
             RankLostError: it is gone, or does not answer.
         """
         told = torch.zeros(1, dtype=torch.int64)
-        with self.watching():
-            work = dist.broadcast(told, 0, group=self.commands, async_op=True)
-            assert work is not None
-            work.wait(_FOR_EVER if for_ever else timedelta(seconds=self.patience_seconds))
+        self._send(told, _FOR_EVER if for_ever else timedelta(seconds=self.patience_seconds))
         return Command(int(told))
+
+    def _send(self, command: Tensor, patience: timedelta) -> None:
+        with self.watching():
+            work = dist.broadcast(command, 0, group=self.commands, async_op=True)
+            assert work is not None
+            work.wait(patience)
 
     def share(self, value: Any) -> Any:
         """Return the leader's value, plain data, on every rank."""
         values = [value]
         with self.watching():
-            dist.broadcast_object_list(values, 0, group=self.commands)
+            dist.broadcast_object_list(values, 0, group=self.answers)
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, plain data, in order, on the leader; nothing elsewhere."""
         values: list[Any] = [None] * self.size if self.leads else []
         with self.watching():
-            dist.gather_object(value, values if self.leads else None, 0, group=self.commands)
+            dist.gather_object(value, values if self.leads else None, 0, group=self.answers)
         return values
 
     def sum(self, value: Tensor) -> Tensor:
@@ -175,6 +179,8 @@ def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
         device_id=device if uses_gpu else None,
     )
     commands = dist.new_group(backend="gloo", timeout=_FOR_EVER)
+    answers = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_seconds))
     assert isinstance(commands, dist.ProcessGroup)
-    yield World(rank, size, device, patience_seconds, commands)
+    assert isinstance(answers, dist.ProcessGroup)
+    yield World(rank, size, device, patience_seconds, commands, answers)
     dist.destroy_process_group()  # not after an error: it might wait for who is gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -99,6 +100,37 @@ class Slow(Noisy):
     pause_seconds = 0.05
 
 
+def _stop_at(place: str, call: int) -> None:
+    """Stop this process where STOPS says so: `1:loss:5`."""
+    if os.environ.get("STOPS") == f"{os.environ.get('RANK')}:{place}:{call}":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class _StoppingSGD(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.calls += 1
+        _stop_at("optimizer", self.calls)
+        return found
+
+
+class Stopping(Noisy):
+    """A process that hangs, in a step or after one."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return _StoppingSGD(model.parameters(), lr=0.1)
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+        self.calls += 1
+        _stop_at("loss", self.calls)
+        return super().compute_loss(model, batch)
+
+
 class Normed(Plain):
     """Statistics over the samples of a process."""
 
@@ -153,12 +185,5 @@ class Streamed(Counted):
 
 
 counted, plain, uneven, partial, unsaid = Counted(), Plain(), Uneven(), Partial(), Unsaid()
-noisy, slow, normed, pairs, large, mistaken, streamed = (
-    Noisy(),
-    Slow(),
-    Normed(),
-    Pairs(),
-    Large(),
-    Mistaken(),
-    Streamed(),
-)
+noisy, slow, stopping = Noisy(), Slow(), Stopping()
+normed, pairs, large, mistaken, streamed = Normed(), Pairs(), Large(), Mistaken(), Streamed()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,15 +40,17 @@ def leading(place: Place | None) -> Iterator[None]:
     Args:
         place: of the leader; None for the only process of a training.
 
-    Raises:
-        SystemExit: another rank is gone, which is told by who started them all.
+    Where another rank is lost, which is told by who started them all, the process ends here: past what would wait for
+    that rank.
     """
     try:
         yield
     except RankLostError as error:
-        if place is not None:
-            place.record_end(explain_end(error, place.rank))
-        raise SystemExit(error.exit_code) from None
+        assert place is not None
+        place.record_end(explain_end(error, place.rank))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(error.exit_code)
     except AutotuneError as error:
         if place is not None:
             status = AGAIN_STATUS if isinstance(error, FreshProcessNeeded) else error.exit_code
