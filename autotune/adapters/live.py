@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autotune.engine.loop import backend_settings
+from autotune.engine.hooks.script import process_settings
 from autotune.engine.memory_format import apply_memory_format
 from autotune.engine.optimizer import apply_optimizer_implementation
+from autotune.records.config import changed_fields
 from autotune.records.profile import Profile
 
 LIVE = frozenset(
@@ -37,12 +38,13 @@ class LiveSettings:
         self._stack = ExitStack()
 
     def begin(self, model: nn.Module, optimizers: Iterable[Optimizer], device: torch.device) -> None:
-        """Apply them to the process, and to a model and fresh optimizers as far as they differ from the baseline."""
-        config, baseline = self._profile.config, self._profile.baseline_config
-        self._stack.enter_context(backend_settings(config, device))
-        if config.memory_format != baseline.memory_format:
+        """Apply those that differ from the baseline to the process, a model and fresh optimizers."""
+        config = self._profile.config
+        changed = changed_fields(config, self._profile.baseline_config)
+        self._stack.enter_context(process_settings(config, changed, device))
+        if "memory_format" in changed:
             apply_memory_format(model, config)
-        if config.optimizer_implementation != baseline.optimizer_implementation:
+        if "optimizer_implementation" in changed:
             for optimizer in optimizers:
                 apply_optimizer_implementation(optimizer, config)
 

@@ -96,10 +96,7 @@ class Profile(records.Profile):
         from autotune.emit.export import export_profile
         from autotune.machine.hardware import read_hardware
 
-        # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
-        found, named = read_hardware().host_allocators, self.hardware.host_allocators
-        here = {name: path for name, path in named.items() if found.get(name) == path}
-        return export_profile(self, to, libraries=here)
+        return export_profile(self, to, found=read_hardware().host_allocators)
 
     def apply(
         self, model: nn.Module, optimizer: Optimizer | None = None, loader: DataLoader[Any] | None = None

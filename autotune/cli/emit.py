@@ -76,10 +76,7 @@ def _export(answer: Path, to: str) -> Export:
     from autotune.records.profile import Profile
 
     profile, machine = Profile.load(answer), read_hardware()
-    # By its path only what this machine has found itself: a library is code, and whose path a profile says is open.
-    found = machine.host_allocators
-    here = {name: path for name, path in profile.hardware.host_allocators.items() if found.get(name) == path}
-    exported = export_profile(profile, to, libraries=here)
+    exported = export_profile(profile, to, found=machine.host_allocators)
     if machine.fingerprint != profile.hardware.fingerprint:
         warn("it was measured on another machine than this one: how much faster it is here, nobody has measured")
     own = profile.hardware.preloaded_malloc

@@ -268,7 +268,7 @@ def use_profile(profile: Profile, folder: Path) -> None:
     """
     print_answer(profile, folder / "best.json")
     for name in EXPORTERS:
-        export = export_profile(profile, name, libraries=profile.hardware.host_allocators)
+        export = export_profile(profile, name, found=profile.hardware.host_allocators)
         shown = "\n".join([export.text, *export.aside])
         assert all(character.isprintable() or character == "\n" for character in shown)
     differences.find_differences(profile, target_fingerprint="m-0123456789ab", data_fingerprint="1000:0123456789ab")

@@ -36,13 +36,13 @@ EXPORTERS: dict[str, Callable[[Request], Export]] = {
 __all__ = ["EXPORTERS", "Export", "Request", "export_profile"]
 
 
-def export_profile(profile: Profile, to: str, *, libraries: Mapping[str, str] | None = None) -> Export:
+def export_profile(profile: Profile, to: str, *, found: Mapping[str, str] | None = None) -> Export:
     """Return an answer in another tool's format.
 
     Args:
         profile: the answer.
         to: a name in `EXPORTERS`.
-        libraries: paths of malloc libraries by knob value, as they are on this machine; None where they are not known.
+        found: paths of malloc libraries by knob value that this machine has found; None where they are not known.
 
     Raises:
         UsageError: there is no exporter of that name.
@@ -50,4 +50,7 @@ def export_profile(profile: Profile, to: str, *, libraries: Mapping[str, str] | 
     exporter = EXPORTERS.get(to)
     if exporter is None:
         raise UsageError(f"there is no exporter {to!r}", hint=f"choose one of {', '.join(EXPORTERS)}")
-    return exporter(make_request(profile, libraries or {}))
+    # By its path only what is found here: a library is code, and whose path a profile says is open.
+    named = profile.hardware.host_allocators
+    libraries = {name: path for name, path in named.items() if (found or {}).get(name) == path}
+    return exporter(make_request(profile, libraries))
