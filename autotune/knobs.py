@@ -21,7 +21,7 @@ DriftTest = Literal["tape", "additivity", "gradients"]
 """The cheap tests of the drift gate: the data, parts of a batch against the whole, gradients at the same weights."""
 
 LARGER_BATCHES = (2, 4)
-"""Effective batches that `--allow batch` tries, over the user's own."""
+"""Effective batches that `--tune-batch-size` tries, over the user's own."""
 
 _MOST_MICRO_BATCH_SIZES = 6
 _MOST_WORKERS = 16
@@ -91,7 +91,9 @@ def _micro_batch_sizes(facts: Facts) -> Choices:
     larger = [factor * effective for factor in LARGER_BATCHES]
     if "batch" in facts.allowed:
         return (*divisors, *larger), {}
-    reasons: dict[KnobValue, str] = dict.fromkeys(larger, "another effective batch is another training: --allow batch")
+    reasons: dict[KnobValue, str] = dict.fromkeys(
+        larger, "another effective batch is another training: --tune-batch-size"
+    )
     why_not = _find_split_trouble(target)
     if why_not is None:
         return tuple(divisors), reasons

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from autotune.errors import ProfileError
 from autotune.records.codec import read_record
-from autotune.records.reading import parse_json, read_bytes
 from autotune.records.search import Preset
 
 _PACKAGED = Path(__file__).parent / "profiles"
 _CHECKOUT = Path(__file__).parent.parent / "profiles"
 _LONGEST_NAME = 40
-_MOST_BYTES = 2**20
 
 
 @functools.cache
@@ -27,15 +25,6 @@ def load_presets() -> tuple[Preset, ...]:
     """
     folder = _PACKAGED if os.path.isdir(_PACKAGED) else _CHECKOUT
     return tuple(read_record(path, Preset) for path in sorted(folder.glob("*.json")))
-
-
-def is_preset(path: Path) -> bool:
-    """Return whether a file is a preset, right or wrong, and so no profile."""
-    try:
-        found = parse_json(read_bytes(path, max_bytes=_MOST_BYTES).decode("utf-8", "replace"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "settings" in found
 
 
 def find_preset(name: str) -> Preset:

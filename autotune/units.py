@@ -51,8 +51,9 @@ def parse_amount(text: str, *, counts: tuple[str, ...], name: str = "amount") ->
         try:
             return parse_duration(text, name=name), "seconds"
         except UsageError as error:
-            some = ", ".join(f"30{unit}" for unit in counts)
-            raise UsageError(error.message, hint=f"write 8h, {some}") from None
+            number = text.strip() if text.strip().isdecimal() else "30"
+            some = ", ".join(f"{number}{unit}" for unit in ("h", *counts))
+            raise UsageError(f"{name} {text!r} has no unit that is known", hint=f"write {some}") from error
     if float(found.group(1)) <= 0:
         raise UsageError(f"{name} {text!r} is zero", hint="it must be more than 0")
     return float(found.group(1)), found.group(2)

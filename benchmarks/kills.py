@@ -73,13 +73,13 @@ def finish(folder: Path, *arguments: str) -> None:
 def kill_one_run(folder: Path, seed: int, kills: int, draw: random.Random) -> Tally:
     """Train with a seed under at most so many kills, and compare its end."""
     length = ("--epochs", str(EPOCHS), "--seed", str(seed), "--checkpoint-every", "0.2s")
-    finish(folder, *length, "--out", "straight")
+    finish(folder, *length, "--run-dir", "straight")
     steps: list[int] = []
     while len(steps) < kills:
         resume = ("--resume",) if (folder / "killed" / "checkpoints").exists() and newest_step(folder) else ()
         if not resume and (folder / "killed").exists():
             subprocess.run(["rm", "-rf", str(folder / "killed")], check=True)
-        process = start(folder, *length, "--out", "killed", *resume)
+        process = start(folder, *length, "--run-dir", "killed", *resume)
         try:
             process.wait(draw.uniform(0.0, LONGEST_SECONDS))
             break  # it was done before the moment came
@@ -88,7 +88,7 @@ def kill_one_run(folder: Path, seed: int, kills: int, draw: random.Random) -> Ta
         (os.killpg if draw.random() < 0.5 else os.kill)(process.pid, signal.SIGKILL)
         process.wait()
         wait_for_end_of_group(process.pid)
-    finish(folder, *length, "--out", "killed", *(("--resume",) if newest_step(folder) else ()))
+    finish(folder, *length, "--run-dir", "killed", *(("--resume",) if newest_step(folder) else ()))
     straight, killed = (read_end(folder / name) for name in ("straight", "killed"))
     return Tally(seed, len(steps), steps, find_differences(straight, killed))
 

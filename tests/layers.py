@@ -56,6 +56,7 @@ LAYERS = {
     "autotune.emit": 16,
     "autotune.explain": 16,
     "autotune.selftest": 16,
+    "autotune.loggers": 16,
     "autotune.train": 16,
     "autotune.adapters": 17,
     "autotune.cli": 17,

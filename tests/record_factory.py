@@ -272,7 +272,7 @@ def make_state(**changes: Any) -> SearchState:
 
 
 def make_profile(**changes: Any) -> Profile:
-    """Return an answer proven to be 1.3 times as fast: 1300 samples/s."""
+    """Return an answer proven to be 1.3 times as fast: 1300 samples/s; with the user's own settings: keep them."""
     fields: dict[str, Any] = {
         "verdict": "improved",
         "config": CONFIG.replace(precision="bf16"),
@@ -283,7 +283,10 @@ def make_profile(**changes: Any) -> Profile:
         "software": make_software(),
         "evidence": Evidence(baseline_samples_per_second=1000.0, samples_per_second=1300.0),
     }
-    return Profile(**(fields | changes))
+    merged = fields | changes
+    if merged["config"] == merged["baseline_config"] and "verdict" not in changes:
+        merged["verdict"] = "keep"
+    return Profile(**merged)
 
 
 # The final training

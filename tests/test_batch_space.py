@@ -178,7 +178,9 @@ def test_larger_batches_are_offered_where_they_are_allowed() -> None:
 def test_larger_batches_are_ruled_out_with_the_option_that_allows_them() -> None:
     space = build_space(cpu_facts())
     assert space.choices["micro_batch_size"] == (12, 6, 4, 3, 2, 1)
-    assert {value: "--allow batch" in reason for value, reason in reasons_of(space, "micro_batch_size").items()} == {
+    assert {
+        value: "--tune-batch-size" in reason for value, reason in reasons_of(space, "micro_batch_size").items()
+    } == {
         24: True,
         48: True,
     }
@@ -200,7 +202,7 @@ def test_a_batch_that_cannot_be_split_offers_no_other_size_and_says_why(why: str
     reasons = reasons_of(space, "micro_batch_size")
     word = "BatchNorm" if "norm" in why else "25 % (limit 0.01 %)"
     assert {size for size, reason in reasons.items() if word in reason} == {6, 4, 3, 2, 1}
-    assert {size for size, reason in reasons.items() if "--allow batch" in reason} == {24, 48}
+    assert {size for size, reason in reasons.items() if "--tune-batch-size" in reason} == {24, 48}
 
 
 @pytest.mark.parametrize("why", NOT_SPLIT)

@@ -143,6 +143,6 @@ def test_an_amount_is_a_duration_or_a_count(text: str, amount: tuple[float, str]
 
 @pytest.mark.parametrize("text", ["", "30", "epochs", "-3epochs", "3 steps", "0epochs", "0s", "nan samples"])
 def test_other_amounts_are_refused_by_the_name_they_were_given_for(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--planned-run ") as refused:
-        parse_amount(text, counts=("epochs", "samples"), name="--planned-run")
+    with pytest.raises(UsageError, match=r"^--train-for ") as refused:
+        parse_amount(text, counts=("epochs", "samples"), name="--train-for")
     assert refused.value.hint

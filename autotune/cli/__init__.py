@@ -36,7 +36,8 @@ autotune explain best.json --budget 0 --json"""
 app = typer.Typer(
     name="autotune",
     help="Make PyTorch training faster without changing what is learned, by measurement on this machine.",
-    epilog="Start with: autotune search --budget 20m -- python train.py --epochs 1000",
+    epilog="Start with: autotune search --budget 20m -- python train.py --epochs 1000\n\n"
+    "With AUTOTUNE_DEBUG=1 in the environment an error comes with its traceback.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,

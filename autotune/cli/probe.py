@@ -11,7 +11,7 @@ import typer
 
 from autotune.cli.stopping import StopFlag, stop_on_signals
 from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
-from autotune.cli.view.help import OUTPUT
+from autotune.cli.view.help import OUTPUT, Quiet
 from autotune.cli.view.terminal import print_json, reported_errors, say, warn
 from autotune.errors import AutotuneError
 
@@ -28,22 +28,29 @@ def probe(
         bool, typer.Option("--full", rich_help_panel=OUTPUT, help="Print all that was found, not what fits a screen.")
     ] = False,
     knob: Knobs = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", rich_help_panel=OUTPUT, help="As --full, and keep what the training printed."),
+    ] = False,
+    quiet: Quiet = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
     """Show where a step's time and memory go, what could be gained at most, and what to try first (under a minute).
 
     Without any target it is about the machine alone; `autotune probe demo` shows the built-in demo.
     """
-    with reported_errors(as_json=json_output):
+    with reported_errors(as_json=json_output, quiet=quiet):
         chosen, folder = read_target(target, command="probe", knobs=knob), Path.cwd()
         _warn_of_search(folder)
         with stop_on_signals() as stop:
             try:
                 if has_target(chosen, folder):
-                    _probe_target(chosen, folder, stop, as_json=json_output, full=full)
+                    _probe_target(chosen, folder, stop, as_json=json_output, full=full, verbose=verbose)
                 else:
                     _probe_machine(folder, stop, as_json=json_output)
             except AutotuneError:
+                if stop.signal_number is not None:
+                    say("stopped: nothing is kept of this probe")
                 stop.exit_if_set()  # what a signal has cut short is no error
                 raise
             stop.exit_if_set()
@@ -70,17 +77,29 @@ def _probe_machine(folder: Path, stop: StopFlag, *, as_json: bool) -> None:
     _keep(machine, folder)
 
 
-def _probe_target(chosen: str | Script | None, folder: Path, stop: StopFlag, *, as_json: bool, full: bool) -> None:
+def _probe_target(
+    chosen: str | Script | None, folder: Path, stop: StopFlag, *, as_json: bool, full: bool, verbose: bool
+) -> None:
     from autotune.cli.pages.probe import print_report
     from autotune.probe.run import run_probe
+    from autotune.records.layout import PROBE_LOG_FILE, STATE_FOLDER
+    from autotune.search.store.folder import keep_log
 
     announce_target(chosen, folder, command="probe")
-    report = run_probe(chosen, keep=partial(_keep_for_search, folder), should_stop=stop)
+    report = run_probe(
+        chosen,
+        keep=partial(_keep_for_search, folder),
+        keep_log=partial(keep_log, folder),
+        keeps_log=verbose,
+        should_stop=stop,
+    )
     if as_json:
         print_json(report.to_json())
     else:
-        print_report(report, full=full)
+        print_report(report, full=full or verbose)
     _keep(report, folder)
+    if verbose:
+        say(f"log: {STATE_FOLDER}/{PROBE_LOG_FILE}")
     if not as_json:
         say(f"next: autotune search --budget 20m{show_target(chosen)}")
 

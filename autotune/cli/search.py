@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from autotune.cli.stopping import stop_on_signals
+from autotune.cli.stopping import StopFlag, stop_on_signals
 from autotune.cli.target import (
     Direction,
     Knobs,
+    Loggers,
     MetricKey,
     MetricRegex,
     QualityEpochs,
@@ -20,12 +21,15 @@ from autotune.cli.target import (
     Target,
     announce_target,
     read_target,
+    show_target,
 )
-from autotune.cli.view.help import BASICS, CHANGES
+from autotune.cli.view.help import BASICS, CHANGES, OUTPUT, Quiet
 from autotune.cli.view.terminal import print_json, reported_errors, say
 from autotune.errors import AutotuneError, NothingFeasibleError, UsageError
+from autotune.loggers import LoggerName, read_loggers
 
 if TYPE_CHECKING:
+    from autotune.records.profile import Profile
     from autotune.records.script import Script
     from autotune.records.search import PlannedRun
     from autotune.search.run import SearchOptions
@@ -63,7 +67,14 @@ def search(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=BASICS, metavar="FILE", help="Where the answer goes.", show_default="best.json"),
+        typer.Option(
+            "--out",
+            "-o",
+            rich_help_panel=BASICS,
+            metavar="FILE",
+            help="Where the answer goes.",
+            show_default="best.json",
+        ),
     ] = None,
     seed: Annotated[
         int,
@@ -74,24 +85,29 @@ def search(
     planned_run: Annotated[
         str | None,
         typer.Option(
+            "--train-for",
+            "--planned-run",
             rich_help_panel=CHANGES,
             metavar="LENGTH",
             help="Length of the final training: 8h, 30epochs, 2000000samples. Its total time counts then, compilation "
             "included.",
         ),
     ] = None,
-    allow: Annotated[
-        list[str] | None,
+    tune_batch_size: Annotated[
+        bool,
         typer.Option(
+            "--tune-batch-size",
             rich_help_panel=CHANGES,
-            metavar="batch",
             help="Try other effective batch sizes too: another training, judged by the samples it needs for the same "
             "loss.",
         ),
-    ] = None,
-    learning_rate_rule: Annotated[
+    ] = False,
+    allow: Annotated[list[str] | None, typer.Option(hidden=True, help="batch: --tune-batch-size.")] = None,
+    lr_scaling: Annotated[
         str,
         typer.Option(
+            "--lr-scaling",
+            "--learning-rate-rule",
             rich_help_panel=CHANGES,
             metavar="RULE",
             help="Learning rate of a larger effective batch: none, sqrt (Adam), linear (SGD).",
@@ -142,13 +158,21 @@ def search(
     direction: Direction = None,
     quality_steps: QualitySteps = None,
     quality_epochs: QualityEpochs = None,
+    log: Loggers = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", rich_help_panel=OUTPUT, help="Name each launch's log, and why values are ruled out."
+        ),
+    ] = False,
+    quiet: Quiet = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json.
 
     The exit status is 0 for any answer, "keep your settings" too, and 3 where nothing but these could be measured.
     """
-    with reported_errors(as_json=json_output):
+    with reported_errors(as_json=json_output, quiet=quiet):
         chosen = read_target(
             target,
             knobs=knob,
@@ -158,18 +182,14 @@ def search(
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
-        from autotune.cli.pages.answer import print_answer
-        from autotune.cli.pages.report import write_page_beside
-        from autotune.cli.stopping import ended_in_time
-        from autotune.cli.view.search import search_view
+        loggers = read_loggers(log or ())
         from autotune.presets import find_preset
-        from autotune.search.run import run_search
 
         given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
         options = read_options(
             given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
         )
-        options = allow_changes(options, allow or (), learning_rate_rule)
+        options = allow_changes(options, (*(allow or ()), *(["batch"] if tune_batch_size else [])), lr_scaling)
         options = dataclasses.replace(
             options,
             presets=tuple(find_preset(name) for name in preset or ()),
@@ -177,18 +197,30 @@ def search(
             exclude=tuple(exclude or ()),
             history=not no_history,
         )
-        announce_target(chosen, Path.cwd())
+        chosen = _announce(chosen, resume=resume)
         if dry_run:
             _print_forecast(chosen, options, json_output=json_output)
             return
-        with stop_on_signals() as stop, search_view(options.budget_seconds) as reporter:
-            try:
-                with ended_in_time(options.budget_seconds, stop):
-                    profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
-            except AutotuneError:
-                stop.exit_if_set()  # a stop before the baseline was measured leaves nothing to report
-                raise
-        explanation, told = write_page_beside(profile, Path(options.out), force=force)
+        _run(chosen, options, json_output=json_output, verbose=verbose, log=loggers)
+
+
+def _run(
+    chosen: str | Script | None, options: SearchOptions, *, json_output: bool, verbose: bool, log: Sequence[LoggerName]
+) -> None:
+    """Search, print the answer, and exit as it ended."""
+    from autotune.cli.pages.answer import print_answer
+    from autotune.cli.pages.report import write_page_beside
+
+    with stop_on_signals() as stop:
+        try:
+            profile = _search_shown(chosen, options, stop, verbose=verbose, log=log)
+        except AutotuneError:
+            if stop.signal_number is not None:
+                again = f"autotune search --resume{show_target(chosen)}"
+                say(f"stopped before your settings were measured: there is no answer yet; go on with: {again}")
+            stop.exit_if_set()
+            raise
+        explanation, told = write_page_beside(profile, Path(options.out), force=options.force)
         if json_output:
             print_json(profile.to_json())
         else:
@@ -196,8 +228,41 @@ def search(
         if told:
             say(told)
         stop.exit_if_set()
-        if profile.verdict == "not-tested":
-            raise typer.Exit(NothingFeasibleError.exit_code)
+    if profile.verdict == "not-tested":
+        raise typer.Exit(NothingFeasibleError.exit_code)
+
+
+def _search_shown(
+    chosen: str | Script | None, options: SearchOptions, stop: StopFlag, *, verbose: bool, log: Sequence[LoggerName]
+) -> Profile:
+    from autotune.cli.stopping import ended_in_time
+    from autotune.cli.view.search import search_view
+    from autotune.loggers.search_log import logged
+    from autotune.search.run import run_search
+
+    with (
+        search_view(options.budget_seconds, verbose=verbose) as view,
+        logged(log, view, view.told) as (reporter, finish),
+        ended_in_time(options.budget_seconds, stop),
+    ):
+        profile = run_search(chosen, options, reporter=reporter, should_stop=stop)
+        finish(profile)
+        return profile
+
+
+def _announce(chosen: str | Script | None, *, resume: bool) -> str | Script | None:
+    """Return the target: to resume, without a name, the one of the search in this folder; say which it is."""
+    from autotune.cli.target import announce_resolved
+    from autotune.train.settings.target import resolve_remembered
+
+    if not resume or chosen is not None:
+        announce_target(chosen, Path.cwd())
+        return chosen
+    resolved = resolve_remembered(None, Path.cwd(), command="search --resume")
+    if resolved.origin == "demo":
+        raise UsageError("--resume: no search was made in this folder", hint="leave --resume out, or name its target")
+    announce_resolved(resolved, Path.cwd(), command="search")
+    return resolved.target.script or resolved.target.spec
 
 
 def _print_forecast(chosen: str | Script | None, options: SearchOptions, *, json_output: bool) -> None:
@@ -233,10 +298,18 @@ def read_options(
     settings = read_project_settings(Path.cwd())
     texts = {name: value if value is not None else getattr(settings, name) for name, value in given.items()}
     budget, memory = texts["budget"], texts["memory_limit"]
+
+    def name(option: str, typed: object) -> str:
+        return f"--{option.replace('_', '-')}" if typed else f"{settings.file}: {option}"
+
     return SearchOptions(
-        budget_seconds=DEFAULT_BUDGET_SECONDS if budget is None else parse_duration(budget, name="--budget"),
-        max_drift=read_drift_limits(max_drift or settings.max_drift or ()),
-        memory_limit_bytes=None if memory is None else parse_bytes(memory, name="--memory-limit"),
+        budget_seconds=DEFAULT_BUDGET_SECONDS
+        if budget is None
+        else parse_duration(budget, name=name("budget", given["budget"])),
+        max_drift=read_drift_limits(max_drift or settings.max_drift or (), name=name("max_drift", max_drift)),
+        memory_limit_bytes=None
+        if memory is None
+        else parse_bytes(memory, name=name("memory_limit", given["memory_limit"])),
         out=texts["out"] or "best.json",
         seed=seed,
         resume=resume,
@@ -255,15 +328,13 @@ def allow_changes(options: SearchOptions, allow: Sequence[str], rule: str) -> Se
 
     wrong = [name for name in allow if name != "batch"]
     if wrong:
-        raise UsageError(f"--allow {wrong[0]!r} is no change that can be allowed", hint="it is --allow batch")
+        raise UsageError(f"--allow {wrong[0]!r} is no change that can be allowed", hint="it is --tune-batch-size")
     rules: tuple[LearningRateRule, ...] = get_args(LearningRateRule)
     chosen = next((known for known in rules if known == rule), None)
     if chosen is None:
-        raise UsageError(f"--learning-rate-rule {rule!r} is not known", hint=f"it is one of {', '.join(rules)}")
+        raise UsageError(f"--lr-scaling {rule!r} is not known", hint=f"it is one of {', '.join(rules)}")
     if chosen != "none" and not allow:
-        raise UsageError(
-            f"--learning-rate-rule {rule} is given, and the effective batch is held", hint="add --allow batch"
-        )
+        raise UsageError(f"--lr-scaling {rule} is given, and the effective batch is held", hint="add --tune-batch-size")
     allowed: tuple[Literal["batch"], ...] = ("batch",) if allow else ()
     return dataclasses.replace(options, allowed=allowed, learning_rate_rule=chosen)
 
@@ -277,5 +348,5 @@ def read_planned_run(text: str) -> PlannedRun:
     from autotune.records.search import PlannedRun
     from autotune.units import parse_amount
 
-    amount, unit = parse_amount(text, counts=("epochs", "samples"), name="--planned-run")
+    amount, unit = parse_amount(text, counts=("epochs", "samples"), name="--train-for")
     return PlannedRun(amount=amount, unit=unit)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.view.help import SCRIPTS, Command
+from autotune.cli.view.help import OUTPUT, SCRIPTS, Command
 from autotune.cli.view.terminal import say
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ Direction = Annotated[
 QualitySteps = Annotated[
     int | None,
     typer.Option(
+        "--check-steps",
+        "--quality-steps",
         rich_help_panel=SCRIPTS,
         metavar="N",
         min=1,
@@ -74,10 +76,24 @@ QualitySteps = Annotated[
 QualityEpochs = Annotated[
     int | None,
     typer.Option(
+        "--check-epochs",
+        "--quality-epochs",
         rich_help_panel=SCRIPTS,
         metavar="N",
         min=1,
         help="Epochs of the loss check, instead of steps.",
+        show_default=False,
+    ),
+]
+
+
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        rich_help_panel=OUTPUT,
+        metavar="TOOL",
+        help="Also write for tensorboard, wandb, mlflow or csv. Repeatable.",
         show_default=False,
     ),
 ]
@@ -130,8 +146,8 @@ def read_target(
         "--metric-regex": tuple(metric_regexes or ()),
         "--metric-key": tuple(metric_keys or ()),
         "--direction": tuple(directions or ()),
-        "--quality-steps": quality_steps,
-        "--quality-epochs": quality_epochs,
+        "--check-steps": quality_steps,
+        "--check-epochs": quality_epochs,
     }
     given = [name for name, value in options.items() if value not in (None, ())]
     script_words = find_command(words, command=command, has_options=bool(given))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from autotune.cli.stopping import stop_on_signals
-from autotune.cli.target import Knobs, Target, announce_resolved, read_target
+from autotune.cli.target import Knobs, Loggers, Target, announce_resolved, read_target
 from autotune.cli.training_session import choose_ranks, follow_leader
-from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS
+from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS, Quiet
 from autotune.cli.view.terminal import (
     forgiven_output,
     print_error_json,
@@ -23,6 +24,7 @@ from autotune.cli.view.terminal import (
     warn,
 )
 from autotune.errors import UsageError
+from autotune.loggers import LoggerName, read_loggers
 from autotune.scratch import sweep_scratch
 from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
@@ -85,7 +87,13 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=OUTPUT, metavar="FOLDER", help="Run folder.", show_default="a new one under runs/"
+            "--run-dir",
+            "--out",
+            "-o",
+            rich_help_panel=OUTPUT,
+            metavar="FOLDER",
+            help="Where the run goes.",
+            show_default="a new folder under runs/",
         ),
     ] = None,
     seed: Annotated[
@@ -102,7 +110,7 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", rich_help_panel=BASICS, help="Go on with --out, or this target's newest numbered run."
+            "--resume", rich_help_panel=BASICS, help="Go on with --run-dir, or this target's newest numbered run."
         ),
     ] = False,
     max_time: Annotated[
@@ -118,15 +126,25 @@ def train(
         str, typer.Option(rich_help_panel=OUTPUT, metavar="TIME", help="Longest time between two checkpoints.")
     ] = "5m",
     keep: Annotated[
-        int, typer.Option(rich_help_panel=OUTPUT, metavar="N", min=2, help="Checkpoints kept, beside the best one.")
+        int,
+        typer.Option(
+            "--keep-checkpoints",
+            "--keep",
+            rich_help_panel=OUTPUT,
+            metavar="N",
+            min=2,
+            help="Checkpoints kept, beside the best one.",
+        ),
     ] = 2,
-    log: Annotated[
-        Literal["tensorboard"] | None,
-        typer.Option(rich_help_panel=OUTPUT, help="Also write TensorBoard's files.", show_default=False),
-    ] = None,
+    log: Loggers = None,
     trust: Annotated[
         bool,
-        typer.Option("--trust", rich_help_panel=BASICS, help="Use a profile from elsewhere without a second look."),
+        typer.Option(
+            "--skip-verification",
+            "--trust",
+            rich_help_panel=BASICS,
+            help="Use a profile from elsewhere without a second look.",
+        ),
     ] = False,
     nproc_per_node: Annotated[
         str | None,
@@ -150,10 +168,15 @@ def train(
         ),
     ] = 0,
     knob: Knobs = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", rich_help_panel=OUTPUT, help="Tell each look at the loss, and the settings."),
+    ] = False,
+    quiet: Quiet = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train with a profile's settings, a preset's or your own: checkpointed, resumable, guarded."""
-    with reported_errors(as_json=json_output):
+    with reported_errors(as_json=json_output, quiet=quiet):
         is_watched = tie_to_parent()
         if not is_watched:
             sweep_scratch()
@@ -178,6 +201,7 @@ def train(
             rank_timeout_seconds=parse_duration(rank_timeout, name="--rank-timeout"),
         )
         options.check()
+        loggers = read_loggers(log or ())
         options = options.classify_presets(Path.cwd())
         require_settings(options)
         resolved = resolve_training_target(chosen, Path.cwd())
@@ -185,7 +209,7 @@ def train(
             announce_resolved(resolved, Path.cwd(), command="train")
             if nproc_per_node is not None:
                 raise UsageError("--nproc-per-node is for a workload", hint=_OF_SCRIPT)
-            train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=log)
+            train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=loggers)
         if max_restarts:
             raise UsageError("--max-restarts is for a script", hint="a workload goes on by itself")
         assert chosen is None or isinstance(chosen, str)
@@ -193,11 +217,17 @@ def train(
             ranks = choose_ranks(nproc_per_node, options, resolved.target)
             if sys.argv[1:2] == ["train"]:
                 train_in_child(sys.argv[2:], as_json=json_output, ranks=ranks)
-        take_part(options, chosen, resolved, log=log, as_json=json_output)
+        take_part(options, chosen, resolved, log=loggers, as_json=json_output, verbose=verbose)
 
 
 def take_part(
-    options: TrainingOptions, target: str | None, resolved: ResolvedTarget, *, log: str | None, as_json: bool
+    options: TrainingOptions,
+    target: str | None,
+    resolved: ResolvedTarget,
+    *,
+    log: Sequence[LoggerName],
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     """Train in this process: alone, or as one of several."""
     from autotune.train.ranks.place import find_place
@@ -209,18 +239,22 @@ def take_part(
     from autotune.train.ranks.ends import leading
 
     with leading(place):
-        train_workload(options, target, log=log, as_json=as_json, place=place)
+        train_workload(options, target, log=log, as_json=as_json, verbose=verbose, place=place)
 
 
 def require_settings(options: TrainingOptions) -> None:
-    """Make sure that the profile or the preset can be read, before anything is started for it.
+    """Make sure that the profile or the preset can be read, and the run made, before anything is started for it.
 
     Raises:
+        UsageError: the run folder is in use.
         ProfileError: it is not there, or cannot be used.
     """
     from autotune.presets import find_preset
     from autotune.records.profile import Profile
+    from autotune.train.runs.folder import require_free
 
+    if options.out is not None and not options.resume:
+        require_free(Path.cwd() / options.out)
     if isinstance(options.profile, str | Path):
         Profile.load(options.profile)
     if options.preset is not None:
@@ -241,13 +275,13 @@ def train_in_child(words: list[str], *, as_json: bool, ranks: str | None) -> NoR
     if end.message and as_json:
         print_error_json(end.status, "TrainingDied", end.message, end.hint)
     elif end.message:
-        say(f"error: {end.message}", style="red")
-        say(f"  {end.hint}")
+        say(f"error: {end.message}", style="red", is_error=True)
+        say(f"  {end.hint}", is_error=True)
     raise typer.Exit(end.status)
 
 
 def train_script_target(
-    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool, log: str | None = None
+    target: TargetRecord, options: TrainingOptions, *, max_restarts: int, as_json: bool, log: Sequence[LoggerName] = ()
 ) -> NoReturn:
     """Run a script to its end under its settings, and exit as it does.
 
@@ -266,7 +300,7 @@ def train_script_target(
     from autotune.train.script.run import list_workload_options, prepare_script_run, refuse_workload_options
     from autotune.train.script.settings import choose_settings
 
-    refuse_workload_options({**list_workload_options(options), "--log": log}, target)
+    refuse_workload_options({**list_workload_options(options), "--log": bool(log)}, target)
     with stop_on_signals() as stop:
         settings = choose_settings(target, options, Path.cwd(), warn=warn, say=say, should_stop=stop)
         stop.exit_if_set()
@@ -281,7 +315,13 @@ def train_script_target(
 
 
 def train_workload(
-    options: TrainingOptions, target: str | None, *, log: str | None, as_json: bool, place: Place | None = None
+    options: TrainingOptions,
+    target: str | None,
+    *,
+    log: Sequence[LoggerName],
+    as_json: bool,
+    verbose: bool = False,
+    place: Place | None = None,
 ) -> None:
     """Train a workload in this process, and exit as it ended."""
     from autotune.cli.training_session import make_callbacks, take_reverification, training_log
@@ -297,7 +337,7 @@ def train_workload(
         if place is not None:
             place.announce()
         try:
-            with training_view() as view, training_log(log, view) as sink:
+            with training_view(verbose=verbose) as view, training_log(log, view) as sink:
                 summary = run_training(options, target, callbacks=make_callbacks(stop, view, sink), place=place)
         except KeyboardInterrupt:
             say("stopped at once: what was trained since the last checkpoint is lost", style="yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,67 +13,72 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.stopping import StopFlag, ended_by_alarm
 from autotune.errors import UsageError
+from autotune.records.config import list_settings
 from autotune.train.recovery.child import keep_tie
 
 if TYPE_CHECKING:
     from autotune.cli.view.training import TrainingView
+    from autotune.loggers import LoggerName
+    from autotune.loggers.point_log import PointLog, Value
     from autotune.records.run import Reverification
     from autotune.records.trial import Target
     from autotune.train.options import TrainingCallbacks, TrainingOptions
     from autotune.train.ranks.place import Place
     from autotune.train.runs.folder import RunFolder
-    from autotune.train.tensorboard import TensorBoardLog
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"
 _VERIFIED = "AUTOTUNE_REVERIFIED"
 
 
 class TrainingLog:
-    """Hands the lines of metrics.jsonl on to TensorBoard's files.
+    """Hands the lines of metrics.jsonl on to loggers.
 
     Args:
-        warn: told when they cannot be written any more.
+        names: of the loggers.
+        warn: told when one cannot be written any more.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._folder: Path | None = None
-        self._files: TensorBoardLog | None = None
+    def __init__(self, names: Sequence[LoggerName], warn: Callable[[str], None]) -> None:
+        self._names, self._warn = names, warn
+        self._run: RunFolder | None = None
+        self._logs: list[PointLog] = []
 
-    def open(self, folder: Path) -> None:
-        """Remember the run's folder."""
-        self._folder = folder
+    def open(self, run: RunFolder) -> None:
+        """Remember the run."""
+        self._run = run
 
     def begin(self, step: int) -> None:
         """Write on from a step; what was written after it is going to be trained again."""
-        from autotune.train.tensorboard import TensorBoardLog
+        from autotune.loggers import find_logger
 
-        if self._files is not None:
-            self._files.rewind(step)
-        elif self._folder is not None:
-            self._files = TensorBoardLog(self._folder, resumed_step=step, warn=self._warn)
+        for log in self._logs:
+            log.rewind(step)
+        if self._run is None or self._logs:
+            return
+        plan = self._run.plan
+        config: dict[str, Value] = {"target": plan.target.label, "seed": plan.seed, "settings": plan.origin}
+        config |= {f"config/{name}": value for name, value in list_settings(plan.current_config)}
+        for name in self._names:
+            self._logs.append(find_logger(name)(self._run.path, resumed_step=step, warn=self._warn, config=config))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write a line."""
-        if self._files is not None:
-            self._files(line)
+        for log in self._logs:
+            log(line)
 
     def close(self) -> None:
-        """Close the files."""
-        if self._files is not None:
-            self._files.close()
+        """Close them."""
+        for log in self._logs:
+            log.close()
 
 
 @contextmanager
-def training_log(kind: str | None, view: TrainingView) -> Iterator[TrainingLog | None]:
+def training_log(names: Sequence[LoggerName], view: TrainingView) -> Iterator[TrainingLog | None]:
     """Return what lines of metrics.jsonl are handed to; None for nothing."""
-    if kind is None:
+    if not names:
         yield None
         return
-    from autotune.train.tensorboard import require_tensorboard
-
-    require_tensorboard()  # before anything is written
-    log = TrainingLog(view.warn)
+    log = TrainingLog(names, view.warn)
     try:
         yield log
     finally:
@@ -93,9 +98,9 @@ def make_callbacks(stop: StopFlag, view: TrainingView, log: TrainingLog | None) 
     def open_run(folder: RunFolder) -> None:
         tell_opened_run(folder.path)
         if log is not None:
-            log.open(folder.path)
-        view.promise(folder.plan.promised_samples_per_second)
-        view.plan(f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}")
+            log.open(folder)
+        told = f"{folder.plan.target.label}: settings of the {folder.plan.origin}, run folder {folder.path}"
+        view.plan(told, folder.plan)
 
     def start_anew(missing: Mapping[str, str], verified: Reverification | None) -> None:
         if missing and not is_second:

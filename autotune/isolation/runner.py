@@ -34,7 +34,7 @@ from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
 from autotune.records.codec import make_folder, write_record
-from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE
+from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE, trial_name
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.scratch import make_scratch, remove_scratch
 
@@ -113,7 +113,7 @@ class TrialRunner:
         Raises:
             OSError: the trial's folder cannot be written.
         """
-        folder = self._folder / f"{spec.number:04d}"
+        folder = self._folder / trial_name(spec.number)
         make_folder(folder)
         write_record(folder / SPEC_FILE, spec)
         seconds = spec.limits.time_limit_seconds
@@ -215,7 +215,7 @@ class TrialRunner:
             if self._should_stop():
                 return self._kill(process), (TrialStatus.INTERRUPTED, "interrupted", "stopped by the user")
             if now >= until:
-                text = f"not done after {until - progress.began:.0f} s; its stacks are in the log"
+                text = f"not done after {until - progress.began:.0f} s; its stacks are in its log"
                 if limits.ends_with_stage:
                     return self._kill(process), (TrialStatus.INTERRUPTED, "budget", text)
                 return self._kill(process), (TrialStatus.TIMED_OUT, "timeout", text)

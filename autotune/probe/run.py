@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from autotune.errors import MachineError, TargetError, UsageError
@@ -23,6 +24,7 @@ from autotune.probe.time_shares import ProbePolicy
 from autotune.records.ceilings import Ceilings
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.layout import LOG_FILE, trial_name
 from autotune.records.measurement import Measurement
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.script import Script
@@ -35,12 +37,17 @@ from autotune.targets.source.fingerprint import fingerprint_target
 PROBE_SECONDS = ProbePolicy.limit_seconds
 """Longest a probe may take; a healthy one needs well under a minute."""
 
+_LARGER_BUDGET = "10m"
+"""Of a search whose probe has all the time that it wants."""
+
 
 def run_probe(
     target: str | Script | None = None,
     *,
     folder: str | Path | None = None,
     keep: Callable[[Target, ProbeReport, TrialResult], None] = lambda _target, _report, _trial: None,
+    keep_log: Callable[[Path], Path | None] = lambda _log: None,
+    keeps_log: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ProbeReport:
     """Probe a target with its own settings.
@@ -49,6 +56,8 @@ def run_probe(
         target: `file.py:attr`, `package.module:attr` or a script; None takes [tool.autotune]'s, else the built-in demo.
         folder: working folder; None for the current one.
         keep: given the target, the report and the trial's result, which a search can go on from.
+        keep_log: given what the process printed where the training fails; returns where it is kept.
+        keeps_log: do so where it does not fail, too.
         should_stop: polled; True ends the probe with an error.
 
     Raises:
@@ -74,10 +83,18 @@ def run_probe(
             known = _leave_out_ranks(ceilings)
         # Started as a search starts its trials, whose start-up it stands for.
         with TrialRunner(scratch, should_stop=should_stop, warm=resolved.target.script is None) as runner:
-            report, trial = probe_target(resolved.target, runner, limits=limits, known=(known, age))
+            find_log = partial(_find_log, keep_log, scratch)
+            known_limits = (known, age)
+            report, trial = probe_target(resolved.target, runner, limits=limits, known=known_limits, find_log=find_log)
+        if keeps_log:
+            find_log(trial.spec.number)
     report = report.replace(elapsed_seconds=time.monotonic() - began)
     keep(resolved.target, report, trial)
     return report
+
+
+def _find_log(keep_log: Callable[[Path], Path | None], scratch: Path, number: int) -> Path | None:
+    return keep_log(scratch / trial_name(number) / LOG_FILE)
 
 
 def run_machine_probe(*, should_stop: Callable[[], bool] = lambda: False) -> MachineReport:
@@ -149,6 +166,7 @@ def probe_target(
     limits: TrialLimits,
     seed: int = 0,
     known: tuple[Ceilings, float] | None = None,
+    find_log: Callable[[int], Path | None] = lambda _number: None,
 ) -> tuple[ProbeReport, TrialResult]:
     """Run the probe as trial 0 and return the report and the trial's result.
 
@@ -158,9 +176,10 @@ def probe_target(
         limits: of the trial.
         seed: of the training.
         known: the machine's limits and their age; None for those that an earlier probe has kept, if there are any.
+        find_log: returns where what a trial has printed can be read after a failure, by the trial's number.
 
     Raises:
-        UsageError: the target cannot be found.
+        UsageError: the target cannot be found, or a short budget has left the probe too little time.
         TargetError: the training fails with its own settings, or does not get through a few steps in time.
         MachineError: a limit of this machine's (`ulimit`) stops it.
     """
@@ -174,7 +193,7 @@ def probe_target(
     result = run_trial(spec)
     facts, measurement = result.facts, result.measurement
     if facts is None or measurement is None:
-        raise explain_failed_baseline(result)
+        raise explain_failed_baseline(result, find_log(spec.number))
     if fingerprint is not None:
         warnings = (*facts.warnings, *describe_written(result.written, result.written_elsewhere))
         facts = facts.replace(fingerprint=fingerprint, warnings=warnings)
@@ -254,20 +273,32 @@ def _list_some(paths: Iterable[str], most: int = 5) -> str:
     return ", ".join(found[:most]) + more
 
 
-def explain_failed_baseline(result: TrialResult) -> UsageError | TargetError | MachineError:
-    """Return the error to raise when the user's own settings do not train."""
+def explain_failed_baseline(result: TrialResult, log: Path | None = None) -> UsageError | TargetError | MachineError:
+    """Return the error to raise when the user's own settings do not train.
+
+    Args:
+        result: of the probe.
+        log: what its process has printed; None where that is not kept.
+    """
     if result.cause == "limits":
         return MachineError(result.error, hint="raise the limit in this shell, then start it again")
     if result.cause == "usage":
         return UsageError(result.error, hint=result.hint)
+    place = "" if log is None else f" (log: {log})"
     if result.cause == "target":
-        return TargetError(result.error, hint=result.hint)
+        return TargetError(result.error, hint=f"{result.hint}{place}".strip())
+    given, spec = result.spec.limits.time_limit_seconds, result.spec.target.spec
+    if result.status is TrialStatus.TIMED_OUT and given < ProbePolicy.full_seconds:
+        return UsageError(
+            f"--budget is too small here: {spec} did not get through its first steps in the {given:.0f} s of a probe",
+            hint=f"give --budget {_LARGER_BUDGET}, or make the start of the training faster{place}",
+        )
     if result.status is TrialStatus.TIMED_OUT:
         return TargetError(
-            f"{result.spec.target.spec} did not get through its first steps: {result.error}",
-            hint="give it more time, or make the start of the training faster",
+            f"{spec} did not get through its first steps: {result.error}",
+            hint=f"make the start of the training faster{place}",
         )
     return TargetError(
-        f"{result.spec.target.spec} fails with its own settings ({result.status}): {result.error}",
-        hint="run a few steps of it by hand first",
+        f"{spec} fails with its own settings ({result.status}): {result.error}",
+        hint=f"run a few steps of it by hand first{place}",
     )

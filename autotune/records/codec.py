@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -88,12 +89,48 @@ def parse_record(
     try:
         return kind.model_validate_json(text)
     except ValidationError as reason:
-        first = reason.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
         raise error(
-            f"{name}: {_printable(where)}: {_printable(first['msg'])}",
+            f"{name}: {_printable(explain_misfit(reason, kind))}",
             hint=f"expected a {kind.__name__} of schema_version {SCHEMA_VERSION}",
         ) from None
+
+
+def explain_misfit(error: ValidationError, kind: type[BaseModel]) -> str:
+    """Return what first does not fit in a record, e.g. `config: unknown key 'precison', did you mean 'precision'?`.
+
+    Args:
+        error: of its validation.
+        kind: the record's type.
+    """
+    first = error.errors(include_url=False)[0]
+    places = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(places[-1], _known_keys(kind, places[:-1]), n=1)
+        reason = f"unknown key {places.pop()!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    elif first["type"] == "missing":
+        reason = f"{places.pop()!r} is missing"
+    else:
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        places = places or ["the whole file"] * (reason == first["msg"])
+    return ": ".join([".".join(places), reason] if places else [reason])
+
+
+def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys of the record at a place inside another; none where there is no one record."""
+    for part in path:
+        if part in kind.model_fields:
+            inside = _find_record(kind.model_fields[part].annotation)
+            if inside is None:
+                return []
+            kind = inside
+    return list(kind.model_fields)
+
+
+def _find_record(annotation: Any) -> type[BaseModel] | None:
+    """Return the record that a field holds, as it is or in a list or a table of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_find_record, get_args(annotation))), None)
 
 
 def read_record(

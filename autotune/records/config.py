@@ -124,6 +124,12 @@ def get_knob(config: TrainConfig, name: str) -> KnobValue | None:
     return value
 
 
+def list_settings(config: TrainConfig) -> list[tuple[str, KnobValue | None]]:
+    """Return each knob and its value, the workload's own as `user_knobs.NAME`."""
+    plain = [name for name in TrainConfig.model_fields if name != "user_knobs"]
+    return [(name, get_knob(config, name)) for name in (*plain, *(f"user_knobs.{one}" for one in config.user_knobs))]
+
+
 def with_knobs(config: TrainConfig, values: Mapping[str, KnobValue | None]) -> TrainConfig:
     """Return a copy with some knobs changed, `user_knobs.NAME` for the workload's own (None removes that one)."""
     plain = {name: value for name, value in values.items() if not is_user_knob(name)}

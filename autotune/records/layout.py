@@ -1,7 +1,7 @@
-"""Names and layout of what is kept on disk. Both sides of every file take its name from here; imports nothing.
+"""Names and layout of what is kept on disk. Both sides of every file take its name from here; needs nothing of ours.
 
 .autotune/                             in the working folder
-lock, holder.json, kept-probe.json, probe.json
+lock, holder.json, kept-probe.json, probe.json, probe-log.txt
 <target>-<date>/                     one search
 search.json, probe.json, recalled.json, screens.json, finals.json, best.json, seal, study.db
 trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
@@ -13,6 +13,8 @@ checkpoints/step-00000120/           state.pt, manifest.json
 
 from __future__ import annotations
 
+from pathlib import Path
+
 STATE_FOLDER = ".autotune"
 """Of a working folder: its searches, and the last probe."""
 RUNS_FOLDER = "runs"
@@ -22,6 +24,8 @@ LOCK_FILE = "lock"
 
 PROBE_FILE = "probe.json"
 """A `ProbeReport`, of a search or of a probe that belongs to none."""
+PROBE_LOG_FILE = "probe-log.txt"
+"""What the process of a probe has printed that belongs to no search, where it failed."""
 KEPT_PROBE_FILE = "kept-probe.json"
 """A `KeptProbe`: the last probe, and for what it holds."""
 RECALLED_FILE = "recalled.json"
@@ -37,6 +41,8 @@ EXPLANATION_FILE = "explanation.json"
 COMPILER_CACHE = "inductor"
 """TorchInductor's cache, one for all trials of a search."""
 
+TRIALS_FOLDER = "trials"
+"""Of a search: a folder for each trial."""
 SPEC_FILE = "spec.json"
 """A `TrialSpec`: written by the supervisor before the trial's process starts."""
 RESULT_FILE = "result.json"
@@ -68,3 +74,18 @@ CHECKPOINTS_FOLDER = "checkpoints"
 """Where the checkpoints are in a run folder."""
 MANIFEST_FILE = "manifest.json"
 """A `CheckpointManifest`: the last file of a checkpoint, so that one without it is no checkpoint."""
+
+
+def show_log(search: Path, number: int) -> Path:
+    """Return the file of what a trial has printed, as seen from the working folder.
+
+    Args:
+        search: its folder.
+        number: of the trial.
+    """
+    return Path(STATE_FOLDER) / search.name / TRIALS_FOLDER / trial_name(number) / LOG_FILE
+
+
+def trial_name(number: int) -> str:
+    """Return the name of a trial's folder."""
+    return f"{number:04d}"

@@ -7,11 +7,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from autotune.errors import ProfileError
 from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_record
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory
 from autotune.records.quality import LossBand, Margin, QualityCheck
+from autotune.records.reading import is_preset
 
 MAX_PROFILE_BYTES = 1024 * 1024
 _OLD_BASELINE_METHOD = "the baseline itself"
@@ -248,6 +250,8 @@ class Profile(Record):
     def _has_what_it_claims(self) -> Self:
         if self.verdict == "improved" and self.speedup is None:
             raise ValueError("improved, and no speed-up is given")
+        if self.verdict == "improved" and self.config == self.baseline_config:
+            raise ValueError("improved, and config is the same as baseline_config")
         return self
 
     @classmethod
@@ -255,8 +259,11 @@ class Profile(Record):
         """Read a profile as data.
 
         Raises:
-            ProfileError: missing, too large, not JSON, a newer schema, or a field that does not fit.
+            ProfileError: missing, too large, not JSON, a newer schema, a preset, or a field that does not fit.
         """
+        if is_preset(Path(path)):
+            hint = f"autotune search --preset {path} measures it, autotune train --preset {path} takes it as it is"
+            raise ProfileError(f"{path} is a preset, not the answer of a search", hint=hint)
         return read_record(Path(path), cls, max_bytes=MAX_PROFILE_BYTES)
 
     def save(self, path: str | Path) -> None:

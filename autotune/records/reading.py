@@ -19,6 +19,8 @@ MAX_DEPTH = 32
 MAX_BYTES = 64 * 1024 * 1024
 """Longest file that is read where nothing smaller is said."""
 
+_MOST_PRESET_BYTES = 2**20
+
 MOST_COUNT = 2**63 - 1
 """Largest whole number in a file: a larger one counts nothing, and overflows as soon as it is computed with."""
 
@@ -77,6 +79,15 @@ def parse_json(text: str) -> Any:
     if _is_too_deep(plain):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     return plain
+
+
+def is_preset(path: Path) -> bool:
+    """Return whether a file is a preset, right or wrong, and so no profile."""
+    try:
+        found = parse_json(read_bytes(path, max_bytes=_MOST_PRESET_BYTES).decode("utf-8", "replace"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "settings" in found
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from autotune.records.codec import SCHEMA_VERSION, Record
+from autotune.records.codec import SCHEMA_VERSION, Record, explain_misfit
 from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knobs
 from autotune.records.facts import ModelFacts
 from autotune.records.measurement import Interval, NonNegative
@@ -51,6 +51,8 @@ class Preset(Record):
             TrainConfig.model_validate({name: value for name, value in settings.items() if not is_user_knob(name)})
         except ValidationError as error:
             first = error.errors()[0]
+            if first["type"] == "extra_forbidden":
+                raise ValueError(explain_misfit(error, TrainConfig)) from None
             name = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{name} is {first['input']!r}: {first['msg']}") from None
         return settings

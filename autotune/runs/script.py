@@ -245,12 +245,19 @@ class ScriptTrial:
         """Return the result of a script that ended before anything could be found out."""
         steps = self.hooks.steps
         if steps:
-            text = f"the script took {steps} optimizer steps and ended, too few to time one; let it train longer"
+            text = f"the script took {steps} optimizer steps and ended, too few to time one"
+            hint = "let it train longer, e.g. with --epochs 1000: a trial ends it when enough is measured"
         else:
             text = "the script ended without an optimizer step or a backward pass in this process"
-        elapsed = self.elapsed_seconds
+            text += f"; it printed: {self._last_line}" if self._last_line else ""
+            hint = "does it start the training in another process, or end before it?"
         return TrialResult(
-            spec=self.spec, status=TrialStatus.CRASHED, cause="target", error=text, elapsed_seconds=elapsed
+            spec=self.spec,
+            status=TrialStatus.CRASHED,
+            cause="target",
+            error=text[:400],
+            hint=hint,
+            elapsed_seconds=self.elapsed_seconds,
         )
 
     def _is_waiting(self) -> bool:

@@ -112,6 +112,6 @@ def _find_planned_samples(planned: PlannedRun | None, report: ProbeReport) -> fl
     count = report.target.data.sample_count
     if count is None:
         raise UsageError(
-            "--planned-run is in epochs, and this dataset has no length", hint="give it as a time or in samples"
+            "--train-for is in epochs, and this dataset has no length", hint="give it as a time or in samples"
         )
     return planned.amount * count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
@@ -32,6 +33,9 @@ class SearchProgress:
 
 class SearchReporter:
     """Hears what happens; every method does nothing unless overridden."""
+
+    def opened(self, folder: Path) -> None:
+        """The search has a folder."""
 
     def stage_started(self, progress: SearchProgress, note: str) -> None:
         """A stage begins."""

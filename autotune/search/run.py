@@ -40,6 +40,7 @@ from autotune.search.store.folder import (
 from autotune.search.store.kept_probe import take_kept_probe
 from autotune.search.store.seal import drop_compiled, is_sealed, seal_search
 from autotune.sentences.loss_check import describe_limits
+from autotune.targets.drift_limits import require_metrics
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target, is_older
 
@@ -159,9 +160,11 @@ def run_search(
     resolved = resolve_target(target, folder=work).target
     if resolved.script is not None and chosen.learning_rate_rule != "none":
         raise UsageError(
-            "--learning-rate-rule cannot reach the learning rate of a script",
+            "--lr-scaling cannot reach the learning rate of a script",
             hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
         )
+    if resolved.script is not None:
+        require_metrics(chosen.max_drift, [metric.name for metric in resolved.script.metrics])
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with lock_searches(work):
@@ -169,6 +172,7 @@ def run_search(
             place = _open_folder(work, resolved, chosen)
             told = _describe_damage(place) if chosen.resume else take_kept_probe(work, place.read_state(), place)
             reporter = reporter or SearchReporter()
+            reporter.opened(place.path)
             if told is not None:
                 reporter.told(told)
             budget = Budget(chosen.budget_seconds, started)
@@ -204,7 +208,7 @@ def _search(
         say=reporter.told,
         warm=state.target.script is None,
     ) as runner:
-        context = SearchContext(budget, runner, reporter, should_stop)
+        context = SearchContext(budget, runner, reporter, should_stop, place.find_log)
         profile = run_session(place, state, context, save, number=place.next_number()).profile
     if place.database.exists():
         reporter.told(f"every launch: optuna-dashboard sqlite:///{os.path.relpath(place.database)}")

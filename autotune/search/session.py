@@ -273,7 +273,9 @@ def _probe(
         warmup_cap_seconds=min(policy.probe_warmup_seconds, seconds / 4),
         measure_seconds=state.measure_seconds,
     )
-    report, probed = probe_target(state.target, context.run_trial, limits=limits, seed=state.seed)
+    report, probed = probe_target(
+        state.target, context.run_trial, limits=limits, seed=state.seed, find_log=context.find_log
+    )
     folder.write_probe(report)
     return _Probed(report, probed, is_new=True)
 

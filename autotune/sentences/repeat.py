@@ -27,11 +27,12 @@ def describe_command(state: SearchState) -> str:
     if state.memory_limit_bytes is not None:
         words += ["--memory-limit", f"{state.memory_limit_bytes}B"]
     if state.planned_run is not None:
-        words += ["--planned-run", _format_length(state.planned_run.amount, state.planned_run.unit)]
-    for option, values in (("--only", state.only), ("--exclude", state.exclude), ("--allow", state.allowed)):
+        words += ["--train-for", _format_length(state.planned_run.amount, state.planned_run.unit)]
+    for option, values in (("--only", state.only), ("--exclude", state.exclude)):
         for value in values:
             words += [option, value]
-    words += ["--learning-rate-rule", state.learning_rate_rule] if state.learning_rate_rule != "none" else []
+    words += ["--tune-batch-size"] if state.allowed else []
+    words += ["--lr-scaling", state.learning_rate_rule] if state.learning_rate_rule != "none" else []
     for preset in state.presets:
         words += ["--preset", preset.name]
     words += [] if script is None else [*_list_script_options(script), "--", *script.command]
@@ -133,6 +134,6 @@ def _list_script_options(script: Script) -> Iterator[str]:
     for metric in script.metrics:
         option, given = ("--metric-key", metric.key) if metric.pattern is None else ("--metric-regex", metric.pattern)
         yield from (option, given or metric.name, "--direction", metric.direction)
-    for option, number in (("--quality-steps", script.quality_steps), ("--quality-epochs", script.quality_epochs)):
+    for option, number in (("--check-steps", script.quality_steps), ("--check-epochs", script.quality_epochs)):
         if number is not None:
             yield from (option, str(number))

@@ -25,25 +25,26 @@ _LIMIT = re.compile(
 _HINT = "write 0.5% (relative), 0.1pp or max-degradation=0.001 (absolute), or min-improvement=0.01"
 
 
-def read_drift_limits(texts: Sequence[str]) -> DriftLimits:
+def read_drift_limits(texts: Sequence[str], *, name: str = "--max-drift") -> DriftLimits:
     """Return what the texts allow together; the defaults for what they leave out.
 
     Args:
         texts: each `[METRIC:]LIMIT`.
+        name: of the option, as its user knows it.
 
     Raises:
         UsageError: a text does not parse or is out of range, a name has two limits, or the loss an absolute one.
     """
     margins: dict[str, Margin] = {}
     for text in texts:
-        name, margin = _read_limit(text)
-        if name in margins:
+        metric, margin = _read_limit(text, f"{name} {text!r}")
+        if metric in margins:
             raise UsageError(
-                f"--max-drift {text!r}: {name or 'every metric'} has a limit already", hint="give each metric one limit"
+                f"{name} {text!r}: {metric or 'every metric'} has a limit already", hint="give each metric one limit"
             )
-        if name == _LOSS and margin.unit != "relative":
-            raise UsageError(f"--max-drift {text!r}: the loss can only have a relative limit", hint="write loss:0.5%")
-        margins[name] = margin
+        if metric == _LOSS and margin.unit != "relative":
+            raise UsageError(f"{name} {text!r}: the loss can only have a relative limit", hint="write loss:0.5%")
+        margins[metric] = margin
     default = DriftLimits().loss
     usual = margins.pop("", default)
     loss = margins.pop(_LOSS, usual if usual.unit == "relative" else default)
@@ -71,25 +72,23 @@ def require_metrics(limits: DriftLimits, known: Collection[str]) -> None:
             raise UsageError(f"--max-drift names {name!r}, and the target has no such metric", hint=hint)
 
 
-def _read_limit(text: str) -> tuple[str, Margin]:
-    """Return a name, empty for none, and its margin."""
+def _read_limit(text: str, given: str) -> tuple[str, Margin]:
+    """Return a metric's name, empty for none, and its margin."""
     metric, colon, limit = (part.strip() for part in text.rpartition(":"))
     if colon and not metric:
-        raise UsageError(f"--max-drift {text!r} names no metric before the colon", hint="write accuracy:0.5% or 0.5%")
+        raise UsageError(f"{given} names no metric before the colon", hint="write accuracy:0.5% or 0.5%")
     found = _LIMIT.fullmatch(limit)
     if found is None or (found["form"] and found["unit"]):
-        raise UsageError(f"--max-drift {text!r} is not a limit", hint=_HINT)
+        raise UsageError(f"{given} is not a limit", hint=_HINT)
     if not found["form"] and not found["unit"]:
         bare = f"{metric}{colon}{limit.lstrip('-')}"
-        raise UsageError(f"--max-drift {text!r} is a number without a unit", hint=f"{bare}% or {bare}pp?")
+        raise UsageError(f"{given} is a number without a unit", hint=f"{bare}% or {bare}pp?")
     if found["sign"]:
-        raise UsageError(
-            f"--max-drift {text!r} is negative", hint="min-improvement=0.01 is how an improvement is required"
-        )
-    return metric, _read_margin(found, text)
+        raise UsageError(f"{given} is negative", hint="min-improvement=0.01 is how an improvement is required")
+    return metric, _read_margin(found, given)
 
 
-def _read_margin(found: re.Match[str], text: str) -> Margin:
+def _read_margin(found: re.Match[str], given: str) -> Margin:
     number = float(found["number"])
     if found["unit"] == "pp":
         return Margin(amount=number / 100.0, unit="absolute")
@@ -98,5 +97,5 @@ def _read_margin(found: re.Match[str], text: str) -> Margin:
     if found["form"] == "min-improvement":
         return Margin(amount=0.0 - number, unit="absolute")  # of 0, not the negative zero
     if number >= 100.0:
-        raise UsageError(f"--max-drift {text!r} is out of range", hint="it must be at least 0% and below 100%")
+        raise UsageError(f"{given} is out of range", hint="it must be at least 0% and below 100%")
     return Margin(amount=number / 100.0)

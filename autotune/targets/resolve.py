@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class ProjectSettings:
         max_drift: largest worsening allowed, e.g. `0.5%`; one text or several in the file.
         memory_limit: of a trial, e.g. `16GiB`.
         out: where the profile goes.
+        file: that they are of; empty without one.
     """
 
     target: str | None = None
@@ -41,6 +42,7 @@ class ProjectSettings:
     max_drift: tuple[str, ...] | None = None
     memory_limit: str | None = None
     out: str | None = None
+    file: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def _read_toml(path: Path) -> Any:
 
 
 def _check_settings(table: Any, *, name: str) -> ProjectSettings:
-    known = [field.name for field in fields(ProjectSettings)]
+    known = [one.name for one in fields(ProjectSettings) if one.name != "file"]
     if not isinstance(table, dict):
         raise UsageError(f"{name}: [tool.autotune] is not a table", hint=f"its keys are {', '.join(known)}")
     settings: dict[str, Any] = {}
@@ -169,4 +171,4 @@ def _check_settings(table: Any, *, name: str) -> ProjectSettings:
     if target.startswith("--") or (" " in target and ":" not in target):
         words = target.removeprefix("--").strip()
         raise UsageError(f"{name}: target = {target!r} is a script's command", hint=f'write command = "{words}"')
-    return ProjectSettings(**settings)
+    return ProjectSettings(**settings, file=name)

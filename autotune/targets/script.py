@@ -92,12 +92,12 @@ def read_script(
         command=tuple(command),
         knobs=_read_knobs(knobs),
         metrics=read_metrics(regexes=metric_regexes, keys=metric_keys, directions=directions),
-        quality_steps=_check_count("--quality-steps", quality_steps),
-        quality_epochs=_check_count("--quality-epochs", quality_epochs),
+        quality_steps=_check_count("--check-steps", quality_steps),
+        quality_epochs=_check_count("--check-epochs", quality_epochs),
     )
     if quality_steps is not None and quality_epochs is not None:
         raise UsageError(
-            f"--quality-steps {quality_steps} and --quality-epochs {quality_epochs} are both given",
+            f"--check-steps {quality_steps} and --check-epochs {quality_epochs} are both given",
             hint="give the length of a quality run in one of them",
         )
     _check_names(script)

@@ -10,9 +10,8 @@ from typing import Any
 
 from autotune.arguments import check_fields, shown_hints
 from autotune.errors import UsageError
-from autotune.presets import is_preset
 from autotune.records.profile import Profile
-from autotune.records.reading import is_text
+from autotune.records.reading import is_preset, is_text
 from autotune.records.run import Reverification, StepDown
 from autotune.train.report import Report
 from autotune.train.runs.folder import RunFolder
@@ -90,7 +89,8 @@ class TrainingOptions:
                 )
         if self.checkpoints_kept < 2:
             raise UsageError(
-                f"--keep is {self.checkpoints_kept}", hint="at least 2: one to fall back to when one is torn"
+                f"--keep-checkpoints is {self.checkpoints_kept}",
+                hint="at least 2: one to fall back to when one is torn",
             )
 
     def classify_presets(self, work: Path) -> TrainingOptions:

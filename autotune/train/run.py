@@ -109,7 +109,7 @@ def run_training(
         end = _train(request, began)
         session = end.session
         if end.ending == "stopped":
-            command = shlex.join(["autotune", "train", loaded.label, "--resume", "--out", str(session.folder.path)])
+            command = shlex.join(["autotune", "train", loaded.label, "--resume", "--run-dir", str(session.folder.path)])
             warn(f"stopped at step {session.progress.step}; go on with: {command}")
         summary = _summarize(end, warnings, time.monotonic() - began)
         session.folder.write_summary(summary)

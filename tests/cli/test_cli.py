@@ -61,7 +61,7 @@ def test_the_version_names_what_matters(tmp_path):
         (["search", "--memory-limit", "8"], "--memory-limit '8' is not a size with a unit", "16GiB"),
         (["search", "train.py"], "there is no file 'train.py'", "it is looked up in"),
         (["search", "missing.py:workload", "--budget", "60s"], "there is no file 'missing.py'", ""),
-        (["search", "--resume"], "--resume: no search of", "leave --resume out"),
+        (["search", "--resume"], "--resume: no search was made", "leave --resume out"),
         (["search", "--out", "no/such/best.json"], "there is no folder", "create it first"),
         (["report"], "no search with an answer was made in this folder", "run autotune search first"),
     ],
@@ -91,7 +91,7 @@ def test_errors_are_json_too(tmp_path):
         pytest.param(None, "No such file", marks=pytest.mark.slow),
         ("{", "is not valid JSON"),
         ('{"schema_version": 99}', "was written by a newer version (schema 99, this one reads 1)"),
-        pytest.param('{"verdict": "improved"}', "Field required", marks=pytest.mark.slow),
+        pytest.param('{"verdict": "improved"}', "'config' is missing", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.fault("37", injected="a profile missing, torn, newer, without fields", outcome="exit 7, one line")

@@ -168,7 +168,9 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
     config = json.loads(done.stdout)["config"]
     assert (config["micro_batch_size"], config["gradient_accumulation_steps"]) == (4, 2)
     # Another command is another target: it would be measured again first.
-    missing = run(folder, "train", "--profile", "best.json", "--trust", "--", "python", "train.py", "--steps", "5")
+    missing = run(
+        folder, "train", "--profile", "best.json", "--skip-verification", "--", "python", "train.py", "--steps", "5"
+    )
     assert missing.returncode == 7
     assert "the command has no {micro_batch_size}" in missing.stderr
 

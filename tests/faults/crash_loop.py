@@ -276,14 +276,16 @@ def loop_train(folder: Path, kills: int, seed: int) -> Tally:
         number = tally.finished
         run = bench.folder / f"killed-{number}"
         length = ("--epochs", str(EPOCHS), "--seed", str(number))
-        if (status := killer.run((*common, *length, "--out", f"straight-{number}"), longest_seconds=float("inf"))) != 0:
+        if (
+            status := killer.run((*common, *length, "--run-dir", f"straight-{number}"), longest_seconds=float("inf"))
+        ) != 0:
             raise RuntimeError(f"exit status {status}: {killer.say()[-1500:]}")
         status = None
         while status != 0:
             is_begun = (run / "run.json").exists()
             if not is_begun:
                 shutil.rmtree(run, ignore_errors=True)
-            words = (*common, *(("--resume",) if is_begun else length), "--out", run.name)
+            words = (*common, *(("--resume",) if is_begun else length), "--run-dir", run.name)
             longest = TRAINING_SECONDS if tally.kills < kills else float("inf")
             status = killer.run(words, longest_seconds=longest, spare_child=False)
             if status not in (None, 0, 137):

@@ -36,11 +36,12 @@ from autotune.cli.view import terminal
 from autotune.emit.export import EXPORTERS, export_profile
 from autotune.errors import AutotuneError
 from autotune.knobs import Facts
-from autotune.presets import find_preset, is_preset
+from autotune.presets import find_preset
 from autotune.records import Candidate, Evidence, NotTested, Profile, Record, parse_record, read_record
 from autotune.records.finals import FinalsRecord, LookTaken, Round
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import Confirmation, MachineNoise
+from autotune.records.reading import is_preset
 from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
 from autotune.search.answer.notes import describe_left_out
@@ -552,7 +553,7 @@ def _read_words(data: bytes, _folder: Path) -> None:
 def _word_lists() -> list[bytes]:
     lines = (
         "search --budget 20m --max-drift 0.5% --memory-limit 8GiB --seed 3 demo",
-        "search --allow batch --learning-rate-rule sqrt --preset balanced train.py:workload",
+        "search --tune-batch-size --lr-scaling sqrt --preset balanced train.py:workload",
         "search --knob lr=1,2 --metric-regex a=(.*) --direction maximize -- python train.py --lr {lr}",
         "train --profile best.json --steps 3 --max-time 3h demo",
         "train --preset balanced --json -- python train.py",

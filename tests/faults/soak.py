@@ -141,7 +141,7 @@ def soak_train(folder: Path, steps: int) -> Soak:
     """Train for so many steps in a process of its own."""
     soak, bench = Soak("train", steps), open_bench(folder)
     began = time.monotonic()
-    words = ("train", "tiny.py:long", "--steps", str(steps), "--out", "run")
+    words = ("train", "tiny.py:long", "--steps", str(steps), "--run-dir", "run")
     with (folder / "said.txt").open("w") as said, bench.start(*words, stdout=said, stderr=said) as command:
         _look_on(bench, command.pid, soak)
         if command.wait() != 0:

@@ -124,18 +124,18 @@ def test_a_search_whose_disk_fills_up_keeps_what_it_has(bench: Bench, free_kib: 
 )
 def test_a_training_whose_disk_fills_up_goes_on_later(bench: Bench) -> None:
     words = ("train", "noisy_workload.py:noisy", "--epochs", "3", "--seed", "0")
-    straight = bench.run(*words, "--out", "straight")
+    straight = bench.run(*words, "--run-dir", "straight")
     assert straight.status == 0, straight.said
     (bench.folder / "straight").rename(bench.folder.parent / "straight")
     one = sum(path.stat().st_size for path in (bench.folder.parent / "straight").glob("checkpoints/step-*18/*"))
     disk = SmallDisk(bench, free_bytes=3 * one)
-    done = disk.run(*words, "--out", "run")
+    done = disk.run(*words, "--run-dir", "run")
     assert_said_in_one_line(done, "No space left on device")
     assert "--resume" in done.said
     run = disk.after / "run"
     assert list_temporary(run) == []
     assert list(run.glob("checkpoints/step-*/manifest.json"))
-    resumed = Bench(disk.after, bench.scratch).run("train", words[1], "--resume", "--out", "run")
+    resumed = Bench(disk.after, bench.scratch).run("train", words[1], "--resume", "--run-dir", "run")
     assert resumed.status == 0, resumed.said
     assert find_differences(read_state(bench.folder.parent / "straight"), read_state(run)) == []
 
@@ -180,7 +180,7 @@ def test_a_page_that_cannot_be_written_is_one_line(answered: Path, tmp_path: Pat
 @pytest.mark.fault("26", injected="ulimit -f 1 (KiB) under a training", outcome="exit 5 in one line: File too large")
 def test_a_quota_under_a_training_is_the_machines_error(bench: Bench) -> None:
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *COMMAND]
-    done = bench.run("train", "noisy_workload.py:noisy", "--epochs", "1", "--out", "run", command=limited)
+    done = bench.run("train", "noisy_workload.py:noisy", "--epochs", "1", "--run-dir", "run", command=limited)
     assert_said_in_one_line(done, "File too large")
     assert list_temporary(bench.folder) == []
 

@@ -101,9 +101,9 @@ def end_of(run: Path) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
 def test_a_kill_while_the_last_checkpoint_is_written_costs_one_interval(bench: Bench) -> None:
     (bench.folder / "slow_to_save.py").write_text(SLOW_TO_SAVE)
     target, words = "slow_to_save.py:workload", ("--epochs", "6")
-    assert train(bench, target, *words, "--out", "straight").status == 0
+    assert train(bench, target, *words, "--run-dir", "straight").status == 0
     run = bench.folder / "run"
-    process = bench.start("train", target, *words, "--out", "run")
+    process = bench.start("train", target, *words, "--run-dir", "run")
     assert wait_until(lambda: has_checkpoints(run, 1)), process.poll()
     (bench.folder / "slow").touch()
     process.send_signal(signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_a_kill_while_the_last_checkpoint_is_written_costs_one_interval(bench: B
     process.communicate(timeout=60)
     assert wait_until(lambda: not find_living(family), seconds=15)
     (bench.folder / "slow").unlink()
-    resumed = train(bench, target, "--resume", "--out", "run")
+    resumed = train(bench, target, "--resume", "--run-dir", "run")
     assert resumed.status == 0, resumed.said
     (straight, lines), (state, others) = end_of(bench.folder / "straight"), end_of(run)
     assert find_differences(straight, state) == []
@@ -142,7 +142,7 @@ def forge(checkpoint: Path, marker: Path) -> None:
 )
 @pytest.mark.fault("35", injected="every state.pt cut in half", outcome="exit 9 in one line")
 def test_with_nothing_but_bad_checkpoints_a_resume_is_refused(bench: Bench, kind: str) -> None:
-    assert train(bench, "noisy_workload.py:noisy", "--epochs", "2", "--out", "run").status == 0
+    assert train(bench, "noisy_workload.py:noisy", "--epochs", "2", "--run-dir", "run").status == 0
     marker = bench.folder / "executed"
     checkpoints = list((bench.folder / "run" / "checkpoints").glob("*-[0-9]*"))
     assert len(checkpoints) >= 2
@@ -152,7 +152,7 @@ def test_with_nothing_but_bad_checkpoints_a_resume_is_refused(bench: Bench, kind
             forge(checkpoint, marker)
         else:
             state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
-    done = train(bench, "noisy_workload.py:noisy", "--resume", "--out", "run", "--epochs", "3")
+    done = train(bench, "noisy_workload.py:noisy", "--resume", "--run-dir", "run", "--epochs", "3")
     assert done.status == CheckpointError.exit_code, done.said
     assert sum(line.startswith("error: ") for line in done.said.splitlines()) == 1
     assert "Traceback" not in done.said
@@ -166,13 +166,13 @@ def test_with_nothing_but_bad_checkpoints_a_resume_is_refused(bench: Bench, kind
 )
 def test_a_training_hears_signals_whatever_its_code_does(bench: Bench) -> None:
     (bench.folder / "interferes.py").write_text(INTERFERES)
-    assert train(bench, "noisy_workload.py:slow", "--epochs", "4", "--out", "straight").status == 0
+    assert train(bench, "noisy_workload.py:slow", "--epochs", "4", "--run-dir", "straight").status == 0
     run = bench.folder / "run"
-    process = bench.start("train", "interferes.py:workload", "--epochs", "4", "--out", "run")
+    process = bench.start("train", "interferes.py:workload", "--epochs", "4", "--run-dir", "run")
     assert wait_until(lambda: has_checkpoints(run, 1)), process.poll()
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
-    resumed = train(bench, "interferes.py:workload", "--resume", "--out", "run")
+    resumed = train(bench, "interferes.py:workload", "--resume", "--run-dir", "run")
     assert resumed.status == 0, resumed.said
     assert find_differences(read_state(bench.folder / "straight"), read_state(run)) == []

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ProfileError
-from autotune.presets import is_preset
 from autotune.records import TrainConfig, read_record
-from autotune.records.reading import _refuse_duplicate_keys, parse_json, read_bytes
+from autotune.records.reading import _refuse_duplicate_keys, is_preset, parse_json, read_bytes
 
 
 @pytest.fixture(autouse=True)

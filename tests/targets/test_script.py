@@ -595,9 +595,9 @@ def test_a_metric_that_does_not_fit_is_refused(settings: dict[str, Any], message
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quality_steps": 10, "quality_epochs": 1}, "--quality-steps 10 and --quality-epochs 1"),
-        ({"quality_steps": 0}, "--quality-steps 0"),
-        ({"quality_epochs": -3}, "--quality-epochs -3"),
+        ({"quality_steps": 10, "quality_epochs": 1}, "--check-steps 10 and --check-epochs 1"),
+        ({"quality_steps": 0}, "--check-steps 0"),
+        ({"quality_epochs": -3}, "--check-epochs -3"),
     ],
 )
 def test_a_length_of_a_quality_run_that_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -379,7 +379,7 @@ def test_a_killed_training_is_resumed_with_a_step_down(tmp_path: Path, monkeypat
     end, said = train(tmp_path, monkeypatch, [500, 700, 900], "-11 -11")
     assert (end.status, end.message) == (0, "")
     starts = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    resumed = ["--resume", "--out", str(tmp_path.resolve()), "a.py:b", "--epochs", "3"]
+    resumed = ["--resume", "--run-dir", str(tmp_path.resolve()), "a.py:b", "--epochs", "3"]
     assert [start["words"] for start in starts] == [["a.py:b", "--epochs", "3"], resumed, resumed]
     assert len({start["began"] for start in starts}) == 1  # the time of the session counts from its first process
     downs = read_plan(tmp_path).step_downs
@@ -427,11 +427,20 @@ def test_a_status_of_the_users_own_is_no_request(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_that_goes_on_takes_its_settings_from_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = ("--profile", "best.json", "--trust", "--preset=balanced", "--keep", "3")
+    typed = ("--profile", "best.json", "--skip-verification", "--preset=balanced", "--keep-checkpoints", "3")
     train(tmp_path, monkeypatch, [5, 6], "-11", typed=typed)
     starts = [json.loads(line)["words"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert starts[0] == ["a.py:b", *typed, "--epochs", "3"]
-    assert starts[1] == ["--resume", "--out", str(tmp_path.resolve()), "a.py:b", "--keep", "3", "--epochs", "3"]
+    assert starts[1] == [
+        "--resume",
+        "--run-dir",
+        str(tmp_path.resolve()),
+        "a.py:b",
+        "--keep-checkpoints",
+        "3",
+        "--epochs",
+        "3",
+    ]
     assert drop_settings(["--", "python", "x.py", "--profile", "y"]) == ["--", "python", "x.py", "--profile", "y"]
 
 

@@ -392,12 +392,12 @@ def test_a_script_handles_its_own_signals(bench: Bench) -> None:
     assert bench.train("--steps", "1000000").status == 33
 
 
-@pytest.mark.parametrize("option", ["--steps", "--max-time", "--resume", "--seed", "--keep", "--log"])
+@pytest.mark.parametrize("option", ["--steps", "--max-time", "--resume", "--seed", "--keep-checkpoints", "--log"])
 def test_what_only_its_own_flags_can_set_is_refused(bench: Bench, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} is for a workload") as refused:
         refuse_workload_options({"--steps": None, "--resume": False, option: 0}, bench.target())
     assert "faulty_script.py" in refused.value.hint
-    refuse_workload_options({"--steps": None, "--resume": False, "--trust": True}, bench.target())
+    refuse_workload_options({"--steps": None, "--resume": False, "--skip-verification": True}, bench.target())
 
 
 @pytest.mark.slow

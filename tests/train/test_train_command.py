@@ -26,7 +26,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """Return a workplace whose run `straight` was never stopped; its profile asks for two workers."""
     workplace = open_workplace(tmp_path_factory.mktemp("straight"), "slow")
     workplace.save_profile(CONFIG.replace(num_workers=2))
-    status, _, said = workplace.run_command("--epochs", str(EPOCHS), "--out", "straight")
+    status, _, said = workplace.run_command("--epochs", str(EPOCHS), "--run-dir", "straight")
     assert status == 0, said
     return workplace
 
@@ -70,14 +70,14 @@ def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list
     run = straight.folder / "killed"
     resume: tuple[str, ...] = ("--epochs", str(EPOCHS))
     for checkpoint, pause in ((1, 0.04), (STEPS_PER_EPOCH + 1, 0.1), (2 * STEPS_PER_EPOCH + 1, 0.0)):
-        process = straight.start_command("--out", "killed", *resume)
+        process = straight.start_command("--run-dir", "killed", *resume)
         started.append(process)
         assert wait_until(lambda least=checkpoint: has_checkpoint(run, least)), process.poll()
         time.sleep(pause)
         process.kill()  # the workers must go by themselves
         assert process.wait(60) == -signal.SIGKILL
         resume = ("--resume",)
-    status, _, said = straight.run_command("--out", "killed", *resume)
+    status, _, said = straight.run_command("--run-dir", "killed", *resume)
     assert status == 0, said
     assert_same_end(straight, "killed")
 
@@ -102,7 +102,7 @@ def test_a_signal_saves_and_the_run_goes_on(
     straight: Workplace, started: list[subprocess.Popen[str]], number: signal.Signals, to_group: bool
 ) -> None:
     name = f"signal-{number.name}-{to_group}"
-    process = straight.start_command("--epochs", str(EPOCHS), "--out", name)
+    process = straight.start_command("--epochs", str(EPOCHS), "--run-dir", name)
     started.append(process)
     assert wait_until(lambda: has_steps(straight.folder / name, STEPS_PER_EPOCH)), process.poll()
     (os.killpg if to_group else os.kill)(process.pid, number)
@@ -113,7 +113,7 @@ def test_a_signal_saves_and_the_run_goes_on(
     step = read_state(straight.folder / name)["step"]
     assert STEPS_PER_EPOCH <= step < EPOCHS * STEPS_PER_EPOCH
     if to_group and number == signal.SIGTERM:
-        status, _, said = straight.run_command("--out", name, "--resume")
+        status, _, said = straight.run_command("--run-dir", name, "--resume")
         assert status == 0, said
         assert_same_end(straight, name)
 
@@ -121,14 +121,14 @@ def test_a_signal_saves_and_the_run_goes_on(
 @pytest.mark.slow
 def test_a_time_limit_ends_it_in_time_and_the_run_goes_on(straight: Workplace) -> None:
     status, printed, said = straight.run_command(
-        "--epochs", str(EPOCHS), "--out", "limited", "--max-time", "1s", "--json"
+        "--epochs", str(EPOCHS), "--run-dir", "limited", "--max-time", "1s", "--json"
     )
     assert status == 124, said
     summary = json.loads(printed)
     assert not summary["finished"]
     assert 1 <= summary["steps"] < EPOCHS * STEPS_PER_EPOCH
-    assert f"autotune train {straight.target} --resume --out {straight.folder / 'limited'}" in said
-    status, _, said = straight.run_command("--out", "limited", "--resume")
+    assert f"autotune train {straight.target} --resume --run-dir {straight.folder / 'limited'}" in said
+    status, _, said = straight.run_command("--run-dir", "limited", "--resume")
     assert status == 0, said
     assert_same_end(straight, "limited")
 
@@ -137,10 +137,10 @@ def test_a_time_limit_ends_it_in_time_and_the_run_goes_on(straight: Workplace) -
 def test_an_evaluation_does_not_overrun_the_time_nor_stand_in_the_way(workplace: Workplace) -> None:
     workplace.toy = "evaluates_for_long"
     workplace.save_profile()
-    status, printed, said = workplace.run_command("--epochs", "2", "--out", "run", "--max-time", "8s", "--json")
+    status, printed, said = workplace.run_command("--epochs", "2", "--run-dir", "run", "--max-time", "8s", "--json")
     assert status == 124, said
     assert json.loads(printed)["steps"] == STEPS_PER_EPOCH
-    status, printed, said = workplace.run_command("--resume", "--out", "run", "--max-time", "8s", "--json")
+    status, printed, said = workplace.run_command("--resume", "--run-dir", "run", "--max-time", "8s", "--json")
     assert "does not fit into the time limit" in said
     assert json.loads(printed)["steps"] == 2 * STEPS_PER_EPOCH
 
@@ -155,7 +155,7 @@ def test_a_device_that_is_lost_needs_a_fresh_process(workplace: Workplace, monke
     monkeypatch.chdir(workplace.folder)
     workplace.toy = "loses_its_device"
     workplace.save_profile()
-    status, printed, said = workplace.run_command("--epochs", "3", "--json", "--out", "run")
+    status, printed, said = workplace.run_command("--epochs", "3", "--json", "--run-dir", "run")
     assert status == 0, said
     summary = json.loads(printed)
     (step_down,) = summary["step_downs"]

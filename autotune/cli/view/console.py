@@ -10,6 +10,14 @@ from rich.console import Console
 
 from autotune.cli.view.refresh_thread import DRAWING
 
+_is_quiet = False
+
+
+def be_quiet(wanted: bool) -> None:
+    """Have nothing said from now on but answers and errors; or all of it again."""
+    global _is_quiet
+    _is_quiet = wanted
+
 
 class RaisingConsole(Console):
     """A console that raises when nobody reads it any more; rich's own ends the process."""
@@ -36,14 +44,26 @@ def result_console() -> Console:
     return RaisingConsole(highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stdout))
 
 
-def talk_console() -> Console:
-    """Return the console for everything else, on stderr as it is when something is said."""
-    return RaisingConsole(stderr=True, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
+def talk_console(*, is_error: bool = False) -> Console:
+    """Return the console for everything else, on stderr as it is when something is said.
+
+    Args:
+        is_error: what is said is an error, which is said to those who want quiet too.
+    """
+    return RaisingConsole(
+        stderr=True,
+        highlight=False,
+        emoji=False,
+        soft_wrap=not is_terminal(sys.stderr),
+        quiet=_is_quiet and not is_error,
+    )
 
 
 def view_console() -> RaisingConsole:
     """Return the console for talk beside what runs, on stderr as it is now: it stays there when stderr is exchanged."""
-    return RaisingConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr))
+    return RaisingConsole(
+        file=sys.stderr, highlight=False, emoji=False, soft_wrap=not is_terminal(sys.stderr), quiet=_is_quiet
+    )
 
 
 def attempt(console: Console, act: Callable[[], object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -15,6 +15,10 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 BASICS, CHANGES, SCRIPTS, OUTPUT = "Basics", "What may change", "Scripts", "Output"
 """Groups of options, in this order."""
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print nothing but the answer and errors.")
+]
 
 WIDEST = 100
 """Columns of a help page; a narrower terminal has a narrower one."""
@@ -29,6 +33,7 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
+            _mend(error)
             if not wants_json:
                 raise
             hint = f"{ctx.command_path} --help lists the options"
@@ -65,11 +70,35 @@ class Command(TyperCommand):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
+def _mend(error: Any) -> None:
+    """Have an error name an option by its name of today, and say the reason alone."""
+    parameter = getattr(error, "param", None)
+    if parameter is not None and error.param_hint is None and parameter.param_type_name == "option":
+        error.param_hint = f"'{_visible(parameter.opts)[-1]}'"
+    error.message = re.sub(r"^Value error, ", "", error.message)
+
+
+def _split_names(name: str) -> tuple[str, str, str]:
+    """Return an option's names, and what stands for its value."""
+    found = re.fullmatch(r"((?:-[^ ,]+, )*-[^ ,]+)( ?)(.*)", name)
+    assert found is not None
+    return found[1], found[2], found[3]
+
+
+def _visible(names: list[str]) -> list[str]:
+    """Return an option's short name and its first long one: the others are those of earlier releases."""
+    short, long = [[name for name in names if name.startswith("--") is is_long] for is_long in (False, True)]
+    return [*short, *long[:1]]
+
+
 def _tidy(row: tuple[str, str] | None) -> tuple[str, str] | None:
     """Return a row without the types that no user types, and with its default as it is told."""
     if row is None:
         return None
     name, text = row
     name = re.sub(r" <[^>]*(\[[^\]]*\])?>$", "", name)
+    if name.startswith("-"):
+        names, space, metavar = _split_names(name)
+        name = ", ".join(_visible(names.split(", "))) + space + metavar
     text = re.sub(r"\[default: \(([^)]*)\)[^\]]*\]", r"[default: \1]", text)
     return name, re.sub(r"(;| *\[)[-\d<= ]*x[<>=]+\d+(?=\])\]?", lambda found: "]" if found[1] == ";" else "", text)

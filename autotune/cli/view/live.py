@@ -127,7 +127,7 @@ class BlockView(LineView):
 
 def can_redraw(console: Console) -> bool:
     """Return whether stderr is a terminal on which a block can be drawn anew."""
-    return is_terminal(sys.stderr) and not console.is_dumb_terminal
+    return is_terminal(sys.stderr) and not console.is_dumb_terminal and not console.quiet
 
 
 def has_plain_signs(console: Console) -> bool:

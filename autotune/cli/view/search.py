@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
@@ -16,10 +17,11 @@ from autotune.cli.view.notebook import NotebookView, is_notebook
 from autotune.cli.view.terminal import printable
 from autotune.format import format_duration, format_factor, format_rate
 from autotune.records.config import TrainConfig
+from autotune.records.layout import show_log
 from autotune.records.probe import ProbeReport
-from autotune.records.trial import TrialResult
+from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.progress import SearchProgress, SearchReporter
-from autotune.sentences.settings import describe_changes
+from autotune.sentences.settings import describe_changes, name_setting
 from autotune.sentences.trials import describe_result
 
 _STAGES = {"drift": "loss check"}
@@ -37,10 +39,12 @@ class SearchView(SearchReporter):
         console: to write to; None below a notebook's cell.
         budget_seconds: of the whole search.
         is_live: it is a terminal on which a block can be drawn anew; else lines are written.
+        verbose: name every launch's log, and why values are ruled out.
     """
 
-    def __init__(self, console: Console | None, budget_seconds: float, *, is_live: bool) -> None:
-        self._is_live = is_live
+    def __init__(self, console: Console | None, budget_seconds: float, *, is_live: bool, verbose: bool = False) -> None:
+        self._is_live, self._verbose = is_live, verbose
+        self._folder: Path | None = None
         self._budget_seconds = budget_seconds
         self._began = self._spoke = time.monotonic()
         self._report: ProbeReport | None = None
@@ -52,6 +56,10 @@ class SearchView(SearchReporter):
             self.view = NotebookView(self._draw)
         else:
             self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
+
+    def opened(self, folder: Path) -> None:
+        """Remember where the logs are."""
+        self._folder = folder
 
     def stage_started(self, progress: SearchProgress, note: str) -> None:
         """Name the stage; a line has the time left, which a block shows anyway."""
@@ -67,6 +75,8 @@ class SearchView(SearchReporter):
         """Tell the baseline and the verdict."""
         self._report = report
         self._tell(f"your settings: {format_rate(report.measurement.samples_per_second)}; {report.verdict.sentence}")
+        for one in report.ruled_out if self._verbose else ():
+            self._tell(f"  ruled out: {name_setting(one.knob)}={one.value}: {one.reason}")
 
     def trial_started(self, progress: SearchProgress, config: TrainConfig | None) -> None:
         """Show the running trial."""
@@ -82,7 +92,13 @@ class SearchView(SearchReporter):
         what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
         best = ", best so far" if config is not None and config == progress.best and what == "" else ""
         name = f": {self._name(config)}" if self._name(config) else ""
-        self._tell(f"{f'{what} #{result.spec.number}'.strip()} {describe_result(result, rate)}{best}{name}")
+        head = f"{what} #{result.spec.number}".strip()
+        self._tell(f"{head} {describe_result(result, rate)}{best}{name}{self._name_log(result)}")
+
+    def _name_log(self, result: TrialResult) -> str:
+        """Return where the log of a trial that failed is, and of any where all is to be told."""
+        is_told = self._verbose or result.status not in (TrialStatus.COMPLETED, TrialStatus.TOO_SLOW)
+        return f"; log {show_log(self._folder, result.spec.number)}" if is_told and self._folder is not None else ""
 
     def _name(self, config: TrainConfig | None) -> str:
         """Return what a config changes; empty for the probe, and before there is a baseline."""
@@ -113,9 +129,9 @@ class SearchView(SearchReporter):
 
 
 @contextmanager
-def search_view(budget_seconds: float) -> Iterator[SearchView]:
+def search_view(budget_seconds: float, *, verbose: bool = False) -> Iterator[SearchView]:
     """Yield the reporter that fits the notebook or else stderr; a block is taken down at the end."""
     console = None if is_notebook() else view_console()
-    search = SearchView(console, budget_seconds, is_live=console is None or can_redraw(console))
+    search = SearchView(console, budget_seconds, is_live=console is None or can_redraw(console), verbose=verbose)
     with refreshed(search.view):
         yield search

@@ -13,18 +13,18 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from autotune.cli.view.console import attempt, talk_console
+from autotune.cli.view.console import attempt, be_quiet, talk_console
 from autotune.errors import AutotuneError, MachineError, TargetError, UsageError
 
 _LONGEST_MESSAGE = 2000
 
 
-def say(text: str, *, style: str = "") -> None:
+def say(text: str, *, style: str = "", is_error: bool = False) -> None:
     """Print one line of talk; what users and files put into it is never read as markup.
 
     Nothing ends because it cannot be printed.
     """
-    console = talk_console()
+    console = talk_console(is_error=is_error)
     attempt(console, lambda: console.print(Text(printable(text), style=style)))
 
 
@@ -75,7 +75,7 @@ def forgiven_output() -> Iterator[None]:
     except OSError as error:
         _drop_stdout()
         if not isinstance(error, BrokenPipeError):
-            say(f"error: standard output cannot be written: {error.strerror or error}", style="red")
+            say(f"error: standard output cannot be written: {error.strerror or error}", style="red", is_error=True)
 
 
 def print_error_json(code: int, kind: str, message: str, hint: str) -> None:
@@ -93,8 +93,14 @@ def user_traceback(error: BaseException) -> str:
 
 
 @contextmanager
-def reported_errors(*, as_json: bool) -> Iterator[None]:
-    """Turn an AutotuneError into its message and exit code; AUTOTUNE_DEBUG=1 shows the traceback instead."""
+def reported_errors(*, as_json: bool, quiet: bool = False) -> Iterator[None]:
+    """Turn an AutotuneError into its message and exit code; AUTOTUNE_DEBUG=1 shows the traceback too.
+
+    Args:
+        as_json: an error goes to standard output.
+        quiet: nothing is said inside but the answer and errors.
+    """
+    be_quiet(quiet)
     try:
         try:
             _check_names()
@@ -107,9 +113,11 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
             raise _explain(error) from error
     except AutotuneError as error:
         if os.environ.get("AUTOTUNE_DEBUG") == "1":
-            raise
+            say("".join(traceback.format_exception(error)).rstrip(), is_error=True)
         _report(error, as_json=as_json)
         raise typer.Exit(error.exit_code) from None
+    finally:
+        be_quiet(False)
 
 
 def _check_names() -> None:
@@ -150,10 +158,10 @@ def _report(error: AutotuneError, *, as_json: bool) -> None:
         except OSError:
             _drop_stdout()
     if isinstance(error, TargetError) and error.__cause__ is not None:
-        say(user_traceback(error.__cause__))
-    say(f"error: {shorten(error.message)}", style="red")
+        say(user_traceback(error.__cause__), is_error=True)
+    say(f"error: {shorten(error.message)}", style="red", is_error=True)
     if error.hint:
-        say(f"  {shorten(error.hint)}")
+        say(f"  {shorten(error.hint)}", is_error=True)
 
 
 def _drop_stdout() -> None:

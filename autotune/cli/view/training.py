@@ -16,7 +16,9 @@ from autotune.cli.view.live import HEARTBEAT_SECONDS, BlockView, LineView, can_r
 from autotune.cli.view.training_block import Figures, Trend, label, list_block_lines
 from autotune.cli.view.training_words import describe_line, describe_position
 from autotune.format import format_duration
-from autotune.records.run import StepDown
+from autotune.records.config import list_settings
+from autotune.records.run import RunPlan, StepDown
+from autotune.sentences.settings import name_setting
 from autotune.train.report import Report
 
 _LINE_SECONDS = 15.0
@@ -31,13 +33,16 @@ class TrainingView:
 
     Attributes:
         view: that it is written to.
+        verbose: all is told.
 
     Args:
         console: to write to.
         is_live: it is a terminal on which a block can be drawn anew; else lines are written.
+        verbose: a line for each report, and the settings in full.
     """
 
-    def __init__(self, console: Console, *, is_live: bool) -> None:
+    def __init__(self, console: Console, *, is_live: bool, verbose: bool = False) -> None:
+        self.verbose = verbose
         self._is_live = is_live
         self._began = self._reported = time.monotonic()
         self._spoke: float | None = None
@@ -52,9 +57,19 @@ class TrainingView:
         """Remember what the search measured, to hold the throughput against."""
         self._promised = samples_per_second
 
-    def plan(self, text: str) -> None:
-        """Say once what is going to be done."""
+    def plan(self, text: str, plan: RunPlan | None = None) -> None:
+        """Say once what is going to be done, and where all is to be told, with which settings.
+
+        Args:
+            text: to say.
+            plan: of the run; None before there is one.
+        """
         self.view.say(text)
+        if plan is None:
+            return
+        self.promise(plan.promised_samples_per_second)
+        for name, value in list_settings(plan.current_config) if self.verbose else ():
+            self.view.say(f"  {name_setting(name)} = {value}")
 
     def show(self, report: Report) -> None:
         """Keep where the training stands; in a pipe, tell it if that was not done just now."""
@@ -86,7 +101,7 @@ class TrainingView:
         now, report = time.monotonic(), self._report
         # The first report is told at once.
         spoke = self._spoke if self._spoke is not None else self._began if report is None else -math.inf
-        if self._is_live or now - spoke < pause_seconds:
+        if self._is_live or now - spoke < (0.0 if self.verbose and self._is_new else pause_seconds):
             return
         self._spoke = now
         if report is None:
@@ -111,9 +126,9 @@ class TrainingView:
 
 
 @contextmanager
-def training_view() -> Iterator[TrainingView]:
+def training_view(*, verbose: bool = False) -> Iterator[TrainingView]:
     """Yield the view that fits stderr; a block is taken down at the end."""
     console = view_console()
-    training = TrainingView(console, is_live=can_redraw(console))
+    training = TrainingView(console, is_live=can_redraw(console), verbose=verbose)
     with refreshed(training.view):
         yield training

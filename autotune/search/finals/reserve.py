@@ -120,6 +120,7 @@ def require_time(reserve: Reserve, probed: TrialResult) -> None:
     needed = 2 * launch + reserve.least_seconds()
     if needed > budget.remaining_seconds:
         least = problem.policy.spare_budget * (needed + probed.elapsed_seconds + CLOSING_SECONDS)
+        least = max(least, budget.seconds + 1.0)  # what was given has just been too little
         asked = format_duration(budget.seconds)
         raise UsageError(
             f"--budget {asked} is too small for this target: one launch takes {launch:.1f} s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from autotune.isolation.runner import KILL_SECONDS
@@ -30,12 +31,14 @@ class SearchContext:
         run_trial: runs one trial to its end.
         reporter: hears what happens.
         should_stop: True once the user asked to stop.
+        find_log: returns where what a trial prints is, by its number; None where that is not kept.
     """
 
     budget: Budget
     run_trial: RunTrial
     reporter: SearchReporter
     should_stop: Callable[[], bool]
+    find_log: Callable[[int], Path | None] = lambda _number: None
 
     def describe_progress(self, stage: str, *, trials: int, log: SearchLog | None) -> SearchProgress:
         """Return where the search stands.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, FolderError, UsageError
 from autotune.lock import find_holder, hold_lock
-from autotune.records.codec import make_folder, read_record, sync_folder, write_record, write_text
+from autotune.records.codec import make_folder, read_record, sync_folder, write_bytes, write_record, write_text
 from autotune.records.explanation import Explanation
 from autotune.records.finals import FinalsRecord
 from autotune.records.layout import (
@@ -27,11 +27,15 @@ from autotune.records.layout import (
     FINALS_FILE,
     LOCK_FILE,
     PROBE_FILE,
+    PROBE_LOG_FILE,
     RECALLED_FILE,
     RESULT_FILE,
     SCREENS_FILE,
     SPEC_FILE,
     STATE_FOLDER,
+    TRIALS_FOLDER,
+    show_log,
+    trial_name,
 )
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES, Profile
@@ -72,7 +76,7 @@ class SearchFolder:
     @property
     def trials(self) -> Path:
         """Folder of the numbered trials."""
-        return self.path / "trials"
+        return self.path / TRIALS_FOLDER
 
     @property
     def database(self) -> Path:
@@ -180,9 +184,13 @@ class SearchFolder:
         """Save the looks of the finals so far."""
         write_record(self.path / FINALS_FILE, record)
 
+    def find_log(self, number: int) -> Path:
+        """Return the file of what a trial has printed, as seen from the working folder."""
+        return show_log(self.path, number)
+
     def adopt_probe(self, report: ProbeReport, trial: TrialResult) -> None:
         """Take a probe that was made before as this search's own, which is its trial 0."""
-        folder = self.trials / f"{trial.spec.number:04d}"
+        folder = self.trials / trial_name(trial.spec.number)
         folder.mkdir(parents=True, exist_ok=True)
         write_record(folder / SPEC_FILE, trial.spec)
         write_record(folder / RESULT_FILE, trial)
@@ -316,6 +324,21 @@ def write_report(folder: Path, report: ProbeReport | MachineReport) -> Path:
     return path
 
 
+def keep_log(folder: Path, log: Path) -> Path | None:
+    """Keep what the process of a probe has printed in a working folder's `.autotune`; None where that cannot be done.
+
+    Args:
+        folder: the working folder.
+        log: where it is until the probe ends.
+    """
+    try:
+        path = prepare_state_folder(folder) / PROBE_LOG_FILE
+        write_bytes(path, read_bytes(log), private=True)
+    except (OSError, AutotuneError):
+        return None
+    return path.relative_to(folder)
+
+
 def check_output(out: Path, spec: str, *, force: bool) -> None:
     """Make sure that the answer may be written: nothing of another target is overwritten.
 
@@ -369,6 +392,8 @@ def prepare_state_folder(folder: Path) -> Path:
 
 def _check_root(root: Path) -> None:
     facts = root.stat(follow_symlinks=False)
+    if stat.S_ISREG(facts.st_mode):
+        raise FolderError(f"{root} is a file, and it is the folder for what is found here", hint="move it away")
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
         what = "is a link, belongs to someone else or is writable by others"
         raise FolderError(f"{root} {what}", hint=f"chmod 700 {root}")

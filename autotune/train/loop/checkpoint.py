@@ -150,7 +150,7 @@ class Checkpoints:
             return Restored(progress, notes, tuple(problems), path)
         detail = f" ({problems[0]})" if problems else ""
         raise CheckpointError(
-            f"{self.folder} holds no complete checkpoint{detail}", hint="train without --resume, into a new --out"
+            f"{self.folder} holds no complete checkpoint{detail}", hint="train without --resume, into a new --run-dir"
         )
 
     def newest_step(self, *, not_after: int | None = None) -> int | None:

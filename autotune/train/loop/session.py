@@ -127,7 +127,7 @@ class Session:
             self._free_memory()
             resumes = self._step_down(end.fault, end.choice)
             if end.fault.cause == "device-error" or self.world is not None:
-                raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --out {self.folder.path}")
+                raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --run-dir {self.folder.path}")
 
     @property
     def plan(self) -> RunPlan:

@@ -34,7 +34,7 @@ TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
 RANKS = (sys.executable, "-P", "-m", "autotune.train.ranks.launcher")
 """With how many, what the same words are given to where several processes train."""
 
-_WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--trust", "--use-candidate")
+_WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--skip-verification", "--trust", "--use-candidate")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class WorkloadRecovery:
         words, typed = [*self.command], [*self.arguments]
         run = read_opened_run(self.opened)
         if attempt and run is not None:
-            words += ["--resume", "--out", run.folder]  # a word that is typed again later says the same
+            words += ["--resume", "--run-dir", run.folder]  # a word that is typed again later says the same
             typed = drop_settings(typed)
         environment = {**os.environ, OPENED_VARIABLE: str(self.opened), BEGAN_VARIABLE: repr(self.began)}
         return Start((*words, *typed), environment)
@@ -124,7 +124,7 @@ class WorkloadRecovery:
         run = read_opened_run(self.opened)
         if ended.status >= 0 and ended.status != AGAIN_STATUS:
             if run is not None and ended.attempt and ended.status == ProfileError.exit_code:
-                self.say(f"put the source back and go on with --resume --out {run.folder}, or start a new run")
+                self.say(f"put the source back and go on with --resume --run-dir {run.folder}, or start a new run")
             return None
         verdict = read_verdict(self.opened) if ended.status == AGAIN_STATUS else None
         cause, detail = ended.explain() if verdict is None else (verdict.cause, verdict.detail)
@@ -166,13 +166,13 @@ class WorkloadRecovery:
     def give_up(self, death: Death, reason: str) -> None:
         """Keep for the end why the run is not resumed."""
         if death.fault.cause == "timeout":
-            self.message, self.hint = death.fault.detail, f"go on with --resume --out {death.folder.path}"
+            self.message, self.hint = death.fault.detail, f"go on with --resume --run-dir {death.folder.path}"
             return
         self._explain(death.fault.cause, death.fault.detail, reason, death.folder.path)
 
     def _explain(self, cause: Cause, detail: str, reason: str, folder: Path) -> None:
         self.message = f"the training's process died ({cause}): {detail}; {reason}"
-        self.hint = f"go on with --resume --out {folder}"
+        self.hint = f"go on with --resume --run-dir {folder}"
 
     def _count_death(self, action: StepDownAction, kept: int) -> str:
         """Return why a death that is answered so is one too many, or nothing.

@@ -171,16 +171,29 @@ def make_run(work: Path, label: str, out: str | Path | None) -> Path:
     """Return the folder of a new run: the one given, or a new numbered one.
 
     Raises:
-        UsageError: the one given holds a run already.
+        UsageError: the one given holds a run already, or something else.
         OSError: it cannot be made.
     """
     if out is None:
         return _make_numbered(work / RUNS_FOLDER, slug(label))
     path = work / out
-    if (path / PLAN_FILE).exists() or (path / CHECKPOINTS_FOLDER).exists():
-        raise UsageError(f"{path} holds a run already", hint="pass --resume to go on with it, or choose another --out")
+    require_free(path)
     make_folder(path)
     return path
+
+
+def require_free(path: Path) -> None:
+    """Make sure that a new run may be made in a folder.
+
+    Raises:
+        UsageError: it holds a run already, or something else.
+    """
+    if (path / PLAN_FILE).exists() or (path / CHECKPOINTS_FOLDER).exists():
+        raise UsageError(
+            f"{path} holds a run already", hint="pass --resume to go on with it, or choose another --run-dir"
+        )
+    if path.is_dir() and any(found.name != LOCK_FILE for found in path.iterdir()):
+        raise UsageError(f"{path} is not empty, and holds no run", hint="choose a new folder with --run-dir")
 
 
 @contextmanager

@@ -35,11 +35,11 @@ _OF_WORKLOADS = {
     "--steps": "how long a script trains is its own affair",
     "--epochs": "how long a script trains is its own affair",
     "--max-time": "when a script stops is its own affair",
-    "--out": "a script writes where it wants to, and its record goes to runs/",
+    "--run-dir": "a script writes where it wants to, and its record goes to runs/",
     "--resume": "a script goes on from its own checkpoints, or does not",
     "--seed": "a script sets its own seeds",
     "--checkpoint-every": "a script writes its own checkpoints",
-    "--keep": "a script keeps its own checkpoints",
+    "--keep-checkpoints": "a script keeps its own checkpoints",
     "--log": "a script writes its own logs",
 }
 
@@ -155,11 +155,11 @@ def list_workload_options(options: TrainingOptions) -> dict[str, object]:
         "--steps": options.steps,
         "--epochs": options.epochs,
         "--max-time": options.max_time_seconds,
-        "--out": options.out,
+        "--run-dir": options.out,
         "--resume": options.resume,
         "--seed": options.seed,
         "--checkpoint-every": options.checkpoint_seconds != default.checkpoint_seconds,
-        "--keep": options.checkpoints_kept != default.checkpoints_kept,
+        "--keep-checkpoints": options.checkpoints_kept != default.checkpoints_kept,
     }
 
 

@@ -1,7 +1,7 @@
 """With which settings a training runs: a profile's, a preset's or the target's own; and what is not as it was measured.
 
     profile ── same target, data, machine, versions? ──▶ its settings as they are
-            └─ else: its changes put onto the target's own settings of today ──▶ `reverify`, or `--trust`
+            └─ else: its changes put onto the target's own settings of today ──▶ `reverify`, or `--skip-verification`
 
 A profile is data: its label and fingerprints are compared and shown, never followed.
 """

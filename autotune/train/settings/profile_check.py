@@ -85,7 +85,7 @@ def check_batch(profile: Profile) -> str | None:
         raise ProfileError(
             f"the profile trains with an effective batch of {wanted:,} samples instead of {own:,}, which its search "
             f"was not allowed",
-            hint=f"{_AGAIN}, with --allow batch if another training is what you want",
+            hint=f"{_AGAIN}, with --tune-batch-size if another training is what you want",
         )
     rule = profile.learning_rate_rule
     scale = baseline.learning_rate_scale * scale_learning_rate(wanted / own, rule)

@@ -15,9 +15,19 @@ from autotune.targets.resolve import ResolvedTarget, resolve_target
 
 
 def resolve_training_target(target: str | Script | None, folder: Path) -> ResolvedTarget:
+    """Return the target of a training; as `resolve_remembered`."""
+    return resolve_remembered(target, folder, command="train --profile best.json")
+
+
+def resolve_remembered(target: str | Script | None, folder: Path, *, command: str) -> ResolvedTarget:
     """Return the target: the argument, [tool.autotune]'s, the one this folder's newest search had, or the demo.
 
     A target is started, so what a search remembers is taken only where this user has made that search.
+
+    Args:
+        target: as typed; None when it was left out.
+        folder: the working folder.
+        command: of this tool, for the hints.
 
     Raises:
         FolderError: `.autotune` belongs to someone else or is writable by others.
@@ -33,12 +43,12 @@ def resolve_training_target(target: str | Script | None, folder: Path) -> Resolv
         raise UsageError(
             f"no target was given, and {search.path} may be somebody else's: nothing in your cache folder tells that "
             "autotune made it for you, here",
-            hint=f"name the target: autotune train --profile best.json {_show_words(remembered)}",
+            hint=f"name the target: autotune {command} {_show_words(remembered)}",
         )
     if remembered.script is not None and is_masked(remembered.script.command):
         raise UsageError(
             f"the search in this folder has no secrets in its records: {remembered.spec}",
-            hint="name the command again, with your own words for ***: autotune train ... -- python train.py ...",
+            hint=f"name the command again, with your own words for ***: autotune {command} -- python train.py ...",
         )
     return resolve_target(None, folder=folder, remembered=remembered)
 

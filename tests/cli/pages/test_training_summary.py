@@ -88,7 +88,7 @@ def test_a_finished_training_tells_what_came_of_it(show: Show) -> None:
 
 
 def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show) -> None:
-    resume = "stopped at step 12000; go on with --resume --out runs/gpt-001"
+    resume = "stopped at step 12000; go on with --resume --run-dir runs/gpt-001"
     summary = make_summary(
         finished=False,
         config=SAFER,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from consoles import HOSTILE, Broken, make_console, read, strip
@@ -15,11 +16,12 @@ from autotune.cli.view import search
 from autotune.cli.view.console import RaisingConsole
 from autotune.cli.view.live import BlockView
 from autotune.cli.view.search import SearchView, search_view
-from autotune.records import TrainConfig
+from autotune.records import TrainConfig, TrialStatus
 from autotune.search.progress import SearchProgress
 
 PROBE = make_report(target=make_facts(baseline=BASELINE))
 FASTER = BASELINE.replace(num_workers=4)
+SLOWER = BASELINE.replace(num_workers=2)
 PROGRESS = SearchProgress("search", 1, 48.0, baseline_samples_per_second=1000.0, best_ratio=1.25, best=FASTER)
 
 
@@ -54,6 +56,23 @@ def test_a_pipe_gets_a_line_for_all_that_happens(clock: Clock) -> None:
     assert probed.endswith(PROBE.verdict.sentence)
     assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: num_workers=4"
     assert told == "something to know at once"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_log_of_a_launch_that_failed_is_named_and_each_one_where_all_is_told(clock: Clock, verbose: bool) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 60.0, is_live=False, verbose=verbose)
+    view.opened(Path("/work/.autotune/toy-1"))
+    tell_all(view)
+    view.trial_finished(PROGRESS, make_trial(2, SLOWER, rate=None, status=TrialStatus.TIMED_OUT, error="late"))
+    view.view.tick()
+    lines = read(console).splitlines()
+    fine, failed = (line for line in lines if line.startswith("#"))
+    assert fine.endswith("log .autotune/toy-1/trials/0001/log.txt") is verbose
+    assert failed.endswith("timed out: late: num_workers=2; log .autotune/toy-1/trials/0002/log.txt")
+    ruled_out = [line for line in lines if line.startswith("  ruled out: ")]
+    assert len(ruled_out) == (len(PROBE.ruled_out) if verbose else 0)
+    assert PROBE.ruled_out
 
 
 def test_a_pipe_gets_a_sign_of_life_each_minute_in_which_nothing_happens(clock: Clock) -> None:

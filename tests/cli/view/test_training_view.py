@@ -280,6 +280,14 @@ def test_a_pipe_hears_often_at_first_and_each_minute_later(pipe: Pipe) -> None:
     assert spoken == [*range(0, 120, 15), *range(165, 600, 60)]
 
 
+def test_each_report_is_told_where_all_is_to_be_told(pipe: Pipe) -> None:
+    pipe.view.verbose = True
+    for step in range(1, 6):
+        pipe.view.show(make_live_report(step=step))
+        assert len(pipe.said()) == 1
+    assert pipe.said() == []
+
+
 def test_a_new_evaluation_is_told_soon(pipe: Pipe) -> None:
     pipe.now += 300.0
     pipe.view.show(make_live_report())

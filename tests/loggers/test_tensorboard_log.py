@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from autotune.errors import MachineError
-from autotune.train.tensorboard import TENSORBOARD_FOLDER, TensorBoardLog
+from autotune.loggers.tensorboard_log import TENSORBOARD_FOLDER, TensorBoardLog
 
 
 def make_line(step: int, **changes: Any) -> dict[str, Any]:
@@ -34,7 +34,8 @@ def read_events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = EventAccumulator(str(folder / TENSORBOARD_FOLDER), size_guidance={"scalars": 0})
     accumulator.Reload()
     return {
-        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+        tag: sorted((event.step, event.value) for event in accumulator.Scalars(tag))  # files of one second: any order
+        for tag in accumulator.Tags()["scalars"]
     }
 
 
