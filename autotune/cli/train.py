@@ -29,6 +29,7 @@ from autotune.scratch import sweep_scratch
 from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
+    from autotune.records.run import TrainingSummary
     from autotune.records.trial import Target as TargetRecord
     from autotune.targets.resolve import ResolvedTarget
     from autotune.train.options import TrainingOptions
@@ -327,11 +328,9 @@ def train_workload(
     from autotune.cli.training_session import make_callbacks, take_reverification, training_log
 
     options = replace(options, reverification=take_reverification())
-    from autotune.cli.pages.training import print_summary
     from autotune.cli.view.training import training_view
     from autotune.train.recovery.steps_down import FreshProcessNeeded
     from autotune.train.run import run_training
-    from autotune.train.runs.folder import read_plan
 
     with stop_on_signals(signal.SIGUSR1, signal.SIGUSR2) as stop:
         if place is not None:
@@ -348,11 +347,18 @@ def train_workload(
         except UsageError:
             stop.exit_if_set()  # a probe that a stop has ended is no error
             raise
-        if as_json:
-            with forgiven_output():
-                print_json(summary.to_json())
-        else:
-            print_summary(summary, read_plan(Path(summary.folder)))
+        _print_end(summary, as_json=as_json)
         stop.exit_if_set()
     if not summary.finished:
         raise typer.Exit(OUT_OF_TIME_STATUS)
+
+
+def _print_end(summary: TrainingSummary, *, as_json: bool) -> None:
+    from autotune.cli.pages.training import print_summary
+    from autotune.train.runs.folder import read_plan
+
+    if as_json:
+        with forgiven_output():
+            print_json(summary.to_json())
+    else:
+        print_summary(summary, read_plan(Path(summary.folder)))
