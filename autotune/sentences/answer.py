@@ -67,7 +67,7 @@ def list_evidence(profile: Profile) -> list[str]:
     lines = [describe_drift(profile), describe_power(profile), *describe_untested(profile), describe_saving(profile)]
     if evidence.noise is not None:
         lines.append(f"noise: {describe_noise(evidence.noise)}")
-    trials = ", ".join(f"{number} {status}" for status, number in sorted(evidence.trials.items()))
+    trials = ", ".join(f"{number} {name_status(status)}" for status, number in sorted(evidence.trials.items()))
     share = evidence.measured_fraction
     measured = "" if share is None else f", {format_share(share)} of it inside measured blocks"
     if evidence.drift_fraction:

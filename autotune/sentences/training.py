@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.format import count, format_factor, format_figure, format_rate, format_share
 from autotune.records.run import Best
 
-_AS_PROMISED_FRACTION = 0.03
+AS_PROMISED_FRACTION = 0.03
 """A throughput this close to what the search measured is as promised."""
 
 
@@ -22,7 +22,7 @@ def list_speed(samples_per_second: float, promised: float | None) -> list[str]:
 def judge_throughput(came: float, promised: float) -> str:
     """Return in plain words how a throughput compares with the promised one."""
     change = round(came / promised - 1.0, 6)
-    if abs(change) <= _AS_PROMISED_FRACTION:
+    if abs(change) <= AS_PROMISED_FRACTION:
         return "as promised"
     return "faster than promised" if change > 0 else "slower than promised"
 

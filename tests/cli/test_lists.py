@@ -42,7 +42,7 @@ def test_an_answer_is_shown_once_more(folder: Path) -> None:
     code, shown, said = invoke("show")
     assert code == 0
     assert shown.startswith("improved: at least 1.30x faster")
-    assert "  peak memory 292 MiB -> 439 MiB\n" in shown
+    assert "439 MiB" in shown
     assert said.splitlines()[0] == "next: autotune train --profile best.json"
     assert "autotune report" in said
     assert json.loads(invoke("show", "best.json", "--json")[1]) == json.loads(profile.to_json())

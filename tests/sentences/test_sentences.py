@@ -47,7 +47,7 @@ def profile(verdict: str = "improved", *, estimate: float = 1.38, **changes: obj
     )
     fields: dict[str, object] = {
         "verdict": verdict,
-        "config": TrainConfig(),
+        "config": TrainConfig(num_workers=2),
         "baseline_config": TrainConfig(),
         "speedup": interval(estimate, 1.319, 1.47, 0.98),
         "evidence": Evidence(pairs=8, confirmation=confirmation, noise=QUIET, measured_fraction=0.423),

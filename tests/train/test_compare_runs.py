@@ -239,7 +239,7 @@ def test_the_page_has_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         assert words in shown
     assert "allocator retries" not in shown
-    assert shown.endswith(f"notes\n  {ONE_PAIR}\n")
+    assert shown.endswith(f"notes\n  {ONE_PAIR}\n\nin short\n  b is 1.40x faster than a; the loss of b is +50.00%\n")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from autotune.cli.view.console import result_console
 from autotune.cli.view.terminal import printable_text, say
-from autotune.format import format_bytes, format_rate
+from autotune.format import format_bytes, format_duration, format_rate
 from autotune.records.config import changed_fields, get_knob
 from autotune.records.explanation import Explanation
+from autotune.records.measurement import PeakMemory
 from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_candidate, describe_speedup, list_evidence
 from autotune.sentences.explanation import describe_worth
@@ -32,8 +35,7 @@ def print_answer(profile: Profile, out: Path, explanation: Explanation | None = 
         is_new: it was just written.
     """
     console = result_console()
-    for line in list_answer(profile, explanation):
-        console.print(line)
+    print_lines(console, list_answer(profile, explanation))
     sys.stdout.flush()
     usable = profile.candidate is not None and profile.candidate.passed_checks
     more = " (with --use-candidate for the candidate's settings)" if usable else ""
@@ -42,6 +44,13 @@ def print_answer(profile: Profile, out: Path, explanation: Explanation | None = 
     if profile.verdict == "improved":
         say("autotune explain says what each change is worth, autotune report makes a page of it")
         say("autotune export --to torch prints it as code")
+
+
+def print_lines(console: Console, lines: Iterable[Text]) -> None:
+    """Print lines; on a terminal, one that is too long goes on as far in as it begins."""
+    for line in lines:
+        inset = len(line.plain) - len(line.plain.lstrip())
+        console.print(line if console.soft_wrap or not inset else Padding(line[inset:], (0, 0, 0, inset)))
 
 
 def _describe_worth(name: str, explanation: Explanation | None) -> str:
@@ -63,19 +72,31 @@ def list_answer(profile: Profile, explanation: Explanation | None = None) -> Ite
         yield printable_text(f"  candidate: {changes}{f' ({known})' if known else ''}")
     for check in profile.quality:
         yield printable_text(f"  {describe_check(check)}")
-    evidence = profile.evidence
-    if evidence.baseline_samples_per_second is not None:
-        now = f" -> {format_rate(evidence.samples_per_second)}" if evidence.samples_per_second else ""
-        yield printable_text(f"  throughput {format_rate(evidence.baseline_samples_per_second)}{now}")
-    if profile.memory is not None:
-        yield printable_text(f"  peak memory {_describe_memory(profile)}")
+    for line in list_before_and_after(profile):
+        yield printable_text(f"  {line}")
     for line in list_evidence(profile):
         yield printable_text(f"  {line}")
 
 
-def _describe_memory(profile: Profile) -> str:
-    """Return the peak of the answer, after that of the own settings where it is another."""
-    assert profile.memory is not None
-    after, before = profile.memory.used_bytes, profile.baseline_memory
-    first = "" if before is None or profile.verdict != "improved" else f"{format_bytes(before.used_bytes)} -> "
-    return f"{first}{format_bytes(after)}"
+def list_before_and_after(profile: Profile) -> list[str]:
+    """Return throughput and peak memory of the user's own settings, and of the answer where that is another.
+
+    With the length of the final training, as far as that was told, comes how long it takes.
+    """
+    before, after = profile.evidence.baseline_samples_per_second, profile.evidence.samples_per_second
+    if profile.verdict != "improved":
+        own = _list_figures(before, profile.memory)
+        return [f"your settings  {own}"] if own else []
+    planned, run = profile.one_off.planned_samples, ""
+    if planned is not None and before and profile.speedup is not None:
+        own_seconds = planned / before
+        shorter = format_duration(own_seconds / profile.speedup.estimate)
+        run = f"   your run of {format_duration(own_seconds)} takes about {shorter}"
+    rows = {"before": _list_figures(before, profile.baseline_memory), "after": _list_figures(after, profile.memory)}
+    shown = [f"{name:<8}{text}" for name, text in rows.items() if text]
+    return [*shown[:-1], shown[-1] + run] if shown else []
+
+
+def _list_figures(rate: float | None, memory: PeakMemory | None) -> str:
+    rates = [] if rate is None else [format_rate(rate)]
+    return "   ".join([*rates, *([] if memory is None else [format_bytes(memory.used_bytes)])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from autotune.cli.pages.layout import LinePage, open_page
@@ -16,9 +17,13 @@ from autotune.format import (
 )
 from autotune.records.comparison import RunComparison, RunSide
 from autotune.sentences.settings import name_setting
+from autotune.sentences.training import AS_PROMISED_FRACTION as AS_FAST_FRACTION
 from autotune.sentences.training import describe_best
 
 Row = tuple[str, str, str, str]
+
+_SAME_LOSS_FRACTION = 0.005
+"""The usual limit of a search's loss check; one pair of runs has no interval to say more."""
 
 
 def print_comparison(comparison: RunComparison) -> None:
@@ -37,6 +42,26 @@ def print_comparison(comparison: RunComparison) -> None:
     page.heading("notes")
     for note in comparison.notes:
         page.sentence(note, bullet=True)
+    page.heading("in short")
+    page.sentence(describe_difference(comparison), style="bold")
+
+
+def describe_difference(comparison: RunComparison) -> str:
+    """Return in a sentence how the second run differs from the first, e.g. `b is 1.12x faster than a, same loss`."""
+    ratio, pair = comparison.throughput_ratio, comparison.loss
+    if not ratio:
+        speed = "their speeds cannot be compared"
+    elif abs(ratio - 1.0) <= AS_FAST_FRACTION:
+        speed = "b is as fast as a"
+    else:
+        faster, slower, factor = ("b", "a", ratio) if ratio > 1.0 else ("a", "b", 1.0 / ratio)
+        speed = f"{faster} is {format_factor(factor)} faster than {slower}"
+    if pair is None:
+        return f"{speed}; no loss of theirs can be compared"
+    change = 0.0 if pair.first == pair.second else (pair.second - pair.first) / abs(pair.first or math.inf)
+    if abs(change) <= _SAME_LOSS_FRACTION:
+        return f"{speed}, same loss"
+    return f"{speed}; the loss of b is {format_percent(change)}"
 
 
 def list_settings(comparison: RunComparison) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -14,7 +14,12 @@ from rich.text import Text
 from autotune.cli.view.console import view_console
 from autotune.cli.view.live import HEARTBEAT_SECONDS, BlockView, LineView, can_redraw, has_plain_signs, refreshed
 from autotune.cli.view.training_block import Figures, Trend, label, list_block_lines
-from autotune.cli.view.training_words import describe_line, describe_position
+from autotune.cli.view.training_words import (
+    describe_evaluation,
+    describe_line,
+    describe_position,
+    describe_short_line,
+)
 from autotune.format import format_duration
 from autotune.records.config import list_settings
 from autotune.records.run import RunPlan, StepDown
@@ -49,6 +54,7 @@ class TrainingView:
         self._promised: float | None = None
         self._report: Report | None = None
         self._is_new = False
+        self._told_metrics: Mapping[str, float | None] = {}
         self._trend = Trend()
         self._is_plain = has_plain_signs(console)
         self.view = BlockView(console, self._draw) if is_live else LineView(console, self._pulse)
@@ -109,7 +115,13 @@ class TrainingView:
         elif self._is_new:
             self._is_new = False
             promised = self._promised
-            self.view.say_later(lambda: describe_line(report, promised, datetime.now()))
+            if self.verbose:
+                self.view.say_later(lambda: describe_line(report, promised, datetime.now()))
+                return
+            self.view.say_later(lambda: describe_short_line(report, promised))
+            if report.metrics and report.metrics != self._told_metrics:
+                self._told_metrics = dict(report.metrics)
+                self.view.say_later(lambda: f"  {describe_evaluation(report)}")
         else:
             waited = format_duration(now - self._reported)
             self.view.say(f"... still {report.phase}: {describe_position(report)}; {waited} since the last report")

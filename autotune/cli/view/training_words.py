@@ -14,6 +14,7 @@ from autotune.format import (
     format_figure,
     format_of,
     format_progress,
+    format_rate,
     format_share,
 )
 from autotune.records.run import Best
@@ -103,3 +104,23 @@ def describe_line(report: Report, promised: float | None, now: datetime) -> str:
         *list_issues(report),
     ]
     return f"{phase}{describe_position(report)}: {', '.join(facts)}".replace("\n", " ")
+
+
+def describe_short_line(report: Report, promised: float | None) -> str:
+    """Return what matters of a report in a line of at most 80 columns, as far as its figures are of usual length."""
+    position = f"{report.step:,}"
+    if report.total_steps is not None:
+        position += f"/{report.total_steps:,}  {format_progress(report.step, report.total_steps)}"
+    facts = [position, f"loss {format_figure(report.loss)}"]
+    if report.samples_per_second > 0:
+        share = f" ({format_share(report.samples_per_second / promised)} of expected)" if promised else ""
+        facts.append(f"{format_rate(report.samples_per_second, unit='')}/s{share}")
+    if report.remaining_seconds is not None and math.isfinite(report.remaining_seconds):
+        facts.append(f"{format_duration(max(0.0, report.remaining_seconds))} left")
+    phase = f"{report.phase}  " if report.phase != "training" else ""
+    return f"{phase}{'  '.join(facts)}".replace("\n", " ")
+
+
+def describe_evaluation(report: Report) -> str:
+    """Return the last evaluation, for a line of its own; empty before there is one."""
+    return ", ".join(list_metrics(report.metrics, report.best)).replace("\n", " ")

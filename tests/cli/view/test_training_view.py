@@ -163,7 +163,7 @@ def test_nothing_that_a_training_reports_breaks_the_page(
     lines.view.tick()
     for shown in (read(console), read(pipe)):
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x7f\u202e]", shown)
-    assert len(read(pipe).splitlines()) == 1
+    assert len(read(pipe).splitlines()) == 2
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 60, 80, 100, 250])
@@ -251,13 +251,20 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
 def test_a_view_tells_each_metric_by_name(pipe: Pipe) -> None:
     metrics = {"error": 0.25, "undefined": None, "size": 3.0}
     pipe.view.show(make_live_report(step=30, total_steps=60, epoch=1, epochs=2, loss=0.5, metrics=metrics, best=None))
-    (line,) = pipe.said()
-    assert line.startswith("30 of 60 steps, 50 %: epoch 2 of 2, ")
-    assert "loss 0.5000, learning rate 0.000275, error 0.2500, undefined not finite, size 3.0000, " in line
+    line, evaluation = pipe.said()
+    assert line == "30/60  50 %  loss 0.5000  12,480/s  1h03m left"
+    assert evaluation == "  error 0.2500, undefined not finite, size 3.0000"
 
 
-def test_a_line_in_a_pipe_has_the_figures_of_the_block(pipe: Pipe) -> None:
+def test_a_line_fits_a_terminal_of_80_columns(pipe: Pipe) -> None:
     pipe.view.promise(12_200.0)
+    pipe.view.show(make_live_report(step=123_456, total_steps=300_000, metrics={}))
+    assert pipe.said() == ["123,456/300,000  41 %  loss 1.8342  12,480/s (102 % of expected)  1h03m left"]
+
+
+def test_a_line_has_the_figures_of_the_block_where_all_is_to_be_told(pipe: Pipe) -> None:
+    pipe.view.promise(12_200.0)
+    pipe.view.verbose = True
     pipe.view.show(make_live_report(step_downs=(OUT_OF_MEMORY,), phase="evaluating", knows_evaluation=False))
     (line,) = pipe.said()
     for words in (
@@ -276,7 +283,7 @@ def test_a_pipe_hears_often_at_first_and_each_minute_later(pipe: Pipe) -> None:
     for second in range(600):
         pipe.now = began + second
         pipe.view.show(make_live_report(step=second))
-        spoken += [second] * len(pipe.said())
+        spoken += [second for line in pipe.said() if not line.startswith("  ")]
     assert spoken == [*range(0, 120, 15), *range(165, 600, 60)]
 
 
@@ -291,13 +298,13 @@ def test_each_report_is_told_where_all_is_to_be_told(pipe: Pipe) -> None:
 def test_a_new_evaluation_is_told_soon(pipe: Pipe) -> None:
     pipe.now += 300.0
     pipe.view.show(make_live_report())
-    assert len(pipe.said()) == 1
+    assert len(pipe.said()) == 2
     pipe.now += 20.0
     pipe.view.show(make_live_report(step=12_350))
     assert pipe.said() == []
     pipe.view.show(make_live_report(step=12_360, metrics={"bits_per_byte": 1.0}))
-    (line,) = pipe.said()
-    assert "bits_per_byte 1.0000" in line
+    _, evaluation = pipe.said()
+    assert "bits_per_byte 1.0000" in evaluation
 
 
 def test_a_training_that_reports_nothing_is_still_alive(pipe: Pipe) -> None:
@@ -305,7 +312,7 @@ def test_a_training_that_reports_nothing_is_still_alive(pipe: Pipe) -> None:
     assert pipe.said() == ["... still setting up, 1m01s so far"]
     pipe.view.show(make_live_report(phase="evaluating"))
     pipe.now += 61.0
-    assert "12,340 of 30,000 steps" in pipe.said()[0]
+    assert "12,340/30,000" in pipe.said()[0]
     pipe.now += 61.0
     assert pipe.said() == ["... still evaluating: 12,340 of 30,000 steps, 41 %; 2m02s since the last report"]
     pipe.now += 1.0
@@ -394,7 +401,7 @@ def test_a_pipe_and_a_dumb_terminal_get_lines(monkeypatch: pytest.MonkeyPatch, t
     with training_view() as view:
         assert not isinstance(view.view, BlockView)
         view.show(make_live_report())
-    assert "12,340 of 30,000 steps, 41 %: epoch 3 of 8" in stream.getvalue()
+    assert "12,340/30,000  41 %  loss" in stream.getvalue()
 
 
 def test_a_refresh_thread_that_is_woken_does_not_wait() -> None:
