@@ -17,7 +17,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError, BusyError, MachineError
 from autotune.records.codec import Record, read_record, write_record
 
-_HOLDER_FILE = "holder.json"
+HOLDER_FILE = "holder.json"
 _MOST_HOLDER_BYTES = 4096
 _MOST_REPLACEMENTS = 100
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -65,7 +65,7 @@ def hold_lock(path: Path, busy: str) -> Iterator[None]:
         MachineError: the file system has no locks.
         OSError: the files cannot be written.
     """
-    holder_file = path.with_name(_HOLDER_FILE)
+    holder_file = path.with_name(HOLDER_FILE)
     descriptor, holder = _take(path), _read_holder(holder_file)
     if descriptor is None or (holder is not None and holder.is_alive_here()):
         if descriptor is not None:
@@ -84,7 +84,7 @@ def hold_lock(path: Path, busy: str) -> Iterator[None]:
 
 def find_holder(path: Path) -> str | None:
     """Return in words who holds a lock file now; None when nobody does, or it cannot be told. Nothing is written."""
-    holder = _read_holder(path.with_name(_HOLDER_FILE))
+    holder = _read_holder(path.with_name(HOLDER_FILE))
     if holder is not None and holder.is_alive_here():
         return _describe(holder)
     try:

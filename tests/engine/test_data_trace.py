@@ -141,6 +141,9 @@ class Repeating:
     def batch_length(self, position: int) -> int:
         return len(self.batches[position])
 
+    def count_elsewhere(self, position: int, own: int) -> int:
+        return 0
+
 
 @pytest.mark.parametrize(
     ("batches", "repeated"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import enum
 import functools
 import importlib
@@ -83,6 +84,7 @@ def records(kind: type[Record], most: int = 3) -> st.SearchStrategy[Any]:
         fields["settings"] = SETTINGS  # knobs and values that there are
     if kind is Profile:
         fields["speedup"] = records(Interval)  # what is claimed must have one
+        fields["date"] = st.dates(datetime.date(1000, 1, 1)).map(datetime.date.isoformat)
         fields["baseline_config"] = st.just(TrainConfig(user_knobs={"own": 1}))  # and be another config
     return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))
 
@@ -95,6 +97,8 @@ def values(annotation: Any, constraints: list[Any], most: int) -> st.SearchStrat
         return st.sampled_from(inner)
     if origin in (Union, types.UnionType):
         return st.one_of([values(option, constraints if option is not type(None) else [], most) for option in inner])
+    if origin is tuple and ... not in inner:
+        return st.tuples(*(values(one, [], most) for one in inner))
     if origin is tuple:
         fewest = next((limit.min_length for limit in constraints if isinstance(limit, MinLen)), 0)
         return st.lists(values(inner[0], [], most), min_size=fewest, max_size=max(fewest, most)).map(tuple)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import ProfileError, UsageError
-from autotune.lock import hold_lock
+from autotune.lock import HOLDER_FILE, hold_lock
 from autotune.records.codec import Record, make_folder, read_record, sync_folder, write_record
 from autotune.records.layout import (
     CHECKPOINTS_FOLDER,
@@ -192,7 +192,9 @@ def require_free(path: Path) -> None:
         raise UsageError(
             f"{path} holds a run already", hint="pass --resume to go on with it, or choose another --run-dir"
         )
-    if path.is_dir() and any(found.name != LOCK_FILE for found in path.iterdir()):
+    # What a run that was cut at its start leaves behind is its lock, and what is hidden.
+    ours = (LOCK_FILE, HOLDER_FILE)
+    if path.is_dir() and any(found.name not in ours and found.name[0] != "." for found in path.iterdir()):
         raise UsageError(f"{path} is not empty, and holds no run", hint="choose a new folder with --run-dir")
 
 
