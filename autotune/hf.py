@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from autotune.adapters.live import LIVE, LiveSettings, load_profile
-from autotune.adapters.pace import PaceGuard, find_promised_rate
+from autotune.adapters.live import LIVE, load_profile
+from autotune.adapters.tuned import Tuned
 from autotune.emit.export import export_profile
 from autotune.engine.dataloader import count_samples, move_batch
 from autotune.errors import TargetError, UsageError
@@ -51,25 +51,12 @@ def training_arguments(profile: Profile | str | Path = "best.json") -> dict[str,
     return arguments
 
 
-class TunedCallback(TrainerCallback):  # type: ignore[misc]
+class TunedCallback(Tuned, TrainerCallback):  # type: ignore[misc]
     """Applies what a running Trainer takes, warns of what it was not given, and of a pace far below the measured one.
 
     Attributes:
         pace: samples a second so far, and what was promised.
     """
-
-    def __init__(self, profile: Profile | str | Path = "best.json") -> None:
-        """Prepare to train with an answer.
-
-        Args:
-            profile: the answer, or its file.
-
-        Raises:
-            ProfileError: the file is no answer.
-        """
-        self._profile = load_profile(profile)
-        self._live = LiveSettings(self._profile)
-        self.pace = PaceGuard(find_promised_rate(self._profile))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Apply the settings to the process, the model and the optimizer."""

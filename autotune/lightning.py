@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from autotune.adapters.live import LIVE, LiveSettings, load_profile
-from autotune.adapters.pace import PaceGuard, find_promised_rate
+from autotune.adapters.live import LIVE
+from autotune.adapters.tuned import Tuned
 from autotune.emit.export import export_profile
 from autotune.engine.dataloader import count_samples, move_batch
 from autotune.errors import TargetError, UsageError
 from autotune.records.config import TrainConfig
-from autotune.records.profile import Profile
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -37,26 +35,14 @@ except ImportError as error:
 _ACCUMULATION = "gradient_accumulation_steps"
 
 
-class TunedCallback(Callback):  # type: ignore[misc]
+class TunedCallback(Tuned, Callback):  # type: ignore[misc]
     """Applies what a running Trainer takes, warns of what it cannot, and of a pace far below the measured one.
 
     Attributes:
         pace: samples a second so far, and what was promised.
     """
 
-    def __init__(self, profile: Profile | str | Path = "best.json") -> None:
-        """Prepare to train with an answer.
-
-        Args:
-            profile: the answer, or its file.
-
-        Raises:
-            ProfileError: the file is no answer.
-        """
-        self._profile = load_profile(profile)
-        self._live = LiveSettings(self._profile)
-        self._samples = 0
-        self.pace = PaceGuard(find_promised_rate(self._profile))
+    _samples = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Apply the settings to the process, the Trainer, the model and the optimizers."""
