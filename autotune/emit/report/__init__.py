@@ -1,15 +1,19 @@
-"""The report of a search: one HTML page that needs no script, no network and no other file.
+"""The report of a search: one HTML page that needs no other file, and no script but to sort its table of trials.
 
 Records in, page out. What is shown is put into words and rows here in Python; the templates only lay it out.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import unicodedata
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from autotune.emit.report import charts, plots, probed, tables, wording
 from autotune.emit.report.origin import Origin, describe_gain, find_command, list_origin
@@ -68,7 +72,14 @@ def render_report(
         "machine": tables.list_machine(profile, probe),
         "versions": tables.list_versions(profile),
     }
-    return _build_environment().get_template("report.html.j2").render(context)
+    return _build_environment().get_template("report.html.j2").render(context | _load_sorting())
+
+
+def _load_sorting() -> dict[str, Markup]:
+    """Return the one script of the page, and what its policy knows it by: no other is run."""
+    script = resources.files(__name__).joinpath("sort.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"sorting": Markup(script), "sorting_hash": Markup(f"sha256-{digest}")}
 
 
 def _describe_search(

@@ -60,7 +60,11 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One trial; `status` is also the name of its colour."""
+    """One trial; `status` is also the name of its colour.
+
+    Attributes:
+        values: what the columns of figures are sorted by: samples per second, bytes and seconds; None where not known.
+    """
 
     number: int
     purpose: str
@@ -70,6 +74,7 @@ class TrialRow:
     ratio: str
     memory: str
     seconds: str
+    values: dict[str, float | None]
     error: str
     log: str
 
@@ -215,6 +220,11 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         ratio=_DASH if rate is None else most + typeset_factor(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.used_bytes),
         seconds=format_duration(trial.elapsed_seconds),
+        values={
+            "rate": rate,
+            "memory": None if memory is None else memory.used_bytes,
+            "seconds": trial.elapsed_seconds,
+        },
         log="" if trial.status is TrialStatus.COMPLETED else f"trials/{trial.spec.number:04d}/{LOG_FILE}",
         error=_remark(measurement) if trial.status is TrialStatus.COMPLETED else shorten(error),
     )
