@@ -14,6 +14,7 @@ from autotune.cli.view.terminal import print_json, print_plain, printable, repor
 
 if TYPE_CHECKING:
     from autotune.emit.export import Export
+    from autotune.search.store.folder import SearchFolder
 
 
 def show(
@@ -89,9 +90,10 @@ def report(
     answer: Annotated[
         Path | None, typer.Argument(help="An answer, or a search's folder.", metavar="[PROFILE | SEARCH]")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page goes.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where the page goes [default: report.html, or plots.html]"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is no report of this target.")] = False,
     price: Annotated[
         float | None,
@@ -99,13 +101,15 @@ def report(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     text: Annotated[bool, typer.Option("--text", help="Write no page, print the same as text.")] = False,
+    plots: Annotated[
+        bool, typer.Option("--plots", help="Write Optuna's plots instead; needs the extra plots.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the page's path as JSON.")] = False,
 ) -> None:
     """Write a search as one HTML page that needs no network: of best.json, else of this folder's newest one."""
     with reported_errors(as_json=json_output):
-        from autotune.cli.pages.report import find_search, is_own_page, print_report, render_search
+        from autotune.cli.pages.report import find_search, print_report
         from autotune.errors import UsageError
-        from autotune.records.profile import Profile
 
         if price is not None and not 0 <= price < math.inf:
             raise UsageError(f"--price {price:g} is no price", hint="give what an hour of the machine costs: 2.50")
@@ -113,14 +117,32 @@ def report(
         if text:
             print_report(place)
             return
-        require_new(out, force=force or is_own_page(out, Profile.load(place.profile).target.label))
-        write_output(out, render_search(place.path, price=price))
+        page = _write_plots(place, out, force=force) if plots else _write_report(place, out, force=force, price=price)
         if json_output:
-            print_json(json.dumps({"report": str(out)}))
+            print_json(json.dumps({"report": str(page)}))
         else:
-            say(f"{out} written")
+            say(f"{page} written")
         if open_page:
-            webbrowser.open(out.resolve().as_uri())
+            webbrowser.open(page.resolve().as_uri())
+
+
+def _write_report(place: SearchFolder, out: Path | None, *, force: bool, price: float | None) -> Path:
+    from autotune.cli.pages.report import USUAL_PAGE, is_own_page, render_search
+    from autotune.records.profile import Profile
+
+    page = out or USUAL_PAGE
+    require_new(page, force=force or is_own_page(page, Profile.load(place.profile).target.label))
+    write_output(page, render_search(place.path, price=price))
+    return page
+
+
+def _write_plots(place: SearchFolder, out: Path | None, *, force: bool) -> Path:
+    from autotune.search.store.plots import render_plots
+
+    page = out or Path("plots.html")
+    require_new(page, force=force)
+    write_output(page, render_plots(place.database))
+    return page
 
 
 def explain(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_plots import make_study
 from typer.testing import CliRunner
 
 from autotune.cli import app
@@ -96,6 +97,16 @@ def test_a_report_is_made_anew_and_what_is_not_ours_stays(folder: Path) -> None:
     assert "--force" in said
     assert Path("report.html").read_text() == "<p>mine</p>"
     assert invoke("report", "--force")[0] == 0
+
+
+def test_optunas_plots_are_written_beside_it(folder: Path) -> None:
+    pytest.importorskip("plotly")
+    make_study(find_place(folder).database, 2)
+    code, printed, said = invoke("report", "--plots", "--json")
+    assert (code, json.loads(printed)) == (0, {"report": "plots.html"}), said
+    assert "Hyperparameter Importances" in Path("plots.html").read_text()
+    assert not Path("report.html").exists()
+    assert invoke("report", "--plots")[0] == 2
 
 
 def test_a_report_is_printed_as_text(folder: Path) -> None:
