@@ -41,6 +41,15 @@ _SET_BY_LIBRARIES = frozenset(
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a parametrized test that `slow_cases` names, by how their ids begin, as slow ones."""
+    for item in items:
+        case = getattr(item, "callspec", None)
+        for named in item.iter_markers("slow_cases"):
+            if case is not None and case.id.startswith(named.args):
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     children_before = _child_pids()

@@ -35,6 +35,7 @@ def run_lines(folder: Path, source: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "package"), [("autotune.hf", "transformers"), ("autotune.lightning", "lightning")])
 def test_without_the_library_it_says_what_to_install(module: str, package: str, tmp_path: Path) -> None:
     source = f"import sys; sys.modules[{package!r}] = None\nimport {module}"

@@ -87,6 +87,7 @@ def test_what_cannot_be_used_is_refused_in_a_line(tmp_path: Path, arguments: lis
     assert "Traceback" not in shown.stderr
 
 
+@pytest.mark.slow
 def test_too_few_recorded_launches_are_refused_with_what_to_do(tmp_path: Path) -> None:
     write_record(tmp_path / "few.json", RecordedLaunches(launches=((0.0, 0.0, 0.0),)))
     shown = run("--aa", "--replay", "1", "--recorded", "few.json", folder=tmp_path)

@@ -104,6 +104,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_bit_for_bit_as_one_never_stopped(straight: Place) -> None:
     status, _, said = straight.train("noisy", "--steps", "6", "--out", "resumed")
     assert status == 0, said
@@ -137,6 +138,7 @@ def test_the_loss_curve_is_that_of_one_process(place: Place, monkeypatch: pytest
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-3)
 
 
+@pytest.mark.slow_cases("counted-5", "normed", "pairs")
 @pytest.mark.parametrize(
     ("name", "ranks", "sentence", "hint"),
     [
@@ -157,6 +159,7 @@ def test_what_would_learn_something_else_is_refused_before_a_run_is_opened(
     assert not (place.folder / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there_are_told(place: Place) -> None:
     status, _, said = place.train("counted", ranks="gpu")

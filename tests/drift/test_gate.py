@@ -67,6 +67,7 @@ def assert_says_it_in_one_line(checks: tuple[QualityCheck, ...]) -> None:
 # Every control
 
 
+@pytest.mark.slow_cases("parallel-memory-semantic", "unequal-means", "hurried-schedule", "noise-of-worker")
 @pytest.mark.parametrize("control", by_target(NEGATIVE))
 @pytest.mark.fault("16", injected="trainings with a planted mistake", outcome="refused; never chosen")
 def test_a_mistake_is_caught(runs: GateRuns, control: Control) -> None:
@@ -79,6 +80,7 @@ def test_a_mistake_is_caught(runs: GateRuns, control: Control) -> None:
     assert re.search(r"\d", sentence)
 
 
+@pytest.mark.slow_cases("foreach", "checkpointing-full", "workers-augmented")
 @pytest.mark.parametrize("control", by_target(POSITIVE))
 def test_what_is_right_passes(runs: GateRuns, control: Control) -> None:
     verdict = runs.judge(control)

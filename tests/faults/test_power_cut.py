@@ -144,6 +144,7 @@ def load_step(folder: Path) -> int:
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.fault(
     "28",

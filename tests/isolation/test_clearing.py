@@ -76,6 +76,7 @@ def test_a_script_that_clears_its_folder_clears_its_view_alone(world: World) -> 
     clear(world, CLEARING | (BY_PATH if has_kernel else {}))
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F1", injected="the same, no overlay, no Landlock", outcome="the search and all before it intact")
 def test_a_copy_without_a_fence_refuses_python_code_all_the_same() -> None:
     with open_permitted_world("copy", ME) as world:

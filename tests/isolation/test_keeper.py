@@ -39,6 +39,7 @@ def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.fault("F6", injected="daemon with an empty environment, its own session", outcome="gone with its trial")
 @pytest.mark.fault("12", injected="setsid, double fork, execve without environment", outcome="swept after the trial")
 @pytest.mark.parametrize("warm", [True, False])
@@ -160,6 +161,7 @@ def test_the_limit_of_this_process_stays_what_it_was() -> None:
     assert resource.getrlimit(resource.RLIMIT_RTTIME) == before
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_group_is_killed_while_its_number_is_still_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool

@@ -52,6 +52,7 @@ def count_kills(numbers: list[int | None]) -> Callable[[], int | None]:
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.fault("4", injected="SIGSEGV in the first of two launches", outcome="repeated once, its result counts")
 def test_a_crash_that_does_not_come_again_is_forgiven(world: World) -> None:
     said: list[str] = []

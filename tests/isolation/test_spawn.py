@@ -300,6 +300,7 @@ def test_malloc_settings_reach_the_trial(warm_world: World) -> None:
     assert "{" in log
 
 
+@pytest.mark.slow
 def test_what_the_user_preloads_reaches_the_trial_beside_a_malloc_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +336,7 @@ def test_a_relative_folder_survives_a_change_of_the_working_folder(
         assert world.run("changes_process")[0].status == TrialStatus.COMPLETED
 
 
+@pytest.mark.slow
 @pytest.mark.fault("4", injected="SIGKILL to the fork server", outcome="a cold start, then a new server")
 def test_a_dead_server_is_replaced_by_a_cold_start_and_then_by_another(tmp_path: Path) -> None:
     with open_world(tmp_path, warm=True) as world:

@@ -36,6 +36,7 @@ def launch(world: World, *, pace: Pace | None = PACE, rival: Rival | None = RIVA
     return result
 
 
+@pytest.mark.slow
 def test_a_first_step_that_does_not_end_is_ended(world: World) -> None:
     result = launch(world, first=1000.0)
     assert (result.status, result.cause) == (TrialStatus.TOO_SLOW, "slow-steps")
@@ -74,6 +75,7 @@ def test_a_slow_launch_without_a_rival_is_measured(world: World) -> None:
     assert launch(world, rival=None, first=4.0).status is TrialStatus.COMPLETED
 
 
+@pytest.mark.slow
 def test_a_first_step_that_compiles_has_its_time(world: World) -> None:
     assert launch(world, first=4.0).status is TrialStatus.TOO_SLOW
     compiles = launch(world, first=4.0, pace=PACE.replace(compile_seconds=60.0))
@@ -136,6 +138,7 @@ def run_script(project: Project, drag: float) -> TrialResult:
     return result
 
 
+@pytest.mark.slow_cases("2.0")
 @pytest.mark.parametrize(("drag", "which"), [(1000.0, "its first step took more"), (2.0, "its second and third step")])
 def test_a_hopeless_script_is_ended_with_all_of_its_processes(project: Project, drag: float, which: str) -> None:
     result = run_script(project, drag)
@@ -146,6 +149,7 @@ def test_a_hopeless_script_is_ended_with_all_of_its_processes(project: Project, 
     assert result.elapsed_seconds < MUCH_SOONER
 
 
+@pytest.mark.slow
 def test_a_script_as_fast_as_the_rival_is_measured(project: Project) -> None:
     result = run_script(project, 0.02)
     assert (result.status, result.error) == (TrialStatus.COMPLETED, "")

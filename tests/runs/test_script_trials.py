@@ -396,6 +396,14 @@ FAILURES: dict[str, tuple[str, dict[str, Any], TrialStatus, str, str]] = {
 }
 
 
+@pytest.mark.slow_cases(
+    "refuses its arguments",
+    "raises before it trains",
+    "hangs before its first step",
+    "ends with a loss that is not finite",
+    "asks for something",
+    "raises without torch",
+)
 @pytest.mark.parametrize("name", FAILURES)
 @pytest.mark.fault(
     "17", injected="scripts that raise, refuse their flags or never train", outcome="their own words, before any step"
@@ -439,6 +447,7 @@ SWALLOWED = {
 }
 
 
+@pytest.mark.slow_cases("and has no end", "and steps all the same")
 @pytest.mark.parametrize("how", SWALLOWED)
 def test_a_setting_that_breaks_each_step_is_found_even_if_the_script_swallows_it(project: Project, how: str) -> None:
     project.write(LOOP + PICKY + SWALLOWED[how])

@@ -528,6 +528,7 @@ def test_a_change_that_only_trainings_show_is_refused_and_the_rest_is_trained(tm
     assert any(check.test in ("exact-losses", "paired-losses") for check in run.profile.quality)
 
 
+@pytest.mark.slow
 def test_an_exact_winner_needs_no_training_where_nothing_was_refused(tmp_path: Path) -> None:
     run = run_search(tmp_path, speed=lambda config: 1.4 if config.host_allocator == "glibc-tuned" else 1.0)
     assert run.profile.config == TUNED
@@ -535,6 +536,7 @@ def test_an_exact_winner_needs_no_training_where_nothing_was_refused(tmp_path: P
     assert {check.test for check in run.profile.quality} == {"schedule", "gradients"}
 
 
+@pytest.mark.slow_cases("0", "1")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wrong_change_never_gets_into_the_answer_whatever_it_comes_with(tmp_path: Path, seed: int) -> None:
     run = run_search(tmp_path, gradient_error=wrong_when_cast, seed=seed, noise=0.03)
@@ -542,6 +544,7 @@ def test_a_wrong_change_never_gets_into_the_answer_whatever_it_comes_with(tmp_pa
     assert run.profile.candidate_config is None or run.profile.candidate_config.precision == "fp32"
 
 
+@pytest.mark.slow
 def test_the_gates_time_is_told(tmp_path: Path) -> None:
     run = run_search(tmp_path)
     spent = sum(LAUNCH_SECONDS for spec in run.machine.specs if spec.purpose in ("fidelity", "tape", "quality"))

@@ -234,6 +234,7 @@ def test_equal_configs_are_hardly_ever_ended_early(sd, block_sd):
     assert share_raced(searches) < 0.01
 
 
+@pytest.mark.slow_cases("0.01")
 @pytest.mark.parametrize("sd", [0.01, 0.03, 0.10])
 def test_configs_of_half_the_speed_are_mostly_ended_early(sd):
     def half(config: TrainConfig) -> float:

@@ -99,6 +99,7 @@ def test_the_next_best_is_taken_when_the_best_learns_worse(tmp_path):
     assert profile.config == BASELINE.replace(optimizer_implementation="fused")
 
 
+@pytest.mark.slow_cases("crashed", "unsupported")
 @pytest.mark.parametrize("status", [TrialStatus.OUT_OF_MEMORY, TrialStatus.CRASHED, TrialStatus.UNSUPPORTED])
 @pytest.mark.fault(
     "18",
@@ -131,6 +132,7 @@ def test_a_budget_that_cannot_hold_the_finals_is_refused_with_the_need(tmp_path)
     assert "at least" in refused.value.hint
 
 
+@pytest.mark.slow
 def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_path):
     launches = run_simulated(Machine(), tmp_path, budget=300).log.judged
     again = 0

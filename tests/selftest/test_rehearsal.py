@@ -34,6 +34,7 @@ def forecast(budget_seconds: float = 600.0) -> SearchForecast:
     return rehearse(make_state(), make_kept(), budget_seconds)
 
 
+@pytest.mark.slow
 def test_it_begins_with_the_users_own_settings_and_tries_what_is_expected_to_gain() -> None:
     found = forecast()
     first, second = found.launches[:2]

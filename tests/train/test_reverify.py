@@ -264,6 +264,7 @@ def test_only_the_profiles_malloc_library_is_taken_out_of_the_environment(monkey
         assert os.environ["LD_PRELOAD"] == preload
 
 
+@pytest.mark.slow
 def test_a_stop_reaches_a_launch_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hangs.py").write_text("import time\nopen('reached', 'w').close()\ntime.sleep(600)\n")
     monkeypatch.chdir(tmp_path)

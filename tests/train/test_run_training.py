@@ -71,6 +71,13 @@ def assert_each_step_once(folder: Path, *, metric: str = "error") -> None:
 # Stopped and resumed
 
 
+@pytest.mark.slow_cases(
+    "with_momentum-2 workers",
+    "noisy-accumulated, 2 workers",
+    "noisy-2 lasting workers",
+    "with_momentum-2 lasting workers",
+    "with_momentum-accumulated, 2 workers",
+)
 @pytest.mark.parametrize("config", LOADERS.values(), ids=LOADERS.keys())
 @pytest.mark.parametrize("toy", ["noisy", "with_momentum", pytest.param("collating", marks=pytest.mark.slow)])
 def test_a_stopped_training_ends_as_one_never_stopped(workplace: Workplace, config: Any, toy: str) -> None:
@@ -134,6 +141,7 @@ def test_metrics_of_a_training_in_pieces_are_those_of_one_in_a_piece(workplace: 
     assert sum("error" in line for line in read_metrics(workplace.folder / "straight")) == 4
 
 
+@pytest.mark.slow
 def test_workers_that_go_first_cost_no_step(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOISY_FOLDER", str(workplace.folder))
     workplace.toy = "loses_its_workers"

@@ -99,6 +99,7 @@ def test_the_real_step_corrects_the_shapes(facts: MemoryFacts) -> None:
     assert -0.9 < facts.calibration_error < 0.5
 
 
+@pytest.mark.slow_cases("workload1", "workload2", "workload3")
 @pytest.mark.parametrize("workload", [toys.Counted(), toys.Endless(), toys.Texts(samples=3), toys.Noting()])
 def test_workloads_that_run_on_shapes(workload: Any) -> None:
     found = look(workload)
@@ -135,6 +136,7 @@ def test_a_model_that_cannot_be_built_is_told() -> None:
     assert "no such checkpoint" in found.missing
 
 
+@pytest.mark.slow
 def test_a_checkpointed_baseline_is_its_first_mode() -> None:
     baseline = toys.Texts.baseline.replace(activation_checkpointing="full", compile_mode="default")
     found = look(toys.Texts(), baseline=baseline, checkpoints=True, budget_seconds=30.0)
@@ -142,6 +144,7 @@ def test_a_checkpointed_baseline_is_its_first_mode() -> None:
     assert {mode.activation_checkpointing for mode in found.modes} == {"off", "full", "selective"}
 
 
+@pytest.mark.slow
 def test_generators_stand_where_they_stood_and_no_tensor_is_left() -> None:
     torch.manual_seed(1)
     np.random.seed(1)
@@ -158,6 +161,7 @@ def count_tensors() -> int:
     return sum(1 for one in gc.get_objects() if issubclass(type(one), Tensor))
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept() -> None:
     seconds, modes = [], []
     for budget in (600.0, 0.5):  # all of it tells what a part of it may take here and now
@@ -202,5 +206,6 @@ def test_a_fresh_process_needs_what_was_predicted(facts: MemoryFacts, checkpoint
     assert base + 150 * MIB + grown == pytest.approx(measured, rel=0.35)
 
 
+@pytest.mark.slow
 def test_defaults_are_those_of_a_config() -> None:
     assert look(toys.Texts(), baseline=TrainConfig(micro_batch_size=4)).calibrated_micro_batch_size in (4, 8, 16, 32)
