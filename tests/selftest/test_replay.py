@@ -19,7 +19,7 @@ from autotune.selftest.tally import count_outcomes
 SEARCHES = 2000
 """Of each machine; five machines make the ten thousand."""
 
-FEW_SEARCHES = 8
+FEW_SEARCHES = 20
 
 
 def count(outcomes: list[Outcome]) -> Tally:
