@@ -49,6 +49,8 @@ class StepWork(Record):
     """Calls of operations from Python and autograd; on a GPU kernels."""
     host_syncs_per_step: NonNegative
     """Times the host asks for a value and, on a GPU, waits for it: `.item()`, `.tolist()`, `nonzero` and the like."""
+    host_sync_places: tuple[str, ...] = ()
+    """Lines of the user's code that ask most often, as `file:line`; empty where they were not looked for."""
     bytes_per_second: NonNegative | None = None
     """Memory traffic of the operations limited by memory over their time; None when they take next to none."""
     device_busy_fraction: Fraction | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,7 +68,9 @@ class Small:
         return torch.optim.AdamW(model.parameters(), lr=0.001, foreach=False)
 
     def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        self.last_loss = loss.item()
+        return loss
 
 
 class RunEnded(Exception):
@@ -202,6 +205,14 @@ def test_a_step_is_taken_apart(facts: TargetFacts) -> None:
     assert facts.compute_seconds_per_step > 0
     assert facts.work is not None
     assert facts.work.operations_per_step > 0
+
+
+def test_a_line_that_asks_for_a_value_is_named(facts: TargetFacts) -> None:
+    lines, first = inspect.getsourcelines(Small.compute_loss)
+    line = first + next(at for at, text in enumerate(lines) if ".item()" in text)
+    assert facts.work is not None
+    assert ACCUMULATION <= facts.work.host_syncs_per_step <= ACCUMULATION + 1  # where an epoch starts, for its seed
+    assert [place.rpartition("/")[2] for place in facts.work.host_sync_places] == [f"test_collect.py:{line}"]
 
 
 def test_the_memory_is_looked_at(facts: TargetFacts) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.format import format_share
@@ -28,6 +29,7 @@ from autotune.probe.memory.script import ScriptMemory
 from autotune.probe.model import describe_models, describe_optimizers
 from autotune.probe.sources.script_settings import find_fixed, read_baseline
 from autotune.probe.step.profiler import StepProfiler, count_profiled_steps
+from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.work import WorkProfile
 from autotune.probe.time_shares import ProbePolicy
 from autotune.records.config import TrainConfig
@@ -83,6 +85,7 @@ class ScriptProbe:
         self._phases: StepPhases | None = None
         self._marked: list[str] = []
         self._profiler: StepProfiler | None = None
+        self._finder: SyncFinder | None = None
         self._profiled_steps = self._wanted_steps = self._attempts = 0
 
     @property
@@ -120,9 +123,22 @@ class ScriptProbe:
                 break
         if self._profiler is not None:
             self._profiler.end_steps()
+            yield from self._find_syncs()
+
+    def _find_syncs(self) -> Run[None]:
+        """See one more step, where nothing is compiled: a compiler and an observer are in each other's way."""
+        if compiled_graph_count():
+            return
+        self._finder = SyncFinder()
+        with self._finder:
+            try:
+                yield
+            except TrainingEndedError:
+                self._finder = None
 
     def turn_aside(self) -> None:
         """Throw away what the profiler has seen: the script does something else than train, and that is no step."""
+        self._finder = None
         if self._profiler is not None and self._profiled_steps < self._wanted_steps:
             self._profiler.stop(0)
             self._profiler, self._profiled_steps = None, 0
@@ -167,7 +183,8 @@ class ScriptProbe:
 
     def profile(self, facts: TargetFacts) -> WorkProfile | None:
         profiler, self._profiler = self._profiler, None
-        return None if profiler is None else profiler.stop(self._profiled_steps)
+        profile = None if profiler is None else profiler.stop(self._profiled_steps)
+        return profile if profile is None or self._finder is None else replace(profile, sync_places=self._finder.places)
 
     def vary_batches(self, facts: TargetFacts) -> TargetFacts:
         return facts  # a script makes its batches by itself

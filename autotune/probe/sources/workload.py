@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from autotune.probe.machine import find_hazards, room_for_trying, supports_bf16,
 from autotune.probe.memory.workload import WorkloadMemory
 from autotune.probe.model import describe_models, describe_optimizers, read_implementation
 from autotune.probe.step.profiler import count_profiled_steps, profile_steps
+from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.timing import keep_resident, measure_elasticity, time_phases, time_resident_steps
 from autotune.probe.step.work import WorkProfile
 from autotune.probe.time_shares import OutOfTimeError, ProbePolicy, TimeShares, time_limit
@@ -142,7 +144,12 @@ class WorkloadProbe:
         keep_resident(training)
         if seconds < FEW_STEPS_SECONDS:
             training.step()
-        return profile_steps(training.step, self.device, steps=steps)
+        profile = profile_steps(training.step, self.device, steps=steps)
+        if profile is None or not profile.host_syncs or facts.baseline.compile_mode != "off":
+            return profile
+        with SyncFinder() as finder:
+            training.step()
+        return replace(profile, sync_places=finder.places)
 
     def vary_batches(self, facts: TargetFacts) -> TargetFacts:
         facts = facts.replace(batch_elasticity=self._try_twice(facts))

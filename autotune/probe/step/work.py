@@ -58,6 +58,7 @@ class WorkProfile:
         calls: operations called from outside of any other.
         host_syncs: times the host asked for a value, the optimizer's own questions left out.
         on_gpu: times are those of kernels.
+        sync_places: lines of the user's code that asked most, as `file:line`; empty where they were not looked for.
     """
 
     operations: Sequence[OperationTime]
@@ -66,6 +67,7 @@ class WorkProfile:
     calls: int
     host_syncs: int
     on_gpu: bool
+    sync_places: tuple[str, ...] = ()
 
 
 def describe_profile(
@@ -130,6 +132,7 @@ def describe_work(
         overhead_fraction=max(0.0, 1.0 - (products + traffic) / whole),
         operations_per_step=profile.calls / profile.steps,
         host_syncs_per_step=profile.host_syncs / profile.steps,
+        host_sync_places=profile.sync_places,
         bytes_per_second=known_bytes / known_seconds if known_seconds > _LEAST_TRAFFIC * whole else None,
         device_busy_fraction=(products + traffic) / whole if profile.on_gpu else None,
         enqueue_fraction=enqueue_fraction,

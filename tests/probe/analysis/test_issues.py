@@ -122,6 +122,12 @@ def test_host_syncs(syncs: float, found: list[str]) -> None:
     assert names(GPU_HOST, facts=target(device="cuda", work=seen)) == found
 
 
+def test_host_syncs_are_named_by_their_lines() -> None:
+    seen = work(0.6, 0.3, host_syncs_per_step=3.0, host_sync_places=("train.py:82", "model.py:7"))
+    told = only(GPU_HOST, facts=target(device="cuda", work=seen))
+    assert told == ".item() or the like runs 3 times a step, at train.py:82, model.py:7: each waits for the GPU"
+
+
 def test_host_syncs_are_counted() -> None:
     seen = work(0.6, 0.3, host_syncs_per_step=12.0)
     told = only(GPU_HOST, facts=target(device="cuda", work=seen))

@@ -166,9 +166,14 @@ def _look_at_syncs(facts: TargetFacts) -> Iterator[Issue]:
     meaning = "each waits for the GPU" if facts.device == "cuda" else "on a GPU each would wait for it"
     yield Issue(
         name="host-syncs",
-        sentence=f".item() or the like runs {syncs:.3g} times a step: {meaning}",
+        sentence=f".item() or the like runs {syncs:.3g} times a step{_name_places(facts)}: {meaning}",
         remedy="keep values on the device (detach(), add them up there) and read them every hundred steps",
     )
+
+
+def _name_places(facts: TargetFacts) -> str:
+    places = () if facts.work is None else facts.work.host_sync_places
+    return f", at {', '.join(places)}" if places else ""
 
 
 def _look_at_peak(

@@ -1,0 +1,67 @@
+"""Where a training asks for a value, so that a GPU would be waited for: file and line of the user's own code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SYNCHRONIZING = frozenset({"_local_scalar_dense", "nonzero", "unique_dim", "_unique2"})
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_OWN = str(Path(__file__).parents[2]) + os.sep
+_OPTIMIZERS = os.path.join(_TORCH, "optim", "")
+_LOADERS = os.path.join(_TORCH, "utils", "data", "")
+
+_MOST_PLACES = 3
+
+
+class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation while it is entered, and notes the lines that ask for a value.
+
+    The optimizer's own questions and a loader's are left out, as in the profile. An operation takes some microseconds
+    longer, so no step that is timed may run under it, and none that is compiled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The lines that asked most often, as `file:line`, the first of them first."""
+        return tuple(place for place, _ in self._counts.most_common(_MOST_PLACES))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation as it is."""
+        if func.overloadpacket.__name__ in _SYNCHRONIZING:
+            place = _find_line(sys._getframe(1))
+            if place is not None:
+                self._counts[place] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _find_line(frame: FrameType | None) -> str | None:
+    """Return the innermost line that is neither PyTorch's nor ours; None where there is none, or it is left out."""
+    found: str | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_LOADERS) or (found is None and file.startswith(_OPTIMIZERS)):
+            return None
+        if found is None and not file.startswith(("<", _TORCH, _OWN)):
+            found = f"{_shorten(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return found
+
+
+def _shorten(file: str) -> str:
+    """Return a file as seen from the working folder; its name and folder where it is elsewhere."""
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else os.path.join(path.parent.name, path.name)
