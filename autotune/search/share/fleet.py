@@ -1,0 +1,370 @@
+"""One search as a worker of a shared study: what it gives to the others, and what it takes from them.
+
+    given    each finished launch: its settings and log speed-up over this machine's own baseline
+    taken    the same of the others, as evidence for what to try; what a dead worker left; the turn to hold finals
+
+No claim rests on it: a speed-up is proven by this machine's own pairs. The trials' own files stay the truth, and what
+could not be sent while the database was away is sent when it is back.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import statistics
+from collections.abc import Callable, Container, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autotune.errors import AutotuneError, MachineError
+from autotune.format import count, format_factor_down
+from autotune.records.config import TrainConfig, get_knob
+from autotune.records.profile import Profile
+from autotune.search.explore.study import make_distribution
+from autotune.search.problem import SearchProblem
+from autotune.search.scores.objective import KEYS, Judged
+from autotune.search.share.address import Address, open_storage
+from autotune.search.share.alone import Alone
+from autotune.search.share.board import BEAT_SECONDS, GRACE_SECONDS, Board, Place, View
+from autotune.search.share.link import OPENING_SECONDS, PATIENCE_SECONDS, AwayError, Link
+from autotune.search.share.naming import name_study
+from autotune.search.share.shared_study import SharedStudy
+
+_ENOUGH_READINGS = 2
+"""Of a config, on any machines: what looks best is launched again somewhere until it has so many."""
+
+_MOST_LEADS = 2
+"""Of others, that are launched here before finals are held: the best of many readings is lucky."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Fleet(Alone):
+    """A worker's view of the others. What asks the database returns in seconds, whatever becomes of that.
+
+    Args:
+        address: of the database.
+        place: of this worker's answer.
+        beat_seconds: between two signs of life.
+        grace_seconds: after which a worker that gave none is dead.
+        patience_seconds: that the search waits for the database once.
+
+    Raises:
+        UsageError: there is no such kind of database, or its driver is not installed.
+        MachineError: it cannot be reached, refuses, or was made by another Optuna.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        place: Place,
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._address, self._place, self._grace_seconds = address, place, grace_seconds
+        self._name = ""
+        self._board: Board | None = None
+        self._view, self._is_away_told, self._has_finals = View(), False, False
+        self._told: Callable[[str], None] = lambda _sentence: None
+        self._unsent: dict[int, FrozenTrial] = {}
+        self._own: dict[str, list[float]] = {}
+        self._keys: dict[int, tuple[TrainConfig, str]] = {}
+        self._handed: set[int] = set()
+        self._inherited: TrainConfig | None = None
+        self._link: Link[BaseStorage] = Link(
+            partial(open_storage, address), self._beat, beat_seconds=beat_seconds, patience_seconds=patience_seconds
+        )
+        try:
+            self._link.call(lambda _storage: None, patience_seconds=OPENING_SECONDS)
+        except AwayError as error:
+            self._link.close()
+            raise _describe_opening(address, error) from None
+
+    def join(self, problem: SearchProblem, told: Callable[[str], None]) -> None:
+        """Join the study of a problem, and say so."""
+        self._problem, self._told = problem, told
+        self._distributions = {name: make_distribution(values) for name, values in problem.space.choices.items()}
+        self._name = name_study(problem)
+        self._look()
+        if not self._is_away_told:
+            others = count(self._view.others, "other worker")
+            told(f"shares the study {self._name} at {self._address.shown}: {others}, {self._count_readings()}")
+
+    def open_study(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the study that proposes: ours, which the others' readings go into."""
+        return partial(SharedStudy, self)
+
+    # ---- what the others have
+
+    @property
+    def explored(self) -> int:  # type: ignore[override]
+        """Launches of other workers that count as evidence."""
+        return len(self._list_foreign())
+
+    @property
+    def has_finals_elsewhere(self) -> bool:  # type: ignore[override]
+        """Another worker holds the finals."""
+        return self._view.holder is not None
+
+    def list_taken(self) -> Container[str]:
+        """Return the keys of the configs that others run, or have run; without the one to be read once more here."""
+        self._look()
+        again = self._find_lead()
+        running = {self._complete(params).key for params in self._view.running}
+        finished = {self._name_config(one)[1] for one in self._list_foreign()}
+        return (running | finished) - {one.key for one in (again, self._inherited) if one is not None}
+
+    def list_new_readings(self) -> list[FrozenTrial]:
+        """Return the readings of others that were not handed out yet."""
+        found = [one for one in self._list_foreign() if one.number not in self._handed]
+        self._handed |= {one.number for one in found}
+        return found
+
+    def find_wanted(self, closed: Container[object]) -> TrainConfig | None:
+        """Return what is to be launched here before anything new: what a dead worker left, then what leads elsewhere.
+
+        Args:
+            closed: configs that may not be launched here.
+        """
+        inherited = self._inherited
+        if inherited is not None and inherited in closed:
+            self._inherited = None
+            self._ask(Board.release, None)
+        found = (one for one in (self._inherited, self._find_lead()) if one is not None and one not in closed)
+        return next(found, None)
+
+    def list_leads(self) -> list[TrainConfig]:
+        """Return what others have read to be faster than all that was launched here, the fastest first."""
+        policy = self._problem.policy
+        bar = max((statistics.fmean(values) for values in self._own.values() if values), default=0.0)
+        means = self._list_means()
+        ahead = [one for one in means if one[0] > max(0.0, bar) + policy.least_gain and one[1].key not in self._own]
+        return [config for _, config, _ in sorted(ahead, key=lambda one: -one[0])[:_MOST_LEADS]]
+
+    def _find_lead(self) -> TrainConfig | None:
+        """Return what was read to be the fastest of all, by others and once only; None where it is something else."""
+        best = max(self._list_means(), key=lambda one: one[0], default=None)
+        if best is None or best[0] <= self._problem.policy.least_gain:
+            return None
+        mean, config, readings = best
+        own = [statistics.fmean(values) for key, values in self._own.items() if values and key != config.key]
+        is_read_here, running = config.key in self._own, [self._complete(one).key for one in self._view.running]
+        is_behind = mean <= max(own, default=-math.inf)
+        if is_read_here or is_behind or readings >= _ENOUGH_READINGS or config.key in running:
+            return None
+        return config
+
+    def _list_means(self) -> list[tuple[float, TrainConfig, int]]:
+        """Return each config that others have timed and found feasible: its mean, and how many readings that has."""
+        values: dict[str, list[float]] = {}
+        configs: dict[str, TrainConfig] = {}
+        failed: set[str] = set()
+        for one in self._list_foreign():
+            config, key = self._name_config(one)
+            if one.state is TrialState.COMPLETE and one.value is not None:
+                values.setdefault(key, []).append(one.value)
+                configs[key] = config
+            else:
+                failed.add(key)
+        return [
+            (statistics.fmean([*read, *self._own.get(key, ())]), configs[key], len(read))
+            for key, read in values.items()
+            if key not in failed
+        ]
+
+    def _list_foreign(self) -> list[FrozenTrial]:
+        return [one for one in self._view.readings if one.user_attrs["worker"] != self._place.worker]
+
+    def _name_config(self, reading: FrozenTrial) -> tuple[TrainConfig, str]:
+        found = self._keys.get(reading.number)
+        if found is None:
+            config = self._complete(reading.params)
+            found = self._keys[reading.number] = (config, config.key)
+        return found
+
+    def _count_readings(self) -> str:
+        return count(len(self._list_foreign()), "reading")
+
+    # ---- what is given to them
+
+    def claim(self, config: TrainConfig) -> bool:
+        """Return whether a config may be launched here: it was before, is inherited, or nobody else has begun it."""
+        is_known = config.key in self._own or config == self._problem.baseline
+        if is_known or (self._inherited is not None and config == self._inherited):
+            return True
+        params = self._encode(config)
+        return self._ask(lambda board: board.claim(params), True)
+
+    def keep(self, judged: Judged, value: float | None) -> None:
+        """Keep a finished launch to be sent; the baseline's own are everybody's own anchor.
+
+        Args:
+            judged: the launch.
+            value: its log speed-up; None where it was not timed.
+        """
+        if judged.config == self._problem.baseline:
+            return
+        is_evidence = value is not None and judged.score.feasible
+        self._own.setdefault(judged.key, []).extend([value] if value is not None and is_evidence else [])
+        number = judged.result.spec.number
+        reading = create_trial(
+            state=TrialState.COMPLETE if is_evidence else TrialState.PRUNED,
+            value=value if is_evidence else None,
+            params=self._encode(judged.config),
+            distributions=self._distributions,
+            user_attrs={"worker": self._place.worker, "number": number, "status": judged.score.status.value},
+        )
+        for name in KEYS:
+            reading.set_constraint(name, judged.score.constraints[name])
+        self._unsent[number] = reading
+
+    def finish(self) -> None:
+        """Send what is kept, and end the lease of the launch that was run."""
+        self._inherited, sent = None, dict(self._unsent)
+
+        def send(board: Board) -> bool:
+            board.post(sent.values())
+            board.release(is_finished=True)
+            return True
+
+        self._forget_sent(sent, self._ask(send, False))
+
+    def drop(self) -> None:
+        """Give back the launch that was begun and not finished."""
+        self._inherited = None
+        self._ask(Board.release, None)
+
+    # ---- the finals and the answer
+
+    def take_finals(self) -> bool:
+        """Return whether the finals are held here from now on: nobody else has them, or nobody can be asked."""
+        holder = self._ask(Board.take_finals, None)
+        self._has_finals = holder is None
+        if holder is not None:
+            self._view = View(**{**vars(self._view), "holder": holder})
+        return self._has_finals
+
+    def is_answered(self) -> bool:
+        """Return whether another worker has proven the answer since this one joined, which holds no finals."""
+        return bool(self._view.answers) and not self._has_finals
+
+    def describe_answer(self) -> str:
+        """Return where the answer is, if that is elsewhere; empty where it is not."""
+        if self._has_finals:
+            return ""
+        if self._view.answers:
+            best = max(self._view.answers, key=lambda one: one.low)
+            faster = format_factor_down(best.low)
+            return f"proven on {best.place.host}, at least {faster} faster: the answer is there, in {best.place.out}"
+        holder = self._view.holder
+        return "" if holder is None else f"proven on {holder.host}: the answer will be there, in {holder.out}"
+
+    def sign(self, profile: Profile) -> Profile:
+        """Return an answer whose candidate is proven elsewhere, if it is."""
+        where = self.describe_answer()
+        if not where or profile.candidate is None:
+            return profile
+        return profile.replace(candidate=profile.candidate.replace(reason=where))
+
+    def leave(self, profile: Profile | None) -> None:
+        """Leave the study; a search that was proven here is the answer of all."""
+        low = None
+        if profile is not None and profile.verdict == "improved" and profile.speedup is not None:
+            low = profile.speedup.low
+        if self._name:
+            self._look()
+            self._ask(lambda board: board.leave(low), None)
+            self._name = ""
+        self._link.close()
+
+    # ---- the database
+
+    def _look(self) -> None:
+        """Send what is kept, and see what the others have done; nothing but their readings counts while it is away."""
+        sent = dict(self._unsent)
+
+        def exchange(board: Board) -> View:
+            board.post(sent.values())
+            return board.look()
+
+        view = self._ask(exchange, None)
+        self._forget_sent(sent, view is not None)
+        self._view = view or View(readings=self._view.readings, answers=self._view.answers)
+        if self._view.inherited is not None:
+            self._inherited = self._complete(self._view.inherited)
+
+    def _forget_sent(self, sent: Mapping[int, FrozenTrial], was_sent: bool) -> None:
+        if was_sent:
+            self._unsent = {number: one for number, one in self._unsent.items() if number not in sent}
+
+    def _ask(self, do: Callable[[Board], _Answer], otherwise: _Answer) -> _Answer:
+        self._tell_change()
+        try:
+            return self._link.call(lambda storage: do(self._ready(storage)))
+        except AwayError:
+            self._tell_change()
+            return otherwise
+
+    def _tell_change(self) -> None:
+        """Say once that the database is away, and once that it is back."""
+        reason = self._link.reason
+        if reason is not None and not self._is_away_told:
+            self._is_away_told = True
+            self._told(
+                f"{self._address.shown} is away ({self._address.explain(reason)}): the search goes on alone, and joins "
+                "the others again when it is back"
+            )
+        elif reason is None and self._is_away_told:
+            self._is_away_told = False
+            unsent = count(len(self._unsent), "reading")
+            self._told(f"{self._address.shown} is back: the search has joined the others again, with {unsent} for them")
+
+    def _ready(self, storage: BaseStorage) -> Board:
+        """Return the board, made at the first call; in the thread of the link."""
+        if self._board is None:
+            self._board = Board(storage, self._name, self._place, grace_seconds=self._grace_seconds)
+        return self._board
+
+    def _beat(self, storage: BaseStorage, is_back: bool) -> None:
+        """Show that this worker is alive; in the thread of the link."""
+        if not self._name:
+            return
+        board = self._ready(storage)
+        if is_back:
+            board.forget_pulses()
+        board.beat()
+
+    # ---- configs as Optuna has them
+
+    def _encode(self, config: TrainConfig) -> dict[str, Any]:
+        return {name: get_knob(config, name) for name in self._distributions}
+
+    def _complete(self, params: Mapping[str, Any]) -> TrainConfig:
+        return self._problem.space.complete(dict(params))
+
+
+def _describe_opening(address: Address, error: AwayError) -> AutotuneError:
+    cause = error.__cause__
+    if isinstance(cause, AutotuneError):
+        return cause
+    seconds = f"{OPENING_SECONDS:.0f} s"
+    return MachineError(
+        f"--storage {address.shown} does not answer within {seconds}",
+        hint="check its host and port, or leave --storage out to search alone",
+    )
+
+
+def make_place(worker: str, out: Path) -> Place:
+    """Return how a worker is known to the others.
+
+    Args:
+        worker: its identity.
+        out: file of its answer.
+    """
+    return Place(worker, socket.gethostname(), str(out))
