@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from autotune.records.config import TrainConfig
 from autotune.records.profile import Profile
 from autotune.search.problem import SearchProblem
+
+
+class KnowsWorker(Protocol):
+    """Where a worker keeps its identity: a `SearchFolder`."""
+
+    def read_worker(self) -> str:
+        """Return by what the others know it, the same when its search is resumed."""
+        ...
 
 
 class Alone:
@@ -20,6 +29,14 @@ class Alone:
 
     explored: int = 0
     has_finals_elsewhere: bool = False
+
+    def settle(self, folder: KnowsWorker, out: Path) -> None:
+        """Say who this worker is, before it joins.
+
+        Args:
+            folder: of its search.
+            out: file of its answer.
+        """
 
     def join(self, problem: SearchProblem, told: Callable[[str], None]) -> None:
         """Join the study of a problem.

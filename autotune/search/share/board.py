@@ -27,6 +27,7 @@ BEAT_SECONDS = 10.0
 GRACE_SECONDS = 60.0
 """A worker whose beat stood still for longer is dead: a machine that swaps may miss some."""
 
+_LONGEST_TEXT = 300
 _WORKER, _LAUNCH, _FINALS = "worker", "launch", "finals"
 
 
@@ -325,4 +326,9 @@ def _is_condemned(launch: FrozenTrial) -> bool:
 
 
 def _read_place(lease: FrozenTrial) -> Place:
-    return Place(*(str(lease.user_attrs[name]) for name in ("worker", "host", "out")))
+    return Place(*(_clean(lease.user_attrs[name]) for name in ("worker", "host", "out")))
+
+
+def _clean(text: object) -> str:
+    """Return somebody else's text as it may be shown on a terminal."""
+    return "".join(one for one in str(text) if one.isprintable())[:_LONGEST_TEXT]

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import socket
 import statistics
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +28,8 @@ from autotune.records.profile import Profile
 from autotune.search.explore.study import make_distribution
 from autotune.search.problem import SearchProblem
 from autotune.search.scores.objective import KEYS, Judged
-from autotune.search.share.address import Address, open_storage
-from autotune.search.share.alone import Alone
+from autotune.search.share.address import Address, open_storage, read_address
+from autotune.search.share.alone import ALONE, Alone, KnowsWorker
 from autotune.search.share.board import BEAT_SECONDS, GRACE_SECONDS, Board, Place, View
 from autotune.search.share.link import OPENING_SECONDS, PATIENCE_SECONDS, AwayError, Link
 from autotune.search.share.naming import name_study
@@ -48,7 +49,6 @@ class Fleet(Alone):
 
     Args:
         address: of the database.
-        place: of this worker's answer.
         beat_seconds: between two signs of life.
         grace_seconds: after which a worker that gave none is dead.
         patience_seconds: that the search waits for the database once.
@@ -61,13 +61,13 @@ class Fleet(Alone):
     def __init__(
         self,
         address: Address,
-        place: Place,
         *,
         beat_seconds: float = BEAT_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        self._address, self._place, self._grace_seconds = address, place, grace_seconds
+        self._address, self._grace_seconds = address, grace_seconds
+        self._place = Place("", "", "")
         self._name = ""
         self._board: Board | None = None
         self._view, self._is_away_told, self._has_finals = View(), False, False
@@ -76,6 +76,7 @@ class Fleet(Alone):
         self._own: dict[str, list[float]] = {}
         self._keys: dict[int, tuple[TrainConfig, str]] = {}
         self._handed: set[int] = set()
+        self._running: list[str] = []
         self._inherited: TrainConfig | None = None
         self._link: Link[BaseStorage] = Link(
             partial(open_storage, address), self._beat, beat_seconds=beat_seconds, patience_seconds=patience_seconds
@@ -85,6 +86,10 @@ class Fleet(Alone):
         except AwayError as error:
             self._link.close()
             raise _describe_opening(address, error) from None
+
+    def settle(self, folder: KnowsWorker, out: Path) -> None:
+        """Say who this worker is, before it joins."""
+        self._place = Place(folder.read_worker(), socket.gethostname(), str(out))
 
     def join(self, problem: SearchProblem, told: Callable[[str], None]) -> None:
         """Join the study of a problem, and say so."""
@@ -114,11 +119,9 @@ class Fleet(Alone):
 
     def list_taken(self) -> Container[str]:
         """Return the keys of the configs that others run, or have run; without the one to be read once more here."""
-        self._look()
         again = self._find_lead()
-        running = {self._complete(params).key for params in self._view.running}
         finished = {self._name_config(one)[1] for one in self._list_foreign()}
-        return (running | finished) - {one.key for one in (again, self._inherited) if one is not None}
+        return finished.union(self._running) - {one.key for one in (again, self._inherited) if one is not None}
 
     def list_new_readings(self) -> list[FrozenTrial]:
         """Return the readings of others that were not handed out yet."""
@@ -154,11 +157,8 @@ class Fleet(Alone):
             return None
         mean, config, readings = best
         own = [statistics.fmean(values) for key, values in self._own.items() if values and key != config.key]
-        is_read_here, running = config.key in self._own, [self._complete(one).key for one in self._view.running]
-        is_behind = mean <= max(own, default=-math.inf)
-        if is_read_here or is_behind or readings >= _ENOUGH_READINGS or config.key in running:
-            return None
-        return config
+        is_settled = config.key in self._own or readings >= _ENOUGH_READINGS or config.key in self._running
+        return None if is_settled or mean <= max(own, default=-math.inf) else config
 
     def _list_means(self) -> list[tuple[float, TrainConfig, int]]:
         """Return each config that others have timed and found feasible: its mean, and how many readings that has."""
@@ -179,7 +179,8 @@ class Fleet(Alone):
         ]
 
     def _list_foreign(self) -> list[FrozenTrial]:
-        return [one for one in self._view.readings if one.user_attrs["worker"] != self._place.worker]
+        foreign = (one for one in self._view.readings if one.user_attrs["worker"] != self._place.worker)
+        return [one for one in foreign if self._is_known(one.params)]
 
     def _name_config(self, reading: FrozenTrial) -> tuple[TrainConfig, str]:
         found = self._keys.get(reading.number)
@@ -244,6 +245,8 @@ class Fleet(Alone):
 
     def take_finals(self) -> bool:
         """Return whether the finals are held here from now on: nobody else has them, or nobody can be asked."""
+        if self.is_answered():
+            return False
         holder = self._ask(Board.take_finals, None)
         self._has_finals = holder is None
         if holder is not None:
@@ -252,6 +255,7 @@ class Fleet(Alone):
 
     def is_answered(self) -> bool:
         """Return whether another worker has proven the answer since this one joined, which holds no finals."""
+        self._look()
         return bool(self._view.answers) and not self._has_finals
 
     def describe_answer(self) -> str:
@@ -296,8 +300,10 @@ class Fleet(Alone):
         view = self._ask(exchange, None)
         self._forget_sent(sent, view is not None)
         self._view = view or View(readings=self._view.readings, answers=self._view.answers)
-        if self._view.inherited is not None:
-            self._inherited = self._complete(self._view.inherited)
+        self._running = [self._complete(one).key for one in self._view.running if self._is_known(one)]
+        inherited = self._view.inherited
+        if inherited is not None and self._is_known(inherited):
+            self._inherited = self._complete(inherited)
 
     def _forget_sent(self, sent: Mapping[int, FrozenTrial], was_sent: bool) -> None:
         if was_sent:
@@ -345,6 +351,11 @@ class Fleet(Alone):
     def _encode(self, config: TrainConfig) -> dict[str, Any]:
         return {name: get_knob(config, name) for name in self._distributions}
 
+    def _is_known(self, params: Mapping[str, Any]) -> bool:
+        """Return whether params that stand in the database are of this search's space."""
+        choices = self._problem.space.choices
+        return params.keys() == choices.keys() and all(value in choices[name] for name, value in params.items())
+
     def _complete(self, params: Mapping[str, Any]) -> TrainConfig:
         return self._problem.space.complete(dict(params))
 
@@ -360,11 +371,22 @@ def _describe_opening(address: Address, error: AwayError) -> AutotuneError:
     )
 
 
-def make_place(worker: str, out: Path) -> Place:
-    """Return how a worker is known to the others.
+@contextmanager
+def open_fleet(url: str | None) -> Iterator[Alone]:
+    """Reach the database of a shared study, before anything else is begun; leave the study at the end, whatever it is.
 
     Args:
-        worker: its identity.
-        out: file of its answer.
+        url: of the database; None for a search by itself.
+
+    Raises:
+        UsageError: it is no URL of a database, or its driver is not installed.
+        MachineError: it cannot be reached, refuses, or was made by another Optuna.
     """
-    return Place(worker, socket.gethostname(), str(out))
+    if url is None:
+        yield ALONE
+        return
+    fleet = Fleet(read_address(url))
+    try:
+        yield fleet
+    finally:
+        fleet.leave(None)
