@@ -163,13 +163,7 @@ def run_search(
     sweep_scratch()
     work = Path(folder or Path.cwd()).resolve()
     resolved = resolve_target(target, folder=work).target
-    if resolved.script is not None and chosen.learning_rate_rule != "none":
-        raise UsageError(
-            "--lr-scaling cannot reach the learning rate of a script",
-            hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
-        )
-    if resolved.script is not None:
-        require_metrics(chosen.max_drift, [metric.name for metric in resolved.script.metrics])
+    _check_script(resolved, chosen)
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with open_fleet(chosen.storage) as fleet, lock_searches(work):
@@ -186,6 +180,22 @@ def run_search(
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
+
+
+def _check_script(resolved: Target, chosen: SearchOptions) -> None:
+    """Refuse what cannot be asked of a script.
+
+    Raises:
+        UsageError: it has no such learning rate, or lacks a metric that has a limit.
+    """
+    if resolved.script is None:
+        return
+    if chosen.learning_rate_rule != "none":
+        raise UsageError(
+            "--lr-scaling cannot reach the learning rate of a script",
+            hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
+        )
+    require_metrics(chosen.max_drift, [metric.name for metric in resolved.script.metrics])
 
 
 def _search(

@@ -149,15 +149,13 @@ def run_session(
     answer("running")
     _take_up(log, prover, known)
     gate.restore(folder.read_screens())
-    space = log.problem.space
-    starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
-    fleet.join(log.problem, context.reporter.told)
-    study = _open_study(
-        fleet.open_study(open_study), folder, log, context, partial(price_proposal, log, gate.foretell_seconds)
+    starter.enter("search", f"{len(log.problem.space.choices)} knobs, {len(log.judged)} trials known")
+    price = partial(price_proposal, log, gate.foretell_seconds)
+    study = _open_study(open_study, folder, log, context, price, fleet)
+    log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
+    stop_reason = _explore_and_prove(
+        log, starter, study, FinalsTurn(prover, fleet), answer, proof_seconds=gate.foretell_seconds
     )
-    log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
-    turn = FinalsTurn(prover, fleet)
-    stop_reason = _explore_and_prove(log, starter, study, turn, answer, gate.foretell_seconds)
     if context.should_stop():
         stop_reason = "interrupted"
     else:  # one that is resumed goes on with them
@@ -187,12 +185,14 @@ def _open_study(
     log: SearchLog,
     context: SearchContext,
     price: Callable[[TrainConfig], float],
+    fleet: Alone,
 ) -> Proposals:
     problem = log.problem
+    fleet.join(problem, context.reporter.told)
     recalled = folder.recall(problem.report)
     if recalled.sentence:
         context.reporter.told(recalled.sentence)
-    return open_study(
+    proposals: Proposals = fleet.open_study(open_study)(
         folder.database,
         problem.space,
         seed=problem.state.seed,
@@ -201,6 +201,7 @@ def _open_study(
         prior=make_prior(problem.report, recalled.effects),
         price=price,
     )
+    return proposals
 
 
 def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult]) -> None:
@@ -217,6 +218,7 @@ def _explore_and_prove(
     study: Proposals,
     turn: FinalsTurn,
     answer: Callable[[StopReason], Profile],
+    *,
     proof_seconds: Callable[[TrainConfig], float],
 ) -> StopReason:
     """Explore and prove by turns until neither finds anything more to do, and return why it ended."""

@@ -31,7 +31,7 @@ from autotune.search.scores.objective import KEYS, Judged
 from autotune.search.share.address import Address, open_storage, read_address
 from autotune.search.share.alone import ALONE, Alone, KnowsWorker
 from autotune.search.share.board import BEAT_SECONDS, GRACE_SECONDS, Board, Place, View
-from autotune.search.share.link import OPENING_SECONDS, PATIENCE_SECONDS, AwayError, Link
+from autotune.search.share.link import OPENING_SECONDS, PATIENCE_SECONDS, STUCK_SECONDS, AwayError, Link
 from autotune.search.share.naming import name_study
 from autotune.search.share.shared_study import SharedStudy
 
@@ -52,6 +52,7 @@ class Fleet(Alone):
         beat_seconds: between two signs of life.
         grace_seconds: after which a worker that gave none is dead.
         patience_seconds: that the search waits for the database once.
+        stuck_seconds: after which a connection that hangs is given up for another.
 
     Raises:
         UsageError: there is no such kind of database, or its driver is not installed.
@@ -65,6 +66,7 @@ class Fleet(Alone):
         beat_seconds: float = BEAT_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
         self._address, self._grace_seconds = address, grace_seconds
         self._place = Place("", "", "")
@@ -79,7 +81,11 @@ class Fleet(Alone):
         self._running: list[str] = []
         self._inherited: TrainConfig | None = None
         self._link: Link[BaseStorage] = Link(
-            partial(open_storage, address), self._beat, beat_seconds=beat_seconds, patience_seconds=patience_seconds
+            partial(open_storage, address),
+            self._beat,
+            beat_seconds=beat_seconds,
+            patience_seconds=patience_seconds,
+            stuck_seconds=stuck_seconds,
         )
         try:
             self._link.call(lambda _storage: None, patience_seconds=OPENING_SECONDS)
@@ -332,9 +338,10 @@ class Fleet(Alone):
             self._told(f"{self._address.shown} is back: the search has joined the others again, with {unsent} for them")
 
     def _ready(self, storage: BaseStorage) -> Board:
-        """Return the board, made at the first call; in the thread of the link."""
+        """Return the board, made at the first call; in the thread of the link, which may be another one by now."""
         if self._board is None:
             self._board = Board(storage, self._name, self._place, grace_seconds=self._grace_seconds)
+        self._board.storage = storage
         return self._board
 
     def _beat(self, storage: BaseStorage, is_back: bool) -> None:

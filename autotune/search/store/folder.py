@@ -1,6 +1,7 @@
 """The folder of one search: readable without our code, one writer at a time, `trials/` the truth.
 
-.autotune/{lock, <target>-<date>/{{search,probe,finals,best}.json, seal, study.db, worker, trials/0007/{spec,result}.json}}
+.autotune/{lock, <target>-<date>/{{search,probe,finals,best}.json, seal, study.db, worker,
+trials/0007/{spec,result}.json}}
 """
 
 from __future__ import annotations
