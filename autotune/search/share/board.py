@@ -161,9 +161,14 @@ class Board:
         others = [one for one in running if one.user_attrs["session"] in live and one not in own]
         left = [one for one in running if one.user_attrs["session"] not in live and one not in own]
         inherited = self._inherit(left, launches, readings)
+        condemned = [
+            one
+            for one in launches
+            if one.user_attrs["takes_over"] is not None and (one in left or one.user_attrs.get("died"))
+        ]
         return View(
             readings=readings,
-            running=tuple(one.user_attrs["params"] for one in (*others, *filter(_is_condemned, launches))),
+            running=tuple(one.user_attrs["params"] for one in (*others, *condemned)),
             inherited=inherited,
             holder=self._find_holder(leases, live),
             answers=tuple(self._list_answers(leases)),
@@ -318,11 +323,6 @@ class Board:
 
 def _is_running(lease: FrozenTrial, role: str) -> bool:
     return lease.state is TrialState.RUNNING and lease.user_attrs["role"] == role
-
-
-def _is_condemned(launch: FrozenTrial) -> bool:
-    """Return whether a second worker died of a launch that was taken over from the first."""
-    return launch.user_attrs["takes_over"] is not None and bool(launch.user_attrs.get("died"))
 
 
 def _read_place(lease: FrozenTrial) -> Place:

@@ -273,7 +273,7 @@ class Fleet(Alone):
             faster = format_factor_down(best.low)
             return f"proven on {best.place.host}, at least {faster} faster: the answer is there, in {best.place.out}"
         holder = self._view.holder
-        return "" if holder is None else f"proven on {holder.host}: the answer will be there, in {holder.out}"
+        return "" if holder is None else f"the proof runs on {holder.host}: the answer will be there, in {holder.out}"
 
     def sign(self, profile: Profile) -> Profile:
         """Return an answer whose candidate is proven elsewhere, if it is."""
