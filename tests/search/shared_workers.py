@@ -48,6 +48,7 @@ class Worker:
         seed: of its machine and its proposals.
         before: called with each trial before it runs.
         pace: how much faster its machine is than others.
+        values: of the knob.
         heard: what it told.
         run: what it came to; None while it is at work.
         fleet: what it knows of the others.
@@ -58,6 +59,7 @@ class Worker:
     seed: int = 0
     before: Callable[[TrialSpec], object] = lambda _spec: None
     pace: float = 1.0
+    values: tuple[int, ...] = PLACEBOS
     heard: Heard = field(default_factory=Heard)
     run: Run | None = None
     fleet: Fleet = field(init=False)
@@ -65,7 +67,7 @@ class Worker:
     def search(self, *, folder: SearchFolder | None = None, fleet: dict[str, float] | None = None, **asked: Any) -> Run:
         """Search to the end, and return the answer."""
         self.work.mkdir(exist_ok=True)
-        machine = _Machine(speed=gain, noise=0.01, seed=self.seed, knobs={"planted": PLACEBOS}, facts=FACTS)
+        machine = _Machine(speed=gain, noise=0.01, seed=self.seed, knobs={"planted": self.values}, facts=FACTS)
         machine.drift = lambda _now: self.pace
         machine.before = self.before
         usual: dict[str, Any] = {"only": ("user_knobs.planted",), "budget": 120.0}

@@ -276,11 +276,12 @@ class Fleet(Alone):
         return "" if holder is None else f"the proof runs on {holder.host}: the answer will be there, in {holder.out}"
 
     def sign(self, profile: Profile) -> Profile:
-        """Return an answer whose candidate is proven elsewhere, if it is."""
+        """Return an answer that leaves open what is proven elsewhere."""
         where = self.describe_answer()
-        if not where or profile.candidate is None:
+        if not where or profile.evidence.pairs:
             return profile
-        return profile.replace(candidate=profile.candidate.replace(reason=where))
+        candidate = profile.candidate and profile.candidate.replace(reason=where)
+        return profile.replace(verdict="inconclusive", candidate=candidate)
 
     def leave(self, profile: Profile | None) -> None:
         """Leave the study; a search that was proven here is the answer of all."""
