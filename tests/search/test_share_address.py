@@ -63,6 +63,7 @@ def test_a_database_in_memory_is_shared_with_nobody() -> None:
         read_address("sqlite://")
 
 
+@pytest.mark.fault("F20", injected="psycopg cannot be imported", outcome="exit 2 with the extra to install")
 def test_a_missing_driver_is_named_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     address = read_address(NOBODY)
     with monkeypatch.context() as without:
@@ -75,6 +76,11 @@ def test_a_missing_driver_is_named_with_the_extra_that_has_it(monkeypatch: pytes
         open_storage(read_address("fable://host/db"))
 
 
+@pytest.mark.fault(
+    "F20",
+    injected="nobody listens at the port",
+    outcome="exit 5 in one line without the password; no folder",
+)
 def test_an_unreachable_database_ends_a_search_before_it_begins(tmp_path: Path) -> None:
     pytest.importorskip("psycopg", reason="the driver is not installed")
     with pytest.raises(

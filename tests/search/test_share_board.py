@@ -74,11 +74,16 @@ def test_a_launch_is_claimed_by_one_worker_until_it_ends(join: Join) -> None:
     assert b.claim(OTHER)
     assert a.look().running == (OTHER,)
     assert b.look().running == (ONE,)
-    a.release(is_finished=True)
+    a.release(ONE, is_finished=True)
     assert b.look().running == ()
     assert b.claim(ONE)
 
 
+@pytest.mark.fault(
+    "F20",
+    injected="a worker is silent for longer than its grace",
+    outcome="one other worker launches what it ran; a second death ends that",
+)
 def test_what_a_dead_worker_ran_is_taken_over_by_one_other_and_never_again(join: Join, clock: Clock) -> None:
     a, b, c = join("a"), join("b"), join("c")
     assert a.claim(ONE)
@@ -119,7 +124,7 @@ def test_a_worker_that_was_taken_for_dead_joins_anew(join: Join, clock: Clock) -
     assert b.look().others == 0
     a.beat()
     assert b.look().others == 1
-    b.release()
+    b.release(ONE)
     assert a.claim(OTHER)
     assert b.look().running == (OTHER,)
 

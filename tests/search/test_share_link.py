@@ -79,6 +79,7 @@ def test_a_call_that_hangs_is_given_up_and_nothing_is_asked_until_then() -> None
     link.close()
 
 
+@pytest.mark.fault("F20", injected="a connection that never answers", outcome="another one in its place")
 def test_a_thread_that_hangs_for_good_is_left_behind() -> None:
     databases = [Database(), Database()]
     first, second = databases

@@ -259,6 +259,7 @@ def test_there_is_one_answer_and_the_others_say_where(outcome: Outcome) -> None:
             assert profiles[work].config.user_knobs == {"planted": 0}
 
 
+@pytest.mark.fault("F20", injected="kill -9 of one of four workers", outcome="one other launches what it ran")
 def test_what_the_killed_worker_ran_was_taken_over_exactly_once(outcome: Outcome) -> None:
     assert outcome.running
     launches = [one for one in outcome.leases if one.user_attrs["role"] == "launch"]
@@ -270,6 +271,11 @@ def test_what_the_killed_worker_ran_was_taken_over_exactly_once(outcome: Outcome
     assert any(one.params == outcome.running for one in outcome.readings)
 
 
+@pytest.mark.fault(
+    "F20",
+    injected="a connection to PostgreSQL is cut without a word",
+    outcome="said once; every launch is sent when it is back",
+)
 def test_the_worker_that_was_cut_off_went_on_alone_and_joined_again(outcome: Outcome) -> None:
     _, cut, *_ = outcome.works
     said = (cut / "said").read_text()

@@ -107,6 +107,9 @@ def test_another_training_is_another_study(pair: list[Worker], url: str, tmp_pat
     assert any(sentence.endswith("0 readings") for sentence in other.heard.sentences)
 
 
+@pytest.mark.fault(
+    "F20", injected="every call to the database raises for a while", outcome="said once, gone on alone, joined again"
+)
 @pytest.mark.usefixtures("cuttable")
 def test_a_database_that_goes_away_is_told_of_once_and_joined_again(tmp_path: Path) -> None:
     def cut(spec: TrialSpec) -> None:
@@ -126,6 +129,7 @@ def test_a_database_that_goes_away_is_told_of_once_and_joined_again(tmp_path: Pa
     assert sorted(numbers) == launched
 
 
+@pytest.mark.fault("F20", injected="the database stays away", outcome="--resume sends what was read meanwhile")
 @pytest.mark.usefixtures("cuttable")
 def test_what_a_search_has_read_alone_is_sent_when_it_is_resumed(tmp_path: Path) -> None:
     def cut(spec: TrialSpec) -> None:

@@ -11,6 +11,7 @@ the order in which leases can be seen.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ class Board:
     _own: int | None = field(default=None, init=False)
     _has_left: bool = field(default=False, init=False)
     _beat: int = field(default=0, init=False)
-    _launch: int | None = field(default=None, init=False)
+    _held: dict[str, int] = field(default_factory=dict, init=False)
     _pulses: dict[int, _Pulse] = field(default_factory=dict, init=False)
     _ended_before: frozenset[int] = field(default=frozenset(), init=False)
 
@@ -141,7 +142,8 @@ class Board:
             if self._own is not None:
                 self.storage.set_trial_user_attr(self._own, "beat", self._beat)
         except UpdateFinishedTrialError:
-            self._own = self._launch = None  # somebody else has it
+            self._own = None
+            self._held.clear()  # others have them
         if self._own is None:
             place = {"worker": self.place.worker, "host": self.place.host, "out": self.place.out}
             self._own = self._open_lease({"role": _WORKER, "beat": self._beat, **place})
@@ -156,7 +158,7 @@ class Board:
         readings = tuple(self.storage.get_all_trials(self._readings, deepcopy=False))
         own = [one for one in running if one.user_attrs["session"] == self._own]
         for stray in own:  # of a call that was given up and came through all the same
-            if stray._trial_id != self._launch:
+            if stray._trial_id not in self._held.values():
                 self._end(stray._trial_id, TrialState.FAIL)
         others = [one for one in running if one.user_attrs["session"] in live and one not in own]
         left = [one for one in running if one.user_attrs["session"] not in live and one not in own]
@@ -196,15 +198,14 @@ class Board:
         if rivals:
             self._end(trial, TrialState.FAIL)
             return False
-        self.release()
-        self._launch = trial
+        self._held[_make_key(params)] = trial
         return True
 
-    def release(self, *, is_finished: bool = False) -> None:
-        """End the lease of the launch that runs here, if there is one."""
-        if self._launch is not None:
-            self._end(self._launch, TrialState.COMPLETE if is_finished else TrialState.FAIL)
-            self._launch = None
+    def release(self, params: Mapping[str, Any], *, is_finished: bool = False) -> None:
+        """End the lease of a launch, if this worker has one."""
+        trial = self._held.pop(_make_key(params), None)
+        if trial is not None:
+            self._end(trial, TrialState.COMPLETE if is_finished else TrialState.FAIL)
 
     def post(self, readings: Iterable[FrozenTrial]) -> None:
         """Add finished launches of this worker, those left out that are there already."""
@@ -234,7 +235,9 @@ class Board:
         Args:
             low: the least speed-up that its answer claims; None where it claims nothing.
         """
-        self.release()
+        for trial in self._held.values():
+            self._end(trial, TrialState.FAIL)
+        self._held.clear()
         own, self._has_left = self._own, True
         if own is None:
             return
@@ -283,14 +286,14 @@ class Board:
     def _inherit(
         self, left: Iterable[FrozenTrial], launches: Iterable[FrozenTrial], readings: Iterable[FrozenTrial]
     ) -> Mapping[str, Any] | None:
-        """Take over one launch of the dead, if none runs here; one that two have died of is nobody's."""
+        """Take over one launch of the dead, if none is held here; one that two have died of is nobody's."""
         taken = {one.user_attrs["takes_over"] for one in launches}
         read = [one.params for one in readings]
         inherited = None
         for one in left:
             params = one.user_attrs["params"]
             if one.user_attrs["takes_over"] is None and one.number not in taken and params not in read:
-                if inherited is not None or self._launch is not None:
+                if self._held:
                     continue  # for the next look, or for another worker
                 if self.claim(params, takes_over=one.number):
                     inherited = params
@@ -323,6 +326,10 @@ class Board:
 
 def _is_running(lease: FrozenTrial, role: str) -> bool:
     return lease.state is TrialState.RUNNING and lease.user_attrs["role"] == role
+
+
+def _make_key(params: Mapping[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)
 
 
 def _read_place(lease: FrozenTrial) -> Place:

@@ -143,8 +143,7 @@ class Fleet(Alone):
         """
         inherited = self._inherited
         if inherited is not None and inherited in closed:
-            self._inherited = None
-            self._ask(Board.release, None)
+            self.drop(inherited)
         found = (one for one in (self._inherited, self._find_lead()) if one is not None and one not in closed)
         return next(found, None)
 
@@ -231,21 +230,27 @@ class Fleet(Alone):
             reading.set_constraint(name, judged.score.constraints[name])
         self._unsent[number] = reading
 
-    def finish(self) -> None:
-        """Send what is kept, and end the lease of the launch that was run."""
-        self._inherited, sent = None, dict(self._unsent)
+    def finish(self, config: TrainConfig) -> None:
+        """Send what is kept, and end the lease of a launch that was run."""
+        self._forget_inherited(config)
+        sent, params = dict(self._unsent), self._encode(config)
 
         def send(board: Board) -> bool:
             board.post(sent.values())
-            board.release(is_finished=True)
+            board.release(params, is_finished=True)
             return True
 
         self._forget_sent(sent, self._ask(send, False))
 
-    def drop(self) -> None:
-        """Give back the launch that was begun and not finished."""
-        self._inherited = None
-        self._ask(Board.release, None)
+    def drop(self, config: TrainConfig) -> None:
+        """Give back a launch that was not finished, if it is this worker's."""
+        self._forget_inherited(config)
+        params = self._encode(config)
+        self._ask(lambda board: board.release(params), None)
+
+    def _forget_inherited(self, config: TrainConfig) -> None:
+        if config == self._inherited:
+            self._inherited = None
 
     # ---- the finals and the answer
 
@@ -292,6 +297,9 @@ class Fleet(Alone):
             self._look()
             self._ask(lambda board: board.leave(low), None)
             self._name = ""
+            if self._unsent:
+                unsent = count(len(self._unsent), "reading was", "readings were")
+                self._told(f"{unsent} not sent to {self._address.shown}: --resume with the same --storage sends them")
         self._link.close()
 
     # ---- the database

@@ -30,12 +30,12 @@ class Others(Protocol):
         """Keep a finished launch to be sent to them."""
         ...
 
-    def finish(self) -> None:
-        """Send what is kept, and end the lease of the launch that was run."""
+    def finish(self, config: TrainConfig) -> None:
+        """Send what is kept, and end the lease of a launch that was run."""
         ...
 
-    def drop(self) -> None:
-        """Give back a launch that was begun and not finished."""
+    def drop(self, config: TrainConfig) -> None:
+        """Give back a launch that was not finished, if it is this worker's."""
         ...
 
 
@@ -80,9 +80,9 @@ class SharedStudy(Study):
         """Tell the study how a proposal ended, and the others."""
         super().close(proposal, judged, value)
         self._others.keep(judged, value)
-        self._others.finish()
+        self._others.finish(judged.config)
 
     def abandon(self, proposal: Proposal) -> None:
         """Take back a proposal that was not finished, or that another worker has begun."""
         super().abandon(proposal)
-        self._others.drop()
+        self._others.drop(proposal.config)

@@ -1,0 +1,68 @@
+"""What the exploring stage does about other workers, and by what they know a search."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+from record_factory import make_state
+from simulated import Machine, explore, number_of, open_search
+
+from autotune.records import TrainConfig
+from autotune.search.share.alone import Alone
+from autotune.search.store.folder import create_search_folder
+
+
+class Others(Alone):
+    """Other workers that have begun some placebos, and take some more as soon as this worker asks for them."""
+
+    def __init__(self, *, taken: set[int], quick: set[int] = frozenset(), answered_after: int = 10**6) -> None:
+        self.taken, self.quick, self.left = {*taken}, quick, answered_after
+        self.keys: dict[int, str] = {}
+
+    def list_taken(self) -> Container[str]:
+        return Keys(self.taken)
+
+    def claim(self, config: TrainConfig) -> bool:
+        if number_of(config) in self.quick - self.taken:
+            self.taken.add(number_of(config))
+            return False
+        return True
+
+    def is_answered(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+class Keys:
+    def __init__(self, numbers: set[int]) -> None:
+        self._texts = [f'"placebo": {number}}}' for number in numbers]
+
+    def __contains__(self, key: object) -> bool:
+        return any(text in str(key) for text in self._texts)
+
+
+def test_what_others_have_is_not_launched_nor_what_they_are_quicker_to_begin() -> None:
+    search = open_search(Machine(), budget=200.0)
+    explore(search, count=8, fleet=Others(taken={1, 4}, quick={2}))
+    launched = {number_of(one.config) for one in search.log.judged}
+    assert launched == {0, 3, 5, 6, 7, 8}
+    assert not search.log.interrupted
+
+
+def test_a_search_that_is_answered_elsewhere_explores_no_more() -> None:
+    search = open_search(Machine(), budget=600.0)
+    assert explore(search, count=50, fleet=Others(taken=set(), answered_after=5)) == "exhausted"
+    assert len(search.log.judged) == 5
+
+
+def test_a_search_keeps_its_identity_and_draws_another_where_that_is_damaged(tmp_path: Path) -> None:
+    folder = create_search_folder(tmp_path, "toy.py:workload")
+    folder.write_state(make_state())
+    drawn = folder.read_worker()
+    assert folder.read_worker() == drawn
+    assert drawn != create_search_folder(tmp_path, "toy.py:workload").read_worker()
+    (folder.path / "worker").write_bytes(b"\xff\x00")
+    again = folder.read_worker()
+    assert again != drawn
+    assert len(again) == len(drawn) == 16
