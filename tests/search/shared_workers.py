@@ -18,7 +18,7 @@ from autotune.search.share.address import read_address
 from autotune.search.share.fleet import Fleet
 from autotune.search.store.folder import SearchFolder
 
-PLACEBOS = tuple(range(10))
+PLACEBOS = tuple(range(9))
 """Values of a knob of the user's own that does nothing; a search has these alone, unless it is asked for more."""
 FACTS = {"numerics": {"user_knobs.planted": "exact"}}
 
@@ -70,7 +70,7 @@ class Worker:
         machine = _Machine(speed=gain, noise=0.01, seed=self.seed, knobs={"planted": self.values}, facts=FACTS)
         machine.drift = lambda _now: self.pace
         machine.before = self.before
-        usual: dict[str, Any] = {"only": ("user_knobs.planted",), "budget": 120.0}
+        usual: dict[str, Any] = {"only": ("user_knobs.planted",), "budget": 100.0}
         others = Fleet(read_address(self.url), **({"beat_seconds": 0.05, "grace_seconds": 30.0} | (fleet or {})))
         self.fleet = others
         others.settle(_Folder(self.work), self.work / "best.json")

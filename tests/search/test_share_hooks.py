@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
+import pytest
 from record_factory import make_state
-from simulated import Machine, explore, number_of, open_search
+from simulated import BASELINE, Machine, explore, make_problem, make_report, number_of, open_search
 
 from autotune.records import TrainConfig
+from autotune.records.probe import ProbeReport
+from autotune.records.quality import DriftLimits, Margin
+from autotune.records.search import PlannedRun
 from autotune.search.share.alone import Alone
+from autotune.search.share.naming import name_study
 from autotune.search.store.folder import create_search_folder
+from autotune.space import SearchSpace
 
 
 class Others(Alone):
@@ -66,3 +73,34 @@ def test_a_search_keeps_its_identity_and_draws_another_where_that_is_damaged(tmp
     again = folder.read_worker()
     assert again != drawn
     assert len(again) == len(drawn) == 16
+
+
+def name(changed: dict[str, Any] | None = None, **asked: Any) -> str:
+    """Return the name of a search's study; changed are fields of the probe's report, by the record that has them."""
+    report: ProbeReport = make_report(Machine())
+    for part, fields in (changed or {}).items():
+        report = report.replace(**{part: getattr(report, part).replace(**fields)})
+    return name_study(make_problem(Machine(), report=report, **asked))
+
+
+def test_seed_and_budget_make_no_other_study_nor_what_changes_by_the_minute() -> None:
+    assert name(seed=7, budget_seconds=60.0, uses_history=True) == name()
+    assert name({"hardware": {"memory_available_bytes": 1}}) == name()
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked"),
+    [
+        ({"target": {"label": "other.py:workload"}}, {}),
+        ({"target": {"fingerprint": "m-0123456789ab"}}, {}),
+        ({"target": {"baseline": BASELINE.replace(num_threads=1)}}, {}),
+        ({"hardware": {"cpu_name": "another"}}, {}),
+        ({"software": {"torch": "3"}}, {}),
+        ({}, {"planned_run": PlannedRun(amount=3.0, unit="epochs"), "planned_samples": 3.0}),
+        ({}, {"max_drift": DriftLimits(loss=Margin(amount=0.1))}),
+        ({}, {"space": SearchSpace(BASELINE, {"num_threads": (2, 1)}, ())}),
+    ],
+    ids=["target", "code", "baseline", "machine", "versions", "length", "limits", "space"],
+)
+def test_what_a_speedup_depends_on_makes_another_study(changed: dict[str, Any], asked: dict[str, Any]) -> None:
+    assert name(changed, **asked) != name()

@@ -90,6 +90,7 @@ def test_only_ratios_to_ones_own_baseline_are_compared(pair: list[Worker], url: 
     assert own == {name: sum(one.user_attrs["worker"] == name for one in readings) for name in own}
 
 
+@pytest.mark.slow
 def test_a_later_search_begins_with_what_is_read_and_proves_it_itself(
     pair: list[Worker], url: str, tmp_path: Path
 ) -> None:
@@ -99,12 +100,6 @@ def test_a_later_search_begins_with_what_is_read_and_proves_it_itself(
     assert profile.config.user_knobs == {"planted": 7}
     assert {one.user_knobs["planted"] for one in later.launched} == {7}
     assert any("readings" in sentence for sentence in later.heard.sentences)
-
-
-def test_another_training_is_another_study(pair: list[Worker], url: str, tmp_path: Path) -> None:
-    other = Worker(tmp_path / "other", url, 3)
-    other.search(only=("user_knobs.planted", "precision"), budget=40.0)
-    assert any(sentence.endswith("0 readings") for sentence in other.heard.sentences)
 
 
 @pytest.mark.fault(
@@ -129,6 +124,7 @@ def test_a_database_that_goes_away_is_told_of_once_and_joined_again(tmp_path: Pa
     assert sorted(numbers) == launched
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F20", injected="the database stays away", outcome="--resume sends what was read meanwhile")
 @pytest.mark.usefixtures("cuttable")
 def test_what_a_search_has_read_alone_is_sent_when_it_is_resumed(tmp_path: Path) -> None:
