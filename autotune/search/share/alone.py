@@ -20,15 +20,17 @@ class KnowsWorker(Protocol):
 
 
 class Alone:
-    """A search by itself. Whoever shares a study overrides all of it.
+    """A search by itself. Whoever shares a study overrides all of it."""
 
-    Attributes:
-        explored: launches of other workers that count as evidence.
-        has_finals_elsewhere: another worker holds the finals.
-    """
+    @property
+    def explored(self) -> int:
+        """Launches of other workers that count as evidence."""
+        return 0
 
-    explored: int = 0
-    has_finals_elsewhere: bool = False
+    @property
+    def has_finals_elsewhere(self) -> bool:
+        """Another worker holds the finals."""
+        return False
 
     def settle(self, folder: KnowsWorker, out: Path) -> None:
         """Say who this worker is, before it joins.

@@ -114,12 +114,12 @@ class Fleet(Alone):
     # ---- what the others have
 
     @property
-    def explored(self) -> int:  # type: ignore[override]
+    def explored(self) -> int:
         """Launches of other workers that count as evidence."""
         return len(self._list_foreign())
 
     @property
-    def has_finals_elsewhere(self) -> bool:  # type: ignore[override]
+    def has_finals_elsewhere(self) -> bool:
         """Another worker holds the finals."""
         return self._view.holder is not None
 
