@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 from record_factory import make_state
 from simulated import BASELINE, Machine, explore, make_problem, make_report, number_of, open_search
 
-from autotune.records import TrainConfig
+from autotune.records import TrainConfig, TrialStatus
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.search import PlannedRun
+from autotune.search.launch.suspects import Ended
 from autotune.search.share.alone import Alone
 from autotune.search.share.naming import name_study
 from autotune.search.store.folder import create_search_folder
@@ -23,9 +24,19 @@ from autotune.space import SearchSpace
 class Others(Alone):
     """Other workers that have begun some placebos, and take some more as soon as this worker asks for them."""
 
-    def __init__(self, *, taken: set[int], quick: set[int] = frozenset(), answered_after: int = 10**6) -> None:
-        self.taken, self.quick, self.left = {*taken}, quick, answered_after
-        self.keys: dict[int, str] = {}
+    def __init__(
+        self,
+        *,
+        taken: Collection[int] = (),
+        quick: Collection[int] = (),
+        failed: Collection[int] = (),
+        answered_after: int = 10**6,
+    ) -> None:
+        self.taken, self.quick, self.left = {*taken}, {*quick}, answered_after
+        self.failed = [(BASELINE.replace(user_knobs={"placebo": one}), TrialStatus.CRASHED) for one in failed]
+
+    def list_ended(self) -> list[Ended]:
+        return self.failed
 
     def list_taken(self) -> Container[str]:
         return Keys(self.taken)
@@ -57,9 +68,15 @@ def test_what_others_have_is_not_launched_nor_what_they_are_quicker_to_begin() -
     assert not search.log.interrupted
 
 
+def test_what_failed_elsewhere_is_not_tried_here() -> None:
+    search = open_search(Machine(), budget=200.0)
+    explore(search, count=6, fleet=Others(failed={2, 5}))
+    assert {number_of(one.config) for one in search.log.judged} == {0, 1, 3, 4, 6}
+
+
 def test_a_search_that_is_answered_elsewhere_explores_no_more() -> None:
     search = open_search(Machine(), budget=600.0)
-    assert explore(search, count=50, fleet=Others(taken=set(), answered_after=5)) == "exhausted"
+    assert explore(search, count=50, fleet=Others(answered_after=5)) == "exhausted"
     assert len(search.log.judged) == 5
 
 

@@ -225,7 +225,8 @@ class Explorer:
             return self.study.open(again)
         if left < log.prices.usual_seconds(log.problem.baseline):
             return "budget"
-        suspects = log.find_suspects(count_overdue=not self.starter.should_stop())
+        ended = self.fleet.list_ended()
+        suspects = log.find_suspects(count_overdue=not self.starter.should_stop(), elsewhere=ended)
         tried = Tried(log, suspects, left, self.fleet.list_taken())
         wanted = self._find_own(tried)
         if wanted is None and self.is_proof_due():

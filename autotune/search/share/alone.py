@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from autotune.records.config import TrainConfig
 from autotune.records.profile import Profile
+from autotune.search.launch.suspects import Ended
 from autotune.search.problem import SearchProblem
 
 
@@ -55,6 +56,10 @@ class Alone:
     def list_taken(self) -> Container[str]:
         """Return the keys of the configs that need not be proposed here: others run them, or have run them."""
         return frozenset()
+
+    def list_ended(self) -> Sequence[Ended]:
+        """Return how the launches of others have ended: what makes them fail there is not tried here."""
+        return ()
 
     def claim(self, config: TrainConfig) -> bool:
         """Return whether a config may be launched here; False where another worker has just begun it."""

@@ -55,7 +55,8 @@ class FinalsTurn:
     def _list_leads(self) -> list[TrainConfig]:
         """Return what others have found that may be launched here, and fits the time."""
         log, budget = self.prover.log, self.prover.starter.budget
-        suspects, left = log.find_suspects(count_overdue=False), budget.remaining_seconds - KILL_SECONDS
+        suspects = log.find_suspects(count_overdue=False, elsewhere=self.fleet.list_ended())
+        left = budget.remaining_seconds - KILL_SECONDS
         return [
             one
             for one in self.fleet.list_leads()

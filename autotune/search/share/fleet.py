@@ -25,7 +25,9 @@ from autotune.errors import AutotuneError, MachineError
 from autotune.format import count, format_factor_down
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.profile import Profile
+from autotune.records.trial import TrialStatus
 from autotune.search.explore.study import make_distribution
+from autotune.search.launch.suspects import Ended
 from autotune.search.problem import SearchProblem
 from autotune.search.scores.objective import KEYS, Judged
 from autotune.search.share.address import Address, open_storage, read_address
@@ -128,6 +130,12 @@ class Fleet(Alone):
         again = self._find_lead()
         finished = {self._name_config(one)[1] for one in self._list_foreign()}
         return finished.union(self._running) - {one.key for one in (again, self._inherited) if one is not None}
+
+    def list_ended(self) -> list[Ended]:
+        """Return how the launches of others have ended: what makes them fail there is not tried here."""
+        statuses = {one.value: one for one in TrialStatus}
+        ended = ((self._name_config(one)[0], statuses.get(one.user_attrs["status"])) for one in self._list_foreign())
+        return [(config, status) for config, status in ended if status is not None]
 
     def list_new_readings(self) -> list[FrozenTrial]:
         """Return the readings of others that were not handed out yet."""
