@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from shared_workers import wait_until
 
 from autotune.records.profile import Profile
 from autotune.search.share.address import open_storage, read_address
+from autotune.search.share.board import Board, Place
 from autotune.search.store.folder import list_searches
 
 pytestmark = pytest.mark.slow
@@ -186,6 +189,25 @@ def list_launches(server: Server, host: str) -> list[Any]:
     return [one for one in leases if one.user_attrs["role"] == "launch" and one.user_attrs["session"] in sessions]
 
 
+def open_board(
+    server: Server, name: str, *, study: str = "races", clock: Callable[[], float] = time.monotonic
+) -> Board:
+    """Return a worker with a connection of its own."""
+    return Board(open_storage(read_address(server.make_url())), study, Place(name, name, name), GRACE, clock)
+
+
+def do_at_once(boards: list[Board], do: Callable[[Board], Any]) -> list[Any]:
+    """Return what workers come to that do one thing at the same moment, each in a thread."""
+    start = threading.Barrier(len(boards))
+
+    def wait_and_do(board: Board) -> Any:
+        start.wait()
+        return do(board)
+
+    with ThreadPoolExecutor(len(boards)) as pool:
+        return list(pool.map(wait_and_do, boards))
+
+
 def says(work: Path, words: str) -> bool:
     return words in (work / "said").read_text()
 
@@ -244,6 +266,28 @@ def outcome(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         readings = storage.get_all_trials(study._study_id)
         yield Outcome(works, running[0].user_attrs["params"] if running else {}, read_leases(server), readings)
     wire.close()
+
+
+def test_of_many_that_begin_a_launch_at_once_one_has_it(server: Server) -> None:
+    boards = [open_board(server, f"w{number}") for number in range(6)]
+    for turn in range(10):
+        claims = do_at_once(boards, lambda board, turn=turn: board.claim({"knob": turn}))
+        assert sum(claims) == 1, turn
+    holders = do_at_once(boards, Board.take_finals)
+    assert holders.count(None) == 1
+
+
+def test_of_many_that_see_a_death_one_takes_over(server: Server) -> None:
+    now = [0.0]
+    dead = open_board(server, "dead", study="deaths")
+    assert dead.claim({"knob": 1})
+    boards = [open_board(server, f"w{number}", study="deaths", clock=lambda: now[0]) for number in range(6)]
+    now[0] = 0.6 * GRACE
+    for board in boards:
+        board.beat()
+    now[0] = 1.2 * GRACE
+    inherited = [found.inherited for found in do_at_once(boards, Board.look)]
+    assert [one for one in inherited if one is not None] == [{"knob": 1}]
 
 
 def test_there_is_one_answer_and_the_others_say_where(outcome: Outcome) -> None:

@@ -134,7 +134,7 @@ class Fleet(Alone):
     def list_ended(self) -> list[Ended]:
         """Return how the launches of others have ended: what makes them fail there is not tried here."""
         statuses = {one.value: one for one in TrialStatus}
-        ended = ((self._name_config(one)[0], statuses.get(one.user_attrs["status"])) for one in self._list_foreign())
+        ended = ((self._name_config(one)[0], statuses.get(one.user_attrs.get("status", ""))) for one in self._list_foreign())
         return [(config, status) for config, status in ended if status is not None]
 
     def list_new_readings(self) -> list[FrozenTrial]:
