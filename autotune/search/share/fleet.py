@@ -134,8 +134,11 @@ class Fleet(Alone):
     def list_ended(self) -> list[Ended]:
         """Return how the launches of others have ended: what makes them fail there is not tried here."""
         statuses = {one.value: one for one in TrialStatus}
-        ended = ((self._name_config(one)[0], statuses.get(one.user_attrs.get("status", ""))) for one in self._list_foreign())
-        return [(config, status) for config, status in ended if status is not None]
+        return [
+            (self._name_config(one)[0], statuses[status])
+            for one in self._list_foreign()
+            if (status := one.user_attrs.get("status")) in statuses
+        ]
 
     def list_new_readings(self) -> list[FrozenTrial]:
         """Return the readings of others that were not handed out yet."""
