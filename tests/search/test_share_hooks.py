@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from record_factory import make_state
-from simulated import BASELINE, Machine, explore, make_problem, make_report, number_of, open_search
+from simulated import BASELINE, Machine, explore, make_problem, make_report, number_of, open_search, run_simulated
 
 from autotune.records import TrainConfig, TrialStatus
 from autotune.records.probe import ProbeReport
@@ -78,6 +78,44 @@ def test_a_search_that_is_answered_elsewhere_explores_no_more() -> None:
     search = open_search(Machine(), budget=600.0)
     assert explore(search, count=50, fleet=Others(answered_after=5)) == "exhausted"
     assert len(search.log.judged) == 5
+
+
+class Leading(Others):
+    """Others that have read one config to be the best, many launches ago."""
+
+    explored = 30
+    has_finals_elsewhere = False
+
+    def __init__(self, lead: TrainConfig, *, elsewhere: bool = False) -> None:
+        super().__init__()
+        self.lead, self.has_finals_elsewhere = lead, elsewhere
+
+    def list_taken(self) -> Container[str]:
+        return {self.lead.key}
+
+    def list_leads(self) -> list[TrainConfig]:
+        return [self.lead]
+
+    def take_finals(self) -> bool:
+        return not self.has_finals_elsewhere
+
+
+LEAD = BASELINE.replace(precision="bf16")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_others_have_found_is_launched_and_proven_here_unless_it_is_proven_there(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    fleet = Leading(LEAD, elsewhere=elsewhere)
+    run = run_simulated(Machine(), tmp_path, only=("precision", "num_threads"), fleet=fleet)
+    launched = {one.config for one in run.log.judged}
+    assert (LEAD in launched) is not elsewhere
+    assert (run.profile.verdict == "improved") is not elsewhere
+    if not elsewhere:
+        assert run.profile.config == LEAD
+        first = next(spec for spec in run.machine.specs if spec.purpose == "final")
+        assert first.number < 16, "what others have launched counts as explored"
 
 
 def test_a_search_keeps_its_identity_and_draws_another_where_that_is_damaged(tmp_path: Path) -> None:
