@@ -162,11 +162,14 @@ class LogAdditiveModel:
     Args:
         features: the columns and their prior.
         noise_sd: usual one, of the log throughput of one launch.
+
+    Attributes:
+        spread: what readings are taken to differ by from the sums.
     """
 
     def __init__(self, features: Features, noise_sd: float) -> None:
         self._features = features
-        self._usual = self._spread = _Spread(noise_sd, OWN_SD)
+        self._usual = self.spread = Spread(noise_sd, OWN_SD)
         self._prior_covariance = features.make_prior_covariance()
         precision = np.linalg.inv(self._prior_covariance)
         self._root = np.linalg.cholesky((precision + precision.T) / 2)
@@ -212,7 +215,7 @@ class LogAdditiveModel:
             self._update(before, now)
 
     def _update(self, before: _Reading, now: _Reading) -> None:
-        precision, precision_before = self._spread.precision(now), self._spread.precision(before)
+        precision, precision_before = self.spread.precision(now), self.spread.precision(before)
         self._shift[now.columns] += precision * now.mean - precision_before * before.mean
         across = self._covariance[:, now.columns].sum(axis=1)
         gained = precision - precision_before
@@ -222,7 +225,7 @@ class LogAdditiveModel:
         """Take the noise, and what is a config's own, under which the readings are likeliest, and learn them anew."""
         changed = [one for one in self._readings.values() if one.changes]  # the baseline is read against itself
         likelihood = _Likelihood(self._features, self._prior_covariance, changed, self._usual)
-        self._spread = max((_Spread(noise, own) for noise in _NOISES for own in _OWNS), key=likelihood.log_density)
+        self.spread = max((Spread(noise, own) for noise in _NOISES for own in _OWNS), key=likelihood.log_density)
         self._forget()
         for one in self._readings.values():
             self._update(_Reading(one.columns, one.changes), one)
@@ -235,8 +238,8 @@ class LogAdditiveModel:
         mean = self.mean
         found = []
         for key, one in self._readings.items():
-            total = float(mean[one.columns[one.columns < len(mean)]].sum())
-            found.append((key, total + self._spread.own_share(one) * (one.mean - total)))
+            total = float(mean[one.columns].sum())
+            found.append((key, total + self.spread.own_share(one) * (one.mean - total)))
         return found
 
     def find_best(self, least_gain: float = 0.0) -> float:
@@ -285,7 +288,7 @@ class LogAdditiveModel:
         """
         shift = self._shift + self._root @ rng.standard_normal(self._features.count)
         for one in self._readings.values():
-            shift[one.columns] += math.sqrt(self._spread.precision(one)) * rng.standard_normal()
+            shift[one.columns] += math.sqrt(self.spread.precision(one)) * rng.standard_normal()
         return self._weigh(shift)
 
     def _weigh(self, shift: Vector) -> Vector:
@@ -294,7 +297,7 @@ class LogAdditiveModel:
 
     def _note_score(self, new: _Reading, value: float) -> None:
         means, sds = self.foretell(new.columns[None])
-        variance = float(sds[0]) ** 2 + self._spread.own_variance(new) + self._spread.noise_sd**2
+        variance = float(sds[0]) ** 2 + self.spread.own_variance(new) + self.spread.noise_sd**2
         self._last_scores.append((value - float(means[0])) / math.sqrt(variance))
 
 
@@ -324,7 +327,7 @@ class _Reading:
 
 
 @dataclass(frozen=True)
-class _Spread:
+class Spread:
     """What readings differ by from the sums of their weights.
 
     Attributes:
@@ -363,7 +366,7 @@ class _Likelihood:
     """
 
     def __init__(
-        self, features: Features, prior_covariance: Vector, readings: Sequence[_Reading], usual: _Spread
+        self, features: Features, prior_covariance: Vector, readings: Sequence[_Reading], usual: Spread
     ) -> None:
         self._readings, self._usual = readings, usual
         design = np.zeros((len(readings), features.count + 1))
@@ -373,7 +376,7 @@ class _Likelihood:
         self._means = rows @ features.prior_mean
         self._covariance = rows @ prior_covariance @ rows.T
 
-    def log_density(self, spread: _Spread) -> float:
+    def log_density(self, spread: Spread) -> float:
         """Return it up to a constant."""
         variances = [spread.variance(one) for one in self._readings]
         root = np.linalg.cholesky(self._covariance + np.diag(variances))
@@ -384,7 +387,7 @@ class _Likelihood:
         within = -repeats * math.log(spread.noise_sd) - squares / (2 * spread.noise_sd**2)
         return between + within + self._opinion(spread)
 
-    def _opinion(self, spread: _Spread) -> float:
+    def _opinion(self, spread: Spread) -> float:
         usual = self._usual
         noise, own = math.log(spread.noise_sd / usual.noise_sd), math.log(spread.own_sd / usual.own_sd)
         return -(noise**2 + own**2) / (2 * _DOUBLING**2)

@@ -71,7 +71,7 @@ class Ranking:
         baseline: the user's own settings.
         planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
         is_refused: the drift gate has refused a change that a config makes.
-        estimates: log speed-up of configs by key, by all launches together; what is not among them has its shrunk score.
+        estimates: log speed-up of configs by key, by all launches together; without one, the shrunk score counts.
         least_change_gain: log speed-up that each change of the leader has to be worth.
         before: of the same search when it had fewer launches: what these have not moved is taken from there.
 
