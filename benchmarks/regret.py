@@ -35,7 +35,7 @@ import optuna
 from replay import BLOCK_NOISE, LearnsTheSame, StudyOnTable, price_gate
 
 from autotune.records import TrainConfig
-from autotune.records.config import changed_fields, get_knob
+from autotune.records.config import KnobValue, changed_fields, get_knob
 from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect
 from autotune.search.explore.prior import USUAL, make_prior
@@ -96,7 +96,7 @@ class Bench:
     recalled: Sequence[KnownEffect] = ()
     readings: dict[TrainConfig, list[float]] = field(default_factory=dict)
     answer: Callable[[], TrainConfig | None] = lambda: None
-    list_effects: Callable[[], Mapping[Change, tuple[float, float]]] = dict
+    list_effects: Callable[[], Mapping[tuple[str, KnobValue | None], tuple[float, float]]] = dict
     regrets: dict[float, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ OWN_SD = 0.04
 """Log: how far a config of several changes usually is from the sum of these, until the readings say so."""
 
 _NOISES = (0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.10, 0.15)
-_OWNS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25)
+_OWNS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.40)
 
 _DOUBLING = 0.7
 """Standard deviation of the logs of both around what is usual: half or twice as much is common."""
@@ -340,7 +340,7 @@ class Spread:
 
     def own_variance(self, one: _Reading) -> float:
         """Return the variance of what is a config's own: nothing is, where one change is all there is."""
-        return self.own_sd**2 if one.changes > 1 else 0.0
+        return self.own_sd**2 if one.changes else 0.0
 
     def variance(self, one: _Reading) -> float:
         """Return the variance of the mean of its launches around the sum of the weights."""
