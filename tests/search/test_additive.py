@@ -96,7 +96,7 @@ def test_reading_by_reading_it_is_the_regression_on_all_of_them():
     means = np.bincount(group, weights=values) / launches
     design = np.array([[column in row for column in range(features.count)] for row in features.encode(unique)], float)
     spread = model.spread  # tuned: the regression is that with what was found
-    own = np.where(features.count_changes(unique) > 1, spread.own_sd**2, 0.0)
+    own = np.where(features.count_changes(unique) > 0, spread.own_sd**2, 0.0)
     weights = 1.0 / (spread.noise_sd**2 / launches + own)
     precision = np.linalg.inv(features.make_prior_covariance())
     covariance = np.linalg.inv(precision + design.T @ (design * weights[:, None]))

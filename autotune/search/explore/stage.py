@@ -243,10 +243,14 @@ class Explorer:
         return next((config for config in own if config not in tried), None)
 
     def _simplify_best(self, tried: Tried) -> TrainConfig | None:
-        """Return the best without a change that may be worth nothing; None when it is as simple as it gets."""
-        best = self.log.ranking.leader
-        simpler = [] if best is None else self.study.list_simpler(best.config)
-        return next((config for config in simpler if config not in tried), None)
+        """Return the best without a change that may be worth nothing; None when it is as simple as it gets.
+
+        One that was launched already is launched again while that may change who is the best.
+        """
+        ranking = self.log.ranking
+        simpler = [] if ranking.leader is None else self.study.list_simpler(ranking.leader.config)
+        again = (one.config for one in map(ranking.find, simpler) if one is not None and ranking.may_be_better(one))
+        return next(itertools.chain((config for config in simpler if config not in tried), again), None)
 
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""

@@ -194,6 +194,14 @@ class Ranking:
         """
         return max(self.entries, key=self._worth, default=None)
 
+    def may_be_better(self, one: Entry) -> bool:
+        """Return whether a config was launched less often than the leader, and may be ahead of it for all that."""
+        leader = self.leader
+        if leader is None or one.valid_launches >= leader.valid_launches:
+            return False
+        luck = self.noise[0] * math.sqrt(1 / max(1, one.valid_launches) + 1 / leader.valid_launches)
+        return self._worth(leader) - self._worth(one) < luck
+
     def _worth(self, one: Entry) -> float:
         if one.key == self._baseline_key:
             return 0.0
