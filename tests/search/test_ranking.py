@@ -375,7 +375,8 @@ def test_what_all_launches_say_of_a_config_decides_who_leads():
     judged = [make_judged(BASELINE, 0.0), make_judged(workers, 0.30), make_judged(bf16, 0.28)]
     by_readings = Ranking(judged, BASELINE).leader
     by_all = Ranking(judged, BASELINE, estimates={workers.key: 0.10, bf16.key: 0.25}).leader
-    assert by_readings is not None and by_all is not None
+    assert by_readings is not None
+    assert by_all is not None
     assert (by_readings.config, by_all.config) == (workers, bf16)
 
 
