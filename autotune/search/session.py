@@ -50,8 +50,8 @@ class SearchStore(KeepsFinals, Protocol):
     """Where a search is kept, as far as its stages look at it: a `SearchFolder`."""
 
     @property
-    def database(self) -> Path:
-        """Of the study's copy."""
+    def database(self) -> Path | None:
+        """Of the study's copy; None for no copy."""
         ...
 
     def read_probe(self) -> ProbeReport | None:
@@ -201,6 +201,7 @@ def _open_study(
         prior=make_prior(problem.report, recalled.effects),
         price=price,
     )
+    log.add_estimates(proposals.list_estimates())
     return proposals
 
 
@@ -239,7 +240,7 @@ def _explore_and_prove(
         answer(stop_reason)
 
     stop_reason: StopReason = "running"
-    leader = log.ranking.simplest_of_best if log.judged else None
+    leader = log.ranking.leader if log.judged else None
     if leader is not None and leader.score > log.problem.policy.least_gain:
         turn.look_at(leader.config)  # an earlier session may have been stopped before or while it did
     if log.finals is not None:  # of an earlier session: what it left open comes first
