@@ -77,7 +77,7 @@ def read_effect(change: Change, readings: Readings) -> ChangeEffect:
         names=change.names,
         without=change.without,
         numerics=change.numerics,
-        memory_bytes=None if own is None or other is None else round(own - other),
+        memory_bytes=None if own is None or other is None else own - other,
         alone=alone,
         alone_launches=alone_launches,
         failure=readings.find_failure(change.without),
@@ -111,7 +111,7 @@ def _estimate(effect: ChangeEffect) -> float:
 
 def _list_measured(readings: Readings) -> Iterator[ParetoPoint]:
     for one in readings.log.ranking.entries:
-        yield ParetoPoint(config=one.config, speedup=finite_exp(one.score), memory=find_peak(one))
+        yield ParetoPoint(config=one.config, speedup=finite_exp(one.score), memory=find_peak(one, readings.finals))
 
 
 def _list_waits(readings: Readings, facts: TargetFacts) -> Iterator[Issue]:

@@ -44,12 +44,12 @@ def render_report(
     """
     limit = profile.evidence.loss_limit or DriftLimits().loss
     ordered = _mark_drifted(sorted(trials, key=lambda trial: trial.spec.number), limit)
-    baseline_rate = tables.find_baseline_rate(profile, probe, ordered)
+    baseline_rate = tables.find_baseline_rate(profile, probe)
     context = _describe_search(profile, probe, ordered, explanation, origin or Origin())
     context |= {
         "label": wording.shorten(profile.target.label),
         "verdict": wording.describe_verdict(profile),
-        "figures": tables.list_figures(profile, probe, baseline_rate=baseline_rate),
+        "figures": tables.list_figures(profile, probe),
         "settings": tables.list_settings(profile),
         "candidate_shown": tables.is_candidate_apart(profile),
         "limit": wording.describe_limit(probe),

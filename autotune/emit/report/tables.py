@@ -117,22 +117,15 @@ def list_pareto(profile: Profile) -> list[ParetoRow]:
     return rows if len(rows) > 1 else []
 
 
-def find_baseline_rate(profile: Profile, probe: ProbeReport, trials: Sequence[TrialResult]) -> float:
-    """Return the baseline's samples per second: mean of its search trials, else what the probe measured."""
-    rates = [
-        trial.measurement.samples_per_second
-        for trial in trials
-        if trial.measurement is not None
-        and trial.spec.purpose == "measure"
-        and trial.spec.config == profile.baseline_config
-    ]
-    return sum(rates) / len(rates) if rates else probe.measurement.samples_per_second
+def find_baseline_rate(profile: Profile, probe: ProbeReport) -> float:
+    """Return the samples per second of the user's own settings, which every launch of the page is held against."""
+    return profile.evidence.baseline_samples_per_second or probe.measurement.samples_per_second
 
 
-def list_figures(profile: Profile, probe: ProbeReport, *, baseline_rate: float) -> list[tuple[str, str]]:
+def list_figures(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
     """Return the figures beside the verdict: name and value."""
     evidence = profile.evidence
-    figures = [("your settings", format_rate(evidence.baseline_samples_per_second or baseline_rate))]
+    figures = [("your settings", format_rate(find_baseline_rate(profile, probe)))]
     if profile.verdict == "improved" and evidence.samples_per_second is not None:
         figures.append(("chosen settings", format_rate(evidence.samples_per_second)))
     memory = profile.memory or probe.measurement.peak_memory
@@ -209,6 +202,7 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
     bound = trial.samples_per_second_bound
     rate = bound if measurement is None else measurement.samples_per_second
     most = "≤ " if measurement is None and bound is not None else ""
+    own = trial.spec.config in (None, baseline)  # whose rate is their mean: none of them is faster than itself
     memory = None if measurement is None else measurement.peak_memory
     error = ": ".join(part for part in (trial.cause, trial.error) if part)
     return TrialRow(
@@ -217,7 +211,7 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         status=trial.status.value,
         difference=describe_difference(trial.spec.config, baseline),
         rate=_DASH if rate is None else most + format_rate(rate, unit=""),
-        ratio=_DASH if rate is None else most + typeset_factor(rate / baseline_rate),
+        ratio=_DASH if rate is None or own else most + typeset_factor(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.used_bytes),
         seconds=format_duration(trial.elapsed_seconds),
         values={
