@@ -452,10 +452,10 @@ def test_a_space_is_cut_to_some_knobs(only: tuple[str, ...], exclude: tuple[str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"only": ("num_worker",)}, ("--only 'num_worker' is no knob", "did you mean num_workers?")),
+        ({"only": ("num_worker",)}, ("--only 'num_worker' is no knob", "did you mean workers?")),
         ({"exclude": ("lr",)}, ("--exclude 'lr' is no knob", "what can be varied here: ")),
         ({"only": ("allow_tf32",)}, ("--only allow_tf32 cannot be varied here: TF32 is", "width")),
-        ({"only": ("num_workers",), "exclude": ("num_workers",)}, ("leave no knob to vary", "num_workers")),
+        ({"only": ("num_workers",), "exclude": ("num_workers",)}, ("leave no knob to vary", "workers")),
     ],
 )
 def test_a_knob_that_cannot_be_varied_is_told_with_those_that_can(options: Any, words: tuple[str, str]) -> None:

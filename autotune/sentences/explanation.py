@@ -22,7 +22,7 @@ _TELLING_BYTES = 2**20
 
 
 def name_change(effect: ChangeEffect, explanation: Explanation, *, arrow: str = "->") -> str:
-    """Return what a change changes, e.g. `num_workers 0 -> 2, prefetch_factor 2 -> 4`."""
+    """Return what a change changes, e.g. `workers 0 -> 2, prefetch 2 -> 4`."""
     before, after = explanation.baseline_config, explanation.config
     values = ((name_setting(one), get_knob(before, one), get_knob(after, one)) for one in effect.names)
     return ", ".join(f"{name} {old} {arrow} {new}" for name, old, new in values)

@@ -185,7 +185,7 @@ def format_value(config: TrainConfig, name: str) -> str:
 
 
 def describe_difference(config: TrainConfig | None, baseline: TrainConfig) -> str:
-    """Return how a config differs from the baseline, e.g. `precision bf16, num_workers 4`."""
+    """Return how a config differs from the baseline, e.g. `precision bf16, workers 4`."""
     if config is None:
         return "your settings, being found"
     parts = [f"{name_setting(name)} {format_value(config, name)}" for name in changed_fields(config, baseline)]

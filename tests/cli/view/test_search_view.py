@@ -53,7 +53,7 @@ def test_a_pipe_gets_a_line_for_all_that_happens(clock: Clock) -> None:
     stage, probed, trial, told = read(console).splitlines()
     assert stage == "search: 9 knobs, 0 trials known (48s left)"
     assert probed == PROBE.verdict.sentence
-    assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: num_workers=4"
+    assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: workers=4"
     assert told == "something to know at once"
 
 
@@ -68,7 +68,7 @@ def test_the_log_of_a_launch_that_failed_is_named_and_each_one_where_all_is_told
     lines = read(console).splitlines()
     fine, failed = (line for line in lines if line.startswith("#"))
     assert fine.endswith("log .autotune/toy-1/trials/0001/log.txt") is verbose
-    assert failed.endswith("timed out: late: num_workers=2; log .autotune/toy-1/trials/0002/log.txt")
+    assert failed.endswith("timed out: late: workers=2; log .autotune/toy-1/trials/0002/log.txt")
     ruled_out = [line for line in lines if line.startswith("  ruled out: ")]
     assert len(ruled_out) == (len(PROBE.ruled_out) if verbose else 0)
     assert PROBE.ruled_out
@@ -101,8 +101,8 @@ def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
         assert "search: 9 knobs, 0 trials known" in "".join(lines)
         assert "something to know at once" in "".join(lines)
         assert [line.strip("\r").rpartition("\r")[2] for line in lines[-4:-2]] == [
-            "now:  num_workers=4",
-            "best: 1.25x your 1,000 samples/s, unconfirmed (num_workers=4)",
+            "now:  workers=4",
+            "best: 1.25x your 1,000 samples/s, unconfirmed (workers=4)",
         ]
         assert lines[-2].strip("\r") == "search, 45s left; Ctrl-C keeps what is known"
         assert max(map(cell_len, re.split(r"[\r\n]+", strip(read(console))))) <= 70
@@ -136,8 +136,8 @@ def test_what_was_said_stays_on_the_terminal(clock: Clock) -> None:
     ("purpose", "config", "line"),
     [
         ("measure", BASELINE, "#7 1,000 samples/s, 9 GiB: your settings; 1x is 1,000 samples/s"),
-        ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: num_workers=4"),
-        ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: num_workers=4"),
+        ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
+        ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
     ],
 )
 def test_a_line_begins_with_the_result(clock: Clock, purpose: str, config: TrainConfig, line: str) -> None:
