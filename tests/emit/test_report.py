@@ -482,7 +482,7 @@ def test_a_trial_says_how_it_differs_and_how_it_ended() -> None:
     page = Page(render(trials=trials))
     assert ["1", "measure", "completed", "your settings", "1,000", "-", "9 GiB", "31s"] in page.cells
     assert ["2", "measure", "completed", "precision bf16", "1,250", "1.25x", "9 GiB", "31s"] in page.cells
-    failed = "micro_batch_size 64oom-device: 12 GiB were asked for."
+    failed = "micro_batch 64oom-device: 12 GiB were asked for."
     assert ["3", "measure", "out of memory", f"{failed}trials/0003/log.txt", *"---", "31s"] in page.cells
     assert "2 completed, 1 out of memory in the search" in page.text
 
@@ -598,7 +598,7 @@ def test_launches_are_held_against_the_rate_that_the_answer_has() -> None:
 def test_differences_in_words() -> None:
     assert describe_difference(BASELINE, BASELINE) == "your settings"
     changed = BASELINE.replace(pin_memory=True, num_threads=None, user_knobs={"depth": 3})
-    assert describe_difference(changed, BASELINE) == "num_threads as it is, pin_memory on, depth 3"
+    assert describe_difference(changed, BASELINE) == "threads as it is, pin_memory on, depth 3"
     assert describe_difference(None, BASELINE) == "your settings, being found"
 
 

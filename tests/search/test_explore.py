@@ -199,9 +199,9 @@ def test_what_compiles_holds_nothing_else_that_was_not_seen_to_work():
     for config in explored.configs:
         changes = set(list_changes(config, BASELINE))
         if config.compile_mode != "off":
-            assert changes - {"compile_mode=default"} <= seen
+            assert changes - {"compile=default"} <= seen
         seen |= changes
-    assert "compile_mode=default" in seen
+    assert "compile=default" in seen
 
 
 @pytest.mark.parametrize(("seconds", "dear"), [(50.0, {}), (70.0, {"precision=bf16": 8.0})])
@@ -245,7 +245,7 @@ def test_the_price_of_a_proposal_is_its_launch_and_its_proof():
     assert price_proposal(log, no_seconds, cast) == log.prices.launch_seconds(cast)
 
 
-@pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile_mode=default"]), (200.0, [])])
+@pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile=default"]), (200.0, [])])
 def test_dear_is_what_takes_longer_than_there_is_time(seconds, dear):
     machine = Machine(facts={"work": WORK.replace(operations_per_step=6500)})  # about 150 s
     log = open_search(machine, space=make_space()).log
