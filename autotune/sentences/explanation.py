@@ -20,6 +20,9 @@ NUMERICS = {
 
 _TELLING_BYTES = 2**20
 
+_INPUT_BOUND = 0.1
+"""Share of a step that is waiting for data above which the probe calls it input-bound."""
+
 
 def name_change(effect: ChangeEffect, explanation: Explanation, *, arrow: str = "->") -> str:
     """Return what a change changes, e.g. `workers 0 -> 2, prefetch 2 -> 4`."""
@@ -100,3 +103,14 @@ def describe_tried(tried: TriedValue, *, sign: str = "x") -> str:
 def describe_step(step: StepShare) -> str:
     """Return how long a step takes and how much of it is waiting, e.g. `62 ms, 48 % waiting for data`."""
     return f"{format_time(step.seconds)}, {format_share(step.data_wait_fraction)} waiting for data"
+
+
+def describe_shift(explanation: Explanation) -> str:
+    """Return what became of the bottleneck, as far as waiting for data tells; empty where a step was not timed."""
+    before, after = explanation.before, explanation.after
+    if before is None or after is None:
+        return ""
+    waited, waits = (step.data_wait_fraction > _INPUT_BOUND for step in (before, after))
+    if waits:
+        return "still the loader" if waited else "now the loader: it was not before"
+    return "no longer the loader" if waited else "not the loader, as before"

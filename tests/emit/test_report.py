@@ -374,7 +374,7 @@ def test_a_shown_interval_holds_the_interval(low: float, width: float) -> None:
 def test_troubles_come_with_what_to_do() -> None:
     trouble = Issue(name="swap", sentence="1.5 GiB of swap is in use", remedy="free memory first")
     page = Page(render(probe=make_report(troubles=(trouble,))))
-    assert "What slows it, and is no setting 1.5 GiB of swap is in use" in page.words()
+    assert "Slowdowns that no setting can fix 1.5 GiB of swap is in use" in page.words()
     assert page.count("span", **{"class": "error"}) == 1
     assert "free memory first" in page.text
     assert "is no setting" not in Page(render()).text
@@ -404,7 +404,7 @@ def test_memory_that_was_not_predicted() -> None:
     words = Page(render(probe=make_report(target=make_facts(memory=memory)))).words()
     assert "optimizer 2 MiB; 8 GiB may be used. The loss depends on the batch." in words
     assert "Largest micro batch" not in words
-    assert "What its memory is made of" not in Page(render()).words()
+    assert "Memory, part by part" not in Page(render()).words()
 
 
 def test_advice_has_its_gain_where_there_is_one() -> None:

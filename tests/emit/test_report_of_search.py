@@ -169,8 +169,8 @@ def test_nothing_is_saved_where_the_settings_stay() -> None:
         ({"budget_seconds": 90.0, "seed": 3}, "autotune search train.py:workload --budget 90s --seed 3"),
         (
             {"max_drift": read_drift_limits(["0.2%", "accuracy:0.1pp"]), "only": ("precision",)},
-            "autotune search train.py:workload --max-loss-increase 0.2% --metric-limit 0.2% --metric-limit accuracy=max-degradation=0.001 "
-            "--only precision",
+            "autotune search train.py:workload --max-loss-increase 0.2% --metric-limit 0.2% "
+            "--metric-limit accuracy=max-degradation=0.001 --only precision",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from autotune.records.probe import Issue
 from autotune.sentences.explanation import (
     WORTH,
     describe_alone,
+    describe_shift,
     describe_source,
     describe_step,
     describe_together,
@@ -74,6 +75,7 @@ def _show_step(page: LinePage, explanation: Explanation) -> None:
     page.facts("bottleneck", [explanation.bottleneck] if explanation.bottleneck else [])
     for label, step in (("your settings", explanation.before), ("these settings", explanation.after)):
         page.facts(label, [] if step is None else [describe_step(step)])
+    page.facts("bottleneck now", [text for text in [describe_shift(explanation)] if text])
 
 
 def _show_troubles(page: LinePage, troubles: Sequence[Issue]) -> None:

@@ -272,8 +272,13 @@ def list_notes(profile: Profile, probe: ProbeReport) -> list[str]:
     """Return what the user should know, each sentence once."""
     power, costs = describe_power(profile), describe_break_even(profile.one_off)
     figures = [f"{text[0].upper()}{text[1:]}." for text in (power, costs) if text]
-    notes = (*figures, *profile.evidence.notes, *probe.target.warnings, *profile.hardware.missing)
+    notes = (*figures, *(_begin(one) for one in (*profile.evidence.notes, *probe.target.warnings)))
     return [shorten(note) for note in dict.fromkeys(notes)]
+
+
+def _begin(sentence: str) -> str:
+    """Return a sentence as a line of its own begins; one that begins with a name of the user's stays."""
+    return sentence[:1].upper() + sentence[1:] if sentence.split(" ", 1)[0].isalpha() else sentence
 
 
 def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
@@ -293,7 +298,7 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
         rows.append(("memory traffic", format_bandwidth(ceilings.memory_bytes_per_second)))
     if ceilings.copy_to_device_bytes_per_second is not None:
         rows.append(("copy to device", format_bandwidth(ceilings.copy_to_device_bytes_per_second)))
-    return rows
+    return [*rows, *(("not read", shorten(missing)) for missing in hardware.missing)]
 
 
 def list_versions(profile: Profile) -> list[tuple[str, str]]:

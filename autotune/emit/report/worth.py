@@ -12,6 +12,7 @@ from autotune.records.measurement import Interval
 from autotune.sentences.explanation import (
     NUMERICS,
     describe_alone,
+    describe_shift,
     describe_source,
     describe_step,
     describe_together,
@@ -91,7 +92,9 @@ def list_steps(explanation: Explanation) -> list[tuple[str, str]]:
     """Return a step of the user's own settings and of those that are explained, as far as they were timed."""
     whose = "chosen settings" if explanation.is_proven else "the candidate's"
     steps = (("your settings", explanation.before), (whose, explanation.after))
-    return [(name, describe_step(step)) for name, step in steps if step is not None]
+    shift = describe_shift(explanation)
+    told = [(name, describe_step(step)) for name, step in steps if step is not None]
+    return [*told, ("bottleneck now", shift)] if shift else told
 
 
 def _name_worth(effect: ChangeEffect) -> str:
