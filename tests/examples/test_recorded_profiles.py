@@ -1,4 +1,4 @@
-"""The recorded answers in profiles/examples: each is read, shown and exported, and holds nothing of whose machine it was."""
+"""The recorded answers in profiles/examples: each is read, shown and exported, and names no machine's folders."""
 
 from __future__ import annotations
 

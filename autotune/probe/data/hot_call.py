@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,10 +40,12 @@ def find_hot_call(samples: Iterator[Any]) -> HotCall | None:
     Raises:
         Exception: whatever the dataset's code raises.
     """
+    if sys.getprofile() is not None:
+        return None  # another profiler is at work
     profiler = cProfile.Profile()
     try:
         profiler.enable()
-    except ValueError:  # another profiler is at work
+    except ValueError:  # the same, as later releases of Python tell it
         return None
     began = time.perf_counter()
     try:
@@ -67,6 +70,5 @@ def _choose(entries: list[Any]) -> HotCall | None:
     if whole <= 0 or not hot:
         return None
     seconds, code = min(hot, key=lambda one: one[0])
-    return HotCall(
-        f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})", min(1.0, seconds / whole)
-    )
+    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return HotCall(f"{code.co_qualname} ({place})", min(1.0, seconds / whole))

@@ -178,10 +178,11 @@ def _look_at_samples(facts: TargetFacts, measurement: Measurement, policy: Issue
     data = facts.data
     if measurement.data_wait_fraction < policy.waiting_fraction or data.hot_call_fraction is None:
         return
+    share, wait = format_share(data.hot_call_fraction), format_share(measurement.data_wait_fraction)
     yield Issue(
         name="slow-samples",
-        sentence=f"{format_share(data.hot_call_fraction)} of the time of a sample ({format_time(data.seconds_per_sample)}) "
-        f"goes into {data.hot_call}, and {format_share(measurement.data_wait_fraction)} of a step waits for samples",
+        sentence=f"{share} of the time of a sample ({format_time(data.seconds_per_sample)}) goes into {data.hot_call}, "
+        f"and {wait} of a step waits for samples",
         remedy="make that cheaper: do it once and keep the result, work on smaller inputs, use a faster library",
     )
 
