@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.format import count, format_bounds, format_bytes, format_factor, format_share, format_time
 from autotune.records.config import get_knob
-from autotune.records.explanation import ChangeEffect, Explanation, StepShare, TriedValue
+from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, StepShare, TriedValue
 from autotune.records.measurement import Interval
 from autotune.sentences.settings import name_setting
 from autotune.sentences.trials import name_status
@@ -114,3 +114,12 @@ def describe_shift(explanation: Explanation) -> str:
     if waits:
         return "still the loader" if waited else "now the loader: it was not before"
     return "no longer the loader" if waited else "not the loader, as before"
+
+
+def describe_refused(refused: RefusedChanges, *, sign: str = "x") -> str:
+    """Return what was refused and what it would have gained, e.g. `layout=channels_last threads=1: at best 2.96x`."""
+    parts = (one.partition("=") for one in refused.changes)
+    names = " ".join(f"{name_setting(field)}={value}" for field, _, value in parts)
+    gain = "not timed" if refused.best is None else f"at best {format_factor(refused.best, sign=sign)}"
+    together = " together" if len(refused.changes) > 1 else ""
+    return f"{names}{together}: {gain}, and not shown to learn the same"

@@ -12,6 +12,7 @@ from autotune.records.probe import Issue
 from autotune.sentences.explanation import (
     WORTH,
     describe_alone,
+    describe_refused,
     describe_shift,
     describe_source,
     describe_step,
@@ -33,6 +34,10 @@ def print_explanation(explanation: Explanation) -> None:
         page.heading("tried, and not in the answer", "as the search read it")
     for one in explanation.tried:
         page.sentence(f"{name_setting(one.knob)}={one.value}: {describe_tried(one)}", bullet=True)
+    if explanation.refused:
+        page.heading("refused by the loss check")
+    for refused in explanation.refused:
+        page.sentence(describe_refused(refused), bullet=True)
     show_ruled_out(page, explanation.ruled_out)
     _show_troubles(page, explanation.troubles)
     if explanation.note:

@@ -12,6 +12,7 @@ from autotune.records.measurement import Interval
 from autotune.sentences.explanation import (
     NUMERICS,
     describe_alone,
+    describe_refused,
     describe_shift,
     describe_source,
     describe_step,
@@ -86,6 +87,11 @@ def list_tried(explanation: Explanation) -> list[tuple[str, str]]:
     return [
         (shorten(f"{name_setting(one.knob)}={one.value}"), describe_tried(one, sign=TIMES)) for one in explanation.tried
     ]
+
+
+def list_refused(explanation: Explanation) -> list[str]:
+    """Return what did not pass the loss check, and what it would have gained."""
+    return [shorten(describe_refused(one, sign=TIMES)) for one in explanation.refused]
 
 
 def list_steps(explanation: Explanation) -> list[tuple[str, str]]:
