@@ -49,6 +49,7 @@ class SearchView(SearchReporter):
         self._began = self._spoke = time.monotonic()
         self._report: ProbeReport | None = None
         self._progress: SearchProgress | None = None
+        self._is_unit_due = False
         self._running = "the probe"
         self._how_to_stop = "Ctrl-C keeps" if console is not None else "stopping the cell keeps"
         self.view: LineView
@@ -79,8 +80,12 @@ class SearchView(SearchReporter):
             self._tell(f"  ruled out: {name_setting(one.knob)}={one.value}: {one.reason}")
 
     def trial_started(self, progress: SearchProgress, config: TrainConfig | None) -> None:
-        """Show the running trial."""
+        """Show the running trial; after a launch of the user's own settings, what the speed-ups are of from here on."""
         self._progress = progress
+        rate = progress.baseline_samples_per_second
+        if self._is_unit_due and rate:
+            self._tell(f"1x is {format_rate(rate)}: your settings, as they run now")
+            self._is_unit_due = False
         self._running = self._name(config) or "the probe"
         self.view.wake()
 
@@ -92,10 +97,10 @@ class SearchView(SearchReporter):
         what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
         best = ", best so far" if config is not None and config == progress.best and what == "" else ""
         name = f": {self._name(config)}" if self._name(config) else ""
-        unit = f"; 1x is {format_rate(rate)}" if is_own and rate and result.spec.purpose == "measure" else ""
+        self._is_unit_due |= is_own and what == ""  # what it has changed is known once it is judged
         head = f"{what} #{result.spec.number}".strip()
         told = describe_result(result, None if is_own else rate)  # no launch of it is faster than itself
-        self._tell(f"{head} {told}{best}{name}{unit}{self._name_log(result)}")
+        self._tell(f"{head} {told}{best}{name}{self._name_log(result)}")
 
     def _name_log(self, result: TrialResult) -> str:
         """Return where the log of a trial that failed is, and of any where all is to be told."""

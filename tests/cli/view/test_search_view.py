@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_what_was_said_stays_on_the_terminal(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("purpose", "config", "line"),
     [
-        ("measure", BASELINE, "#7 1,000 samples/s, 9 GiB: your settings; 1x is 1,000 samples/s"),
+        ("measure", BASELINE, "#7 1,000 samples/s, 9 GiB: your settings"),
         ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
         ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
     ],
@@ -147,6 +148,22 @@ def test_a_line_begins_with_the_result(clock: Clock, purpose: str, config: Train
     view.trial_finished(PROGRESS, make_trial(7, config, rate=1000.0, purpose=purpose))
     view.view.tick()
     assert read(console).splitlines()[1] == line
+
+
+def test_what_speedups_are_of_is_told_once_a_launch_of_the_own_settings_counts(clock: Clock) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 60.0, is_live=False)
+    view.probed(PROBE)
+    for number, config in enumerate((BASELINE, FASTER, SLOWER), start=1):
+        view.trial_started(replace(PROGRESS, baseline_samples_per_second=None if number == 1 else 800.0), config)
+        view.trial_finished(PROGRESS, make_trial(number, config, rate=1000.0))
+    view.view.tick()
+    assert read(console).splitlines()[1:] == [
+        "#1 1,000 samples/s, 9 GiB: your settings",
+        "1x is 800 samples/s: your settings, as they run now",
+        "#2 1.00x, 1,000 samples/s, 9 GiB, best so far: workers=4",
+        "#3 1.00x, 1,000 samples/s, 9 GiB: workers=2",
+    ]
 
 
 @pytest.mark.parametrize("is_live", [False, True])
