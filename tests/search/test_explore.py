@@ -245,7 +245,7 @@ def test_the_price_of_a_proposal_is_its_launch_and_its_proof():
     assert price_proposal(log, no_seconds, cast) == log.prices.launch_seconds(cast)
 
 
-@pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile=default"]), (200.0, [])])
+@pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile_mode=default"]), (200.0, [])])
 def test_dear_is_what_takes_longer_than_there_is_time(seconds, dear):
     machine = Machine(facts={"work": WORK.replace(operations_per_step=6500)})  # about 150 s
     log = open_search(machine, space=make_space()).log
