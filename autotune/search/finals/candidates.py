@@ -27,7 +27,7 @@ class Candidates:
         """
         log, bar, baseline_key = self.log, self._bar(), self.log.problem.baseline.key
         faster = [one for one in log.ranking.entries if one.score > bar and one.key != baseline_key]
-        simplest = log.ranking.simplest_of_best
+        simplest = log.ranking.leader
         if simplest is not None and simplest in faster:
             faster = [simplest, *(one for one in faster if one is not simplest)]
         # Compared by their keys: a search of a thousand trials asks this after each of them.
