@@ -28,6 +28,8 @@ from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
 from autotune.runs.source import Found
 from autotune.runs.workload_source import WorkloadSource
+from autotune.space import require_knobs
+from autotune.targets.drift_limits import require_metrics
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 
@@ -94,6 +96,9 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
 
         return probe_machine(spec, device, started=started)
     loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
+    if spec.max_drift is not None:
+        require_metrics(spec.max_drift, [metric.name for metric in loaded.metrics])
+    require_knobs(spec.named_knobs, loaded.knobs)
     if spec.purpose == "probe":
         from autotune.probe.sources.workload import probe_workload
 

@@ -289,7 +289,12 @@ def _probe(
         measure_seconds=state.measure_seconds,
     )
     report, probed = probe_target(
-        state.target, context.run_trial, limits=limits, seed=state.seed, find_log=context.find_log
+        state.target,
+        context.run_trial,
+        limits=limits,
+        seed=state.seed,
+        asked=state,
+        find_log=context.find_log,
     )
     folder.write_probe(report)
     return _Probed(report, probed, is_new=True)

@@ -1,13 +1,19 @@
-"""A process that searches as one worker of a study: python shared_worker.py FOLDER SEED GRACE_SECONDS."""
+"""A process that searches as one worker of a study: python shared_worker.py FOLDER SEED GRACE_SECONDS.
+
+With WORKER_HANGS=1 its third launch of other settings never ends; the file `hangs` says that it has begun.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
 from shared_workers import Heard, Worker
+
+from autotune.records import TrialSpec
 
 LAUNCH_SECONDS = 0.4
 VALUES = tuple(range(30))
@@ -23,9 +29,17 @@ class Aloud(Heard):
 def main() -> None:
     """Search in a folder, each launch as long as it takes others to be killed or cut off in it."""
     folder, seed, grace = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    worker = Worker(
-        folder, os.environ["WORKER_URL"], seed, before=lambda _spec: time.sleep(LAUNCH_SECONDS), values=VALUES
-    )
+    begun: set[int] = set()
+
+    def take_time(spec: TrialSpec) -> None:
+        time.sleep(LAUNCH_SECONDS)
+        if spec.purpose == "measure" and spec.config is not None and spec.config.user_knobs["planted"]:
+            begun.add(spec.number)
+        if len(begun) == 3 and "WORKER_HANGS" in os.environ:
+            (folder / "hangs").touch()
+            threading.Event().wait()
+
+    worker = Worker(folder, os.environ["WORKER_URL"], seed, before=take_time, values=VALUES)
     worker.heard = Aloud()
     run = worker.search(
         budget=240.0,

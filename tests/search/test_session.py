@@ -352,7 +352,7 @@ def test_a_required_improvement_that_could_not_be_measured_is_none(tmp_path):
 
 def test_a_limit_of_a_metric_that_the_target_lacks_ends_the_search(tmp_path):
     machine = Machine(facts=BOTH_METRICS)
-    with pytest.raises(UsageError, match="names 'f1', and the target has no such metric") as caught:
+    with pytest.raises(UsageError, match="given for 'f1', and the training has no metric of that name") as caught:
         run_simulated(machine, tmp_path, max_drift=read_drift_limits(["f1:0.1pp"]))
     assert caught.value.hint == "its metrics are accuracy, error"
     assert [spec.purpose for spec in machine.specs] == ["probe"]

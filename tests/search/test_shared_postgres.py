@@ -34,7 +34,7 @@ from autotune.search.store.folder import list_searches
 pytestmark = pytest.mark.slow
 
 WORKER = "shared_worker.py"
-GRACE = 4.0
+GRACE = 3.0
 
 
 def find_binaries() -> Path | None:
@@ -155,10 +155,10 @@ class Wire:
 
 
 @contextmanager
-def start_worker(work: Path, url: str, seed: int) -> Iterator[subprocess.Popen[bytes]]:
+def start_worker(work: Path, url: str, seed: int, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     work.mkdir(parents=True)
     program = Path(__file__).with_name(WORKER)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "WORKER_URL": url}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "WORKER_URL": url, **more}
     with (work / "said").open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, program, str(work), str(seed), str(GRACE)], env=environment, stdout=said, stderr=said
@@ -240,25 +240,21 @@ def outcome(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     killed, cut, third, fourth = works
     wire = Wire(server)
     with (
-        start_worker(killed, server.make_url(), 1) as victim,
+        start_worker(killed, server.make_url(), 1, WORKER_HANGS="1") as victim,
         start_worker(cut, server.make_url(wire.port), 2) as lonely,
         start_worker(third, server.make_url(), 3) as other,
         start_worker(fourth, server.make_url(), 4) as last,
     ):
-        wait_until(lambda: launch_count(cut) >= 3)
-        wire.is_cut = True
-        wait_until(lambda: says(cut, "is away"))
-        before = launch_count(cut)
-        wait_until(lambda: launch_count(cut) >= before + 3)
-        wire.is_cut = False
-
-        def find_running() -> list[Any]:
-            return [one for one in list_launches(server, "killed") if one.state.name == "RUNNING"]
-
-        wait_until(lambda: bool(find_running()))
+        wait_until((killed / "hangs").exists)
+        running = [one for one in list_launches(server, "killed") if one.state.name == "RUNNING"]
         victim.send_signal(signal.SIGKILL)
         victim.wait()
-        running = find_running()
+        wait_until(lambda: launch_count(cut) >= 3)
+        wire.is_cut = True
+        wait_until(lambda: says(cut, " is away ("))
+        before = launch_count(cut)
+        wait_until(lambda: launch_count(cut) >= before + 2)
+        wire.is_cut = False
         for process in (lonely, other, last):
             assert process.wait(timeout=150) == 0
         storage = open_server(server)
@@ -291,16 +287,17 @@ def test_of_many_that_see_a_death_one_takes_over(server: Server) -> None:
 
 
 def test_there_is_one_answer_and_the_others_say_where(outcome: Outcome) -> None:
-    _, *rest = outcome.works
-    profiles = {work: Profile.load(work / "best.json") for work in rest}
+    _, cut, *rest = outcome.works
+    profiles = {work: Profile.load(work / "best.json") for work in (cut, *rest)}
     proven = [work for work, one in profiles.items() if one.verdict == "improved"]
-    assert len(proven) == 1
-    (where,) = proven
-    assert profiles[where].config.user_knobs == {"planted": 7}
-    for work in rest:
-        if work != where:
-            assert any(f"{where}/best.json" in note for note in profiles[work].evidence.notes)
-            assert profiles[work].config.user_knobs == {"planted": 0}
+    assert proven
+    assert len([work for work in proven if work != cut]) <= 1, "the one that was cut off may have proven it alone"
+    for work, profile in profiles.items():
+        if work in proven:
+            assert profile.config.user_knobs == {"planted": 7}
+        else:
+            assert any(f"{place}/best.json" in note for note in profile.evidence.notes for place in proven)
+            assert profile.config.user_knobs == {"planted": 0}
 
 
 @pytest.mark.fault("F20", injected="kill -9 of one of four workers", outcome="one other launches what it ran")

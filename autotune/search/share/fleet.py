@@ -9,6 +9,7 @@ could not be sent while the database was away is sent when it is back.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import socket
 import statistics
@@ -75,6 +76,7 @@ class Fleet(Alone):
         self._name = ""
         self._board: Board | None = None
         self._view, self._is_away_told, self._has_finals = View(), False, False
+        self._last_holder: Place | None = None
         self._told: Callable[[str], None] = lambda _sentence: None
         self._unsent: dict[int, FrozenTrial] = {}
         self._own: dict[str, list[float]] = {}
@@ -272,7 +274,8 @@ class Fleet(Alone):
         holder = self._ask(Board.take_finals, None)
         self._has_finals = holder is None
         if holder is not None:
-            self._view = View(**{**vars(self._view), "holder": holder})
+            self._view = dataclasses.replace(self._view, holder=holder)
+            self._last_holder = holder
         return self._has_finals
 
     def is_answered(self) -> bool:
@@ -288,7 +291,9 @@ class Fleet(Alone):
             best = max(self._view.answers, key=lambda one: one.low)
             faster = format_factor_down(best.low)
             return f"proven on {best.place.host}, at least {faster} faster: the answer is there, in {best.place.out}"
-        holder = self._view.holder
+        holder, last = self._view.holder, self._last_holder
+        if holder is None and last is not None:
+            return f"{last.host} held the finals and proved nothing: what it has found is there, in {last.out}"
         return "" if holder is None else f"the proof runs on {holder.host}: the answer will be there, in {holder.out}"
 
     def sign(self, profile: Profile) -> Profile:
@@ -326,6 +331,7 @@ class Fleet(Alone):
         view = self._ask(exchange, None)
         self._forget_sent(sent, view is not None)
         self._view = view or View(readings=self._view.readings, answers=self._view.answers)
+        self._last_holder = self._view.holder or self._last_holder
         self._running = [self._complete(one).key for one in self._view.running if self._is_known(one)]
         inherited = self._view.inherited
         if inherited is not None and self._is_known(inherited):
