@@ -73,7 +73,7 @@ class Worker:
         usual: dict[str, Any] = {"only": ("user_knobs.planted",), "budget": 100.0}
         others = Fleet(read_address(self.url), **({"beat_seconds": 0.05, "grace_seconds": 30.0} | (fleet or {})))
         self.fleet = others
-        others.settle(_Folder(self.work), self.work / "best.json")
+        others.settle(Named(self.work.name), self.work / "best.json")
         try:
             self.run = run_simulated(
                 machine, self.work, folder=folder, fleet=others, reporter=self.heard, **(usual | asked)
@@ -110,11 +110,17 @@ class _Machine(Machine):
 
 
 @dataclass(frozen=True)
-class _Folder:
-    work: Path
+class Named:
+    """Where a worker keeps its identity.
+
+    Attributes:
+        name: that identity.
+    """
+
+    name: str
 
     def read_worker(self) -> str:
-        return self.work.name
+        return self.name
 
 
 def search_together(workers: list[Worker], **asked: Any) -> None:

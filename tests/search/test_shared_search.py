@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
-from shared_workers import PLACEBOS, Worker, count_launches, search_together, wait_until
+from shared_workers import PLACEBOS, Named, Worker, count_launches, search_together, wait_until
+from simulated import Machine, make_problem
 
 import autotune.search.share.fleet as fleet_module
 from autotune.records import TrialSpec
 from autotune.search.share.address import open_storage, read_address
+from autotune.search.share.fleet import Fleet
 from autotune.search.store.folder import list_searches
 
 
@@ -142,3 +144,20 @@ def test_what_a_search_has_read_alone_is_sent_when_it_is_resumed(tmp_path: Path)
     resumed.search(folder=folder, budget=40.0)
     numbers = [one.user_attrs["number"] for one in read_study(worker.url)]
     assert len(numbers) == len(set(numbers)) == len(resumed.launched) >= alone
+
+
+def test_a_worker_says_where_the_finals_were_that_proved_nothing(tmp_path: Path) -> None:
+    address, problem = read_address(f"sqlite:///{tmp_path}/study.db"), make_problem(Machine())
+    holder, other = Fleet(address), Fleet(address)
+    for fleet, name in ((holder, "holder"), (other, "other")):
+        fleet.settle(Named(name), tmp_path / name / "best.json")
+        fleet.join(problem, lambda _sentence: None)
+    assert holder.take_finals()
+    assert not other.take_finals()
+    assert f"the answer will be there, in {tmp_path}/holder/best.json" in other.describe_answer()
+    holder.leave(None)
+    assert not other.is_answered()
+    assert f"proved nothing: what it has found is there, in {tmp_path}/holder/best.json" in other.describe_answer()
+    assert other.take_finals()
+    assert other.describe_answer() == ""
+    other.leave(None)
