@@ -160,6 +160,15 @@ def search(
             help="Begin anew, not where earlier searches of the like have ended.",
         ),
     ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="URL",
+            help="Share one study with searches of the same on machines alike: a database, as "
+            "postgresql+psycopg://user@host/db.",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", rich_help_panel=BASICS, help="Go on with this target's newest search in this folder."),
@@ -217,6 +226,7 @@ def search(
             only=tuple(only or ()),
             exclude=tuple(exclude or ()),
             history=not no_history,
+            storage=storage,
         )
         chosen = _announce(chosen, resume=resume)
         if dry_run:
