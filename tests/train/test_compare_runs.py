@@ -219,7 +219,7 @@ def test_the_page_has_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"a               {first} (finished)",
         "target: a train.py:net, b the same",
         "settings from: a baseline, b profile",
-        "micro_batch_size: a 8, b 4",
+        "micro_batch: a 8, b 4",
         "gradient_accumulation_steps: a 1, b 2",
         "planned: a 100 steps, b 100 steps",
         "samples: a 800, b 800",
