@@ -73,6 +73,8 @@ search_command, train_command, probe_stage, search_stage = (
 )
 
 TESTS = Path(__file__).parents[1]
+
+
 def _list_records(kind: type[Record]) -> list[type[Record]]:
     return [one for own in kind.__subclasses__() for one in (own, *_list_records(own))]
 

@@ -220,7 +220,7 @@ def test_the_page_has_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "target: a train.py:net, b the same",
         "settings from: a baseline, b profile",
         "micro_batch: a 8, b 4",
-        "gradient_accumulation_steps: a 1, b 2",
+        "accumulation: a 1, b 2",
         "planned: a 100 steps, b 100 steps",
         "samples: a 800, b 800",
         "throughput: a 100 samples/s, b 140 samples/s, b to a 1.40x",
