@@ -77,7 +77,7 @@ def search(
             rich_help_panel=CHANGES,
             metavar="SIZE",
             help="Of the GPU, or of the host without one: 16GiB.",
-            show_default="all of it",
+            show_default="what is there",
         ),
     ] = None,
     out: Annotated[
@@ -113,8 +113,7 @@ def search(
         typer.Option(
             "--tune-batch-size",
             rich_help_panel=CHANGES,
-            help="Try other effective batch sizes too: another training, judged by the samples it needs for the same "
-            "loss.",
+            help="Try other effective batches too, judged by the samples they need.",
         ),
     ] = False,
     allow: Annotated[list[str] | None, typer.Option(hidden=True, help="batch: --tune-batch-size.")] = None,
@@ -165,7 +164,7 @@ def search(
         typer.Option(
             rich_help_panel=BASICS,
             metavar="URL",
-            help="Share a study with machines alike: postgresql+psycopg://user@host/db.",
+            help="Share one study with machines alike in a database (docs/scale.md).",
         ),
     ] = None,
     resume: Annotated[

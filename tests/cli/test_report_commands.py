@@ -25,7 +25,7 @@ from simulated import BASELINE, Machine, UnsavedStudy, run_simulated
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("searched")
-    run = run_simulated(Machine(), folder, budget=400, open_study=UnsavedStudy)
+    run = run_simulated(Machine(), folder, budget=400, only=("precision", "num_workers"), open_study=UnsavedStudy)
     for path in (run.folder.profile, folder / "best.json"):
         run.profile.save(path)
     return folder

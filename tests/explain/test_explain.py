@@ -40,8 +40,8 @@ def both_win(config: TrainConfig) -> float:
     return (1.5 if bf16 else 1.0) * (1.3 if fused else 1.0) * (0.9 if bf16 and fused else 1.0)
 
 
-def search(folder: Path, machine: Machine, budget: float = 400.0) -> Run:
-    run = run_simulated(machine, folder, budget=budget, open_study=UnsavedStudy)
+def search(folder: Path, machine: Machine, budget: float = 400.0, only: tuple[str, ...] = ()) -> Run:
+    run = run_simulated(machine, folder, budget=budget, only=only, open_study=UnsavedStudy)
     run.profile.save(run.folder.profile)
     return run
 
@@ -99,7 +99,7 @@ def test_a_change_alone_is_the_baseline_with_it() -> None:
 
 
 def test_a_single_change_is_worth_what_its_finals_showed(tmp_path: Path) -> None:
-    run = search(tmp_path, Machine(speed=bf16_wins))
+    run = search(tmp_path, Machine(speed=bf16_wins), only=("precision",))
     found = explain(run.folder)
     (change,) = found.changes
     confirmation = run.profile.evidence.confirmation

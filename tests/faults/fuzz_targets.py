@@ -73,7 +73,13 @@ search_command, train_command, probe_stage, search_stage = (
 )
 
 TESTS = Path(__file__).parents[1]
-RECORDS = sorted(Record.__subclasses__(), key=lambda kind: kind.__name__)
+
+
+def _list_records(kind: type[Record]) -> list[type[Record]]:
+    return [one for own in kind.__subclasses__() for one in (own, *_list_records(own))]
+
+
+RECORDS = sorted(_list_records(Record), key=lambda kind: kind.__name__)
 
 CASE_SECONDS = 20.0
 """Longest that one input may take: a hang is a fault, a busy machine is none."""

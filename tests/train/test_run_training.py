@@ -528,7 +528,7 @@ def _replace(old: str, new: str) -> Callable[[Path], None]:
 
 MARKER = "executed"
 BAD_PROFILES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (Path.unlink, "No such file"),
+    "missing": (Path.unlink, "there is no answer"),
     "newer": (_edit(lambda plain: plain.update(schema_version=99)), "schema 99, this one reads 1"),
     "empty": (lambda path: path.write_text(""), "not valid JSON"),
     "torn": (lambda path: path.write_text(path.read_text()[:200]), "not valid JSON"),

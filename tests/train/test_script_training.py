@@ -132,7 +132,7 @@ def test_before_the_first_step_it_is_started_again_with_a_step_down(
     assert end.summary.config == TrainConfig(micro_batch_size=16, gradient_accumulation_steps=4)
     assert (end.status, end.summary.steps, end.summary.samples) == (0, 24, 192)
     assert end.summary.promised_samples_per_second is None  # that was for other settings
-    assert "micro_batch_size 64 -> 32, gradient_accumulation_steps 1 -> 2" in bench.said[0]
+    assert "micro_batch 64 -> 32, accumulation 1 -> 2" in bench.said[0]
 
 
 def test_after_it_nothing_is_started_again_unless_that_was_allowed(
@@ -145,7 +145,7 @@ def test_after_it_nothing_is_started_again_unless_that_was_allowed(
     assert "counted again" in " ".join(end.summary.warnings)
     assert end.summary.config == TrainConfig(micro_batch_size=16, gradient_accumulation_steps=4)
     assert "from its own checkpoints" in bench.said[0]
-    assert "micro_batch_size 16 -> 8" in bench.said[2]
+    assert "micro_batch 16 -> 8" in bench.said[2]
 
 
 def test_restarts_end_where_nothing_goes_on(bench: Bench, play: Callable[..., ScriptEnd]) -> None:
@@ -201,7 +201,7 @@ def test_out_of_memory_before_the_first_step_takes_a_smaller_micro_batch(bench: 
     assert bench.starts == ["64 1 0", "32 2 0", "16 4 0"]  # 64 samples a step, always
     assert [down.action for down in bench.plan.step_downs] == ["fewer-samples", "fewer-samples"]
     assert {down.cause for down in end.summary.step_downs} == {"oom-device"}
-    assert "micro_batch_size 64 -> 32, gradient_accumulation_steps 1 -> 2" in bench.said[0]
+    assert "micro_batch 64 -> 32, accumulation 1 -> 2" in bench.said[0]
     assert end.summary.promised_samples_per_second is None  # it was for other settings
     assert end.summary.samples == 24 * 64
 
@@ -228,7 +228,7 @@ def test_after_its_first_step_a_script_ends_and_the_way_on_is_said(bench: Bench)
     assert (end.status, end.summary.steps, end.summary.finished) == (1, 7, False)
     assert len(bench.starts) == 1
     paragraph = bench.said[0]
-    for part in ("after 7 steps", "oom-device", "its checkpoints are its own", "micro_batch_size 64 -> 32"):
+    for part in ("after 7 steps", "oom-device", "its checkpoints are its own", "micro_batch 64 -> 32"):
         assert part in paragraph
     next_profile = Path("runs/faulty-script-001") / NEXT_FILE
     assert f"autotune train --profile {next_profile} -- {sys.executable} faulty_script.py" in paragraph

@@ -75,7 +75,7 @@ def test_out_of_memory_splits_the_batch_from_the_last_consistent_state(faulty: W
     (step_down,) = summary.step_downs
     assert (step_down.cause, step_down.action, step_down.resumed_step) == (cause, "fewer-samples", 6)
     assert step_down.config == BASELINE.replace(micro_batch_size=4, gradient_accumulation_steps=2)
-    assert "micro_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in step_down.sentence
+    assert "micro_batch 8 -> 4, accumulation 1 -> 2" in step_down.sentence
     # The effective batch, the order and the schedule are the same: what differs is rounding.
     assert weights_differ(faulty.folder / "straight", faulty.folder / "run") < 1e-5
     assert summary.samples == 4 * 44

@@ -152,7 +152,7 @@ def test_the_targets_own_errors_are_its_own(cause: str) -> None:
 
 def test_changes_are_told_one_by_one() -> None:
     changed = TUNED.replace(micro_batch_size=16, gradient_accumulation_steps=4)
-    assert describe_exchanges(TUNED, changed) == "micro_batch_size 32 -> 16, gradient_accumulation_steps 2 -> 4"
+    assert describe_exchanges(TUNED, changed) == "micro_batch 32 -> 16, accumulation 2 -> 4"
     assert describe_exchanges(TUNED, TUNED) == ""
 
 
