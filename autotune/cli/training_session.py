@@ -18,12 +18,12 @@ from autotune.train.recovery.child import keep_tie
 
 if TYPE_CHECKING:
     from autotune.cli.view.training import TrainingView
+    from autotune.distributed.place import Place
     from autotune.loggers import LoggerName
     from autotune.loggers.point_log import PointLog, Value
     from autotune.records.run import Reverification
     from autotune.records.trial import Target
     from autotune.train.options import TrainingCallbacks, TrainingOptions
-    from autotune.train.ranks.place import Place
     from autotune.train.runs.folder import RunFolder
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.distributed.batches import spread_config
+from autotune.distributed.place import Place
 from autotune.format import count
 from autotune.machine.hardware import read_hardware, read_software
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, spread_config
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan
@@ -18,7 +18,6 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
-from autotune.train.ranks.place import Place
 from autotune.train.runs.folder import require_same_plan
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
