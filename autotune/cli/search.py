@@ -20,6 +20,7 @@ from autotune.cli.target import (
     QualitySteps,
     Target,
     announce_target,
+    read_nproc_per_node,
     read_target,
     show_target,
 )
@@ -82,6 +83,15 @@ def search(
             rich_help_panel=BASICS, metavar="N", min=0, max=2**31 - 1, help="Seed of proposals, weights and data order."
         ),
     ] = 0,
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="N",
+            help="Processes that train together in each launch, or gpu for one on each GPU.",
+            show_default="1",
+        ),
+    ] = None,
     planned_run: Annotated[
         str | None,
         typer.Option(
@@ -196,6 +206,7 @@ def search(
             only=tuple(only or ()),
             exclude=tuple(exclude or ()),
             history=not no_history,
+            nproc_per_node=1 if nproc_per_node is None else read_nproc_per_node(nproc_per_node),
         )
         chosen = _announce(chosen, resume=resume)
         if dry_run:

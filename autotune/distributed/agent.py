@@ -86,18 +86,20 @@ def prepare_environment(size: int) -> None:
     Args:
         size: how many there are.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(share_cpus(size)))
+    os.environ.update(find_cpu_share(size))
     # Left to themselves, agent and ranks would listen where the machine's name leads to: for anybody on its network.
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
-def share_cpus(size: int) -> int:
-    """Return the CPUs that each of several processes has to itself, at least one.
+def find_cpu_share(size: int) -> dict[str, str]:
+    """Return the variable that gives each of several processes its share of the CPUs, where the user has set none.
 
     Args:
-        size: how many processes there are.
+        size: how many there are.
     """
-    return max(1, len(read_affinity() or ()) // size)
+    if size == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(read_affinity() or ()) // size))}
 
 
 def count_ranks(nproc_per_node: str, gpus: int) -> int:

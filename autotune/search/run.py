@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from autotune.arguments import check_fields, shown_hints
+from autotune.distributed.agent import count_ranks, find_cpu_share
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
 from autotune.isolation.runner import TrialRunner
@@ -46,6 +48,7 @@ from autotune.targets.source.fingerprint import fingerprint_target, is_older
 
 _KEPT = (
     "target",
+    "world_size",
     "seed",
     "max_drift",
     "memory_limit_bytes",
@@ -80,6 +83,7 @@ class SearchOptions:
         max_drift: how much worse the training loss and each metric may get.
         memory_limit_bytes: of a trial, on the device or on the host without one; None for the machine's own.
         out: where the profile goes.
+        nproc_per_node: processes that train together in each trial; `gpu` for one on each GPU.
         seed: of proposals, initial weights and data order.
         resume: go on with the newest search of this target in this folder.
         force: replace `out` whatever it is.
@@ -97,6 +101,7 @@ class SearchOptions:
     max_drift: DriftLimits = field(default_factory=DriftLimits)
     memory_limit_bytes: int | None = None
     out: str | Path = "best.json"
+    nproc_per_node: int | Literal["gpu"] = 1
     seed: int = 0
     resume: bool = False
     force: bool = False
@@ -121,6 +126,8 @@ class SearchOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"SearchOptions: {name} is {value}", hint="it must be more than 0, and finite")
+        if self.nproc_per_node != "gpu" and self.nproc_per_node < 1:
+            raise UsageError(f"SearchOptions: nproc_per_node is {self.nproc_per_node}", hint="give 1 or more, or 'gpu'")
 
 
 def run_search(
@@ -163,6 +170,11 @@ def run_search(
             "--lr-scaling cannot reach the learning rate of a script",
             hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
         )
+    if resolved.script is not None and chosen.nproc_per_node != 1:
+        raise UsageError(
+            "--nproc-per-node is for a workload",
+            hint="a script is started by torchrun: autotune search ... -- torchrun --nproc-per-node 2 train.py",
+        )
     if resolved.script is not None:
         require_metrics(chosen.max_drift, [metric.name for metric in resolved.script.metrics])
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
@@ -198,7 +210,7 @@ def _search(
                 profile.save(path)
 
     state = place.read_state().replace(target=target)  # which has the words that no file holds
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled)}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled), **find_cpu_share(state.world_size)}
     with TrialRunner(
         place.trials,
         host_allocators=read_hardware().host_allocators,
@@ -241,6 +253,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
     """Return what a search is asked to do, as its folder remembers it."""
     return SearchState(
         target=target,
+        world_size=count_ranks(str(options.nproc_per_node), len(read_hardware().gpus)),
         seed=options.seed,
         max_drift=options.max_drift,
         memory_limit_bytes=options.memory_limit_bytes,

@@ -36,6 +36,12 @@ from autotune.search.finals.risk import KeepsFinals, open_purse
 from autotune.search.finals.stage import pairs_to_prove
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
+from autotune.search.launch.together import (
+    add_first_launch,
+    find_first_launch,
+    make_first_launch,
+    require_shareable_batch,
+)
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.problem import make_problem
@@ -100,11 +106,21 @@ class SessionOutcome:
 
 @dataclass(frozen=True)
 class _Probed:
-    """A probe: the report, the trial behind it, and whether it was run now."""
+    """What a search begins with.
+
+    Attributes:
+        report: of its probe.
+        trial: behind it.
+        is_new: it was run now.
+        launch: of several processes the first launch of the user's own settings; None with one.
+        is_new_launch: that was run now.
+    """
 
     report: ProbeReport
     trial: TrialResult
     is_new: bool
+    launch: TrialResult | None = None
+    is_new_launch: bool = False
 
 
 def run_session(
@@ -135,8 +151,11 @@ def run_session(
     """
     known = folder.read_trials()
     probed = _probe(folder, state, context, known, number=number, policy=policy)
+    if state.world_size > 1:
+        probed = _launch_together(folder, state, context, known, probed, number=max(1, number), policy=policy)
     log = _open_log(folder, state, context, probed, policy)
-    starter = TrialStarter(log, context, number=max(1, number))  # the probe is trial 0
+    first = 1 if probed.launch is None else probed.launch.spec.number + 1
+    starter = TrialStarter(log, context, number=max(first, number))  # the probe is trial 0
     gate = GateStage(log, starter, known, keep=folder.write_screens)
     prover = open_prover(folder, log, starter, gate, known)
     if not known:
@@ -144,6 +163,9 @@ def run_session(
     answer = partial(_answer, log, context.budget, save)
     answer("running")
     _take_up(log, prover, known)
+    if probed.launch is not None and probed.is_new_launch:
+        log.add_trial(probed.launch)
+        log.add_launch(probed.launch)
     gate.restore(folder.read_screens())
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
@@ -267,17 +289,57 @@ def _probe(
     progress = context.describe_progress("probe", trials=number, log=None)
     context.reporter.stage_started(progress, "the machine, the target, and its own settings measured")
     context.reporter.trial_started(progress, None)
+    report, probed = probe_target(
+        state.target,
+        context.run_trial,
+        limits=_limit_probe(state, context, policy),
+        world_size=state.world_size,
+        seed=state.seed,
+        find_log=context.find_log,
+    )
+    folder.write_probe(report)
+    return _Probed(report, probed, is_new=True)
+
+
+def _limit_probe(state: SearchState, context: SearchContext, policy: SearchPolicy) -> TrialLimits:
     seconds = policy.probe_share * context.budget.seconds
-    limits = TrialLimits(
+    return TrialLimits(
         time_limit_seconds=seconds,
         warmup_cap_seconds=min(policy.probe_warmup_seconds, seconds / 4),
         measure_seconds=state.measure_seconds,
     )
-    report, probed = probe_target(
-        state.target, context.run_trial, limits=limits, seed=state.seed, find_log=context.find_log
-    )
+
+
+def _launch_together(
+    folder: SearchStore,
+    state: SearchState,
+    context: SearchContext,
+    known: Sequence[TrialResult],
+    probed: _Probed,
+    *,
+    number: int,
+    policy: SearchPolicy,
+) -> _Probed:
+    """Return what a search of several processes begins with: their probe, and the user's own settings launched.
+
+    Raises:
+        UsageError: they would learn something else than one process, or the budget is too small.
+        TargetError: the training fails.
+        MachineError: a limit of this machine's stops it.
+    """
+    target = probed.report.target
+    require_shareable_batch(target)
+    launch = find_first_launch(known, target)
+    is_new = launch is None
+    if launch is None:
+        progress = context.describe_progress("probe", trials=number, log=None)
+        context.reporter.trial_started(progress, target.baseline)
+        spec = make_first_launch(state, target, _limit_probe(state, context, policy), number=number)
+        launch = context.run_trial(spec)
+        context.reporter.trial_finished(progress, launch)
+    report, trial = add_first_launch(probed.report, probed.trial, launch, context.find_log)
     folder.write_probe(report)
-    return _Probed(report, probed, is_new=True)
+    return _Probed(report, trial, probed.is_new, launch, is_new)
 
 
 def _open_log(
@@ -292,7 +354,7 @@ def _open_log(
     report = probed.report
     require_metrics(state.max_drift, report.target.metrics)
     problem = make_problem(state, report, probed.trial, policy)
-    measured_seconds = report.measurement.seconds if probed.is_new else 0.0
+    measured_seconds = report.measurement.seconds if probed.is_new and probed.launch is None else 0.0
     log = SearchLog(problem, measured_seconds=measured_seconds, interrupted_before=folder.count_interrupted())
     context.reporter.probed(report)
     log.add_written(probed.trial)

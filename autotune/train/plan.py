@@ -85,6 +85,9 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
         settings = settings if verified.trusted else settings.fall_back()
     size, before = request.world_size, settings.config
     config, baseline = (spread_config(one, size) for one in (before, settings.baseline_config))
+    measured = 1 if profile is None else profile.world_size
+    if measured not in (1, size):
+        request.note(f"the settings were measured with {measured} processes: with {size} nothing is claimed for them")
     _require_same_learning(request, before, config)
     options, evidence = request.options, None if profile is None else profile.evidence
     epochs = 1 if options.steps is None and options.epochs is None else options.epochs
@@ -94,8 +97,8 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
         config=config,
         baseline_config=baseline,
         origin=settings.origin,
-        promised_samples_per_second=settings.promised_samples_per_second if size == 1 else None,
-        flops_utilization=_find_flops_utilization(settings) if size == 1 else None,
+        promised_samples_per_second=settings.promised_samples_per_second if size == measured else None,
+        flops_utilization=_find_flops_utilization(settings) if size == measured == 1 else None,
         world_size=size,
         loss_band=None if evidence is None else evidence.loss_band,
         drift_limit=_find_drift_limit(profile),
@@ -197,6 +200,7 @@ def _reverify(request: RunRequest, settings: Settings) -> Reverification:
         should_stop=request.callbacks.should_stop,
         say=request.callbacks.say,
         random_sources=request.sources,
+        world_size=request.world_size,
         policy=policy,
     )
     return reverify_in_processes(settings, request.target, frame)
