@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from record_factory import make_target
@@ -104,12 +105,16 @@ def _read_resident() -> int:
 def test_gradients_are_those_of_one_process(runner: Runner) -> None:
     plan = GradientPlan(windows=4, later_steps=2)
     results = [runner.run("counted", "fidelity", ranks=ranks, fidelity=plan) for ranks in (1, 2)]
-    traces = []
+    found = []
     for result in results:
         assert result.captures is not None, result.error
-        traces.append(read_trace(Path(result.captures)))
-    for one, two in zip(traces[0].points, traces[1].points, strict=True):
-        assert two.gradients.values == pytest.approx(one.gradients.values, rel=1e-3, abs=1e-5)
+        trace = read_trace(result.captures)
+        assert trace is not None
+        found.append(trace.points)
+    assert len(found[0]) == 2
+    for one, two in zip(*found, strict=True):
+        assert [*two.gradients.keys] == [*one.gradients.keys]
+        np.testing.assert_allclose(two.gradients.rows, one.gradients.rows, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -178,9 +183,7 @@ def test_the_limit_ends_all_processes_and_their_stacks_are_told(tmp_path: Path) 
         result = runner.run("stopping", "measure", limits=LIMITS.replace(time_limit_seconds=9.0))
     assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
     assert "not done after 9 s; its stacks are in its log" in result.error
-    assert (
-        "hear" in (tmp_path / "0000" / "log.txt").read_text() or "_send" in (tmp_path / "0000" / "log.txt").read_text()
-    )
+    assert "(most recent call first)" in (tmp_path / "0000" / "log.txt").read_text()
 
 
 def test_memory_is_of_all_processes_on_the_host_and_of_the_fullest_device() -> None:
