@@ -89,7 +89,7 @@ def search(
             rich_help_panel=BASICS,
             metavar="N",
             help="Processes that train together in each launch, or gpu for one on each GPU.",
-            show_default="1",
+            show_default="1, or as many as the search to resume has",
         ),
     ] = None,
     planned_run: Annotated[
@@ -206,9 +206,11 @@ def search(
             only=tuple(only or ()),
             exclude=tuple(exclude or ()),
             history=not no_history,
-            nproc_per_node=1 if nproc_per_node is None else read_nproc_per_node(nproc_per_node),
+            nproc_per_node=None if nproc_per_node is None else read_nproc_per_node(nproc_per_node),
         )
         chosen = _announce(chosen, resume=resume)
+        if dry_run and options.nproc_per_node not in (None, 1):
+            raise UsageError("--dry-run looks ahead for one process only", hint="leave --nproc-per-node or it out")
         if dry_run:
             _print_forecast(chosen, options, json_output=json_output)
             return

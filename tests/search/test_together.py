@@ -5,19 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from record_factory import make_data, make_facts, make_hardware, make_model, make_profile
+from record_factory import (
+    make_block,
+    make_data,
+    make_facts,
+    make_hardware,
+    make_measurement,
+    make_model,
+    make_profile,
+)
 from simulated import BASELINE, Machine, run_simulated
 
+from autotune.cli.pages.answer import list_answer
 from autotune.cli.target import read_nproc_per_node
 from autotune.cli.training_session import choose_ranks
 from autotune.distributed.agent import count_ranks, find_cpu_share
+from autotune.emit.export.header import list_header
 from autotune.errors import TargetError, UsageError
 from autotune.knobs import KNOBS, Facts, most_workers
-from autotune.records import TrainConfig, TrialStatus
+from autotune.records import Target, TrainConfig, TrialStatus
 from autotune.records.config import spread_config
 from autotune.records.measurement import Measurement
+from autotune.records.script import Script
 from autotune.search.launch.together import require_shareable_batch
 from autotune.search.run import SearchOptions, run_search
+from autotune.search.store.folder import SearchFolder
 from autotune.search.store.history import recall
 from autotune.train.options import TrainingOptions
 
@@ -55,8 +67,6 @@ def test_one_stopped_before_all_processes_were_launched_launches_them(tmp_path):
         run_simulated(Machine(stop_after=2), tmp_path, world_size=2)
     folder = next((tmp_path / ".autotune").glob("toy*"), None)
     assert folder is not None
-    from autotune.search.store.folder import SearchFolder
-
     again = Machine()
     run_simulated(again, tmp_path, folder=SearchFolder(folder))
     assert (again.specs[0].purpose, again.specs[0].config, again.specs[0].number) == ("measure", BASELINE, 2)
@@ -143,6 +153,24 @@ def test_a_number_of_processes_is_read_or_refused():
         SearchOptions(nproc_per_node=0)
 
 
+def test_the_answer_says_what_each_process_does(tmp_path):
+    profile = make_profile(world_size=2)
+    (shown,) = [line.plain for line in list_answer(profile) if "processes" in line.plain]
+    assert shown.strip() == "2 processes, each with micro batch 5 x 1"
+    assert any("Measured with 2 processes" in line for line in list_header(profile))
+    alone = make_profile()
+    assert not [line for line in (*map(str, list_answer(alone)), *list_header(alone)) if "processes" in line]
+
+
+def test_a_resumed_search_has_as_many_processes_as_it_had(tmp_path):
+    run_simulated(Machine(stop_after=4), tmp_path, world_size=2)
+    (tmp_path / "toy.py").write_text("from elsewhere import *\n")
+    with pytest.raises(UsageError, match="--resume: nproc_per_node was 2 when the search began and is 1 now"):
+        run_search("toy.py:workload", SearchOptions(resume=True, nproc_per_node=1), folder=tmp_path)
+    with pytest.raises(UsageError, match="the target has changed since"):  # and not the number of processes
+        run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
+
+
 def test_a_training_takes_as_many_processes_as_its_profile_was_measured_with(tmp_path):
     profile = make_profile(world_size=2)
     profile.save(tmp_path / "best.json")
@@ -156,14 +184,10 @@ def test_a_training_takes_as_many_processes_as_its_profile_was_measured_with(tmp
 
 
 def run_target(folder) -> Any:
-    from autotune.records import Target
-
     return Target(spec="train.py:workload", folder=str(folder))
 
 
 def test_a_script_has_its_own_launcher(tmp_path):
-    from autotune.records.script import Script
-
     (tmp_path / "train.py").write_text("import torch\n")
     script = Script(command=("python", "train.py"))
     with pytest.raises(UsageError, match="--nproc-per-node is for a workload") as caught:
@@ -172,8 +196,6 @@ def test_a_script_has_its_own_launcher(tmp_path):
 
 
 def test_the_slowest_process_is_told_from_the_rest(tmp_path):
-    from record_factory import make_block, make_measurement
-
     blocks = tuple(make_block(rank_seconds=seconds) for seconds in ((1.0, 1.0, 2.0), (1.0, 1.2, 2.0)))
     measured: Measurement = make_measurement().replace(blocks=blocks)
     assert measured.rank_skew == pytest.approx(4.0 / 2.2)
