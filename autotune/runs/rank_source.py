@@ -38,6 +38,7 @@ class RankSource(WorkloadSource):
         *,
         seed: int,
         random_sources: tuple[str, ...] = (),
+        is_timed: bool = False,
         in_float64: bool = False,
     ) -> None:
         """Build the training.
@@ -48,6 +49,7 @@ class RankSource(WorkloadSource):
             world: this process among the others.
             seed: of its weights, its data order and its random numbers.
             random_sources: generators that its samples draw from.
+            is_timed: its steps are going to be.
             in_float64: compute the model in it.
 
         Raises:
@@ -57,11 +59,11 @@ class RankSource(WorkloadSource):
         """
         self.world = world
         self._in_float64 = in_float64
-        self._own_time = OwnTime(world.device)
+        self._own_time = OwnTime(world.device) if is_timed else None
         self._rank_seconds: tuple[float, ...] = ()
         super().__init__(loaded, config, world.device, seed=seed, random_sources=random_sources)
         self._memory = MemoryMeter(world.device)
-        if world.leads:
+        if world.leads and is_timed:
             self.clock = RankClock(self.clock, self)
 
     def _build(
@@ -92,7 +94,7 @@ class RankSource(WorkloadSource):
         """Wait until the devices of all ranks have done what they were given."""
         if self.world.leads:
             self.world.tell(Command.MEET)
-        self._rank_seconds = self.world.meet(self._own_time.take())
+        self._rank_seconds = self.world.meet(0.0 if self._own_time is None else self._own_time.take())
 
     def read_ranks(self) -> tuple[float, ...]:
         return self._rank_seconds

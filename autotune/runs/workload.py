@@ -215,6 +215,7 @@ def _run_with_others(
         world,
         seed=seed,
         random_sources=spec.random_sources,
+        is_timed=spec.purpose in _TIMED,
         in_float64=spec.fidelity is not None and spec.fidelity.reference,
     )
     built = time.monotonic()
