@@ -22,6 +22,7 @@ from autotune.cli.training_session import choose_ranks
 from autotune.distributed.agent import count_ranks, find_cpu_share
 from autotune.emit.export.header import list_header
 from autotune.errors import TargetError, UsageError
+from autotune.explain.run import explain
 from autotune.knobs import KNOBS, Facts, most_workers
 from autotune.records import Target, TrainConfig, TrialStatus
 from autotune.records.config import spread_config
@@ -49,6 +50,9 @@ def test_every_trial_is_of_all_processes_and_the_answer_remembers_how_many(tmp_p
     assert report is not None
     assert report.target.world_size == 2
     assert report.measurement == run.folder.read_trials()[1].measurement
+    explained = explain(run.folder, run.profile)
+    assert explained.is_proven
+    assert explained.config == run.profile.config
 
 
 def test_a_resumed_search_does_not_begin_anew(tmp_path):
