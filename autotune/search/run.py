@@ -169,18 +169,8 @@ def run_search(
     sweep_scratch()
     work = Path(folder or Path.cwd()).resolve()
     resolved = resolve_target(target, folder=work).target
-    if resolved.script is not None and chosen.learning_rate_rule != "none":
-        raise UsageError(
-            "--lr-scaling cannot reach the learning rate of a script",
-            hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
-        )
-    if resolved.script is not None and chosen.nproc_per_node not in (None, 1):
-        raise UsageError(
-            "--nproc-per-node is for a workload",
-            hint="a script is started by torchrun: autotune search ... -- torchrun --nproc-per-node 2 train.py",
-        )
     if resolved.script is not None:
-        require_metrics(chosen.max_drift, [metric.name for metric in resolved.script.metrics])
+        _require_for_script(chosen, resolved.script)
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with lock_searches(work):
@@ -196,6 +186,21 @@ def run_search(
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
+
+
+def _require_for_script(options: SearchOptions, script: Script) -> None:
+    """Refuse what a script cannot be searched with."""
+    if options.learning_rate_rule != "none":
+        raise UsageError(
+            "--lr-scaling cannot reach the learning rate of a script",
+            hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
+        )
+    if options.nproc_per_node not in (None, 1):
+        raise UsageError(
+            "--nproc-per-node is for a workload",
+            hint="a script is started by torchrun: autotune search ... -- torchrun --nproc-per-node 2 train.py",
+        )
+    require_metrics(options.max_drift, [metric.name for metric in script.metrics])
 
 
 def _search(

@@ -122,6 +122,11 @@ class _Probed:
     launch: TrialResult | None = None
     is_new_launch: bool = False
 
+    @property
+    def next_number(self) -> int:
+        """Of a trial after it; the probe is trial 0."""
+        return 1 if self.launch is None else self.launch.spec.number + 1
+
 
 def run_session(
     folder: SearchStore,
@@ -154,18 +159,14 @@ def run_session(
     if state.world_size > 1:
         probed = _launch_together(folder, state, context, known, probed, number=max(1, number), policy=policy)
     log = _open_log(folder, state, context, probed, policy)
-    first = 1 if probed.launch is None else probed.launch.spec.number + 1
-    starter = TrialStarter(log, context, number=max(first, number))  # the probe is trial 0
+    starter = TrialStarter(log, context, number=max(probed.next_number, number))
     gate = GateStage(log, starter, known, keep=folder.write_screens)
     prover = open_prover(folder, log, starter, gate, known)
     if not known:
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save)
     answer("running")
-    _take_up(log, prover, known)
-    if probed.launch is not None and probed.is_new_launch:
-        log.add_trial(probed.launch)
-        log.add_launch(probed.launch)
+    _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
@@ -216,11 +217,14 @@ def _open_study(
     )
 
 
-def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult]) -> None:
-    """Add what earlier sessions of the search have launched, and what their finals have shown."""
+def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult], probed: _Probed) -> None:
+    """Add what was launched already, in earlier sessions or beside the probe, and what earlier finals have shown."""
     for result in known:
         if result.spec.purpose == "measure":
             log.add_earlier_launch(result)
+    if probed.launch is not None and probed.is_new_launch:
+        log.add_trial(probed.launch)
+        log.add_launch(probed.launch)
     prover.recall_finals()
 
 
