@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -78,6 +79,7 @@ def run_ranks(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult |
     agent = ElasticAgent(shared, spec.world_size, words)
     agent.run(_Look(folder, shared, spec.world_size))
     if (folder / RESULT_FILE).exists():
+        shutil.rmtree(shared, ignore_errors=True)  # where they met is of no use any more
         return None
     if RECORD_FAILED_STATUS in agent.exits.values():
         exit_at_once(RECORD_FAILED_STATUS)
