@@ -32,6 +32,11 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def with_article(name: str) -> str:
+    """Return a name as it stands in a sentence, e.g. `an int`, `a list`."""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def format_duration(seconds: float) -> str:
     """Return a short duration for people, e.g. `0.35s`, `42s`, `3m20s`, `1h05m`."""
     if seconds < 10:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.arithmetics import find_cautions
 from autotune.errors import UsageError
 from autotune.knobs import KNOBS, Facts
 from autotune.records.config import (
+    SHORT_NAMES,
     KnobValue,
     LearningRateRule,
     TrainConfig,
@@ -156,18 +157,46 @@ class SearchSpace:
 
     def _find_knob(self, given: str, option: str) -> str:
         own = f"user_knobs.{given}"
-        name = "micro_batch_size" if given in BATCH_KNOBS else own if own in self.choices else given
+        field = find_field(given)
+        name = own if own in self.choices else "micro_batch_size" if field in BATCH_KNOBS else field
         if name in self.choices or any(knob.field == name for knob in KNOBS):
             return name
-        near = difflib.get_close_matches(given, self.choices, n=1)
+        near = difflib.get_close_matches(given, self._list_names(), n=1)
         suggestion = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{option} {given!r} is no knob", hint=f"{suggestion}{self._describe_choices()}")
 
     def _describe_choices(self) -> str:
-        return f"what can be varied here: {', '.join(name.removeprefix('user_knobs.') for name in self.choices)}"
+        return f"what can be varied here: {', '.join(self._list_names())}"
+
+    def _list_names(self) -> list[str]:
+        return [SHORT_NAMES.get(name, name.removeprefix("user_knobs.")) for name in self.choices]
 
     def _growth(self, config: TrainConfig) -> float:
         return config.effective_batch_size / self.baseline.effective_batch_size
+
+
+def find_field(name: str) -> str:
+    """Return the field of a knob that may be given by what people call it: `num_workers` for `workers`."""
+    return next((field for field, short in SHORT_NAMES.items() if short == name), name)
+
+
+def require_knobs(names: Iterable[str], own: Collection[str]) -> None:
+    """Make sure that names are knobs', before anything is measured.
+
+    Args:
+        names: as given for `--only` and `--exclude`.
+        own: knobs of the training's own.
+
+    Raises:
+        UsageError: a name is no knob's.
+    """
+    fields = {knob.field for knob in KNOBS}
+    known = [*(SHORT_NAMES.get(knob.field, knob.field) for knob in KNOBS), *own]
+    for name in names:
+        if find_field(name) not in fields and name.removeprefix("user_knobs.") not in own:
+            near = difflib.get_close_matches(name, known, n=1)
+            suggestion = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{name!r} is no knob", hint=f"{suggestion}the knobs are {', '.join(known)}")
 
 
 def scale_learning_rate(growth: float, rule: LearningRateRule) -> float:

@@ -1,6 +1,9 @@
 """Time the demo under other tools with exported settings, against autotune's own loop with the same settings, in pairs.
 
     python benchmarks/exports.py [--pairs 8] [--steps 150] [--profile best.json] [--only NAME ...] [--json FILE]
+    python benchmarks/exports.py --json FILE --table        the table of docs/exports.md, of what FILE holds
+
+With --json a form that is in the file already is not timed again: the forms can be timed one by one.
 
 Each run is a fresh process that is given the exported text: `TrainingArguments` from the JSON, Lightning's Trainer from
 the YAML, `accelerate launch` with its file, the plain PyTorch module. What a form leaves to be written by hand is
@@ -285,28 +288,38 @@ def compare(
 
 
 def main() -> None:
-    """Print a row for each form."""
+    """Time what is asked for and print a row for each form."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--profile", type=lambda text: Path(text).resolve(), help="an answer for the demo")
     parser.add_argument("--only", nargs="+", choices=[name for name in ARMS if name != OWN])
-    parser.add_argument("--json", type=Path, help="write the figures")
+    parser.add_argument("--json", type=Path, help="keep the figures here, and go on from those that it has")
+    parser.add_argument("--table", action="store_true", help="time nothing")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     request = read_settings(asked.profile)
     if asked.arm is not None:
         run_arm(asked.arm, request, asked.steps)
         return
-    print(f"{'form':<12}{'samples/s':>10}   over autotune's own run (95 %)")
-    figures = {}
-    for name in asked.only or [name for name in ARMS if name != OWN]:
+    figures = json.loads(asked.json.read_text()) if asked.json is not None and asked.json.exists() else {}
+    wanted = [] if asked.table else asked.only or [name for name in ARMS if name != OWN]
+    for name in (one for one in wanted if one not in figures):
         ratio, rates = compare(name, request, pairs=asked.pairs, steps=asked.steps, profile=asked.profile)
-        rate = sum(rates) / len(rates)
-        print(f"{name:<12}{rate:>10.0f}   {ratio.estimate:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", flush=True)
         figures[name] = {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high, "samples_per_second": rates}
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(figures, indent=2) + "\n")
+        if asked.json is not None:
+            asked.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print("\n".join(list_table(figures)))
+
+
+def list_table(figures: dict[str, Any]) -> list[str]:
+    """Return a row for each form, as docs/exports.md has them."""
+    rows = ["| form | samples/s | over autotune's own run (95 %) | pairs |", "| --- | --- | --- | --- |"]
+    for name, found in figures.items():
+        rates = found["samples_per_second"]
+        ratio = f"{found['estimate']:.2f}x ({found['low']:.2f}-{found['high']:.2f})"
+        rows.append(f"| {name} | {sum(rates) / len(rates):,.0f} | {ratio} | {len(rates)} |")
+    return rows
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Recipe:
         name: folder under examples/.
         claimed: speed-up in the team's words.
         file: the recipe as a preset, in that folder.
-        max_drift: as a user would ask for it.
+        metric_limits: as a user would ask for them.
         gpu_only: what its own code does on a GPU alone, beside what needs one anyway.
         steps: optimizer steps of the trainings that are compared; a warm-up has to be a small part of them.
     """
@@ -67,7 +67,7 @@ class Recipe:
     name: str
     claimed: str
     file: str = "recipe.json"
-    max_drift: tuple[str, ...] = ()
+    metric_limits: tuple[str, ...] = ()
     gpu_only: frozenset[str] = frozenset()
     steps: int = 100
 
@@ -78,7 +78,7 @@ RECIPES = (
         "text_price", "3-4x", gpu_only=frozenset({"num_workers", "prefetch_factor", "persistent_workers"}), steps=300
     ),
     Recipe("detector", "2-5x (GPU), 1.5-2x (CPU)"),
-    Recipe("anti_spoofing", "5-10x", file="presets/balanced.json", max_drift=("0.5%", "eer:0.1pp")),
+    Recipe("anti_spoofing", "5-10x", file="presets/balanced.json", metric_limits=("eer=0.1pp",)),
 )
 
 
@@ -176,7 +176,8 @@ def run_recipe(recipe: Recipe, *, budget: str, rounds: int) -> Race:
         arms = list_arms(recipe, preset, profile, has_gpu=bool(hardware.gpus))
         with TrialRunner(Path(scratch), host_allocators=hardware.host_allocators) as runner:
             course = Course(target, report, runner)
-            outcomes = course.run(arms, read_drift_limits(recipe.max_drift), rounds=rounds, steps=recipe.steps)
+            limits = read_drift_limits(metrics=recipe.metric_limits)
+            outcomes = course.run(arms, limits, rounds=rounds, steps=recipe.steps)
     return Race(
         training=recipe.name,
         machine=describe_machine(hardware),
@@ -212,7 +213,7 @@ def search(target: Target, recipe: Recipe, *, budget: str) -> Profile:
     """Return the answer of a search that knows the recipe."""
     command = [sys.executable, "-m", "autotune", "search", target.spec, "--budget", budget, "--no-history"]
     command += ["--preset", str(EXAMPLES / recipe.name / recipe.file)]
-    command += [word for limit in recipe.max_drift for word in ("--max-drift", limit)]
+    command += [word for limit in recipe.metric_limits for word in ("--metric-limit", limit)]
     ended = subprocess.run(command, cwd=target.folder, stdout=sys.stderr, check=False).returncode
     if ended not in (0, NothingFeasibleError.exit_code):  # a search that could test nothing has an answer
         sys.exit(f"error: the search of {recipe.name} ended with status {ended}")

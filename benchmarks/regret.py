@@ -1,19 +1,25 @@
 """How far from the best config searches of so many launches end, on recorded tables, by strategy.
 
     python benchmarks/regret.py                                   every table, every strategy, 50 seeds
-    python benchmarks/regret.py --tables demo --strategies model tpe --seeds 10 --noise 0.03
+    python benchmarks/regret.py --tables demo --strategies search tpe --seeds 10 --noise 0.03
 
 The model's prior is learnt from all tables but the one that is searched, and the other machines' of the same target.
 
+    search      the real search, replayed: its own baseline launches, repeats, early stops, refusals and finals
+    again       the same, with what an earlier search of the same training has read
+    sampler     its sampler alone, asked by Optuna
+
 A launch reads a config's true log speed-up, the mean over its recorded launches, with noise drawn for it; one that
 failed when it was recorded fails, and so does one that is known to learn something else. Every eighth launch is the
-baseline's, for every strategy alike. The regret is that of the config that would be returned then: 1 - its true rate /
-that of the best config of the table.
+baseline's, for every strategy alike but the search's own. The regret is that of the config that would be returned then:
+1 - its true rate / that of the best config of the table. Cost is in seconds as they were recorded; that of a space of
+which a part was recorded is taken to be that part's in proportion.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import random
 import statistics
@@ -21,17 +27,27 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
+from replay import BLOCK_NOISE, LearnsTheSame, StudyOnTable, price_gate
 
 from autotune.records import TrainConfig
-from autotune.records.config import changed_fields, get_knob
+from autotune.records.config import KnobValue, changed_fields, get_knob
+from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect
 from autotune.search.explore.prior import USUAL, make_prior
 from autotune.search.explore.sampler import LogAdditiveSampler
 from autotune.search.explore.stage import list_own
+from autotune.search.explore.study import Proposal
+from autotune.search.policy import USUAL_POLICY
+from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import Ranking
+from autotune.search.store.history import SAME_SD
+from autotune.selftest.machines import Noise
+from autotune.selftest.replay import Simulation, search
 from autotune.selftest.table import Table, read_table
 from autotune.space import SearchSpace, revert_knobs
 
@@ -42,6 +58,12 @@ _BASELINE_EVERY = 8
 _LEAST_GAIN = 0.005
 _SHIPPED_TABLES = 2
 """What is shipped counts as so many tables beside those that were recorded."""
+
+_BUDGET_SECONDS = 7200.0
+"""Of a replayed search: more than it needs for the launches that are looked at."""
+
+_ANOTHER_DAY = 1000
+"""Added to the seed of a search before."""
 
 _FAILED = -1.0
 """Log speed-up that a sampler is told of a config that fails: it takes no None."""
@@ -61,7 +83,9 @@ class Bench:
         seed: of it.
         readings: by config, in the order of their first launch; empty for one that failed.
         usual: what changes bring on other targets.
+        recalled: what earlier searches have read.
         answer: returns the config that would be returned now.
+        list_effects: returns what each change alone is taken to bring by now: log speed-up and its sd.
         regrets: after so many launches, and at so much of the exhaustive cost (keys below 1).
     """
 
@@ -69,8 +93,10 @@ class Bench:
     noise: float
     seed: int
     usual: Mapping[Change, Effect] = field(default_factory=lambda: USUAL)
+    recalled: Sequence[KnownEffect] = ()
     readings: dict[TrainConfig, list[float]] = field(default_factory=dict)
     answer: Callable[[], TrainConfig | None] = lambda: None
+    list_effects: Callable[[], Mapping[tuple[str, KnobValue | None], tuple[float, float]]] = dict
     regrets: dict[float, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,7 +110,8 @@ class Bench:
             for config, group in self.table.by_config.items()
         }
         self.prices: Mapping[TrainConfig, float] = prices
-        self._exhaustive, self._spent, self._launches = math.fsum(prices.values()), 0.0, 0
+        whole = self.table.header.space_size / self.table.header.recorded_size
+        self._exhaustive, self._spent, self._launches = whole * math.fsum(prices.values()), 0.0, 0
 
     @property
     def baseline(self) -> TrainConfig:
@@ -103,16 +130,21 @@ class Bench:
             Ended: it is over.
         """
         if self._launches % _BASELINE_EVERY == 0:
-            self._count(self.baseline)
+            self.count(self.baseline)
         truth = self.truths.get(config)
         readings = self.readings.setdefault(config, [])
         reading = None if truth is None else truth + self.rng.gauss(0.0, self.noise)
         if reading is not None:
             readings.append(reading)
-        self._count(config)
+        self.count(config)
         return reading
 
-    def _count(self, config: TrainConfig) -> None:
+    def count(self, config: TrainConfig) -> None:
+        """Count a launch, and take the regret where it is asked for.
+
+        Raises:
+            Ended: it is over.
+        """
         self._launches += 1
         self._spent += self.prices[config]
         if self._launches in LAUNCHES:
@@ -222,7 +254,7 @@ def double_batch(bench: Bench) -> None:
             break
 
 
-def make_model(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
+def make_sampler(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
     """Return the search's own sampler, with what the probe of the table expects."""
 
     def is_open(params: dict[str, Any]) -> bool:
@@ -235,8 +267,59 @@ def make_model(bench: Bench, seed: int) -> optuna.samplers.BaseSampler:
     return sampler
 
 
+class RecordingStudy(StudyOnTable):
+    """The study of a replayed search, which tells a bench of each launch and of who leads then.
+
+    Args:
+        bench: counts; what it knows beforehand is known here.
+        arguments: as of `Study`.
+        options: as of `Study`; the prior is the bench's.
+    """
+
+    def __init__(self, bench: Bench, *arguments: Any, **options: Any) -> None:
+        options["prior"] = make_prior(bench.table.header.report, bench.recalled, usual=bench.usual)
+        super().__init__(bench.table, *arguments, **options)
+        self._bench = bench
+        self._judged: list[Judged] = []
+        bench.answer, bench.list_effects = self._find_leader, self.list_effects
+
+    def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
+        """Learn from a launch, and count it."""
+        super().close(proposal, judged, value)
+        self._judged.append(judged)
+        self._bench.readings.setdefault(judged.config, []).extend([] if value is None else [value])
+        self._bench.count(judged.config)
+
+    def _find_leader(self) -> TrainConfig | None:
+        leader = Ranking(self._judged, self._bench.baseline, estimates=self.list_estimates()).leader
+        return None if leader is None or leader.score <= USUAL_POLICY.least_gain else leader.config
+
+
+def replay_search(bench: Bench) -> None:
+    """Run the real search on the table until it has launched enough."""
+    machine = Noise(launch=bench.noise, block=BLOCK_NOISE)(bench.rng)
+    simulation = Simulation(LearnsTheSame(bench.table, machine), gate_seconds=price_gate(bench.table))
+    search(simulation, bench.seed, _BUDGET_SECONDS, open_study=partial(RecordingStudy, bench))
+
+
+def replay_again(bench: Bench) -> None:
+    """Run one search until it has launched enough, then another that knows what the first has read."""
+    first = Bench(bench.table, bench.noise, bench.seed + _ANOTHER_DAY, bench.usual)
+    with contextlib.suppress(Ended):
+        replay_search(first)
+    tried = {(name, get_knob(config, name)) for config in first.readings for name in bench.space.choices}
+    bench.recalled = [
+        KnownEffect(knob=name, value=value, log_speedup=mean, log_sd=math.hypot(sd, SAME_SD), failed=False)
+        for (name, value), (mean, sd) in first.list_effects().items()
+        if (name, value) in tried
+    ]
+    replay_search(bench)
+
+
 STRATEGIES: dict[str, Callable[[Bench], None]] = {
-    "model": ask_optuna(make_model, own_first=True),
+    "search": replay_search,
+    "again": replay_again,
+    "sampler": ask_optuna(make_sampler, own_first=True),
     "random": search_at_random,
     "tpe": ask_optuna(lambda _bench, seed: optuna.samplers.TPESampler(multivariate=True, seed=seed)),
     "gp": ask_optuna(lambda _bench, seed: optuna.samplers.GPSampler(seed=seed)),
@@ -297,10 +380,8 @@ def run(
     found, usual = [], learn_usual(others)
     for seed in range(seeds):
         bench = Bench(table, noise, seed, usual)
-        try:
+        with contextlib.suppress(Ended):
             STRATEGIES[strategy](bench)
-        except Ended:
-            pass
         bench.finish()
         found.append(bench.regrets)
     return found

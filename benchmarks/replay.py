@@ -18,24 +18,26 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import AutotuneError, UsageError
 from autotune.records import TrainConfig, TrialSpec
+from autotune.search.explore.study import Proposal, Study
 from autotune.selftest.machines import Noise
 from autotune.selftest.replay import Course, Simulation, search
 from autotune.selftest.table import Table, TableWorld, read_table
 from autotune.units import parse_duration
 
 TABLES = Path(__file__).parent / "tables"
-_BLOCK_NOISE = 0.02
+BLOCK_NOISE = 0.02
+"""Standard deviation of the log pace of one block of a launch."""
 _DRIFT = 1.2
 """Times the losses, of what learns something else."""
 _PARTS = 3.0
@@ -78,6 +80,39 @@ class LearnsTheSame(TableWorld):
         return dataclasses.replace(super().launch(config), curve=curve)
 
 
+class StudyOnTable(Study):
+    """A study that proposes only what was recorded: of a larger space, a part was.
+
+    Args:
+        table: what was recorded.
+        arguments: as of `Study`.
+        options: as of `Study`.
+    """
+
+    def __init__(self, table: Table, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._table = table
+
+    def propose(self, closed: Container[object], *others: Any, **more: Any) -> Proposal | None:
+        """Return a recorded config that is not closed."""
+        return super().propose(_NotRecorded(self._table, closed), *others, **more)
+
+    def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
+        """Return those that were recorded."""
+        return [one for one in super().list_simpler(config) if one in self._table.by_config]
+
+
+@dataclass(frozen=True)
+class _NotRecorded:
+    """What is closed, and what was not recorded."""
+
+    table: Table
+    closed: Container[object]
+
+    def __contains__(self, config: object) -> bool:
+        return config not in self.table.by_config or config in self.closed
+
+
 def price_gate(table: Table) -> Callable[[TrialSpec], float]:
     """Return what trials of the loss check take on a table's target: a start, and steps at the baseline's pace."""
     report = table.header.report
@@ -99,16 +134,13 @@ def replay(path: Path, noise: float, budget_seconds: float, seed: int) -> Ending
     """Return how one search over a table ends.
 
     Raises:
-        AutotuneError: the table is a part of its space, or the budget is too small for its target.
+        UsageError: the budget is too small for its target.
     """
     table = read_table(path)
     rng = random.Random(f"{path.name} {noise} {budget_seconds} {seed}")
-    machine = Noise(launch=noise, block=_BLOCK_NOISE)(rng)
-    with tempfile.TemporaryDirectory(prefix="autotune-replay-") as scratch:
-        simulation = Simulation(
-            LearnsTheSame(table, machine), gate_seconds=price_gate(table), database=Path(scratch) / "study.db"
-        )
-        outcome = search(simulation, seed, budget_seconds)
+    machine = Noise(launch=noise, block=BLOCK_NOISE)(rng)
+    simulation = Simulation(LearnsTheSame(table, machine), gate_seconds=price_gate(table))
+    outcome = search(simulation, seed, budget_seconds, open_study=partial(StudyOnTable, table))
     profile = outcome.profile
     best = max(truth for config, truth in table.truths.items() if not table.drifts(config))
     truth = 0.0 if table.drifts(profile.config) else table.truths.get(profile.config, 0.0)
@@ -151,7 +183,7 @@ def main() -> int:
                     try:
                         row = describe([*pool.map(one, range(arguments.seeds))])
                     except UsageError as error:
-                        row = f"not replayed: {error.message.partition(', and not ')[0]}, and searches ask for others"
+                        row = f"not replayed: {error.message}"
                     print(f"{path.name[:-9]:<20}{noise:>6.0%}{budget:>8}   {row}", flush=True)
     print(f"{time.monotonic() - began:.0f} s")
     return 0

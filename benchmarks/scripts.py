@@ -105,9 +105,8 @@ def tune(case: Case, *, budget: str | None) -> str:
         shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__", "README.md"))
         before = snapshot(Path(scratch))
         words = shlex.split(case.command.format(file=f"{case.name}.py"))
-        stage = (
-            ["search", "--budget", budget, "--max-drift", "2%", "--no-history", *case.options] if budget else ["probe"]
-        )
+        limits = ("--max-loss-increase", "2%", "--metric-limit", "2%")
+        stage = ["search", "--budget", budget, *limits, "--no-history", *case.options] if budget else ["probe"]
         command = [sys.executable, "-P", "-m", "autotune", *stage, "--json", "--", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         after = snapshot(Path(scratch))

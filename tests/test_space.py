@@ -35,7 +35,7 @@ from autotune.records import (
 )
 from autotune.records.codec import read_record
 from autotune.records.search import Preset
-from autotune.space import SearchSpace, build_space, canonical, needs_compilation, numerics_of
+from autotune.space import SearchSpace, build_space, canonical, needs_compilation, numerics_of, require_knobs
 
 GIB = 2**30
 BASELINE = TrainConfig(micro_batch_size=12, num_threads=4, optimizer_implementation="for-loop")
@@ -439,6 +439,7 @@ def test_the_workloads_own_knobs_are_part_of_the_space() -> None:
         (("width", "num_workers"), (), {"user_knobs.width", "num_workers"}),
         (("user_knobs.width",), (), {"user_knobs.width"}),
         (("num_workers", "precision"), ("precision", "allow_tf32"), {"num_workers"}),
+        (("workers", "precision"), ("precision", "tf32"), {"num_workers"}),
         ((), ("gradient_accumulation_steps",), {*SPACES["own knobs"].choices} - {"micro_batch_size"}),
     ],
 )
@@ -452,10 +453,10 @@ def test_a_space_is_cut_to_some_knobs(only: tuple[str, ...], exclude: tuple[str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"only": ("num_worker",)}, ("--only 'num_worker' is no knob", "did you mean num_workers?")),
+        ({"only": ("num_worker",)}, ("--only 'num_worker' is no knob", "did you mean workers?")),
         ({"exclude": ("lr",)}, ("--exclude 'lr' is no knob", "what can be varied here: ")),
         ({"only": ("allow_tf32",)}, ("--only allow_tf32 cannot be varied here: TF32 is", "width")),
-        ({"only": ("num_workers",), "exclude": ("num_workers",)}, ("leave no knob to vary", "num_workers")),
+        ({"only": ("num_workers",), "exclude": ("num_workers",)}, ("leave no knob to vary", "workers")),
     ],
 )
 def test_a_knob_that_cannot_be_varied_is_told_with_those_that_can(options: Any, words: tuple[str, str]) -> None:
@@ -463,6 +464,18 @@ def test_a_knob_that_cannot_be_varied_is_told_with_those_that_can(options: Any, 
         SPACES["own knobs"].restrict(**options)
     assert words[0] in raised.value.message
     assert words[1] in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["workers", "num_workers", "user_knobs.width", "width", "accumulation", "tf32"])
+def test_a_knob_is_known_by_either_name_and_one_of_the_users_by_its_own(name: str) -> None:
+    require_knobs([name], {"width"})
+
+
+def test_what_is_no_knob_is_told_before_anything_is_measured() -> None:
+    with pytest.raises(UsageError, match="'wrkers' is no knob") as caught:
+        require_knobs(["precision", "wrkers"], {"width"})
+    assert caught.value.hint.startswith("did you mean workers? the knobs are workers, prefetch,")
+    assert caught.value.hint.endswith(", width")
 
 
 def test_keep_puts_back_what_is_not_allowed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from autotune.api.targets import find_folder, name_target
 from autotune.arguments import shorten, shown_hints
 from autotune.errors import AutotuneError, UsageError
 from autotune.records.quality import DriftLimits
-from autotune.targets.drift_limits import read_drift_limits
+from autotune.targets.drift_limits import GivenLimits, join_limits
 from autotune.units import parse_duration
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run_search(
     options: SearchOptions | None = None,
     *,
     budget: str | float | None = None,
-    max_drift: str | Sequence[str] | DriftLimits | None = None,
+    max_drift: str | Sequence[str] | Mapping[str, str] | DriftLimits | None = None,
     progress: bool = False,
     folder: str | Path | None = None,
     reporter: SearchReporter | None = None,
@@ -44,7 +44,8 @@ def run_search(
             a text or a list of words; None for that of [tool.autotune], else the built-in demo.
         options: everything that may be asked for; what is given below goes before.
         budget: deadline of the whole search: seconds, or as on the command line, `20m`.
-        max_drift: how much worse the loss and each metric may get, as on the command line: `0.5%`, `accuracy:0.1pp`.
+        max_drift: how much worse the loss and each metric may get: `0.5%`, or each by its name,
+            `{"loss": "0.5%", "accuracy": "0.1pp"}`.
         progress: show how it goes, in a notebook below the cell, else on standard error; the first Ctrl-C, or the
             notebook's stop, then ends the search with what is known.
         folder: working folder; None for the current one.
@@ -89,9 +90,12 @@ def _read_limits(given: object) -> DriftLimits:
     if isinstance(given, DriftLimits):
         return given
     texts = [given] if isinstance(given, str) else given
+    if isinstance(given, Mapping):
+        texts = [f"{name}:{limit}" if isinstance(limit, str) else limit for name, limit in given.items()]
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"max_drift is {shorten(given)}", hint='write "0.5%", or ["0.5%", "accuracy:0.1pp"]')
-    return read_drift_limits(texts)
+        hint = 'write "0.5%", or {"loss": "0.5%", "accuracy": "0.1pp"}'
+        raise UsageError(f"max_drift is {shorten(given)}", hint=hint)
+    return join_limits(GivenLimits(older=texts, name=lambda field: field).read())
 
 
 @contextmanager

@@ -22,7 +22,7 @@ autotune probe -- python train.py --epochs 1000
 autotune probe train.py:workload"""
 _SEARCH = """\
 autotune search --budget 20m -- python train.py --epochs 1000
-autotune search train.py:workload --max-drift 0.2%
+autotune search train.py:workload --max-loss-increase 0.2%
 autotune search --resume --budget 10m"""
 _TRAIN = """\
 autotune train --profile best.json -- python train.py --epochs 30

@@ -72,10 +72,11 @@ def export(
 
 def _export(answer: Path, to: str) -> Export:
     """Return an answer in another form; say what holds for any of them."""
-    from autotune.emit.export import export_profile
+    from autotune.emit.export import export_profile, find_exporter
     from autotune.machine.hardware import read_hardware
     from autotune.records.profile import Profile
 
+    find_exporter(to)  # before the answer is read
     profile, machine = Profile.load(answer), read_hardware()
     exported = export_profile(profile, to, found=machine.host_allocators)
     if machine.fingerprint != profile.hardware.fingerprint:

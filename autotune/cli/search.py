@@ -31,9 +31,12 @@ from autotune.loggers import LoggerName, read_loggers
 
 if TYPE_CHECKING:
     from autotune.records.profile import Profile
+    from autotune.records.quality import DriftLimits
     from autotune.records.script import Script
     from autotune.records.search import PlannedRun
     from autotune.search.run import SearchOptions
+    from autotune.targets.drift_limits import GivenLimits
+    from autotune.targets.resolve import ProjectSettings
 
 
 def search(
@@ -47,15 +50,27 @@ def search(
             show_default="20m",
         ),
     ] = None,
-    max_drift: Annotated[
+    max_loss_increase: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=CHANGES,
+            help="How much higher than yours the training loss may be.",
+            show_default="0.5%",
+            metavar="LIMIT",
+        ),
+    ] = None,
+    metric_limit: Annotated[
         list[str] | None,
         typer.Option(
             rich_help_panel=CHANGES,
-            help="How much worse the loss and each metric may get: 0.5%; in a metric's own unit 0.1pp, "
-            "max-degradation=0.001, min-improvement=0.01; for one alone loss:1%, accuracy:0.1pp. Repeatable.",
+            help="How much worse metrics may get: 1%, or one of them accuracy=0.1pp (in its own unit), "
+            "max-degradation=0.001, min-improvement=0.01. Repeatable.",
             show_default="0.5%",
-            metavar="[METRIC:]LIMIT",
+            metavar="LIMIT",
         ),
+    ] = None,
+    max_drift: Annotated[
+        list[str] | None, typer.Option(hidden=True, help="--max-loss-increase and --metric-limit in one.")
     ] = None,
     memory_limit: Annotated[
         str | None,
@@ -194,10 +209,16 @@ def search(
         )
         loggers = read_loggers(log or ())
         from autotune.presets import find_preset
+        from autotune.targets.drift_limits import GivenLimits
 
         given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
         options = read_options(
-            given, max_drift=max_drift or (), seed=seed, resume=resume, force=force, planned_run=planned_run
+            given,
+            limits=GivenLimits(max_loss_increase, metric_limit or (), max_drift or ()),
+            seed=seed,
+            resume=resume,
+            force=force,
+            planned_run=planned_run,
         )
         options = allow_changes(options, (*(allow or ()), *(["batch"] if tune_batch_size else [])), lr_scaling)
         options = dataclasses.replace(
@@ -295,7 +316,7 @@ def read_options(
     seed: int,
     resume: bool,
     force: bool,
-    max_drift: Sequence[str] = (),
+    limits: GivenLimits | None = None,
     planned_run: str | None = None,
 ) -> SearchOptions:
     """Return the options: what was typed, else what [tool.autotune] says, else the defaults.
@@ -304,7 +325,7 @@ def read_options(
         UsageError: a value does not parse; it is named as it was given.
     """
     from autotune.search.run import DEFAULT_BUDGET_SECONDS, SearchOptions
-    from autotune.targets.drift_limits import read_drift_limits
+    from autotune.targets.drift_limits import GivenLimits
     from autotune.targets.resolve import read_project_settings
     from autotune.units import parse_bytes, parse_duration
 
@@ -319,7 +340,7 @@ def read_options(
         budget_seconds=DEFAULT_BUDGET_SECONDS
         if budget is None
         else parse_duration(budget, name=name("budget", given["budget"])),
-        max_drift=read_drift_limits(max_drift or settings.max_drift or (), name=name("max_drift", max_drift)),
+        max_drift=read_limits(limits or GivenLimits(), settings),
         memory_limit_bytes=None
         if memory is None
         else parse_bytes(memory, name=name("memory_limit", given["memory_limit"])),
@@ -329,6 +350,23 @@ def read_options(
         force=force,
         planned_run=None if planned_run is None else read_planned_run(planned_run),
     )
+
+
+def read_limits(typed: GivenLimits, settings: ProjectSettings) -> DriftLimits:
+    """Return what was typed allows, and what the settings do that no option was typed for.
+
+    Raises:
+        UsageError: a limit does not parse, or two are given for the same.
+    """
+    from autotune.targets.drift_limits import GivenLimits, join_limits
+
+    set_there = GivenLimits(
+        None if typed.loss is not None else settings.max_loss_increase,
+        () if typed.metrics else settings.metric_limit or (),
+        () if typed.older else settings.max_drift or (),
+        name=lambda option: f"{settings.file}: {option}",
+    )
+    return join_limits({**set_there.read(), **typed.read()})
 
 
 def allow_changes(options: SearchOptions, allow: Sequence[str], rule: str) -> SearchOptions:

@@ -31,7 +31,6 @@ from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_optimizer_implementation, read_optimizer_facts
 from autotune.engine.precision import autocast
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
-from autotune.sentences.settings import name_setting
 
 _BY_HAND: dict[str, Callable[[TrainConfig], str]] = {
     "micro_batch_size": lambda config: f"build the loader with batch_size={config.micro_batch_size}",
@@ -74,7 +73,7 @@ class Applied:
 
     def __repr__(self) -> str:
         """Return what is applied, and what is left out."""
-        done = ", ".join(name_setting(name) for name in self.changed) or "nothing"
+        done = ", ".join(name.removeprefix("user_knobs.") for name in self.changed) or "nothing"
         left = f", {len(self.left_out)} left out: see left_out" if self.left_out else ""
         return f"<Applied: {done}{left}>"
 
@@ -144,7 +143,7 @@ def apply_live(
         scaler=torch.amp.GradScaler(find_device(model).type, enabled=scales),
         config=config,
         changed=tuple(name for name in changed if name not in left),
-        left_out=tuple(f"{name_setting(name)}: {left[name]}" for name in changed if name in left),
+        left_out=tuple(f"{name.removeprefix('user_knobs.')}: {left[name]}" for name in changed if name in left),
     )
 
 

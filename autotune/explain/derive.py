@@ -11,13 +11,14 @@ from autotune.explain.readings import LEAST_PAIRS, Readings
 from autotune.format import format_factor_down, format_share
 from autotune.measure.confidence import finite_exp
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob
-from autotune.records.explanation import ChangeEffect, Explanation, TriedValue
+from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, TriedValue
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
 from autotune.records.probe import Issue
 from autotune.records.profile import ParetoPoint, Profile
 from autotune.records.trial import TrialStatus
 from autotune.search.answer.pareto import find_peak
+from autotune.search.log import list_changes as find_changes
 from autotune.space import BATCH_KNOBS
 
 PRECISE_ENOUGH = math.log(1.1)
@@ -54,6 +55,7 @@ def derive(profile: Profile, readings: Readings) -> Explanation:
         together=readings.together,
         changes=tuple(sorted(effects, key=lambda one: -_estimate(one))),
         tried=tuple(_list_tried(readings)),
+        refused=tuple(_list_refused(readings)),
         measured=tuple(_list_measured(readings)),
         before=readings.describe_step(baseline),
         after=readings.describe_step(config) if config != baseline else None,
@@ -77,7 +79,7 @@ def read_effect(change: Change, readings: Readings) -> ChangeEffect:
         names=change.names,
         without=change.without,
         numerics=change.numerics,
-        memory_bytes=None if own is None or other is None else round(own - other),
+        memory_bytes=None if own is None or other is None else own - other,
         alone=alone,
         alone_launches=alone_launches,
         failure=readings.find_failure(change.without),
@@ -109,9 +111,21 @@ def _estimate(effect: ChangeEffect) -> float:
     return 0.0 if effect.worth is None else effect.worth.estimate
 
 
+def _list_refused(readings: Readings) -> Iterator[RefusedChanges]:
+    baseline = readings.log.problem.baseline
+    for refused in readings.log.refused:
+        scores = (
+            one.score
+            for one in readings.log.ranking_of_all.entries
+            if refused <= find_changes(one.config, baseline, changed_fields(one.config, baseline))
+        )
+        best = max(scores, default=None)
+        yield RefusedChanges(changes=tuple(sorted(refused)), best=None if best is None else finite_exp(best))
+
+
 def _list_measured(readings: Readings) -> Iterator[ParetoPoint]:
     for one in readings.log.ranking.entries:
-        yield ParetoPoint(config=one.config, speedup=finite_exp(one.score), memory=find_peak(one))
+        yield ParetoPoint(config=one.config, speedup=finite_exp(one.score), memory=find_peak(one, readings.finals))
 
 
 def _list_waits(readings: Readings, facts: TargetFacts) -> Iterator[Issue]:

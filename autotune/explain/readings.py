@@ -17,7 +17,7 @@ from autotune.measure.confidence import Pilot, finite_exp, paired_ratio, pooled_
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
 from autotune.records.explanation import StepShare
-from autotune.records.measurement import Interval
+from autotune.records.measurement import Interval, PeakMemory
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.risk import Pair
 from autotune.search.finals.stage import find_pilot
@@ -99,10 +99,10 @@ class Readings:
         scores = self._scores(config)
         return (finite_exp(statistics.fmean(scores)), len(scores)) if scores else (None, 0)
 
-    def find_memory(self, config: TrainConfig) -> float | None:
-        """Return the median peak over all launches of some settings, in bytes; None without one."""
-        peaks = [one.measurement.peak_memory.used_bytes for one in self._all if _is_timed(one, config)]  # type: ignore[union-attr]
-        return statistics.median(peaks) if peaks else None
+    def find_memory(self, config: TrainConfig) -> int | None:
+        """Return the largest peak over all launches of some settings, in bytes; None without one."""
+        peaks = PeakMemory.largest(one.measurement.peak_memory for one in self._all if _is_timed(one, config))  # type: ignore[union-attr]
+        return None if peaks is None else peaks.used_bytes
 
     def find_failure(self, config: TrainConfig) -> str:
         """Return how settings ended that were never timed; empty for others."""

@@ -28,6 +28,7 @@ from autotune.records.layout import LOG_FILE, trial_name
 from autotune.records.measurement import Measurement
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.script import Script
+from autotune.records.search import SearchState
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.scratch import scratch_folder, sweep_scratch
 from autotune.space import SearchSpace, build_space
@@ -166,6 +167,7 @@ def probe_target(
     limits: TrialLimits,
     world_size: int = 1,
     seed: int = 0,
+    asked: SearchState | None = None,
     known: tuple[Ceilings, float] | None = None,
     find_log: Callable[[int], Path | None] = lambda _number: None,
 ) -> tuple[ProbeReport, TrialResult]:
@@ -177,11 +179,13 @@ def probe_target(
         limits: of the trial.
         world_size: processes that are going to train together; one of them is probed, alone.
         seed: of the training.
+        asked: of the search that it is for: metrics and knobs that a workload has not are refused once it is imported.
         known: the machine's limits and their age; None for those that an earlier probe has kept, if there are any.
         find_log: returns where what a trial has printed can be read after a failure, by the trial's number.
 
     Raises:
-        UsageError: the target cannot be found, or a short budget has left the probe too little time.
+        UsageError: the target cannot be found, it lacks a metric or a knob that was named, or a short budget has left
+            the probe too little time.
         TargetError: the training fails with its own settings, or does not get through a few steps in time.
         MachineError: a limit of this machine's (`ulimit`) stops it.
     """
@@ -196,6 +200,8 @@ def probe_target(
         world_size=world_size,
         seeds=(seed,),
         ceilings=ceilings,
+        max_drift=None if asked is None else asked.max_drift,
+        named_knobs=() if asked is None else (*asked.only, *asked.exclude),
         limits=limits,
     )
     fingerprint = None if target.script is None else fingerprint_target(target)

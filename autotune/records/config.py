@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.errors import UsageError
-from autotune.records.codec import Record
+from autotune.records.given import GivenRecord
 
 Precision = Literal["fp32", "bf16", "fp16"]
 ActivationCheckpointing = Literal["off", "selective", "full"]
@@ -30,11 +30,29 @@ LearningRateRule = Literal["none", "sqrt", "linear"]
 
 PositiveCount = Annotated[int, Field(ge=1, le=2**24)]
 
+SHORT_NAMES = {
+    "micro_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "learning_rate_scale": "lr_scale",
+    "allow_tf32": "tf32",
+    "activation_checkpointing": "checkpointing",
+    "compile_mode": "compile",
+    "optimizer_implementation": "optimizer",
+    "memory_format": "layout",
+    "attention_backend": "attention",
+    "num_threads": "threads",
+    "host_allocator": "malloc",
+    "device_allocator": "cuda_allocator",
+    "num_workers": "workers",
+    "prefetch_factor": "prefetch",
+}
+"""What people call a knob, where that is not its field's name; records and exports have the field's."""
+
 _MOST_COMPARED = 2**11
 """Pairs of configs whose differences are kept: a search asks for the same ones after each of its launches."""
 
 
-class TrainConfig(Record):
+class TrainConfig(GivenRecord):
     """How a training is run: one value per knob. The defaults are PyTorch's own."""
 
     micro_batch_size: PositiveCount = 32

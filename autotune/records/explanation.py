@@ -63,6 +63,15 @@ class TriedValue(Record):
     """Launches that came to no timing, by how they ended."""
 
 
+class RefusedChanges(Record):
+    """Changes that did not pass the loss check where they were made together."""
+
+    changes: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Each as `field=value`; the workload's own as `user_knobs.NAME=value`."""
+    best: Annotated[float, Field(gt=0)] | None = None
+    """Fastest settings with all of them over the baseline, as the search read it; None where none was timed."""
+
+
 class StepShare(Record):
     """One optimizer step of some settings, as their launches were timed."""
 
@@ -93,6 +102,8 @@ class Explanation(Record):
     """The one that is worth most first, then what is not known."""
     tried: tuple[TriedValue, ...] = ()
     """Values that are not the answer's, by knob."""
+    refused: tuple[RefusedChanges, ...] = ()
+    """What learned something else, or could not be shown to learn the same."""
     measured: tuple[ParetoPoint, ...] = ()
     """All settings that were timed and not refused, as the search read them: not proven."""
     before: StepShare | None = None

@@ -146,6 +146,10 @@ class DataFacts(Record):
     """An IterableDataset."""
     fingerprint: str | None = None
     """`SAMPLES:DIGEST`, the digest over some of the samples; None where they cannot be told, as of a script."""
+    hot_call: str = ""
+    """Innermost function that takes at least half of a sample's time, with its file and line; empty without one."""
+    hot_call_fraction: Fraction | None = None
+    """Share of a sample's time that it takes, what it calls included; None without one."""
     batch_bytes: Annotated[int, Field(ge=0)] | None = None
     """Tensors of one micro batch; None when not known, as below."""
     loader_seconds_per_step: NonNegative | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -113,6 +114,15 @@ class PeakMemory(Record):
     def used_bytes(self) -> int:
         """Of the device, or of the host without one."""
         return self.host_bytes if self.device_bytes is None else self.device_bytes
+
+    @classmethod
+    def largest(cls, peaks: Iterable[PeakMemory]) -> Self | None:
+        """Return the largest peaks of the launches of some settings; None without a launch."""
+        seen = list(peaks)
+        if not seen:
+            return None
+        devices = [one.device_bytes for one in seen if one.device_bytes is not None]
+        return cls(host_bytes=max(one.host_bytes for one in seen), device_bytes=max(devices) if devices else None)
 
 
 class Measurement(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -266,6 +267,9 @@ class Profile(Record):
         if is_preset(Path(path)):
             hint = f"autotune search --preset {path} measures it, autotune train --preset {path} takes it as it is"
             raise ProfileError(f"{path} is a preset, not the answer of a search", hint=hint)
+        if not os.path.lexists(path):
+            hint = "autotune search writes one; give its name if it is elsewhere"
+            raise ProfileError(f"there is no answer {path}", hint=hint)
         return read_record(Path(path), cls, max_bytes=MAX_PROFILE_BYTES)
 
     def save(self, path: str | Path) -> None:

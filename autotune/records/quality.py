@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.records.codec import Record
+from autotune.records.given import GivenRecord
 from autotune.records.measurement import Interval, NonNegative
 
 QualityTest = Literal[
@@ -21,7 +22,7 @@ TRAININGS = ("exact-losses", "paired-losses", "metric", "samples-to-loss")
 _PRELIMINARY = ("additivity", "gradients")
 
 
-class Margin(Record):
+class Margin(GivenRecord):
     """How much worse a figure may get, fixed before anything is compared."""
 
     amount: float
@@ -30,8 +31,8 @@ class Margin(Record):
     """relative: a share of the baseline's own figure; absolute: in the figure's own unit."""
 
 
-class DriftLimits(Record):
-    """What the user allows: `--max-drift`."""
+class DriftLimits(GivenRecord):
+    """What the user allows: `--max-loss-increase` and `--metric-limit`."""
 
     loss: Margin = Margin(amount=0.005)
     """For the training loss; always relative."""

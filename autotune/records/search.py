@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator
 from autotune.records.codec import SCHEMA_VERSION, Record, explain_misfit
 from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainConfig, is_user_knob, with_knobs
 from autotune.records.facts import ModelFacts
+from autotune.records.given import GivenRecord
 from autotune.records.measurement import Interval, NonNegative
 from autotune.records.probe import ProbeReport, RuledOut
 from autotune.records.profile import SearchVerdict
@@ -19,7 +20,7 @@ Printable = Annotated[str, Field(max_length=400, pattern=r"^[^\x00-\x1f\x7f-\x9f
 """Text of somebody else's file, without what a terminal would obey."""
 
 
-class PlannedRun(Record):
+class PlannedRun(GivenRecord):
     """How long the final training is going to be."""
 
     amount: Annotated[float, Field(gt=0)]
@@ -28,7 +29,7 @@ class PlannedRun(Record):
     """seconds: with the user's own settings."""
 
 
-class Preset(Record):
+class Preset(GivenRecord):
     """A named set of knob values; what it leaves out stays the baseline's."""
 
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION

@@ -12,6 +12,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Measurement
+from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
 
 
@@ -201,6 +202,10 @@ class TrialSpec(Record):
     """Which of a script's loaders it trains from, as the probe found them."""
     ceilings: Ceilings | None = None
     """The machine's limits where a probe need not measure them again."""
+    max_drift: DriftLimits | None = None
+    """Of the search that a probe is for: a limit of a metric that the workload has not ends it at once."""
+    named_knobs: tuple[str, ...] = ()
+    """And knobs that the search was told of: one that the workload has not ends it too."""
     limits: TrialLimits
     """Time and memory."""
 

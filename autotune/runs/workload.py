@@ -34,6 +34,8 @@ from autotune.runs.rank_source import RankSource
 from autotune.runs.ranks import find_patience, find_rank, run_ranks
 from autotune.runs.source import Found
 from autotune.runs.workload_source import WorkloadSource
+from autotune.space import require_knobs
+from autotune.targets.drift_limits import require_metrics
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 
@@ -137,6 +139,9 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
 
         return probe_machine(spec, device, started=started)
     loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
+    if spec.max_drift is not None:
+        require_metrics(spec.max_drift, [metric.name for metric in loaded.metrics])
+    require_knobs(spec.named_knobs, loaded.knobs)
     if spec.purpose == "probe":
         from autotune.probe.sources.workload import probe_workload
 

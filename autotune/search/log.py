@@ -7,7 +7,7 @@ checks, finals           ──▶ who leads, what is settled, the answer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
@@ -44,6 +44,7 @@ class SearchLog:
         self._measured_seconds, self._gate_seconds = measured_seconds, 0.0
         self._interrupted_before = interrupted_before
         self._judged: tuple[Judged, ...] = ()
+        self._estimates: Mapping[str, float] = {}
         self._last_ranking: Ranking | None = None
         self._earlier_launches = 0
         self._interrupted: tuple[TrialResult, ...] = ()
@@ -93,6 +94,12 @@ class SearchLog:
         """Add launches that are scored already."""
         self._judged = (*self._judged, *judged)
         self._derived = {}
+
+    def add_estimates(self, estimates: Mapping[str, float]) -> None:
+        """Add what all launches so far say of each config, its log speed-up by key; it takes the place of earlier."""
+        self._estimates = estimates
+        for name in ("ranking", "ranking_of_all", "schedule"):
+            self._derived.pop(name, None)
 
     def add_interrupted(self, result: TrialResult) -> None:
         """Add a timing launch that the end of its time or the user cut."""
@@ -261,6 +268,8 @@ class SearchLog:
             planned_samples=problem.planned_samples,
             is_refused=is_refused,
             before=self._last_ranking,
+            estimates=self._estimates,
+            least_change_gain=problem.policy.least_change_gain,
         )
         return self._last_ranking
 

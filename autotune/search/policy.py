@@ -20,6 +20,8 @@ class SearchPolicy:
         probe_warmup_seconds: longest warm-up of the probe.
 
         least_gain: log speed-up; a candidate that was not even this much faster in the search is not taken any further.
+        least_change_gain: log speed-up that each change has to be worth: of two configs that differ by less, the
+            simpler one leads.
         least_trial_seconds: that any trial of the exploring stage is given.
         patience: times the seconds that a trial is expected to take, until it is killed.
         most_compile_patience: of the budget; for a trial that compiles, however long that is expected to take.
@@ -73,6 +75,7 @@ class SearchPolicy:
     probe_warmup_seconds: float = 30.0
 
     least_gain: float = math.log(1.005)
+    least_change_gain: float = 0.01
     least_trial_seconds: float = 10.0
     patience: float = 3.0
     most_compile_patience: float = 0.25

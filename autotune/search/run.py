@@ -42,6 +42,7 @@ from autotune.search.store.folder import (
 from autotune.search.store.kept_probe import take_kept_probe
 from autotune.search.store.seal import drop_compiled, is_sealed, seal_search
 from autotune.sentences.loss_check import describe_limits
+from autotune.space import require_knobs
 from autotune.targets.drift_limits import require_metrics
 from autotune.targets.resolve import resolve_target
 from autotune.targets.source.fingerprint import fingerprint_target, is_older
@@ -64,12 +65,12 @@ _KEPT = (
 _NAMES = {"world_size": "nproc_per_node"}
 """Of these, by what they are asked for."""
 
-LEAST_BUDGET_SECONDS = 15.0
+LEAST_BUDGET_SECONDS = 20.0
 DEFAULT_BUDGET_SECONDS = 20 * 60.0
 
 _HINTS = {
     "budget_seconds": 'give seconds, as 1200; run_search(target, budget="20m") takes text too',
-    "max_drift": 'run_search(target, max_drift="0.5%") takes text; DriftLimits(loss=Margin(amount=0.005)) is the same',
+    "max_drift": 'DriftLimits(loss=Margin(amount=0.005)); run_search(target, max_drift="0.5%") takes text',
     "memory_limit_bytes": "give bytes, as 16 * 2**30",
     "only": 'give a list of knobs: ["num_workers"]',
     "exclude": 'give a list of knobs: ["precision"]',
@@ -170,7 +171,7 @@ def run_search(
     work = Path(folder or Path.cwd()).resolve()
     resolved = resolve_target(target, folder=work).target
     if resolved.script is not None:
-        _require_for_script(chosen, resolved.script)
+        _check_for_script(resolved.script, chosen)
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
         with lock_searches(work):
@@ -188,8 +189,8 @@ def run_search(
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
 
 
-def _require_for_script(options: SearchOptions, script: Script) -> None:
-    """Refuse what a script cannot be searched with."""
+def _check_for_script(script: Script, options: SearchOptions) -> None:
+    """Make sure that what is asked can be had of a script; of a workload that is known once it is imported."""
     if options.learning_rate_rule != "none":
         raise UsageError(
             "--lr-scaling cannot reach the learning rate of a script",
@@ -201,6 +202,7 @@ def _require_for_script(options: SearchOptions, script: Script) -> None:
             hint="a script is started by torchrun: autotune search ... -- torchrun --nproc-per-node 2 train.py",
         )
     require_metrics(options.max_drift, [metric.name for metric in script.metrics])
+    require_knobs((*options.only, *options.exclude), [knob.name for knob in script.knobs])
 
 
 def _search(

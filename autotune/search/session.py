@@ -54,8 +54,8 @@ class SearchStore(KeepsFinals, Protocol):
     """Where a search is kept, as far as its stages look at it: a `SearchFolder`."""
 
     @property
-    def database(self) -> Path:
-        """Of the study's copy."""
+    def database(self) -> Path | None:
+        """Of the study's copy; None for no copy."""
         ...
 
     def read_probe(self) -> ProbeReport | None:
@@ -171,6 +171,7 @@ def run_session(
     space = log.problem.space
     starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
     study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds))
+    log.add_estimates(study.list_estimates())
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
     stop_reason = _explore_and_prove(log, starter, study, prover, answer, gate.foretell_seconds)
     if context.should_stop():
@@ -253,7 +254,7 @@ def _explore_and_prove(
         answer(stop_reason)
 
     stop_reason: StopReason = "running"
-    leader = log.ranking.simplest_of_best if log.judged else None
+    leader = log.ranking.leader if log.judged else None
     if leader is not None and leader.score > log.problem.policy.least_gain:
         prover.look_at(leader.config)  # an earlier session may have been stopped before or while it did
     if log.finals is not None:  # of an earlier session: what it left open comes first
@@ -299,6 +300,7 @@ def _probe(
         limits=_limit_probe(state, context, policy),
         world_size=state.world_size,
         seed=state.seed,
+        asked=state,
         find_log=context.find_log,
     )
     folder.write_probe(report)

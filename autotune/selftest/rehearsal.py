@@ -156,7 +156,7 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: 
 def _describe(
     log: SearchLog, expected: ExpectedWorld, prover: Prover, gate: GateStage, budget_seconds: float
 ) -> SearchForecast:
-    problem, best = log.problem, log.ranking.simplest_of_best
+    problem, best = log.problem, log.ranking.leader
     leader = best.config if best is not None and best.score > problem.policy.least_gain else None
     pairs = 0 if leader is None else prover.reserve.count_pairs(leader)
     return SearchForecast(

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,13 +118,20 @@ def replay_one(case: Case, seed: int) -> Outcome:
     return read_outcome(outcome.profile, truth=case.truth, noise=case.name)
 
 
-def search(simulation: Simulation, seed: int, budget_seconds: float, **stages: Any) -> SessionOutcome:
+def search(
+    simulation: Simulation,
+    seed: int,
+    budget_seconds: float,
+    should_stop: Callable[[], bool] = lambda: False,
+    **stages: Any,
+) -> SessionOutcome:
     """Run a search on a simulation.
 
     Args:
         simulation: runs its trials, and is its clock.
         seed: of its proposals.
         budget_seconds: on that clock.
+        should_stop: returns whether the user has asked it to.
         stages: of `run_session`, where they are not the real ones.
     """
     state = SearchState(
@@ -136,7 +143,7 @@ def search(simulation: Simulation, seed: int, budget_seconds: float, **stages: A
         measure_seconds=MEASURE_SECONDS,
     )
     budget = Budget(budget_seconds, 0.0, simulation.clock)
-    context = SearchContext(budget, simulation.run, SearchReporter(), lambda: False)
+    context = SearchContext(budget, simulation.run, SearchReporter(), should_stop)
     return run_session(simulation, state, context, lambda _profile: None, number=1, **stages)
 
 
@@ -238,13 +245,13 @@ class Simulation:
         world: what is searched.
         now: seconds on the clock.
         gate_seconds: returns what a trial of the loss check takes; None for next to nothing.
-        database: of the study's copy; there is none.
+        database: of the study's copy; None for no copy.
     """
 
     world: World
     now: float = 0.0
     gate_seconds: Callable[[TrialSpec], float] | None = None
-    database: Path = field(default_factory=Path)
+    database: Path | None = None
 
     def __post_init__(self) -> None:
         self._probe = self.run(_probe_spec())
@@ -338,7 +345,7 @@ class Shuffled:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         space: SearchSpace,
         *,
         seed: int,
@@ -368,6 +375,10 @@ class Shuffled:
 
     def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
         """Return nothing: it has learnt nothing."""
+        return {}
+
+    def list_estimates(self) -> dict[str, float]:
+        """Return nothing: a reading is all that is known of a config."""
         return {}
 
     def save(self, attributes: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.format import count, format_bounds, format_bytes, format_factor, format_share, format_time
 from autotune.records.config import get_knob
-from autotune.records.explanation import ChangeEffect, Explanation, StepShare, TriedValue
+from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, StepShare, TriedValue
 from autotune.records.measurement import Interval
 from autotune.sentences.settings import name_setting
 from autotune.sentences.trials import name_status
@@ -20,9 +20,12 @@ NUMERICS = {
 
 _TELLING_BYTES = 2**20
 
+_INPUT_BOUND = 0.1
+"""Share of a step that is waiting for data above which the probe calls it input-bound."""
+
 
 def name_change(effect: ChangeEffect, explanation: Explanation, *, arrow: str = "->") -> str:
-    """Return what a change changes, e.g. `num_workers 0 -> 2, prefetch_factor 2 -> 4`."""
+    """Return what a change changes, e.g. `workers 0 -> 2, prefetch 2 -> 4`."""
     before, after = explanation.baseline_config, explanation.config
     values = ((name_setting(one), get_knob(before, one), get_knob(after, one)) for one in effect.names)
     return ", ".join(f"{name} {old} {arrow} {new}" for name, old, new in values)
@@ -100,3 +103,23 @@ def describe_tried(tried: TriedValue, *, sign: str = "x") -> str:
 def describe_step(step: StepShare) -> str:
     """Return how long a step takes and how much of it is waiting, e.g. `62 ms, 48 % waiting for data`."""
     return f"{format_time(step.seconds)}, {format_share(step.data_wait_fraction)} waiting for data"
+
+
+def describe_shift(explanation: Explanation) -> str:
+    """Return what became of the bottleneck, as far as waiting for data tells; empty where a step was not timed."""
+    before, after = explanation.before, explanation.after
+    if before is None or after is None:
+        return ""
+    waited, waits = (step.data_wait_fraction > _INPUT_BOUND for step in (before, after))
+    if waits:
+        return "still the loader" if waited else "now the loader: it was not before"
+    return "no longer the loader" if waited else "not the loader, as before"
+
+
+def describe_refused(refused: RefusedChanges, *, sign: str = "x") -> str:
+    """Return what was refused and what it would have gained, e.g. `layout=channels_last threads=1: at best 2.96x`."""
+    parts = (one.partition("=") for one in refused.changes)
+    names = " ".join(f"{name_setting(field)}={value}" for field, _, value in parts)
+    gain = "not timed" if refused.best is None else f"at best {format_factor(refused.best, sign=sign)}"
+    together = " together" if len(refused.changes) > 1 else ""
+    return f"{names}{together}: {gain}, and not shown to learn the same"

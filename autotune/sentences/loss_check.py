@@ -31,7 +31,7 @@ def format_margin(margin: Margin) -> str:
 
 
 def describe_limits(limits: DriftLimits) -> str:
-    """Return what `--max-drift` allows as one line, e.g. `loss +0.50%, metrics +0.50%, accuracy +0.0010`."""
+    """Return what the user allows as one line, e.g. `loss +0.50%, metrics +0.50%, accuracy +0.0010`."""
     named = [("loss", limits.loss), ("metrics", limits.metric or limits.loss), *limits.metrics.items()]
     return ", ".join(f"{name} {format_margin(margin)}" for name, margin in named)
 

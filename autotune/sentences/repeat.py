@@ -22,8 +22,7 @@ def describe_command(state: SearchState) -> str:
     words = [] if script is not None else [state.target.spec]
     words += [] if state.budget_seconds is None else ["--budget", _format_budget(state.budget_seconds)]
     words += ["--seed", str(state.seed)] if state.seed else []
-    for limit in _list_limits(state.max_drift):
-        words += ["--max-drift", limit]
+    words += _list_limits(state.max_drift)
     if state.memory_limit_bytes is not None:
         words += ["--memory-limit", f"{state.memory_limit_bytes}B"]
     if state.planned_run is not None:
@@ -45,7 +44,7 @@ def describe_saving(profile: Profile, state: SearchState | None, baseline_rate: 
     Args:
         profile: the answer.
         state: what the search was asked, which may tell how long the training is.
-        baseline_rate: samples per second of the user's own settings, as the probe read them.
+        baseline_rate: samples per second of the user's own settings.
         aside: share of a run that is no training step, and stays as it is.
     """
     whole = find_run_seconds(profile, state, baseline_rate)
@@ -100,14 +99,13 @@ def shorten_run(seconds: float, ratio: float, aside: float) -> float:
 
 
 def _list_limits(limits: DriftLimits) -> Iterator[str]:
-    usual = DriftLimits()
-    if limits.metric is not None:
-        yield _format_limit(limits.metric)
-        if limits.loss != limits.metric:
-            yield f"loss:{_format_limit(limits.loss)}"
-    elif limits.loss != usual.loss:
-        yield _format_limit(limits.loss)
-    yield from (f"{name}:{_format_limit(margin)}" for name, margin in limits.metrics.items())
+    usual = DriftLimits().loss
+    if limits.loss != usual:
+        yield from ("--max-loss-increase", _format_limit(limits.loss))
+    if (limits.metric or limits.loss) != usual:
+        yield from ("--metric-limit", _format_limit(limits.metric or limits.loss))
+    for name, margin in limits.metrics.items():
+        yield from ("--metric-limit", f"{name}={_format_limit(margin)}")
 
 
 def _format_limit(margin: Margin) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from autotune.format import count
-from autotune.records.config import TrainConfig, changed_fields, get_knob, spread_config
+from autotune.records.config import SHORT_NAMES, TrainConfig, changed_fields, get_knob, spread_config
 
 _USER_KNOB = "user_knobs."
+_TAKEN = {*TrainConfig.model_fields, *SHORT_NAMES.values()}
 
 
 def name_setting(field: str) -> str:
-    """Return a setting's name as its owner knows it: a user knob without the table that it is kept in."""
-    return field.removeprefix(_USER_KNOB)
+    """Return what people call a setting: `workers`; a user knob by its own name, unless a usual one has that."""
+    own = field.removeprefix(_USER_KNOB)
+    if own != field:
+        return field if own in _TAKEN else own
+    return SHORT_NAMES.get(field, field)
 
 
 def list_changes(config: TrainConfig, baseline: TrainConfig) -> list[str]:
@@ -19,12 +23,12 @@ def list_changes(config: TrainConfig, baseline: TrainConfig) -> list[str]:
 
 
 def describe_changes(config: TrainConfig, baseline: TrainConfig) -> str:
-    """Return how a config differs from the baseline, e.g. `precision=bf16 num_workers=2`."""
+    """Return how a config differs from the baseline, e.g. `precision=bf16 workers=2`."""
     return " ".join(list_changes(config, baseline)) or "your settings"
 
 
 def describe_exchanges(before: TrainConfig, after: TrainConfig) -> str:
-    """Return the settings that differ, e.g. `micro_batch_size 64 -> 32, gradient_accumulation_steps 1 -> 2`."""
+    """Return the settings that differ, e.g. `micro_batch 64 -> 32, accumulation 1 -> 2`."""
     names = changed_fields(after, before)
     return ", ".join(f"{name_setting(name)} {get_knob(before, name)} -> {get_knob(after, name)}" for name in names)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.errors import TargetError, UsageError
+from autotune.format import with_article
 from autotune.records.reading import read_bytes
 from autotune.records.trial import Target
 from autotune.targets.launch.command import find_launch
@@ -127,7 +128,7 @@ def _check_object(spec: str, attribute: str, names: SourceNames) -> None:
     if attribute in names.incomplete:
         kind, missing = names.incomplete[attribute]
         raise TargetError(
-            f"{spec} is a {kind} without {', '.join(f'{name}()' for name in missing)}",
+            f"{spec} is {with_article(kind)} without {', '.join(f'{name}()' for name in missing)}",
             hint=f"a workload has the methods {', '.join(REQUIRED)}; see {DOCS_PART}",
         )
 

@@ -1,54 +1,110 @@
-"""Read `--max-drift`: how much worse than the baseline's the training loss and each metric may get.
+"""Read how much worse than the baseline's the training loss and each metric may get.
 
-    0.5%   percent-max-degradation=0.5     relative: a share of the baseline's own figure
-    0.1pp  max-degradation=0.001           absolute: in the metric's own unit
-    min-improvement=0.01                   absolute: better by that much, or it is refused
+    --max-loss-increase 0.5%              relative: a share of the baseline's own loss
+    --metric-limit 0.5%                   the same of every metric that has none of its own
+    --metric-limit accuracy=0.1pp         absolute: in the metric's own unit; also max-degradation=0.001
+    --metric-limit min-improvement=0.01   absolute: better by that much, or it is refused
 
-Each may stand after a metric's name and a colon. Without a name a limit holds for every metric that has none of its own
-and, if it is relative, for the training loss too; `loss:` names the training loss alone.
+`--max-drift [METRIC:]LIMIT` is what both were called before. There, a relative limit without a name holds for the loss
+and for every metric, and `loss:` names the training loss alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.errors import UsageError
 from autotune.records.quality import DriftLimits, Margin
 
 _LOSS = "loss"
-_LIMIT = re.compile(
-    r"(?:(?P<form>max-degradation|percent-max-degradation|min-improvement)=)?"
-    r"(?P<sign>-?)(?P<number>\d{1,15}(?:\.\d+)?)(?P<unit>%|pp)?",
-    re.ASCII,
-)
+_METRICS = "\0"
+"""Stands for every metric that has no limit of its own: no name has it."""
+_NAMES = {"": "every metric", _METRICS: "every metric"}
+_FORMS = r"max-degradation|percent-max-degradation|min-improvement"
+_LIMIT = re.compile(rf"(?:(?P<form>{_FORMS})=)?(?P<sign>-?)(?P<number>\d{{1,15}}(?:\.\d+)?)(?P<unit>%|pp)?", re.ASCII)
+_NAMED = re.compile(rf"(?P<metric>.*?)=(?P<limit>(?:(?:{_FORMS})=)?[^=]*)", re.ASCII | re.DOTALL)
 _HINT = "write 0.5% (relative), 0.1pp or max-degradation=0.001 (absolute), or min-improvement=0.01"
+_LOSS_HINT = "write 0.5%, a share of your own settings' loss"
 
 
-def read_drift_limits(texts: Sequence[str], *, name: str = "--max-drift") -> DriftLimits:
-    """Return what the texts allow together; the defaults for what they leave out.
+def name_option(field: str) -> str:
+    """Return the option of the command line that a limit is given by."""
+    return f"--{field.replace('_', '-')}"
 
-    Args:
-        texts: each `[METRIC:]LIMIT`.
-        name: of the option, as its user knows it.
+
+@dataclass(frozen=True)
+class GivenLimits:
+    """Limits as texts.
+
+    Attributes:
+        loss: of the training loss.
+        metrics: each `[METRIC=]LIMIT`.
+        older: each `[METRIC:]LIMIT`, as `--max-drift` takes them.
+        name: returns what the user calls `max_loss_increase`, `metric_limit` and `max_drift`.
+    """
+
+    loss: str | None = None
+    metrics: Sequence[str] = ()
+    older: Sequence[str] = ()
+    name: Callable[[str], str] = name_option
+
+    def read(self) -> dict[str, Margin]:
+        """Return the margins by the metric that they are for.
+
+        Raises:
+            UsageError: a text does not parse or is out of range, a name has two limits, or the loss an absolute one.
+        """
+        margins: dict[str, Margin] = {}
+        for metric, margin, given in self._list():
+            if metric in margins:
+                who = _NAMES.get(metric, metric)
+                raise UsageError(f"{given}: {who} has a limit already", hint="give each metric one limit")
+            margins[metric] = margin
+        return margins
+
+    def _list(self) -> Iterator[tuple[str, Margin, str]]:
+        if self.loss is not None:
+            given = f"{self.name('max_loss_increase')} {self.loss!r}"
+            yield _LOSS, _require_relative(_read_limit(self.loss.strip(), given, hint=_LOSS_HINT), given, "0.5%"), given
+        for text in self.metrics:
+            given = f"{self.name('metric_limit')} {text!r}"
+            metric, limit = _split_metric(text)
+            if metric == "":
+                raise UsageError(f"{given} names no metric", hint="write accuracy=0.5%, or 0.5% for all of them")
+            if metric == _LOSS:
+                hint = f"write {self.name('max_loss_increase')} {limit}"
+                raise UsageError(f"{given}: the loss is no metric", hint=hint)
+            yield metric, _read_limit(limit, given, before="" if metric == _METRICS else f"{metric}="), given
+        for text in self.older:
+            given = f"{self.name('max_drift')} {text!r}"
+            metric, colon, limit = (part.strip() for part in text.rpartition(":"))
+            if colon and not metric:
+                raise UsageError(f"{given} names no metric before the colon", hint="write accuracy:0.5% or 0.5%")
+            margin = _read_limit(limit, given, before=f"{metric}{colon}")
+            yield metric, _require_relative(margin, given, "loss:0.5%") if metric == _LOSS else margin, given
+
+
+def read_drift_limits(
+    older: Sequence[str] = (), *, loss: str | None = None, metrics: Sequence[str] = ()
+) -> DriftLimits:
+    """Return what options of the command line allow together: see `GivenLimits`, and `join_limits`.
 
     Raises:
-        UsageError: a text does not parse or is out of range, a name has two limits, or the loss an absolute one.
+        UsageError: see `GivenLimits.read`.
     """
-    margins: dict[str, Margin] = {}
-    for text in texts:
-        metric, margin = _read_limit(text, f"{name} {text!r}")
-        if metric in margins:
-            raise UsageError(
-                f"{name} {text!r}: {metric or 'every metric'} has a limit already", hint="give each metric one limit"
-            )
-        if metric == _LOSS and margin.unit != "relative":
-            raise UsageError(f"{name} {text!r}: the loss can only have a relative limit", hint="write loss:0.5%")
-        margins[metric] = margin
+    return join_limits(GivenLimits(loss, metrics, older).read())
+
+
+def join_limits(margins: Mapping[str, Margin]) -> DriftLimits:
+    """Return what margins allow together; the defaults for what they leave out."""
     default = DriftLimits().loss
-    usual = margins.pop("", default)
-    loss = margins.pop(_LOSS, usual if usual.unit == "relative" else default)
-    return DriftLimits(loss=loss, metric=None if usual == loss else usual, metrics=margins)
+    both = margins.get("", default)
+    loss = margins.get(_LOSS, both if both.unit == "relative" else default)
+    usual = margins.get(_METRICS, both)
+    own = {name: margin for name, margin in margins.items() if name not in ("", _LOSS, _METRICS)}
+    return DriftLimits(loss=loss, metric=None if usual == loss else usual, metrics=own)
 
 
 def require_metrics(limits: DriftLimits, known: Collection[str]) -> None:
@@ -63,29 +119,42 @@ def require_metrics(limits: DriftLimits, known: Collection[str]) -> None:
     """
     if limits.metric is not None and limits.metric.unit == "absolute" and not known:
         hint = "give the training loss a relative one, such as 0.5%"
-        raise UsageError(
-            "--max-drift is an absolute limit, and the target has no metric that it could hold for", hint=hint
-        )
+        raise UsageError("an absolute limit is given, and the training has no metric that it could hold for", hint=hint)
     for name in limits.metrics:
         if name not in known:
             hint = f"its metrics are {', '.join(known)}" if known else "it has no metric: limit the training loss alone"
-            raise UsageError(f"--max-drift names {name!r}, and the target has no such metric", hint=hint)
+            raise UsageError(f"a limit is given for {name!r}, and the training has no metric of that name", hint=hint)
 
 
-def _read_limit(text: str, given: str) -> tuple[str, Margin]:
-    """Return a metric's name, empty for none, and its margin."""
-    metric, colon, limit = (part.strip() for part in text.rpartition(":"))
-    if colon and not metric:
-        raise UsageError(f"{given} names no metric before the colon", hint="write accuracy:0.5% or 0.5%")
+def _split_metric(text: str) -> tuple[str, str]:
+    """Return a metric's name, or what stands for all of them, and its limit."""
+    if _LIMIT.fullmatch(text.strip()) is not None or "=" not in text:
+        return _METRICS, text.strip()
+    found = _NAMED.fullmatch(text)
+    return (found["metric"].strip(), found["limit"].strip()) if found else (_METRICS, text.strip())
+
+
+def _require_relative(margin: Margin, given: str, example: str) -> Margin:
+    if margin.unit != "relative":
+        raise UsageError(f"{given}: the loss can only have a relative limit", hint=f"write {example}")
+    return margin
+
+
+def _read_limit(limit: str, given: str, *, before: str = "", hint: str = _HINT) -> Margin:
     found = _LIMIT.fullmatch(limit)
     if found is None or (found["form"] and found["unit"]):
-        raise UsageError(f"{given} is not a limit", hint=_HINT)
+        name, colon, last = limit.rpartition(":")
+        meant = f"write {name}={last}" if colon and not before and _LIMIT.fullmatch(last) else hint
+        raise UsageError(f"{given} is not a limit", hint=meant)
     if not found["form"] and not found["unit"]:
-        bare = f"{metric}{colon}{limit.lstrip('-')}"
-        raise UsageError(f"{given} is a number without a unit", hint=f"{bare}% or {bare}pp?")
+        bare = f"{before}{limit.lstrip('-')}"
+        also = "" if hint == _LOSS_HINT else f" or {bare}pp"
+        raise UsageError(f"{given} is a number without a unit", hint=f"{bare}%{also}?")
     if found["sign"]:
-        raise UsageError(f"{given} is negative", hint="min-improvement=0.01 is how an improvement is required")
-    return metric, _read_margin(found, given)
+        better = "min-improvement=0.01 is how an improvement is required"
+        strict = "0% is the strictest" if hint == _LOSS_HINT else better
+        raise UsageError(f"{given} is negative", hint=strict)
+    return _read_margin(found, given)
 
 
 def _read_margin(found: re.Match[str], given: str) -> Margin:

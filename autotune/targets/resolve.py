@@ -19,7 +19,7 @@ from autotune.targets.script import read_script, script_label
 DEMO_TARGET = "autotune.targets.demo:workload"
 CONFIG_FILES = ("autotune.toml", "pyproject.toml")
 _MOST_BYTES = 1024 * 1024
-_LISTS = ("max_drift", "command")
+_LISTS = ("metric_limit", "max_drift", "command")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class ProjectSettings:
         target: `file.py:attr` or `package.module:attr`.
         command: of a script instead, its words; one text in the shell's way of quoting or several in the file.
         budget: of a search, e.g. `20m`.
-        max_drift: largest worsening allowed, e.g. `0.5%`; one text or several in the file.
+        max_loss_increase: how much higher the training loss may be, e.g. `0.5%`.
+        metric_limit: how much worse metrics may get, e.g. `accuracy=0.1pp`; one text or several in the file.
+        max_drift: what both were called before; one text or several in the file.
         memory_limit: of a trial, e.g. `16GiB`.
         out: where the profile goes.
         file: that they are of; empty without one.
@@ -39,6 +41,8 @@ class ProjectSettings:
     target: str | None = None
     command: tuple[str, ...] | None = None
     budget: str | None = None
+    max_loss_increase: str | None = None
+    metric_limit: tuple[str, ...] | None = None
     max_drift: tuple[str, ...] | None = None
     memory_limit: str | None = None
     out: str | None = None
@@ -104,7 +108,7 @@ def read_project_settings(folder: Path) -> ProjectSettings:
     """Return the settings of autotune.toml, or of [tool.autotune] in pyproject.toml; empty without either.
 
     Raises:
-        UsageError: a file is not TOML, a key is unknown, or a value is not text (of max_drift, not a list of texts).
+        UsageError: a file is not TOML, a key is unknown, or a value is not text (of metric_limit, not a list of texts).
     """
     for name in CONFIG_FILES:
         path = folder / name

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from autotune.errors import ProfileError, TargetError
+from autotune.format import with_article
 from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.reading import MOST_COUNT
 from autotune.records.script import Numerics
@@ -216,14 +217,14 @@ def check_workload(found: Any, *, label: str, fingerprint: str) -> LoadedWorkloa
     missing = [name for name in REQUIRED if not callable(getattr(found, name, None))]
     if missing:
         raise TargetError(
-            f"{label} is a {type(found).__name__} without {', '.join(f'{name}()' for name in missing)}",
+            f"{label} is {with_article(type(found).__name__)} without {', '.join(f'{name}()' for name in missing)}",
             hint=f"a workload has the methods {', '.join(REQUIRED)}; see {DOCS_PART}",
         )
     knobs = _read_knobs(found, label=label)
     baseline = getattr(found, "baseline", TrainConfig())
     if not isinstance(baseline, TrainConfig):
         raise TargetError(
-            f"{label}: baseline is a {type(baseline).__name__}",
+            f"{label}: baseline is {with_article(type(baseline).__name__)}",
             hint="write baseline = autotune.TrainConfig(micro_batch_size=64)",
         )
     own = {name: getattr(found, name) for name in knobs}
@@ -269,7 +270,8 @@ def _read_knobs(found: Any, *, label: str) -> dict[str, tuple[KnobValue, ...]]:
     declared = getattr(found, "knobs", {})
     if not isinstance(declared, Mapping):
         raise TargetError(
-            f"{label}: knobs is a {type(declared).__name__}", hint='write knobs = {"implementation": ("a", "b")}'
+            f"{label}: knobs is {with_article(type(declared).__name__)}",
+            hint='write knobs = {"implementation": ("a", "b")}',
         )
     knobs: dict[str, tuple[KnobValue, ...]] = {}
     for name, values in declared.items():

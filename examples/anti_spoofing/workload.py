@@ -23,7 +23,7 @@ class AntiSpoofingWorkload:
     """
 
     baseline = TrainConfig(micro_batch_size=32)
-    # A fraction: --max-drift eer:0.1pp allows 0.001 of it.
+    # A fraction: --metric-limit eer=0.1pp allows 0.001 of it.
     metric = ("eer", "minimize")
     # BatchNorm over a last batch of a few clips would be noisy.
     drop_last = True

@@ -125,7 +125,7 @@ def test_a_search_of_the_demo_in_a_notebook(tmp_path: Path) -> None:
     (shown, table), replaced = execute(tmp_path, f"import autotune\n{search}", "profile", timeout=900)
     assert [output.output_type for output in shown] == ["display_data"]
     text = shown[0].data["text/plain"]
-    assert "your settings: " in text
+    assert "your settings, as they run now" in text
     assert re.search(r"^#\d+ ", text, re.MULTILINE)
     assert replaced
     assert "<table>" in table[0].data["text/html"]

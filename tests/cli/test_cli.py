@@ -55,7 +55,7 @@ def test_the_version_names_what_matters(tmp_path):
     ("arguments", "message", "hint"),
     [
         (["search", "--budget", "20"], "--budget '20' is not a duration with a unit", "20m or 20s?"),
-        (["search", "--budget", "5s"], "too short to start and measure anything", "give at least 15s"),
+        (["search", "--budget", "5s"], "too short to start and measure anything", "give at least 20s"),
         (["search", "--max-drift", "150%"], "--max-drift '150%' is out of range", "below 100%"),
         (["search", "--max-drift", "1%", "--max-drift", "a:2"], "--max-drift 'a:2' is a number", "a:2% or a:2pp?"),
         (["search", "--memory-limit", "8"], "--memory-limit '8' is not a size with a unit", "16GiB"),

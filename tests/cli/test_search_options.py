@@ -15,6 +15,7 @@ from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import DriftLimits, Evidence, Margin, ProfileTarget, TrainConfig
 from autotune.records.script import Script
 from autotune.search.run import SearchOptions
+from autotune.targets.drift_limits import GivenLimits
 
 NOTHING: dict[str, str | None] = {"budget": None, "memory_limit": None, "out": None}
 
@@ -26,8 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read(max_drift: tuple[str, ...] = ()) -> SearchOptions:
-    return read_options(NOTHING, max_drift=max_drift, seed=0, resume=False, force=False)
+def read(max_drift: tuple[str, ...] = (), *, loss: str | None = None, metrics: tuple[str, ...] = ()) -> SearchOptions:
+    return read_options(NOTHING, limits=GivenLimits(loss, metrics, max_drift), seed=0, resume=False, force=False)
 
 
 def test_without_anything_the_defaults_hold() -> None:
@@ -42,6 +43,13 @@ def test_limits_that_are_typed_replace_those_of_the_settings(folder: Path) -> No
     assert read(("2%",)).max_drift == DriftLimits(loss=Margin(amount=0.02))
     (folder / "autotune.toml").write_text('max_drift = "1"')
     with pytest.raises(UsageError, match=r"autotune\.toml: max_drift '1' is a number without a unit"):
+        read()
+    (folder / "autotune.toml").write_text('max_loss_increase = "1%"\nmetric_limit = "accuracy=0.1pp"')
+    assert read().max_drift == from_file.replace(metric=Margin(amount=0.005))
+    assert read(loss="2%").max_drift == from_file.replace(loss=Margin(amount=0.02), metric=Margin(amount=0.005))
+    assert read(metrics=("kappa=1%",)).max_drift.metrics == {"kappa": Margin(amount=0.01)}
+    (folder / "autotune.toml").write_text('metric_limit = "accuracy=1"')
+    with pytest.raises(UsageError, match=r"autotune\.toml: metric_limit 'accuracy=1' is a number without a unit"):
         read()
 
 

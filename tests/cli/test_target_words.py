@@ -99,7 +99,7 @@ def test_a_command_in_one_word_is_told_apart(folder: Path) -> None:
     assert "without the quotes: python bad5.py" in shown.stderr
 
 
-@pytest.mark.parametrize(("option", "said"), [("--profile", "nothere.json: No such file"), ("--preset", "no preset")])
+@pytest.mark.parametrize(("option", "said"), [("--profile", "no answer nothere.json"), ("--preset", "no preset")])
 def test_settings_that_are_not_there_are_told_before_anything_is_started(folder: Path, option: str, said: str) -> None:
     before = sorted(folder.rglob("*"))
     shown = run("train", option, "nothere.json" if option == "--profile" else "nothere", folder=folder)

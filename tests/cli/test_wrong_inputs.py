@@ -80,9 +80,26 @@ WRONG: dict[str, tuple[dict[str, str], int, str, str]] = {
     "search --max-drift foo:1% --metric-regex acc=(.*) --direction maximize -- python train.py": (
         {"train.py": "import torch\n"},
         2,
-        "--max-drift names 'foo', and the target has no such metric",
+        "a limit is given for 'foo', and the training has no metric of that name",
         "its metrics are acc",
     ),
+    "search --metric-limit foo=1% --metric-regex acc=(.*) --direction maximize -- python train.py": (
+        {"train.py": "import torch\n"},
+        2,
+        "a limit is given for 'foo', and the training has no metric of that name",
+        "its metrics are acc",
+    ),
+    "search --only wrkers -- python train.py": (
+        {"train.py": "import torch\n"},
+        2,
+        "'wrkers' is no knob",
+        "did you mean workers? the knobs are workers, prefetch,",
+    ),
+    "search --metric-limit accuracy:1% mod:workload": ({}, 2, "'accuracy:1%' is not a limit", "write accuracy=1%"),
+    "search --max-loss-increase 5 mod:workload": ({}, 2, "--max-loss-increase '5' is a number without", "5%?"),
+    "search --budget 15s mod:workload": ({}, 2, "--budget is 15 s, too short", "give at least 20s"),
+    "export --to htf": ({}, 2, "there is no exporter 'htf'", "did you mean hf?"),
+    "show nothere.json": ({}, 7, "there is no answer nothere.json", "autotune search writes one"),
 }
 
 

@@ -13,6 +13,7 @@ from typing import get_args
 
 from autotune.knobs import KNOBS, Knob
 from autotune.records import TrainConfig
+from autotune.records.config import SHORT_NAMES
 
 _HEAD = """\
 # The settings
@@ -25,6 +26,9 @@ says which are worth it, and why the others are not.
 - *rounding*: the same arithmetic in another order or width. Gradients are compared, and trainings where they cannot
   tell.
 - *semantic*: another training, compared by whole trainings.
+
+Some have a shorter name in what is printed. `--only` and `--exclude` take either; `best.json`, presets and exports have
+the longer one.
 """
 _FOOT = (
     "Knobs of your own: [scripts](scripts.md#the-batch-and-other-flags-of-yours), "
@@ -63,7 +67,9 @@ def _list_lines() -> Iterator[str]:
     yield "| setting | what it does | values | numerics | |"
     yield "| --- | --- | --- | --- | --- |"
     for knob in KNOBS:
-        cells = (f"`{knob.field}`", said[knob.field], describe_values(knob), knob.numerics, _COSTS[knob.cost])
+        name = f"`{knob.field}`"
+        name += f", in talk `{SHORT_NAMES[knob.field]}`" if knob.field in SHORT_NAMES else ""
+        cells = (name, said[knob.field], describe_values(knob), knob.numerics, _COSTS[knob.cost])
         yield f"| {' | '.join(cells)} |"
     yield ""
     yield _FOOT

@@ -19,7 +19,7 @@ from autotune.emit.report.plots import draw_losses, draw_memory, draw_timeline
 from autotune.emit.report.worth import draw_worth
 from autotune.format import format_bounds, format_factor
 from autotune.records import LossCurve, PeakMemory, TrialResult, TrialStatus
-from autotune.records.explanation import ChangeEffect, Explanation, StepShare, TriedValue
+from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, StepShare, TriedValue
 from autotune.records.profile import OneOffCosts, ParetoPoint
 from autotune.records.search import PlannedRun
 from autotune.sentences.repeat import describe_command, describe_price, describe_saving
@@ -63,6 +63,7 @@ def make_explanation(**changes: Any) -> Explanation:
         "together": make_interval(1.38, 1.31, 1.46).replace(confidence_level=0.95),
         "changes": EFFECTS,
         "tried": (TriedValue(knob="num_threads", value=1, launches=2, alone=0.96, best=0.96, failed={"timed_out": 1}),),
+        "refused": (RefusedChanges(changes=("memory_format=channels_last",), best=1.62),),
         "measured": (
             ParetoPoint(config=TUNED, speedup=1.4, memory=PeakMemory(host_bytes=900 * MIB)),
             ParetoPoint(config=BASELINE, speedup=1.0, memory=PeakMemory(host_bytes=500 * MIB)),
@@ -106,7 +107,14 @@ def test_the_terminal_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -
     for figure in ("1.28x", "95 % 1.21-1.37", "1.05x", "95 % 0.97-1.14", "-180 MiB", "1.38x", "95 % 1.31-1.46"):
         assert figure in printed
         assert figure in words
-    for known in ("not known", "needed", "crashed: x", "32 ms, 31 % waiting for data", "alone 0.96x; 2 launches"):
+    for known in (
+        "not known",
+        "needed",
+        "crashed: x",
+        "32 ms, 31 % waiting for data",
+        "alone 0.96x; 2 launches",
+        "layout=channels_last: at best 1.62x, and",
+    ):
         assert known in printed
         assert known in words
 
@@ -169,8 +177,8 @@ def test_nothing_is_saved_where_the_settings_stay() -> None:
         ({"budget_seconds": 90.0, "seed": 3}, "autotune search train.py:workload --budget 90s --seed 3"),
         (
             {"max_drift": read_drift_limits(["0.2%", "accuracy:0.1pp"]), "only": ("precision",)},
-            "autotune search train.py:workload --max-drift 0.2% --max-drift accuracy:max-degradation=0.001 "
-            "--only precision",
+            "autotune search train.py:workload --max-loss-increase 0.2% --metric-limit 0.2% "
+            "--metric-limit accuracy=max-degradation=0.001 --only precision",
         ),
     ],
 )

@@ -31,6 +31,7 @@ from autotune.records.explanation import Explanation
 from autotune.search.launch.budget import Budget
 from autotune.search.progress import SearchReporter
 from autotune.search.store.folder import SearchFolder, find_search_of
+from autotune.sentences.explanation import describe_refused
 
 
 def both_win(config: TrainConfig) -> float:
@@ -134,6 +135,19 @@ def test_what_was_tried_is_told_with_how_it_ended(tmp_path: Path) -> None:
     assert crashed
     assert all(one.failed == {"crashed": one.launches} and one.best is None for one in crashed)
     assert tried["optimizer_implementation", "fused"].best is not None
+
+
+def test_what_the_loss_check_refused_is_told_with_what_it_would_have_gained(tmp_path: Path) -> None:
+    run = search(tmp_path, Machine(speed=both_win, noise=0.0))
+    readings = _read(run.folder, run.profile)
+    assert derive(run.profile, readings).refused == ()
+    readings.log.refuse(frozenset({"optimizer_implementation=fused", "precision=bf16"}))
+    readings.log.refuse(frozenset({"user_knobs.width=3"}))
+    both, none = derive(run.profile, readings).refused
+    assert both.changes == ("optimizer_implementation=fused", "precision=bf16")
+    assert both.best == pytest.approx(1.5 * 1.3 * 0.9, rel=0.02)
+    assert describe_refused(both).startswith("optimizer=fused precision=bf16 together: at best 1.7")
+    assert describe_refused(none) == "width=3: not timed, and not shown to learn the same"
 
 
 def test_nothing_is_explained_where_the_settings_stay(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_search_is_a_row_for_each_trial_and_one_for_the_answer(tmp_path: Path)
     assert search_with(["csv"], tmp_path) == []
     first, second, answer = read(tmp_path / "trials.csv")
     assert (first["step"], first["trial/status"], first["trial/speedup"]) == ("1", "completed", "1.25")
-    assert (first["config/num_workers"], first["trial/changes"]) == ("4", "num_workers=4")
+    assert (first["config/num_workers"], first["trial/changes"]) == ("4", "workers=4")
     assert (second["trial/status"], second["trial/error"], second["trial/speedup"]) == ("timed_out", "late", "")
     assert (answer["step"], answer["answer/verdict"]) == ("", make_profile().verdict)
     search_with(["csv"], tmp_path)  # resumed

@@ -12,6 +12,7 @@ import pkgutil
 import re
 import textwrap
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -31,7 +32,7 @@ from record_factory import (
 )
 
 import autotune.records
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.records import (
     Interval,
     Measurement,
@@ -44,10 +45,11 @@ from autotune.records import (
     parse_record,
     with_knobs,
 )
+from autotune.records.given import GivenError, GivenRecord
 from autotune.records.profile import MAX_PROFILE_BYTES
-from autotune.records.quality import Margin
+from autotune.records.quality import DriftLimits, Margin
 from autotune.records.reading import MOST_COUNT
-from autotune.records.search import Preset
+from autotune.records.search import PlannedRun, Preset
 
 
 def _record_classes() -> list[type[Record]]:
@@ -56,7 +58,9 @@ def _record_classes() -> list[type[Record]]:
         for found in pkgutil.iter_modules(autotune.records.__path__)
     ]
     classes = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}
-    return sorted({kind for kind in classes if issubclass(kind, Record)} - {Record}, key=lambda kind: kind.__name__)
+    return sorted(
+        {kind for kind in classes if issubclass(kind, Record)} - {Record, GivenRecord}, key=lambda kind: kind.__name__
+    )
 
 
 RECORDS = _record_classes()
@@ -194,7 +198,7 @@ def test_any_record_refuses_changes_and_unknown_fields(kind: type[Record], data:
         setattr(record, name, getattr(record, name))
     with pytest.raises(ValidationError, match="frozen"):
         delattr(record, name)
-    with pytest.raises(ValidationError, match="unheard_of"):
+    with pytest.raises(ValueError, match="unheard_of"):
         record.replace(unheard_of=1)
     with pytest.raises(ProfileError, match="unheard_of"):
         parse_record(json.dumps({**json.loads(record.to_json()), "unheard_of": 1}), kind, name="any.json")
@@ -255,8 +259,47 @@ def test_a_knob_of_the_workload_is_set_and_removed(config: TrainConfig, own: str
     [("micro_batch_size", 0), ("micro_batch_size", "8"), ("precision", "fp8"), ("num_workers", True), ("nope", 1)],
 )
 def test_a_bad_knob_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(GivenError, match=name):
         with_knobs(TrainConfig(), {name: value})
+
+
+@pytest.mark.parametrize(
+    ("build", "message", "hint"),
+    [
+        (lambda: Margin(amount="0.5%"), "Margin: amount is '0.5%', of type str", "it should be a valid number"),  # type: ignore[arg-type]
+        (lambda: Margin("0.5%"), "Margin takes its fields by name", "write Margin(amount=..., unit=...)"),  # type: ignore[call-arg]
+        (lambda: Margin(), "Margin: 'amount' is missing", "write Margin(amount=..., unit=...)"),  # type: ignore[call-arg]
+        (lambda: DriftLimits(loss=0.005), "DriftLimits: loss is 0.005, of type float", "it should be a Margin"),  # type: ignore[arg-type]
+        (
+            lambda: TrainConfig(num_worker=2),  # type: ignore[call-arg]
+            "TrainConfig: unknown key 'num_worker', did you mean 'num_workers'?",
+            "help(TrainConfig) lists its fields",
+        ),
+        (
+            lambda: TrainConfig().replace(precision="bf8"),
+            "TrainConfig: precision is 'bf8', of type str",
+            "it should be 'fp32', 'bf16' or 'fp16'",
+        ),
+        (
+            lambda: PlannedRun(amount=30, unit="epoch"),  # type: ignore[arg-type]
+            "PlannedRun: unit is 'epoch', of type str",
+            "it should be 'seconds', 'epochs' or 'samples'",
+        ),
+        (
+            lambda: Preset(name="mine", description="", settings={"num_worker": 2}),
+            "Preset: settings: unknown key 'num_worker', did you mean 'num_workers'?",
+            "write Preset(name=..., description=..., settings=...)",
+        ),
+    ],
+)
+def test_what_a_user_builds_wrongly_is_told_in_a_line(build: Callable[[], Any], message: str, hint: str) -> None:
+    with pytest.raises(GivenError) as caught:
+        build()
+    assert isinstance(caught.value, UsageError)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.__notes__ == [hint]
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 @given(configs)

@@ -22,11 +22,13 @@ from autotune.engine.loop import backend_settings
 from autotune.measure.throughput import TrainingEndedError
 from autotune.records.config import TrainConfig
 from autotune.records.script import PrintedMetric, Script
-from autotune.records.trial import GradientPlan, TrialSpec
+from autotune.records.trial import GradientPlan, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Found
+from autotune.runs.workload import run_spec
 from autotune.runs.workload_source import WorkloadSource
+from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.workload import check_workload
 
 SAMPLES, BATCH = 40, 8
@@ -245,3 +247,39 @@ def test_a_script_that_ends_makes_do_with_what_it_took(tmp_path: Path) -> None:
     assert [len(point.gradients.keys) for point in trace.points] == [3]
     with pytest.raises(TrainingEndedError):
         run_script(Small(), make_run_spec("measure"), tmp_path, steps=1)
+
+
+WORKLOAD = """\
+import torch
+from torch import nn
+
+class Toy:
+    metric = ("accuracy", "maximize")
+    width = 8
+    knobs = {"width": (8, 16)}
+
+    def build_model(self):
+        raise RuntimeError("it was built")
+
+    build_optimizer = train_dataset = compute_loss = evaluate = build_model
+
+workload = Toy()
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"max_drift": read_drift_limits(metrics=["f1=0.1pp"])}, "a limit is given for 'f1'"),
+        ({"named_knobs": ("wdth",)}, "'wdth' is no knob"),
+    ],
+)
+def test_what_a_workload_has_not_is_told_before_it_is_built(
+    tmp_path: Path, asked: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "named_toy.py").write_text(WORKLOAD)
+    spec = make_spec(None, purpose="probe", target=make_target("named_toy.py:workload", str(tmp_path)), **asked)
+    result = run_spec(spec, tmp_path, started=time.monotonic())
+    assert (result.status, result.cause) == (TrialStatus.CRASHED, "usage")
+    assert message in result.error
+    assert result.hint

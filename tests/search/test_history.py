@@ -232,7 +232,7 @@ def test_the_command_lists_and_forgets() -> None:
     shown = invoke(app, ["history"]).stdout
     assert "toy.py:workload" in shown
     assert "keep" in shown
-    assert "num_workers=2 1.35x" in shown
+    assert "workers=2 1.35x" in shown
     assert "precision=bf16 failed" in shown
     (listed,) = json.loads(invoke(app, ["history", "--json"]).stdout)
     assert listed["label"] == "toy.py:workload"

@@ -80,7 +80,7 @@ def test_what_needs_much_less_is_told() -> None:
     )
     told = describe_saving(profile)
     assert told is not None
-    assert told.startswith("least memory that was read: 600 MiB at 0.82x with micro_batch_size=8 ")
+    assert told.startswith("least memory that was read: 600 MiB at 0.82x with micro_batch=8 ")
     assert told in list_evidence(profile)
     assert describe_saving(profile.replace(memory=PeakMemory(host_bytes=620 * 2**20))) is None
     assert describe_saving(profile.replace(pareto=front[:1])) is None

@@ -7,6 +7,7 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, all_equal, run_simulate
 
 from autotune.errors import NothingFeasibleError, TargetError, UsageError
 from autotune.records import Margin, TrainConfig, TrialStatus
+from autotune.records.config import changed_fields
 from autotune.search.explore.study import Study
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.policy import USUAL_POLICY
@@ -35,10 +36,11 @@ def test_the_first_answer_is_the_baseline_and_comes_before_the_search(tmp_path):
     assert run.saved[-1] == run.profile
 
 
-def test_the_simplest_of_equally_fast_settings_wins(tmp_path):
+def test_an_answer_holds_little_that_does_nothing(tmp_path):
     profile = run_simulated(Machine(), tmp_path, budget=600).profile
     assert profile.verdict == "improved"
-    assert profile.config == BASELINE.replace(precision="bf16")
+    assert profile.config.precision == "bf16"
+    assert len(changed_fields(profile.config, BASELINE)) <= 2
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -350,7 +352,7 @@ def test_a_required_improvement_that_could_not_be_measured_is_none(tmp_path):
 
 def test_a_limit_of_a_metric_that_the_target_lacks_ends_the_search(tmp_path):
     machine = Machine(facts=BOTH_METRICS)
-    with pytest.raises(UsageError, match="names 'f1', and the target has no such metric") as caught:
+    with pytest.raises(UsageError, match="given for 'f1', and the training has no metric of that name") as caught:
         run_simulated(machine, tmp_path, max_drift=read_drift_limits(["f1:0.1pp"]))
     assert caught.value.hint == "its metrics are accuracy, error"
     assert [spec.purpose for spec in machine.specs] == ["probe"]

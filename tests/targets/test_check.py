@@ -131,7 +131,7 @@ def test_what_is_not_there_is_told_with_what_may_be_meant(folder: Path, spec: st
     [
         ("mod.py:Own", "mod.py:Own is the class Own", "name the instance: workload"),
         ("mod.py:half", "mod.py:half is a Half without build_optimizer(), compute_loss()", "see docs/workloads.md"),
-        ("mod.py:DEPTH", "mod.py:DEPTH is a int without build_model(), ", "see docs/workloads.md"),
+        ("mod.py:DEPTH", "mod.py:DEPTH is an int without build_model(), ", "see docs/workloads.md"),
         ("torn.py:workload", "importing torn.py failed: SyntaxError: invalid syntax", ""),
     ],
 )

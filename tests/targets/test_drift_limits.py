@@ -140,6 +140,67 @@ def test_an_absolute_limit_of_the_loss_is_refused(limit: str) -> None:
     assert error.hint == "write loss:0.5%"
 
 
+# ---- by the options of today
+
+
+def read(*texts: str, loss: str | None = None) -> DriftLimits:
+    return read_drift_limits(loss=loss, metrics=texts)
+
+
+def test_the_loss_and_the_metrics_have_options_of_their_own() -> None:
+    limits = read(loss="2%")
+    assert limits.loss == Margin(amount=0.02)
+    assert limits.of("accuracy") == USUAL
+    limits = read("1%", "accuracy=0.1pp", "top=1=min-improvement=0.01")
+    assert limits.loss == USUAL
+    assert limits.of("kappa") == Margin(amount=0.01)
+    assert limits.of("accuracy") == absolute(0.001)
+    assert limits.of("top=1") == absolute(-0.01)
+
+
+@pytest.mark.parametrize(
+    ("older", "loss", "metrics"),
+    [
+        (["2%"], "2%", ["2%"]),
+        (["loss:2%"], "2%", []),
+        (["0.1pp"], None, ["0.1pp"]),
+        (["max-degradation=0.1"], None, ["max-degradation=0.1"]),
+        (["accuracy:min-improvement=0.01"], None, ["accuracy=min-improvement=0.01"]),
+    ],
+)
+def test_they_say_what_the_older_option_says(older: list[str], loss: str | None, metrics: list[str]) -> None:
+    assert read_drift_limits(older) == read_drift_limits(loss=loss, metrics=metrics)
+
+
+def test_both_ways_may_be_used_where_they_do_not_contradict() -> None:
+    limits = read_drift_limits(["1%"], loss="2%", metrics=["accuracy=3%"])
+    assert [limits.loss.amount, limits.of("accuracy").amount, limits.of("kappa").amount] == [0.02, 0.03, 0.01]
+    with pytest.raises(UsageError, match="accuracy has a limit already"):
+        read_drift_limits(["accuracy:1%"], metrics=["accuracy=3%"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "message", "hint"),
+    [
+        ("0.5", None, "--max-loss-increase '0.5' is a number without a unit", "0.5%?"),
+        ("0.1pp", None, "--max-loss-increase '0.1pp': the loss can only have a relative limit", "write 0.5%"),
+        ("small", None, "--max-loss-increase 'small' is not a limit", "write 0.5%, a share of your own settings' loss"),
+        (None, "accuracy=0.1", "--metric-limit 'accuracy=0.1' is a number without a unit", "accuracy=0.1% or"),
+        (None, "accuracy:0.1pp", "--metric-limit 'accuracy:0.1pp' is not a limit", "write accuracy=0.1pp"),
+        (None, "accuracy=", "--metric-limit 'accuracy=' is not a limit", "write 0.5% (relative)"),
+        (None, "loss=1%", "--metric-limit 'loss=1%': the loss is no metric", "write --max-loss-increase 1%"),
+        (None, "=1%", "--metric-limit '=1%' names no metric", "write accuracy=0.5%, or 0.5% for all of them"),
+    ],
+)
+def test_what_is_no_limit_is_named_with_its_option(
+    loss: str | None, metric: str | None, message: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_drift_limits(loss=loss, metrics=[] if metric is None else [metric])
+    assert caught.value.message == message
+    assert caught.value.hint.startswith(hint)
+
+
 parts = st.sampled_from(
     ["", "a", "loss", ":", "-", "1", "0.5", "%", "pp", "max-degradation=", "percent-max-degradation=",
      "min-improvement=", " ", "=", "\n", "e9"]
@@ -152,6 +213,10 @@ def test_any_texts_are_read_or_refused(texts: list[str]) -> None:
         limits = read_drift_limits(texts)
         assert limits.loss.unit == "relative"
         assert 0.0 <= limits.loss.amount < 1.0
+    with contextlib.suppress(UsageError):
+        limits = read_drift_limits(loss=texts[0] if texts else None, metrics=texts[1:])
+        assert limits.loss.unit == "relative"
+        assert 0.0 <= limits.loss.amount < 1.0
 
 
 def test_a_limit_of_a_metric_that_is_not_there_is_refused() -> None:
@@ -159,7 +224,7 @@ def test_a_limit_of_a_metric_that_is_not_there_is_refused() -> None:
     require_metrics(limits, {"accuracy": "maximize", "kappa": "maximize"})
     with pytest.raises(UsageError) as caught:
         require_metrics(limits, {"error": "minimize", "kappa": "maximize"})
-    assert caught.value.message == "--max-drift names 'accuracy', and the target has no such metric"
+    assert caught.value.message == "a limit is given for 'accuracy', and the training has no metric of that name"
     assert caught.value.hint == "its metrics are error, kappa"
     with pytest.raises(UsageError) as caught:
         require_metrics(limits, {})

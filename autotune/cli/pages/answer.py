@@ -20,7 +20,7 @@ from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_candidate, describe_speedup, list_evidence
 from autotune.sentences.explanation import describe_worth
 from autotune.sentences.loss_check import describe_check
-from autotune.sentences.settings import describe_changes, describe_share
+from autotune.sentences.settings import describe_changes, describe_share, name_setting
 
 _STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
 
@@ -65,7 +65,7 @@ def list_answer(profile: Profile, explanation: Explanation | None = None) -> Ite
     yield printable_text(describe_speedup(profile), style=_STYLES[profile.verdict])
     for name in changed_fields(profile.config, profile.baseline_config):
         before, after = get_knob(profile.baseline_config, name), get_knob(profile.config, name)
-        yield printable_text(f"  {name:<30}{before} -> {after}{_describe_worth(name, explanation)}")
+        yield printable_text(f"  {name_setting(name):<20}{before} -> {after}{_describe_worth(name, explanation)}")
     if profile.verdict != "improved" and profile.candidate_config is not None:
         changes = describe_changes(profile.candidate_config, profile.baseline_config)
         known = describe_candidate(profile)

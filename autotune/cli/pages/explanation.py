@@ -12,6 +12,8 @@ from autotune.records.probe import Issue
 from autotune.sentences.explanation import (
     WORTH,
     describe_alone,
+    describe_refused,
+    describe_shift,
     describe_source,
     describe_step,
     describe_together,
@@ -32,6 +34,10 @@ def print_explanation(explanation: Explanation) -> None:
         page.heading("tried, and not in the answer", "as the search read it")
     for one in explanation.tried:
         page.sentence(f"{name_setting(one.knob)}={one.value}: {describe_tried(one)}", bullet=True)
+    if explanation.refused:
+        page.heading("refused by the loss check")
+    for refused in explanation.refused:
+        page.sentence(describe_refused(refused), bullet=True)
     show_ruled_out(page, explanation.ruled_out)
     _show_troubles(page, explanation.troubles)
     if explanation.note:
@@ -74,6 +80,7 @@ def _show_step(page: LinePage, explanation: Explanation) -> None:
     page.facts("bottleneck", [explanation.bottleneck] if explanation.bottleneck else [])
     for label, step in (("your settings", explanation.before), ("these settings", explanation.after)):
         page.facts(label, [] if step is None else [describe_step(step)])
+    page.facts("bottleneck now", [text for text in [describe_shift(explanation)] if text])
 
 
 def _show_troubles(page: LinePage, troubles: Sequence[Issue]) -> None:

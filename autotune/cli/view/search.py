@@ -49,6 +49,7 @@ class SearchView(SearchReporter):
         self._began = self._spoke = time.monotonic()
         self._report: ProbeReport | None = None
         self._progress: SearchProgress | None = None
+        self._is_unit_due = False
         self._running = "the probe"
         self._how_to_stop = "Ctrl-C keeps" if console is not None else "stopping the cell keeps"
         self.view: LineView
@@ -72,28 +73,34 @@ class SearchView(SearchReporter):
         self._tell(sentence)
 
     def probed(self, report: ProbeReport) -> None:
-        """Tell the baseline and the verdict."""
+        """Tell the verdict; the rate of the user's own settings is that of the launches to come, which are many."""
         self._report = report
-        self._tell(f"your settings: {format_rate(report.measurement.samples_per_second)}; {report.verdict.sentence}")
+        self._tell(report.verdict.sentence)
         for one in report.ruled_out if self._verbose else ():
             self._tell(f"  ruled out: {name_setting(one.knob)}={one.value}: {one.reason}")
 
     def trial_started(self, progress: SearchProgress, config: TrainConfig | None) -> None:
-        """Show the running trial."""
+        """Show the running trial; after a launch of the user's own settings, what the speed-ups are of from here on."""
         self._progress = progress
+        rate = progress.baseline_samples_per_second
+        if self._is_unit_due and rate:
+            self._tell(f"1x is {format_rate(rate)}: your settings, as they run now")
+            self._is_unit_due = False
         self._running = self._name(config) or "the probe"
         self.view.wake()
 
     def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         """Tell how a trial ended."""
         self._progress = progress
-        config, baseline = result.spec.config, self._report.target.baseline if self._report else None
-        rate = None if config == baseline else progress.baseline_samples_per_second  # which moves: 0.9x of itself
+        config, rate = result.spec.config, progress.baseline_samples_per_second
+        is_own = self._report is not None and config == self._report.target.baseline
         what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
         best = ", best so far" if config is not None and config == progress.best and what == "" else ""
         name = f": {self._name(config)}" if self._name(config) else ""
+        self._is_unit_due |= is_own and what == ""  # what it has changed is known once it is judged
         head = f"{what} #{result.spec.number}".strip()
-        self._tell(f"{head} {describe_result(result, rate)}{best}{name}{self._name_log(result)}")
+        told = describe_result(result, None if is_own else rate)  # no launch of it is faster than itself
+        self._tell(f"{head} {told}{best}{name}{self._name_log(result)}")
 
     def _name_log(self, result: TrialResult) -> str:
         """Return where the log of a trial that failed is, and of any where all is to be told."""
@@ -119,7 +126,8 @@ class SearchView(SearchReporter):
         progress, left = self._progress, self._seconds_left()
         best = "-"
         if progress is not None and progress.best_ratio is not None and progress.best is not None and self._report:
-            best = f"{format_factor(progress.best_ratio)} unconfirmed ({self._name(progress.best)})"
+            unit = f" your {format_rate(rate)}," if (rate := progress.baseline_samples_per_second) else ""
+            best = f"{format_factor(progress.best_ratio)}{unit} unconfirmed ({self._name(progress.best)})"
         stage = _STAGES.get(progress.stage, progress.stage) if progress else "start"
         return [
             *(Text(printable(line), no_wrap=True) for line in (f"now:  {self._running}", f"best: {best}")),

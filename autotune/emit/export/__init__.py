@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 
 from autotune.emit.export.accelerate import export_accelerate
@@ -33,7 +34,21 @@ EXPORTERS: dict[str, Callable[[Request], Export]] = {
 }
 """Exporters by the name the user gives."""
 
-__all__ = ["EXPORTERS", "Export", "Request", "export_profile"]
+__all__ = ["EXPORTERS", "Export", "Request", "export_profile", "find_exporter"]
+
+
+def find_exporter(to: str) -> Callable[[Request], Export]:
+    """Return the exporter of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    exporter = EXPORTERS.get(to)
+    if exporter is None:
+        near = difflib.get_close_matches(to, EXPORTERS, n=1)
+        suggestion = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"there is no exporter {to!r}", hint=f"{suggestion}choose one of {', '.join(EXPORTERS)}")
+    return exporter
 
 
 def export_profile(profile: Profile, to: str, *, found: Mapping[str, str] | None = None) -> Export:
@@ -47,9 +62,7 @@ def export_profile(profile: Profile, to: str, *, found: Mapping[str, str] | None
     Raises:
         UsageError: there is no exporter of that name.
     """
-    exporter = EXPORTERS.get(to)
-    if exporter is None:
-        raise UsageError(f"there is no exporter {to!r}", hint=f"choose one of {', '.join(EXPORTERS)}")
+    exporter = find_exporter(to)
     # By its path only what is found here: a library is code, and whose path a profile says is open.
     named = profile.hardware.host_allocators
     libraries = {name: path for name, path in named.items() if (found or {}).get(name) == path}

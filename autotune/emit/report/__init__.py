@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from autotune.emit.report import charts, plots, probed, tables, wording
 from autotune.emit.report.origin import Origin, describe_gain, find_command, list_origin
-from autotune.emit.report.worth import draw_worth, list_steps, list_tried
+from autotune.emit.report.worth import draw_worth, list_refused, list_steps, list_tried
 from autotune.records import DriftLimits, Margin, ProbeReport, Profile, TrialResult
 from autotune.records.explanation import Explanation
 from autotune.search.scores.objective import Limits, score_trial
@@ -44,12 +44,12 @@ def render_report(
     """
     limit = profile.evidence.loss_limit or DriftLimits().loss
     ordered = _mark_drifted(sorted(trials, key=lambda trial: trial.spec.number), limit)
-    baseline_rate = tables.find_baseline_rate(profile, probe, ordered)
+    baseline_rate = tables.find_baseline_rate(profile, probe)
     context = _describe_search(profile, probe, ordered, explanation, origin or Origin())
     context |= {
         "label": wording.shorten(profile.target.label),
         "verdict": wording.describe_verdict(profile),
-        "figures": tables.list_figures(profile, probe, baseline_rate=baseline_rate),
+        "figures": tables.list_figures(profile, probe),
         "settings": tables.list_settings(profile),
         "candidate_shown": tables.is_candidate_apart(profile),
         "limit": wording.describe_limit(probe),
@@ -97,6 +97,7 @@ def _describe_search(
         "origin": list_origin(profile, origin),
         "worth": None if explanation is None else draw_worth(explanation),
         "tried": [] if explanation is None else list_tried(explanation),
+        "refused": [] if explanation is None else list_refused(explanation),
         "steps": [] if explanation is None else list_steps(explanation),
         "timeline": plots.draw_timeline(trials, profile.one_off.search_seconds),
         "losses": plots.draw_losses(trials, profile),

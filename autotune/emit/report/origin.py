@@ -33,7 +33,8 @@ class Origin:
 
 def describe_gain(profile: Profile, probe: ProbeReport, origin: Origin) -> list[str]:
     """Return what the answer saves of a training, in time and in money where that was asked for."""
-    rate, aside = probe.measurement.samples_per_second, probe.target.aside_fraction
+    rate = profile.evidence.baseline_samples_per_second or probe.measurement.samples_per_second
+    aside = probe.target.aside_fraction
     saved = describe_saving(profile, origin.state, rate, aside=aside)
     paid = ""
     if origin.price is not None:

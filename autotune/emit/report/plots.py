@@ -126,9 +126,10 @@ def draw_memory(profile: Profile, explanation: Explanation | None) -> MemoryChar
     if len(points) < _LEAST_POINTS:
         return None
     fronts = {one.config.key for one in profile.pareto}
-    gib = [one.memory.used_bytes / 2**30 for one in points]
+    unit = 2**20 if max(one.memory.used_bytes for one in points) < 2**30 else 2**30  # whose round numbers the axis has
+    sizes = [one.memory.used_bytes / unit for one in points]
     rows = choose_ticks(min(1.0, *(one.speedup for one in points)), max(1.0, *(one.speedup for one in points)))
-    columns = choose_ticks(min(gib), max(gib), count=3)
+    columns = choose_ticks(min(sizes), max(sizes), count=3)
 
     def x_of(amount: float) -> float:
         return round(4 + 92 * (amount - columns[0]) / (columns[-1] - columns[0]), 2)
@@ -140,28 +141,28 @@ def draw_memory(profile: Profile, explanation: Explanation | None) -> MemoryChar
         Dot(
             x_of(amount),
             y_of(one.speedup),
-            _title(one.config, profile, one.speedup, amount),
+            _title(one.config, profile, one.speedup, one.memory.used_bytes),
             _kind(one.config, profile, fronts),
         )
-        for one, amount in zip(points, gib, strict=True)
+        for one, amount in zip(points, sizes, strict=True)
     )
-    front = [(x_of(one.memory.used_bytes / 2**30), y_of(one.speedup)) for one in profile.pareto]
+    front = [(x_of(one.memory.used_bytes / unit), y_of(one.speedup)) for one in profile.pareto]
     lines = tuple(
         line for (x1, y1), (x2, y2) in pairwise(front) for line in (Line(x1, y1, x1, y2), Line(x1, y2, x2, y2))
     )
     return MemoryChart(
         height=_MEMORY_HEIGHT,
         rows=tuple(Tick(y_of(tick), typeset_factor(tick)) for tick in rows),
-        columns=tuple(Tick(x_of(tick), format_bytes(tick * 2**30)) for tick in columns if tick >= 0),
+        columns=tuple(Tick(x_of(tick), format_bytes(tick * unit)) for tick in columns if tick >= 0),
         dots=dots,
         front=lines,
         summary=f"{len(points)} settings; {len(fronts)} that no other beats in both.",
     )
 
 
-def _title(config: TrainConfig, profile: Profile, ratio: float, gib: float) -> str:
+def _title(config: TrainConfig, profile: Profile, ratio: float, used_bytes: float) -> str:
     what = describe_difference(config, profile.baseline_config)
-    return f"{typeset_factor(ratio)}, {format_bytes(gib * 2**30)}: {what}"
+    return f"{typeset_factor(ratio)}, {format_bytes(used_bytes)}: {what}"
 
 
 def _kind(config: TrainConfig, profile: Profile, fronts: set[str]) -> str:

@@ -117,22 +117,15 @@ def list_pareto(profile: Profile) -> list[ParetoRow]:
     return rows if len(rows) > 1 else []
 
 
-def find_baseline_rate(profile: Profile, probe: ProbeReport, trials: Sequence[TrialResult]) -> float:
-    """Return the baseline's samples per second: mean of its search trials, else what the probe measured."""
-    rates = [
-        trial.measurement.samples_per_second
-        for trial in trials
-        if trial.measurement is not None
-        and trial.spec.purpose == "measure"
-        and trial.spec.config == profile.baseline_config
-    ]
-    return sum(rates) / len(rates) if rates else probe.measurement.samples_per_second
+def find_baseline_rate(profile: Profile, probe: ProbeReport) -> float:
+    """Return the samples per second of the user's own settings, which every launch of the page is held against."""
+    return profile.evidence.baseline_samples_per_second or probe.measurement.samples_per_second
 
 
-def list_figures(profile: Profile, probe: ProbeReport, *, baseline_rate: float) -> list[tuple[str, str]]:
+def list_figures(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
     """Return the figures beside the verdict: name and value."""
     evidence = profile.evidence
-    figures = [("your settings", format_rate(evidence.baseline_samples_per_second or baseline_rate))]
+    figures = [("your settings", format_rate(find_baseline_rate(profile, probe)))]
     if profile.verdict == "improved" and evidence.samples_per_second is not None:
         figures.append(("chosen settings", format_rate(evidence.samples_per_second)))
     memory = profile.memory or probe.measurement.peak_memory
@@ -192,7 +185,7 @@ def format_value(config: TrainConfig, name: str) -> str:
 
 
 def describe_difference(config: TrainConfig | None, baseline: TrainConfig) -> str:
-    """Return how a config differs from the baseline, e.g. `precision bf16, num_workers 4`."""
+    """Return how a config differs from the baseline, e.g. `precision bf16, workers 4`."""
     if config is None:
         return "your settings, being found"
     parts = [f"{name_setting(name)} {format_value(config, name)}" for name in changed_fields(config, baseline)]
@@ -209,6 +202,7 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
     bound = trial.samples_per_second_bound
     rate = bound if measurement is None else measurement.samples_per_second
     most = "≤ " if measurement is None and bound is not None else ""
+    own = trial.spec.config in (None, baseline)  # whose rate is their mean: none of them is faster than itself
     memory = None if measurement is None else measurement.peak_memory
     error = ": ".join(part for part in (trial.cause, trial.error) if part)
     return TrialRow(
@@ -217,7 +211,7 @@ def _trial_row(trial: TrialResult, baseline: TrainConfig, baseline_rate: float) 
         status=trial.status.value,
         difference=describe_difference(trial.spec.config, baseline),
         rate=_DASH if rate is None else most + format_rate(rate, unit=""),
-        ratio=_DASH if rate is None else most + typeset_factor(rate / baseline_rate),
+        ratio=_DASH if rate is None or own else most + typeset_factor(rate / baseline_rate),
         memory=_DASH if memory is None else format_bytes(memory.used_bytes),
         seconds=format_duration(trial.elapsed_seconds),
         values={
@@ -278,8 +272,13 @@ def list_notes(profile: Profile, probe: ProbeReport) -> list[str]:
     """Return what the user should know, each sentence once."""
     power, costs = describe_power(profile), describe_break_even(profile.one_off)
     figures = [f"{text[0].upper()}{text[1:]}." for text in (power, costs) if text]
-    notes = (*figures, *profile.evidence.notes, *probe.target.warnings, *profile.hardware.missing)
+    notes = (*figures, *(_begin(one) for one in (*profile.evidence.notes, *probe.target.warnings)))
     return [shorten(note) for note in dict.fromkeys(notes)]
+
+
+def _begin(sentence: str) -> str:
+    """Return a sentence as a line of its own begins; one that begins with a name of the user's stays."""
+    return sentence[:1].upper() + sentence[1:] if sentence.split(" ", 1)[0].isalpha() else sentence
 
 
 def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
@@ -299,7 +298,7 @@ def list_machine(profile: Profile, probe: ProbeReport) -> list[tuple[str, str]]:
         rows.append(("memory traffic", format_bandwidth(ceilings.memory_bytes_per_second)))
     if ceilings.copy_to_device_bytes_per_second is not None:
         rows.append(("copy to device", format_bandwidth(ceilings.copy_to_device_bytes_per_second)))
-    return rows
+    return [*rows, *(("not read", shorten(missing)) for missing in hardware.missing)]
 
 
 def list_versions(profile: Profile) -> list[tuple[str, str]]:

@@ -12,6 +12,8 @@ from autotune.records.measurement import Interval
 from autotune.sentences.explanation import (
     NUMERICS,
     describe_alone,
+    describe_refused,
+    describe_shift,
     describe_source,
     describe_step,
     describe_together,
@@ -87,11 +89,18 @@ def list_tried(explanation: Explanation) -> list[tuple[str, str]]:
     ]
 
 
+def list_refused(explanation: Explanation) -> list[str]:
+    """Return what did not pass the loss check, and what it would have gained."""
+    return [shorten(describe_refused(one, sign=TIMES)) for one in explanation.refused]
+
+
 def list_steps(explanation: Explanation) -> list[tuple[str, str]]:
     """Return a step of the user's own settings and of those that are explained, as far as they were timed."""
     whose = "chosen settings" if explanation.is_proven else "the candidate's"
     steps = (("your settings", explanation.before), (whose, explanation.after))
-    return [(name, describe_step(step)) for name, step in steps if step is not None]
+    shift = describe_shift(explanation)
+    told = [(name, describe_step(step)) for name, step in steps if step is not None]
+    return [*told, ("bottleneck now", shift)] if shift else told
 
 
 def _name_worth(effect: ChangeEffect) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ from autotune.engine.data_fingerprint import fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.machine.disk import opened_files
 from autotune.probe.data.cpu_share import CpuShare
+from autotune.probe.data.hot_call import find_hot_call
 from autotune.records.facts import DataFacts
 
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
 _MOST_KEPT = 16
 """Samples that are held while the training is timed, and its memory with it."""
+
+_SLOW_SAMPLE_SECONDS = 1.0
+"""Of what takes longer no more are fetched to see why."""
 
 _MOST_PICKLED_BYTES = 2**29
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -64,23 +68,24 @@ def look_at_data(
         dataset = open_dataset()
         iterable = isinstance(dataset, IterableDataset)
         sources = find_random_sources(dataset, collate)
-        seconds, cpu_fraction, fetched = _time_samples(dataset, batch_size, collate or default_collate, iterable)
+        stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
+        seconds, cpu_fraction, fetched = _time_samples(stream, batch_size, collate or default_collate)
+        hot = find_hot_call(stream) if seconds < _SLOW_SAMPLE_SECONDS else None  # of others, which no cache has
     facts = DataFacts(
         sample_count=None if iterable else len(dataset),
         seconds_per_sample=seconds,
         cpu_fraction=cpu_fraction,
         random_sources=sources,
         iterable=iterable,
+        hot_call="" if hot is None else hot.name,
+        hot_call_fraction=None if hot is None else hot.fraction,
         fingerprint=fingerprint_data(dataset, collate, sources) if fingerprints else None,
     )
     return Samples(facts, fetched, list(files))
 
 
-def _time_samples(
-    dataset: Any, batch_size: int, collate: Collate, iterable: bool
-) -> tuple[float, float | None, list[Any]]:
+def _time_samples(stream: Iterator[Any], batch_size: int, collate: Collate) -> tuple[float, float | None, list[Any]]:
     """Return the seconds a sample takes in one process, the share in which a CPU worked, and some of the samples."""
-    stream = iter(dataset) if iterable else (dataset[index] for index in range(len(dataset)))
     began, share = time.perf_counter(), CpuShare()
     samples: list[Any] = []
     for sample in stream:

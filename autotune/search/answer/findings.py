@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autotune.presets import load_presets
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
+from autotune.records.measurement import Measurement
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import ParetoPoint, StopReason
 from autotune.records.quality import Margin, QualityCheck
@@ -72,6 +73,12 @@ class Findings:
         """Return the loss checks of a config; empty when it was not checked."""
         return find_checks(self.checks, config)
 
+    def timings_of(self, config: TrainConfig) -> tuple[Measurement, ...]:
+        """Return every timing of a config in the search, then in the finals; the probe's is none of them."""
+        searched = (one.result for one in self.judged if one.config == config)
+        proven = (one for one in self.finals.results if one.spec.config == config) if self.finals is not None else ()
+        return tuple(one.measurement for one in (*searched, *proven) if one.measurement is not None)
+
 
 def collect_findings(log: SearchLog, *, elapsed_seconds: float, stop_reason: StopReason) -> Findings:
     """Return what a search has found so far.
@@ -103,5 +110,10 @@ def collect_findings(log: SearchLog, *, elapsed_seconds: float, stop_reason: Sto
         left_out=len(log.hopeless),
         launch_seconds=log.prices.launch_seconds(problem.baseline),
         least_gain=problem.policy.least_gain,
-        pareto=find_pareto(log.ranking, problem.space, (*load_presets(), *problem.state.presets)),
+        pareto=find_pareto(
+            log.ranking,
+            problem.space,
+            (*load_presets(), *problem.state.presets),
+            log.finals.results if log.finals is not None else (),
+        ),
     )

@@ -9,6 +9,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.measurement import PeakMemory
 from autotune.records.profile import ParetoPoint
 from autotune.records.search import Preset
+from autotune.records.trial import TrialResult
 from autotune.search.scores.ranking import Entry, Ranking
 from autotune.space import SearchSpace
 
@@ -16,18 +17,21 @@ _LEAST_SAVING = 0.98
 """Peaks of two launches of the same settings differ by about a hundredth on a host: less is no saving."""
 
 
-def find_pareto(ranking: Ranking, space: SearchSpace, presets: Sequence[Preset] = ()) -> tuple[ParetoPoint, ...]:
+def find_pareto(
+    ranking: Ranking, space: SearchSpace, presets: Sequence[Preset] = (), finals: Sequence[TrialResult] = ()
+) -> tuple[ParetoPoint, ...]:
     """Return the front, the fastest first: each needs less memory than every faster one.
 
     Args:
         ranking: of the search's launches, without what was refused.
         space: that settings are completed in.
         presets: whose names are given where they are on it.
+        finals: launches of the finals, whose memory counts too.
     """
     points: list[ParetoPoint] = []
     least = math.inf
     for entry in sorted(ranking.entries, key=lambda one: -one.score):
-        peak = find_peak(entry)
+        peak = find_peak(entry, finals)
         if peak.used_bytes < _LEAST_SAVING * least:
             least = peak.used_bytes
             names = tuple(one.name for one in presets if _apply(one, space) == entry.config)
@@ -35,11 +39,17 @@ def find_pareto(ranking: Ranking, space: SearchSpace, presets: Sequence[Preset] 
     return tuple(points)
 
 
-def find_peak(entry: Entry) -> PeakMemory:
-    """Return the largest peaks of the launches of some settings."""
-    peaks = [one.result.measurement.peak_memory for one in entry.launches if one.result.measurement is not None]
-    devices = [one.device_bytes for one in peaks if one.device_bytes is not None]
-    return PeakMemory(host_bytes=max(one.host_bytes for one in peaks), device_bytes=max(devices) if devices else None)
+def find_peak(entry: Entry, finals: Sequence[TrialResult]) -> PeakMemory:
+    """Return the largest peaks of all launches of some settings, those in the finals among them.
+
+    Raises:
+        ValueError: none of them was timed.
+    """
+    results = [*(one.result for one in entry.launches), *(one for one in finals if one.spec.config == entry.config)]
+    peak = PeakMemory.largest(one.measurement.peak_memory for one in results if one.measurement is not None)
+    if peak is None:
+        raise ValueError("none of the launches was timed")
+    return peak
 
 
 def _apply(preset: Preset, space: SearchSpace) -> TrainConfig | None:

@@ -14,7 +14,6 @@ from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import PeakMemory
-from autotune.records.probe import ProbeReport
 from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.answer.endings import (
@@ -27,7 +26,7 @@ from autotune.search.answer.endings import (
     judge,
 )
 from autotune.search.answer.findings import Findings
-from autotune.search.finals.finalist import Finalist, FinalsOutcome, smallest_provable
+from autotune.search.finals.finalist import Finalist, smallest_provable
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.log import samples_ratio
 from autotune.search.scores.noise import summarise_noise
@@ -74,8 +73,8 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         quality=checks,
         candidate_config=candidate,
         candidate=unproven,
-        memory=_peak_memory(winner, report),
-        baseline_memory=report.measurement.peak_memory,
+        memory=_peak_memory(config, findings),
+        baseline_memory=_peak_memory(baseline, findings),
         pareto=findings.pareto,
         one_off=_one_off_costs(winner, findings),
         target=_name_target(report.target),
@@ -119,11 +118,21 @@ def _expect(config: TrainConfig, findings: Findings, ranking: Ranking) -> float 
     return fmean(seen) if seen else None
 
 
-def _peak_memory(winner: Finalist | None, report: ProbeReport) -> PeakMemory:
-    peaks = [r.measurement.peak_memory for r in winner.results if r.measurement] if winner else []
-    return max(
-        peaks, key=lambda peak: (peak.device_bytes or 0, peak.host_bytes), default=report.measurement.peak_memory
-    )
+def _peak_memory(config: TrainConfig, findings: Findings) -> PeakMemory:
+    """Return the largest peaks of a config's launches; those of the probe, which does more, where there is none."""
+    peaks = PeakMemory.largest(one.peak_memory for one in findings.timings_of(config))
+    return peaks or findings.report.measurement.peak_memory
+
+
+def _baseline_rate(findings: Findings) -> float:
+    """Return the samples per second of the user's own settings: in the finals, else in the search, else in the probe.
+
+    It is what every page shows, and holds the other launches against.
+    """
+    if findings.finals is not None and findings.finals.baseline.rates:
+        return fmean(findings.finals.baseline.rates)
+    rates = [one.samples_per_second for one in findings.timings_of(findings.report.target.baseline)]
+    return fmean(rates) if rates else findings.report.measurement.samples_per_second
 
 
 def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
@@ -158,7 +167,6 @@ def _saved_per_sample(winner: Finalist | None, findings: Findings) -> float | No
 
 def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budget_seconds: float) -> Evidence:
     finals = findings.finals
-    base_rates = finals.baseline.rates if finals else []
     rates = shown.rates if shown else []
     confirmation = _confirmation(findings, shown, ranking, budget_seconds)
     notes = [*findings.notes]
@@ -173,11 +181,11 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
     best = ranking.find(leader) if leader is not None else None
     if finals is None and best is not None and not findings.checks:
         notes.append(f"unconfirmed: the search's best ran at {format_factor(math.exp(best.score))} the baseline")
-    launches = [*(one.result for one in findings.judged), *_launches(finals)]
+    launches = [*(one.result for one in findings.judged), *(finals.results if finals else ())]
     used = findings.elapsed_seconds
     return Evidence(
         pairs=len(rates),
-        baseline_samples_per_second=fmean(base_rates) if base_rates else findings.report.measurement.samples_per_second,
+        baseline_samples_per_second=_baseline_rate(findings),
         samples_per_second=fmean(rates) if rates else None,
         launch_noise_fraction=stdev(shown.log_ratios) if shown is not None and shown.ratio is not None else None,
         confirmation=confirmation,
@@ -197,10 +205,6 @@ def _tally(findings: Findings) -> dict[str, int]:
     statuses = Counter(judged.score.status.value for judged in findings.judged)
     statuses[TrialStatus.INTERRUPTED.value] += findings.interrupted
     return {status: number for status, number in statuses.items() if number}
-
-
-def _launches(finals: FinalsOutcome | None) -> list[TrialResult]:
-    return [result for one in (finals.baseline, *finals.candidates) for result in one.results] if finals else []
 
 
 def _confirmation(

@@ -5,6 +5,9 @@
     weights  w ~ N(prior mean, prior covariance)     one for each value that is not the baseline's, and for each pair
     reading  y ~ N(x·w, noise² / launches + own²)    own² only where several changes meet: a sum is a guess of these
 
+How large both are differs from target to target: they are those under which what was read is likeliest, weighed with
+what is usual (type-II maximum likelihood: Bishop, section 3.5).
+
 Values of one ordered knob (8, 4, 2 samples) are correlated a priori: what one costs, its neighbour costs too. The
 posterior is that of Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 3.50); each
 reading changes it by one rank (Sherman & Morrison 1950), so that the thousandth costs what the first did.
@@ -15,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +29,16 @@ Change = tuple[str, object]
 """A knob and its value."""
 
 OWN_SD = 0.04
-"""Log: how far a config of several changes is from the sum of these; simulated pairs differ by that much."""
+"""Log: how far a config of several changes usually is from the sum of these, until the readings say so."""
+
+_NOISES = (0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.10, 0.15)
+_OWNS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.40)
+
+_DOUBLING = 0.7
+"""Standard deviation of the logs of both around what is usual: half or twice as much is common."""
+
+_TUNED_AT = frozenset((3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64))
+"""Configs that were read when both are looked for anew; later ones change little."""
 
 _NEIGHBOURS = 0.7
 """Prior correlation of two neighbouring values of an ordered knob."""
@@ -149,20 +161,28 @@ class LogAdditiveModel:
 
     Args:
         features: the columns and their prior.
-        noise_sd: of the log throughput of one launch.
+        noise_sd: usual one, of the log throughput of one launch.
+
+    Attributes:
+        spread: what readings are taken to differ by from the sums.
     """
 
     def __init__(self, features: Features, noise_sd: float) -> None:
-        self._features, self._noise_sd = features, noise_sd
-        covariance = features.make_prior_covariance()
-        precision = np.linalg.inv(covariance)
+        self._features = features
+        self._usual = self.spread = Spread(noise_sd, OWN_SD)
+        self._prior_covariance = features.make_prior_covariance()
+        precision = np.linalg.inv(self._prior_covariance)
         self._root = np.linalg.cholesky((precision + precision.T) / 2)
-        self._shift: Vector = precision @ features.prior_mean
-        size = features.count + 1  # the last one is of no column: what a row has less than the most
-        self._covariance: Vector = np.zeros((size, size))
-        self._covariance[:-1, :-1] = covariance
+        self._prior_shift: Vector = precision @ features.prior_mean
         self._readings: dict[tuple[int, ...], _Reading] = {}
         self._last_scores: deque[float] = deque(maxlen=_RECENT)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._shift: Vector = self._prior_shift.copy()
+        size = self._features.count + 1  # the last one is of no column: what a row has less than the most
+        self._covariance: Vector = np.zeros((size, size))
+        self._covariance[:-1, :-1] = self._prior_covariance
 
     @property
     def mean(self) -> Vector:
@@ -183,17 +203,44 @@ class LogAdditiveModel:
         """
         key = tuple(row)
         before = self._readings.get(key)
+        is_new = before is None
         if before is None:
             rows = np.array([key], dtype=np.int64)
-            before = _Reading(self._features.encode(rows)[0], int(self._features.count_changes(rows)[0]), 0, 0.0)
+            before = _Reading(self._features.encode(rows)[0], int(self._features.count_changes(rows)[0]))
             self._note_score(before, value)
-        now = replace(before, launches=before.launches + 1, total=before.total + value)
-        self._readings[key] = now
-        precision, precision_before = now.precision(self._noise_sd), before.precision(self._noise_sd)
+        now = self._readings[key] = before.take(value)
+        if is_new and len(self._readings) in _TUNED_AT:
+            self._tune()
+        else:
+            self._update(before, now)
+
+    def _update(self, before: _Reading, now: _Reading) -> None:
+        precision, precision_before = self.spread.precision(now), self.spread.precision(before)
         self._shift[now.columns] += precision * now.mean - precision_before * before.mean
         across = self._covariance[:, now.columns].sum(axis=1)
         gained = precision - precision_before
         self._covariance -= np.outer(across, gained / (1.0 + gained * across[now.columns].sum()) * across)
+
+    def _tune(self) -> None:
+        """Take the noise, and what is a config's own, under which the readings are likeliest, and learn them anew."""
+        changed = [one for one in self._readings.values() if one.changes]  # the baseline is read against itself
+        likelihood = _Likelihood(self._features, self._prior_covariance, changed, self._usual)
+        self.spread = max((Spread(noise, own) for noise in _NOISES for own in _OWNS), key=likelihood.log_density)
+        self._forget()
+        for one in self._readings.values():
+            self._update(_Reading(one.columns, one.changes), one)
+
+    def list_estimates(self) -> list[tuple[tuple[int, ...], float]]:
+        """Return each config that was read, as the indices of its values, and its log speed-up by all readings.
+
+        The mean of x·w + own given all of them: a reading counts as far as it is the config's own and not noise.
+        """
+        mean = self.mean
+        found = []
+        for key, one in self._readings.items():
+            total = float(mean[one.columns].sum())
+            found.append((key, total + self.spread.own_share(one) * (one.mean - total)))
+        return found
 
     def find_best(self, least_gain: float = 0.0) -> float:
         """Return the largest sum of weights among the configs that were read, less what their changes have to bring.
@@ -241,7 +288,7 @@ class LogAdditiveModel:
         """
         shift = self._shift + self._root @ rng.standard_normal(self._features.count)
         for one in self._readings.values():
-            shift[one.columns] += math.sqrt(one.precision(self._noise_sd)) * rng.standard_normal()
+            shift[one.columns] += math.sqrt(self.spread.precision(one)) * rng.standard_normal()
         return self._weigh(shift)
 
     def _weigh(self, shift: Vector) -> Vector:
@@ -250,7 +297,7 @@ class LogAdditiveModel:
 
     def _note_score(self, new: _Reading, value: float) -> None:
         means, sds = self.foretell(new.columns[None])
-        variance = float(sds[0]) ** 2 + new.own + self._noise_sd**2
+        variance = float(sds[0]) ** 2 + self.spread.own_variance(new) + self.spread.noise_sd**2
         self._last_scores.append((value - float(means[0])) / math.sqrt(variance))
 
 
@@ -262,26 +309,88 @@ class _Reading:
         columns: that it has.
         changes: knobs that are not the baseline's.
         launches: so far.
-        total: of their values.
+        mean: of their values.
+        squares: sum of the squares of their distances from it (Welford 1962).
     """
 
     columns: Rows
     changes: int
-    launches: int
-    total: float
+    launches: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
 
-    @property
-    def own(self) -> float:
-        """Variance of what is its own: nothing is, where one change is all there is."""
-        return OWN_SD**2 if self.changes > 1 else 0.0
+    def take(self, value: float) -> _Reading:
+        """Return it with one more launch."""
+        launches, distance = self.launches + 1, value - self.mean
+        mean = self.mean + distance / launches
+        return _Reading(self.columns, self.changes, launches, mean, self.squares + distance * (value - mean))
 
-    @property
-    def mean(self) -> float:
-        return self.total / self.launches if self.launches else 0.0
 
-    def precision(self, noise_sd: float) -> float:
-        """Return one over the variance of their mean around the sum of the weights; 0 without any."""
-        return 1.0 / (self.own + noise_sd**2 / self.launches) if self.launches else 0.0
+@dataclass(frozen=True)
+class Spread:
+    """What readings differ by from the sums of their weights.
+
+    Attributes:
+        noise_sd: of one launch.
+        own_sd: of a config with several changes.
+    """
+
+    noise_sd: float
+    own_sd: float
+
+    def own_variance(self, one: _Reading) -> float:
+        """Return the variance of what is a config's own: nothing is, where one change is all there is."""
+        return self.own_sd**2 if one.changes else 0.0
+
+    def variance(self, one: _Reading) -> float:
+        """Return the variance of the mean of its launches around the sum of the weights."""
+        return self.own_variance(one) + self.noise_sd**2 / one.launches
+
+    def precision(self, one: _Reading) -> float:
+        """Return one over that; 0 without a launch."""
+        return 1.0 / self.variance(one) if one.launches else 0.0
+
+    def own_share(self, one: _Reading) -> float:
+        """Return how much of its mean's distance from the sum is its own, not noise."""
+        return self.own_variance(one) / self.variance(one)
+
+
+class _Likelihood:
+    """How likely readings are, the weights integrated out.
+
+    Args:
+        features: the columns and their prior.
+        prior_covariance: of the weights [columns, columns].
+        readings: of configs that are not the baseline.
+        usual: spread, which counts as one opinion beside the readings.
+    """
+
+    def __init__(
+        self, features: Features, prior_covariance: Vector, readings: Sequence[_Reading], usual: Spread
+    ) -> None:
+        self._readings, self._usual = readings, usual
+        design = np.zeros((len(readings), features.count + 1))
+        for place, one in enumerate(readings):
+            design[place, one.columns] = 1.0
+        rows = design[:, :-1]
+        self._means = rows @ features.prior_mean
+        self._covariance = rows @ prior_covariance @ rows.T
+
+    def log_density(self, spread: Spread) -> float:
+        """Return it up to a constant."""
+        variances = [spread.variance(one) for one in self._readings]
+        root = np.linalg.cholesky(self._covariance + np.diag(variances))
+        scaled = np.linalg.solve(root, np.array([one.mean for one in self._readings]) - self._means)
+        between = -0.5 * float(scaled @ scaled) - float(np.log(np.diag(root)).sum())
+        repeats = sum(one.launches - 1 for one in self._readings)
+        squares = math.fsum(one.squares for one in self._readings)
+        within = -repeats * math.log(spread.noise_sd) - squares / (2 * spread.noise_sd**2)
+        return between + within + self._opinion(spread)
+
+    def _opinion(self, spread: Spread) -> float:
+        usual = self._usual
+        noise, own = math.log(spread.noise_sd / usual.noise_sd), math.log(spread.own_sd / usual.own_sd)
+        return -(noise**2 + own**2) / (2 * _DOUBLING**2)
 
 
 def sum_weights(weights: Vector, columns: Rows) -> Vector:

@@ -68,6 +68,10 @@ class Proposals(Protocol):
         """Return what each change alone is taken to bring: log speed-up and its sd, by knob and value."""
         ...
 
+    def list_estimates(self) -> Mapping[str, float]:
+        """Return the log speed-up that each launched config is taken to have by all launches, by its key."""
+        ...
+
     def save(self, attributes: Mapping[str, Any]) -> None:
         """Keep everything that was told, and what came of it all by name."""
         ...
@@ -78,7 +82,7 @@ class OpenStudy(Protocol):
 
     def __call__(
         self,
-        path: Path,
+        path: Path | None,
         space: SearchSpace,
         *,
         seed: int,
@@ -186,7 +190,7 @@ class Explorer:
 
     def measure(self, config: TrainConfig) -> bool:
         """Launch a config where the time allows it and return whether that was timed."""
-        if self._price(config) > self._seconds_left() - KILL_SECONDS:
+        if self.starter.should_stop() or self._price(config) > self._seconds_left() - KILL_SECONDS:
             return False
         proposal = self.study.open(config)
         result = self._run(proposal)
@@ -199,7 +203,8 @@ class Explorer:
     def _take(self, proposal: Proposal, result: TrialResult) -> None:
         judged = self.log.add_launch(result)
         self.study.close(proposal, judged, self.log.ranking.score_of(judged))
-        best = self.log.ranking.simplest_of_best
+        self.log.add_estimates(self.study.list_estimates())
+        best = self.log.ranking.leader
         if best is not None and best.config == judged.config and best.score > self._policy.least_gain:
             self.look_at(best.config)
 
@@ -238,10 +243,14 @@ class Explorer:
         return next((config for config in own if config not in tried), None)
 
     def _simplify_best(self, tried: Tried) -> TrainConfig | None:
-        """Return the best without a change that may be worth nothing; None when it is as simple as it gets."""
-        best = self.log.ranking.simplest_of_best
-        simpler = [] if best is None else self.study.list_simpler(best.config)
-        return next((config for config in simpler if config not in tried), None)
+        """Return the best without a change that may be worth nothing; None when it is as simple as it gets.
+
+        One that was launched already is launched again while that may change who is the best.
+        """
+        ranking = self.log.ranking
+        simpler = [] if ranking.leader is None else self.study.list_simpler(ranking.leader.config)
+        again = (one.config for one in map(ranking.find, simpler) if one is not None and ranking.may_be_better(one))
+        return next(itertools.chain((config for config in simpler if config not in tried), again), None)
 
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""
@@ -251,7 +260,7 @@ class Explorer:
             proposal = self.study.propose(tried, early, self._list_dear())
             if proposal is not None:
                 return proposal
-        best, baseline = self.log.ranking.simplest_of_best, self.log.problem.baseline
+        best, baseline = self.log.ranking.leader, self.log.problem.baseline
         base = revert_knobs(best.config, baseline, ["compile_mode"]) if best else baseline  # it may fail: then soon
         alone = (self.log.problem.space.keep(with_knobs(base, {name: value})) for name, value in unproven)
         config = next((config for config in alone if config not in tried), None)

@@ -187,6 +187,13 @@ class Study:
         """Return what each change alone brings by the model: log speed-up and its sd by knob and value, best first."""
         return self._sampler.list_effects(self._study) if self._distributions else {}
 
+    def list_estimates(self) -> dict[str, float]:
+        """Return the log speed-up that each launched config is taken to have by all launches, by its key."""
+        if not self._distributions:
+            return {}
+        found = self._sampler.list_estimates(self._study)
+        return {self._complete(params).key: value for params, value in found}
+
     def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement
         assert trial is not None

@@ -23,13 +23,13 @@ class Candidates:
     def ranked(self) -> list[TrainConfig]:
         """Return the configs that beat the baseline, and what is proven already, the most promising first.
 
-        First the simplest of those the noise cannot tell from the fastest, then the fastest.
+        First the leader, then by what their own launches read.
         """
         log, bar, baseline_key = self.log, self._bar(), self.log.problem.baseline.key
         faster = [one for one in log.ranking.entries if one.score > bar and one.key != baseline_key]
-        simplest = log.ranking.simplest_of_best
-        if simplest is not None and simplest in faster:
-            faster = [simplest, *(one for one in faster if one is not simplest)]
+        leader = log.ranking.leader
+        if leader is not None and leader in faster:
+            faster = [leader, *(one for one in faster if one is not leader)]
         # Compared by their keys: a search of a thousand trials asks this after each of them.
         ended = [config for config, checks in log.checks if not is_passed(checks)]
         keys = {config.key for config in (*log.settled, *ended)}

@@ -123,6 +123,11 @@ class FinalsOutcome:
     next_share: float = 1.0
 
     @property
+    def results(self) -> tuple[TrialResult, ...]:
+        """Every launch, the baseline's first."""
+        return tuple(result for one in (self.baseline, *self.candidates) for result in one.results)
+
+    @property
     def proven(self) -> tuple[Finalist, ...]:
         """The candidates that are proven to be faster."""
         return tuple(one for one in self.candidates if one.outcome == "faster")

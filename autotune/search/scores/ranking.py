@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
@@ -70,6 +71,8 @@ class Ranking:
         baseline: the user's own settings.
         planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
         is_refused: the drift gate has refused a change that a config makes.
+        estimates: log speed-up of configs by key, by all launches together; without one, the shrunk score counts.
+        least_change_gain: log speed-up that each change of the leader has to be worth.
         before: of the same search when it had fewer launches: what these have not moved is taken from there.
 
     Attributes:
@@ -83,8 +86,11 @@ class Ranking:
         *,
         planned_samples: float | None = None,
         is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
+        estimates: Mapping[str, float] = MappingProxyType({}),
+        least_change_gain: float = 0.01,
         before: Ranking | None = None,
     ) -> None:
+        self._estimates, self._least_change_gain = estimates, least_change_gain
         self._judged, self._is_refused, self._before = judged, is_refused, before
         self._baseline, self._baseline_key = baseline, baseline.key
         self._planned_samples = planned_samples
@@ -181,13 +187,26 @@ class Ranking:
         return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.noise[0]
 
     @cached_property
-    def simplest_of_best(self) -> Entry | None:
-        """The config with the fewest changes among those the noise cannot tell from the fastest."""
+    def leader(self) -> Entry | None:
+        """The config that is taken for the fastest by all launches, less what its changes have to be worth.
 
-        def complexity(one: Entry) -> tuple[int, float]:
-            return len(changed_fields(one.config, self._baseline)), -one.score
+        One launch is lucky or not; what others say of its changes is known too, where a model of them says so.
+        """
+        return max(self.entries, key=self._worth, default=None)
 
-        return min(self.near_best, key=complexity, default=None)
+    def may_be_better(self, one: Entry) -> bool:
+        """Return whether a config was launched less often than the leader, and may be ahead of it for all that."""
+        leader = self.leader
+        if leader is None or one.valid_launches >= leader.valid_launches:
+            return False
+        luck = self.noise[0] * math.sqrt(1 / max(1, one.valid_launches) + 1 / leader.valid_launches)
+        return self._worth(leader) - self._worth(one) < luck
+
+    def _worth(self, one: Entry) -> float:
+        if one.key == self._baseline_key:
+            return 0.0
+        estimate = self._estimates.get(one.key, self._shrunk_scores[one.key])
+        return estimate - self._least_change_gain * len(changed_fields(one.config, self._baseline))
 
     @cached_property
     def near_best(self) -> list[Entry]:

@@ -72,8 +72,8 @@ def test_a_finished_training_tells_what_came_of_it(show: Show) -> None:
         "  best            bits_per_byte 1.1911 at step 30,000",
         "promised and came (settings: profile)",
         "  throughput      as promised (1.02x): 12,480 samples/s came, 12,200 were promised",
-        "  settings        as asked for: micro_batch_size=64 gradient_accumulation_steps=2 precision=bf16 "
-        "compile_mode=default num_workers=8 pin_memory=True",
+        "  settings        as asked for: micro_batch=64 accumulation=2 precision=bf16 "
+        "compile=default workers=8 pin_memory=True",
         "time (6m12s in this session)",
         "  machine         data wait 2 %",
         "  machine         MFU 41 %",
@@ -102,7 +102,7 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
     shown = show(summary, make_plan())
     assert sections(shown) == ["stopped", "steps down", "promised and came", "time", "notes", "next"]
     assert f"oom-device                 went on from step 4,000: {OUT_OF_MEMORY.sentence}\n" in shown
-    assert "not as asked for: micro_batch_size 64 -> 32, gradient_accumulation_steps 2 -> 4\n" in shown
+    assert "not as asked for: micro_batch 64 -> 32, accumulation 2 -> 4\n" in shown
     assert "slower than promised (0.91x): 11,100 samples/s came, 12,200 were promised\n" in shown
     assert shown.count(resume) == 1
     assert f"  best            {BEST.checkpoint}\n" in shown

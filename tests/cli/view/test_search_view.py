@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,8 @@ def test_a_pipe_gets_a_line_for_all_that_happens(clock: Clock) -> None:
     view.view.tick()
     stage, probed, trial, told = read(console).splitlines()
     assert stage == "search: 9 knobs, 0 trials known (48s left)"
-    assert probed.startswith("your settings: ")
-    assert probed.endswith(PROBE.verdict.sentence)
-    assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: num_workers=4"
+    assert probed == PROBE.verdict.sentence
+    assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: workers=4"
     assert told == "something to know at once"
 
 
@@ -69,7 +69,7 @@ def test_the_log_of_a_launch_that_failed_is_named_and_each_one_where_all_is_told
     lines = read(console).splitlines()
     fine, failed = (line for line in lines if line.startswith("#"))
     assert fine.endswith("log .autotune/toy-1/trials/0001/log.txt") is verbose
-    assert failed.endswith("timed out: late: num_workers=2; log .autotune/toy-1/trials/0002/log.txt")
+    assert failed.endswith("timed out: late: workers=2; log .autotune/toy-1/trials/0002/log.txt")
     ruled_out = [line for line in lines if line.startswith("  ruled out: ")]
     assert len(ruled_out) == (len(PROBE.ruled_out) if verbose else 0)
     assert PROBE.ruled_out
@@ -91,7 +91,7 @@ def test_a_pipe_gets_a_sign_of_life_each_minute_in_which_nothing_happens(clock: 
 
 
 def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
-    console = make_console(width=60)
+    console = make_console(width=70)
     view = SearchView(console, 60.0, is_live=True)
     assert isinstance(view.view, BlockView)
     with view.view.opened():
@@ -102,11 +102,11 @@ def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
         assert "search: 9 knobs, 0 trials known" in "".join(lines)
         assert "something to know at once" in "".join(lines)
         assert [line.strip("\r").rpartition("\r")[2] for line in lines[-4:-2]] == [
-            "now:  num_workers=4",
-            "best: 1.25x unconfirmed (num_workers=4)",
+            "now:  workers=4",
+            "best: 1.25x your 1,000 samples/s, unconfirmed (workers=4)",
         ]
         assert lines[-2].strip("\r") == "search, 45s left; Ctrl-C keeps what is known"
-        assert max(map(cell_len, re.split(r"[\r\n]+", strip(read(console))))) <= 60
+        assert max(map(cell_len, re.split(r"[\r\n]+", strip(read(console))))) <= 70
     assert read(console).rstrip().endswith("\x1b[2K") or "\x1b[?25h" in read(console)
 
 
@@ -137,8 +137,8 @@ def test_what_was_said_stays_on_the_terminal(clock: Clock) -> None:
     ("purpose", "config", "line"),
     [
         ("measure", BASELINE, "#7 1,000 samples/s, 9 GiB: your settings"),
-        ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: num_workers=4"),
-        ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: num_workers=4"),
+        ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
+        ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
     ],
 )
 def test_a_line_begins_with_the_result(clock: Clock, purpose: str, config: TrainConfig, line: str) -> None:
@@ -148,6 +148,22 @@ def test_a_line_begins_with_the_result(clock: Clock, purpose: str, config: Train
     view.trial_finished(PROGRESS, make_trial(7, config, rate=1000.0, purpose=purpose))
     view.view.tick()
     assert read(console).splitlines()[1] == line
+
+
+def test_what_speedups_are_of_is_told_once_a_launch_of_the_own_settings_counts(clock: Clock) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 60.0, is_live=False)
+    view.probed(PROBE)
+    for number, config in enumerate((BASELINE, FASTER, SLOWER), start=1):
+        view.trial_started(replace(PROGRESS, baseline_samples_per_second=None if number == 1 else 800.0), config)
+        view.trial_finished(PROGRESS, make_trial(number, config, rate=1000.0))
+    view.view.tick()
+    assert read(console).splitlines()[1:] == [
+        "#1 1,000 samples/s, 9 GiB: your settings",
+        "1x is 800 samples/s: your settings, as they run now",
+        "#2 1.00x, 1,000 samples/s, 9 GiB, best so far: workers=4",
+        "#3 1.00x, 1,000 samples/s, 9 GiB: workers=2",
+    ]
 
 
 @pytest.mark.parametrize("is_live", [False, True])

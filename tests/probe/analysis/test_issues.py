@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from probe_records import BASELINE, GIB, GPU_HOST, MIB, ceilings, target, timing, work
-from record_factory import make_gpu, make_hardware
+from record_factory import make_gpu, make_hardware, make_measurement
 
 from autotune.probe.analysis.issues.find import find_issues
 from autotune.records import HardwareInfo, PeakMemory
@@ -126,6 +126,21 @@ def test_host_syncs_are_named_by_their_lines() -> None:
     seen = work(0.6, 0.3, host_syncs_per_step=3.0, host_sync_places=("train.py:82", "model.py:7"))
     told = only(GPU_HOST, facts=target(device="cuda", work=seen))
     assert told == ".item() or the like runs 3 times a step, at train.py:82, model.py:7: each waits for the GPU"
+
+
+@pytest.mark.parametrize(("waiting", "found"), [(0.4, ["slow-samples"]), (0.05, [])])
+def test_what_makes_samples_expensive_is_named_where_a_step_waits_for_them(waiting: float, found: list[str]) -> None:
+    facts = target()
+    data = facts.data.replace(hot_call="Rotation.__call__ (train.py:41)", hot_call_fraction=0.82)
+    measured = make_measurement(data_wait_seconds=2.0 * waiting)  # of two blocks of a second
+    told = [
+        [one for one in find_issues(make_hardware(), facts=known, measurement=measured) if one.name == "slow-samples"]
+        for known in (facts, facts.replace(data=data))
+    ]
+    assert [[one.name for one in issues] for issues in told] == [[], found]
+    for one in told[1]:
+        assert one.sentence.startswith("82 % of the time of a sample (")
+        assert one.sentence.endswith("goes into Rotation.__call__ (train.py:41), and 40 % of a step waits for samples")
 
 
 def test_host_syncs_are_counted() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import cProfile
 import random
 from typing import Any
 
@@ -36,6 +37,50 @@ class Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Any:
         while True:
             yield torch.zeros(2)
+
+
+class Rotation:
+    """A transform that takes nearly all of a sample's time."""
+
+    def __call__(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        for _ in range(30):
+            image = image @ image.T / image.size
+        return image
+
+
+class Rotated(Counted):
+    """Samples that a slow transform makes expensive."""
+
+    def __init__(self) -> None:
+        self.rotate = Rotation()
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(self.rotate(np.eye(64)))
+
+    def __len__(self) -> int:
+        return 4096
+
+
+def test_the_transform_that_takes_most_of_a_sample_is_named() -> None:
+    facts = look_at_data(Rotated, None, batch_size=4, fingerprints=False).facts
+    line = Rotation.__call__.__code__.co_firstlineno
+    assert facts.hot_call == f"Rotation.__call__ (test_look.py:{line})"
+    assert 0.5 <= (facts.hot_call_fraction or 0.0) <= 1.0
+
+
+def test_where_no_more_samples_are_there_none_is_named() -> None:
+    facts = look_at_data(Counted, None, batch_size=4, fingerprints=False).facts  # all of them were timed
+    assert (facts.hot_call, facts.hot_call_fraction) == ("", None)
+
+
+def test_another_profiler_is_left_at_work() -> None:
+    other = cProfile.Profile()
+    other.enable()
+    try:
+        assert look_at_data(Rotated, None, batch_size=4, fingerprints=False).facts.hot_call == ""
+    finally:
+        other.disable()
+    assert any(entry.code is Rotation.__call__.__code__ for entry in other.getstats())
 
 
 def test_samples_are_counted_timed_and_kept() -> None:

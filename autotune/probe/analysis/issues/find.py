@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.format import count, format_bytes, format_share
+from autotune.format import count, format_bytes, format_share, format_time
 from autotune.probe.analysis.issues.gpu import find_gpu_issues
 from autotune.probe.analysis.issues.policy import USUAL, IssuePolicy
 from autotune.probe.analysis.issues.timing import find_timing_issues
@@ -68,6 +68,8 @@ def find_issues(
     found += _look_at_cpus(hardware, facts)
     if facts is not None:
         found += _look_at_syncs(facts)
+    if facts is not None and measurement is not None:
+        found += _look_at_samples(facts, measurement, policy)
     if measurement is not None:
         found += _look_at_peak(hardware, measurement, policy, on_gpu=facts is not None and facts.device == "cuda")
         found += find_timing_issues(measurement, policy)
@@ -168,6 +170,20 @@ def _look_at_syncs(facts: TargetFacts) -> Iterator[Issue]:
         name="host-syncs",
         sentence=f".item() or the like runs {syncs:.3g} times a step{_name_places(facts)}: {meaning}",
         remedy="keep values on the device (detach(), add them up there) and read them every hundred steps",
+    )
+
+
+def _look_at_samples(facts: TargetFacts, measurement: Measurement, policy: IssuePolicy) -> Iterator[Issue]:
+    """Yield which function makes samples expensive, where a step waits for them."""
+    data = facts.data
+    if measurement.data_wait_fraction < policy.waiting_fraction or data.hot_call_fraction is None:
+        return
+    share, wait = format_share(data.hot_call_fraction), format_share(measurement.data_wait_fraction)
+    yield Issue(
+        name="slow-samples",
+        sentence=f"{share} of the time of a sample ({format_time(data.seconds_per_sample)}) goes into {data.hot_call}, "
+        f"and {wait} of a step waits for samples",
+        remedy="make that cheaper: do it once and keep the result, work on smaller inputs, use a faster library",
     )
 
 

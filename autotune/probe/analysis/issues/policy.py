@@ -19,6 +19,7 @@ class IssuePolicy:
         gpu_busy_fraction: of the time before the training, in which a GPU worked, beyond which it is somebody else's.
         disturbed_fraction: of the time of a block, taken by other processes or spent waiting for disk or memory, beyond
             which it is disturbed.
+        waiting_fraction: of a step, spent waiting for data, beyond which what a sample costs is told.
     """
 
     swap_fraction: float = 0.05
@@ -29,6 +30,7 @@ class IssuePolicy:
     gpu_taken_fraction: float = 0.05
     gpu_busy_fraction: float = 0.10
     disturbed_fraction: float = 0.10
+    waiting_fraction: float = 0.10
 
 
 USUAL = IssuePolicy()
