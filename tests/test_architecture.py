@@ -30,7 +30,7 @@ ONLY_IN = {
     "pynvml": ("autotune.machine.nvml",),
     "psutil": ("autotune.isolation", "autotune.machine"),
     "optuna": ("autotune.search",),
-    "sqlalchemy": (),
+    "sqlalchemy": ("autotune.search.share.address",),
     "pydantic": ("autotune.records",),
     "typer": ("autotune.cli",),
     "click": (),  # typer brings its own
@@ -124,6 +124,7 @@ LARGE_PACKAGES = {
     "autotune": "the rooms themselves, and leaves that all of them use",
     "autotune.engine": "a knob each",
     "autotune.records": "a record each",
+    "autotune.search": "its stages, and what they work on",
 }
 
 

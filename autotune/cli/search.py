@@ -170,6 +170,15 @@ def search(
             help="Begin anew, not where earlier searches of the like have ended.",
         ),
     ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="URL",
+            help="Share one study with searches of the same on machines alike: a database, as "
+            "postgresql+psycopg://user@host/db.",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", rich_help_panel=BASICS, help="Go on with this target's newest search in this folder."),
@@ -228,6 +237,7 @@ def search(
             exclude=tuple(exclude or ()),
             history=not no_history,
             nproc_per_node=None if nproc_per_node is None else read_nproc_per_node(nproc_per_node),
+            storage=storage,
         )
         chosen = _announce(chosen, resume=resume)
         if dry_run and options.nproc_per_node not in (None, 1):

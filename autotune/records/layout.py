@@ -3,7 +3,7 @@
 .autotune/                             in the working folder
 lock, holder.json, kept-probe.json, probe.json, probe-log.txt
 <target>-<date>/                     one search
-search.json, probe.json, recalled.json, screens.json, finals.json, best.json, seal, study.db
+search.json, probe.json, recalled.json, screens.json, finals.json, best.json, seal, study.db, worker
 trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
 explanation/                       explanation.json, trials/: launches made to explain the answer
 runs/<target>-001/                     one training
@@ -34,6 +34,8 @@ SCREENS_FILE = "screens.json"
 """A `Screens`: what its loss checks have shown."""
 FINALS_FILE = "finals.json"
 """A `FinalsRecord`."""
+WORKER_FILE = "worker"
+"""By what the other workers of a shared study know a search."""
 EXPLANATION_FOLDER = "explanation"
 """Of a search: what was launched afterwards, to tell what each change of its answer is worth."""
 EXPLANATION_FILE = "explanation.json"

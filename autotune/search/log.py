@@ -16,7 +16,7 @@ from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.prices import Prices
-from autotune.search.launch.suspects import Suspects
+from autotune.search.launch.suspects import Ended, Suspects
 from autotune.search.problem import SearchProblem
 from autotune.search.scores.objective import Judged, score_trial, trim_launch
 from autotune.search.scores.ranking import Entry, Ranking
@@ -303,15 +303,16 @@ class SearchLog:
             ),
         )
 
-    def find_suspects(self, *, count_overdue: bool) -> Suspects:
+    def find_suspects(self, *, count_overdue: bool, elsewhere: Iterable[Ended] = ()) -> Suspects:
         """Return which values have made launches fail.
 
         Args:
             count_overdue: a launch that was cut only late counts as timed out.
+            elsewhere: how launches of other workers ended, where they share the study.
         """
         overdue = self.prices.overdue() if count_overdue else []
         results = [*(one.result.replace(status=one.score.status) for one in self._judged), *overdue]
-        return Suspects(results, self.problem.baseline, self.problem.report.target.numerics)
+        return Suspects(results, self.problem.baseline, self.problem.report.target.numerics, elsewhere=elsewhere)
 
     def is_refused(self, config: TrainConfig) -> bool:
         """Return whether a config makes a change that was refused."""

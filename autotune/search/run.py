@@ -32,6 +32,8 @@ from autotune.search.launch.budget import Budget, measure_seconds_for
 from autotune.search.launch.starter import SearchContext
 from autotune.search.progress import SearchReporter
 from autotune.search.session import run_session
+from autotune.search.share.alone import Alone
+from autotune.search.share.fleet import open_fleet
 from autotune.search.store.folder import (
     SearchFolder,
     check_output,
@@ -100,6 +102,8 @@ class SearchOptions:
         learning_rate_rule: for effective batches other than the user's own.
         presets: of the user's own, tried first.
         history: begin with what earlier searches of the like have read, and leave what this one reads.
+        storage: URL of a database in which searches of the same on machines alike share one study; None for none. It is
+            written nowhere.
     """
 
     budget_seconds: float = DEFAULT_BUDGET_SECONDS
@@ -118,6 +122,7 @@ class SearchOptions:
     learning_rate_rule: LearningRateRule = "none"
     presets: tuple[Preset, ...] = ()
     history: bool = True
+    storage: str | None = field(default=None, repr=False)
 
     @shown_hints()
     def __post_init__(self) -> None:
@@ -158,7 +163,7 @@ def run_search(
         TargetError: the training fails with its own settings.
         BusyError: another search is at work in the folder.
         FolderError: the state folder is not ours.
-        MachineError: the disk is full or cannot be written.
+        MachineError: the disk is full or cannot be written, or the database of `storage` cannot be reached.
     """
     started = time.monotonic()
     chosen = options or SearchOptions()
@@ -174,7 +179,7 @@ def run_search(
         _check_for_script(resolved.script, chosen)
     check_output(work / chosen.out, resolved.spec, force=chosen.force)
     try:
-        with lock_searches(work):
+        with open_fleet(chosen.storage) as fleet, lock_searches(work):
             _remove_unfinished(work / STATE_FOLDER, work / chosen.out)
             place = _open_folder(work, resolved, chosen)
             told = _describe_damage(place) if chosen.resume else take_kept_probe(work, place.read_state(), place)
@@ -182,8 +187,9 @@ def run_search(
             reporter.opened(place.path)
             if told is not None:
                 reporter.told(told)
+            fleet.settle(place, work / chosen.out)
             budget = Budget(chosen.budget_seconds, started)
-            return _search(place, resolved, budget, work / chosen.out, reporter, should_stop)
+            return _search(place, resolved, budget, work / chosen.out, reporter, should_stop, fleet)
     except OSError as error:
         text = f"{error.filename or work}: {error.strerror or error}"
         raise MachineError(text, hint="free some space or mend the permissions, then --resume") from error
@@ -212,6 +218,7 @@ def _search(
     out: Path,
     reporter: SearchReporter,
     should_stop: Callable[[], bool],
+    fleet: Alone,
 ) -> Profile:
     def save(profile: Profile) -> None:
         # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
@@ -232,7 +239,7 @@ def _search(
         warm=state.target.script is None,
     ) as runner:
         context = SearchContext(budget, runner, reporter, should_stop, place.find_log)
-        profile = run_session(place, state, context, save, number=place.next_number()).profile
+        profile = run_session(place, state, context, save, number=place.next_number(), fleet=fleet).profile
     if place.database.exists():
         reporter.told(f"every launch: optuna-dashboard sqlite:///{os.path.relpath(place.database)}")
     return profile

@@ -45,6 +45,8 @@ from autotune.search.launch.together import (
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.problem import make_problem
+from autotune.search.share.alone import ALONE, Alone
+from autotune.search.share.finals_turn import FinalsTurn
 from autotune.search.store.history import Effects
 from autotune.sentences.settings import describe_changes
 from autotune.targets.drift_limits import require_metrics
@@ -137,6 +139,7 @@ def run_session(
     number: int,
     open_study: OpenStudy = Study,
     policy: SearchPolicy = USUAL_POLICY,
+    fleet: Alone = ALONE,
 ) -> SessionOutcome:
     """Run every stage of a search and return its answer.
 
@@ -148,6 +151,7 @@ def run_session(
         number: of its next trial.
         open_study: makes what proposes configs.
         policy: its thresholds.
+        fleet: the other workers of the study, where it is shared.
 
     Raises:
         UsageError: the target cannot be found, lacks a metric that has a limit, or needs a larger budget.
@@ -164,22 +168,24 @@ def run_session(
     prover = open_prover(folder, log, starter, gate, known)
     if not known:
         require_time(prover.reserve, probed.trial)
-    answer = partial(_answer, log, context.budget, save)
+    answer = partial(_answer, log, context.budget, save, fleet)
     answer("running")
     _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
-    space = log.problem.space
-    starter.enter("search", f"{len(space.choices)} knobs, {len(log.judged)} trials known")
-    study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds))
-    log.add_estimates(study.list_estimates())
-    log.add_notes(*(note for one in state.presets for note in describe_left_out(one, space)))
-    stop_reason = _explore_and_prove(log, starter, study, prover, answer, gate.foretell_seconds)
+    starter.enter("search", f"{len(log.problem.space.choices)} knobs, {len(log.judged)} trials known")
+    price = partial(price_proposal, log, gate.foretell_seconds)
+    study = _open_study(open_study, folder, log, context, price, fleet)
+    log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
+    stop_reason = _explore_and_prove(
+        log, starter, study, FinalsTurn(prover, fleet), answer, proof_seconds=gate.foretell_seconds
+    )
     if context.should_stop():
         stop_reason = "interrupted"
     else:  # one that is resumed goes on with them
         gate.close()
-    log.add_notes(*describe_ending(log, is_stopped=context.should_stop()))
+    log.add_notes(*describe_ending(log, is_stopped=context.should_stop(), elsewhere=fleet.describe_answer()))
     profile = answer(stop_reason)
+    fleet.leave(profile)
     study.save(_summarise(profile))
     folder.remember(log, profile, study.list_effects())
     return SessionOutcome(profile, log)
@@ -202,12 +208,14 @@ def _open_study(
     log: SearchLog,
     context: SearchContext,
     price: Callable[[TrainConfig], float],
+    fleet: Alone,
 ) -> Proposals:
     problem = log.problem
+    fleet.join(problem, context.reporter.told)
     recalled = folder.recall(problem.report)
     if recalled.sentence:
         context.reporter.told(recalled.sentence)
-    return open_study(
+    proposals: Proposals = fleet.open_study(open_study)(
         folder.database,
         problem.space,
         seed=problem.state.seed,
@@ -216,6 +224,8 @@ def _open_study(
         prior=make_prior(problem.report, recalled.effects),
         price=price,
     )
+    log.add_estimates(proposals.list_estimates())
+    return proposals
 
 
 def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult], probed: _Probed) -> None:
@@ -233,8 +243,9 @@ def _explore_and_prove(
     log: SearchLog,
     starter: TrialStarter,
     study: Proposals,
-    prover: Prover,
+    turn: FinalsTurn,
     answer: Callable[[StopReason], Profile],
+    *,
     proof_seconds: Callable[[TrainConfig], float],
 ) -> StopReason:
     """Explore and prove by turns until neither finds anything more to do, and return why it ended."""
@@ -242,21 +253,22 @@ def _explore_and_prove(
         log,
         starter,
         study,
-        look_at=prover.look_at,
-        kept_seconds=prover.kept_seconds,
-        is_proof_due=prover.is_due,
+        look_at=turn.look_at,
+        kept_seconds=turn.kept_seconds,
+        is_proof_due=turn.is_due,
         proof_seconds=proof_seconds,
+        fleet=turn.fleet,
     )
 
     def prove(stop_reason: StopReason) -> None:
         answer(stop_reason)
-        prover.prove(explorer.measure)
+        turn.prove(explorer.measure)
         answer(stop_reason)
 
     stop_reason: StopReason = "running"
     leader = log.ranking.leader if log.judged else None
     if leader is not None and leader.score > log.problem.policy.least_gain:
-        prover.look_at(leader.config)  # an earlier session may have been stopped before or while it did
+        turn.look_at(leader.config)  # an earlier session may have been stopped before or while it did
     if log.finals is not None:  # of an earlier session: what it left open comes first
         prove(stop_reason)
     while not starter.should_stop():
@@ -268,11 +280,13 @@ def _explore_and_prove(
     return stop_reason
 
 
-def _answer(log: SearchLog, budget: Budget, save: Callable[[Profile], None], stop_reason: StopReason) -> Profile:
+def _answer(
+    log: SearchLog, budget: Budget, save: Callable[[Profile], None], fleet: Alone, stop_reason: StopReason
+) -> Profile:
     """Return the answer as it stands, saved."""
     findings = collect_findings(log, elapsed_seconds=budget.elapsed_seconds, stop_reason=stop_reason)
     today = datetime.now(UTC).date().isoformat()
-    profile = build_profile(findings, log.ranking, budget_seconds=budget.seconds).replace(date=today)
+    profile = fleet.sign(build_profile(findings, log.ranking, budget_seconds=budget.seconds).replace(date=today))
     save(profile)
     return profile
 

@@ -1,4 +1,4 @@
-"""The addition problem (Hochreiter & Schmidhuber 1997) by an LSTM cell that is called step by step: small calls only."""
+"""The addition problem (Hochreiter & Schmidhuber 1997) by an LSTM cell that is called step by step."""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ FINDINGS = {
     "F17": "Code that leaves its view on purpose",
     "F18": "Which search is gone on with, and small faults of folders",
     "F19": "Ranks of a probe listen on the network",
+    "F20": "Workers of a shared study die, or lose its database",
 }
 
 NOT_TESTED: dict[str, str] = {

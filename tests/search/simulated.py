@@ -61,6 +61,7 @@ from autotune.search.problem import SearchProblem
 from autotune.search.progress import SearchReporter
 from autotune.search.scores.objective import KEYS, Judged, Score
 from autotune.search.session import run_session
+from autotune.search.share.alone import ALONE, Alone
 from autotune.search.store.folder import SearchFolder, create_search_folder
 from autotune.space import SearchSpace, numerics_of
 
@@ -443,6 +444,8 @@ def run_simulated(
     folder: SearchFolder | None = None,
     script: Script | None = None,
     open_study: OpenStudy = UnsavedStudy,
+    fleet: Alone = ALONE,
+    reporter: SearchReporter | None = None,
     **asked: Any,
 ) -> Run:
     """Run a whole search on a simulated machine, in a new folder or going on in an old one.
@@ -466,10 +469,13 @@ def run_simulated(
     outcome = run_session(
         folder,
         folder.read_state(),
-        SearchContext(Budget(budget, machine.now, machine.clock), run_and_keep, SearchReporter(), machine.should_stop),
+        SearchContext(
+            Budget(budget, machine.now, machine.clock), run_and_keep, reporter or SearchReporter(), machine.should_stop
+        ),
         saved.append,
         number=folder.next_number(),
         open_study=open_study,
+        fleet=fleet,
     )
     return Run(outcome.profile, saved, machine, folder, outcome.log)
 

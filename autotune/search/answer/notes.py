@@ -16,12 +16,13 @@ from autotune.sentences.settings import describe_changes
 from autotune.space import SearchSpace
 
 
-def describe_ending(log: SearchLog, *, is_stopped: bool) -> list[str]:
+def describe_ending(log: SearchLog, *, is_stopped: bool, elsewhere: str = "") -> list[str]:
     """Return a sentence for everything that the stages have not told themselves.
 
     Args:
         log: of the search.
         is_stopped: the user ended it.
+        elsewhere: where the finals are held, if that is another worker.
     """
     notes = [
         *describe_written(log.written, log.written_elsewhere),
@@ -34,7 +35,7 @@ def describe_ending(log: SearchLog, *, is_stopped: bool) -> list[str]:
             "into memory or /dev/shm"
         )
     if log.finals is None and not is_stopped:
-        notes.append(_explain_no_finals(log))
+        notes.append(elsewhere or _explain_no_finals(log))
     return notes
 
 

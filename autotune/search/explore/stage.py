@@ -30,6 +30,7 @@ from autotune.search.launch.suspects import Suspects
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
+from autotune.search.share.alone import ALONE, Alone
 from autotune.space import SearchSpace, needs_compilation, revert_knobs
 
 
@@ -102,13 +103,16 @@ class Tried:
         log: knows all that, and is told which ones are hopeless.
         suspects: values that have made launches fail.
         seconds: left for a launch.
+        taken: keys of what other workers run, or have run.
 
     Attributes:
         too_dear: something was left out for its price alone.
     """
 
-    def __init__(self, log: SearchLog, suspects: Suspects, seconds: float = math.inf) -> None:
-        self._keys = {one.key for one in log.judged}
+    def __init__(
+        self, log: SearchLog, suspects: Suspects, seconds: float = math.inf, taken: Container[str] = frozenset()
+    ) -> None:
+        self._keys, self._taken = {one.key for one in log.judged}, taken
         self._log, self._suspects, self._seconds = log, suspects, seconds
         self._forecast = Forecast(log.problem.report, log.problem.limits)
         self._dear = [value for value in find_dear_values(log, seconds) if value not in suspects.guilty]
@@ -136,7 +140,7 @@ class Tried:
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, TrainConfig):
             return False
-        if config.key in self._keys:
+        if config.key in self._keys or config.key in self._taken:
             return True
         if self._log.is_refused(config) or self._suspects.is_blocked(config) or self._is_hopeless(config):
             return True
@@ -165,6 +169,7 @@ class Explorer:
         is_proof_due: returns whether something leads that was not in the finals yet and enough was tried: then it is
             proven while there is time to come back.
         proof_seconds: returns what showing that a config learns the same will take, once it was launched.
+        fleet: other workers, where the study is shared.
     """
 
     log: SearchLog
@@ -174,6 +179,7 @@ class Explorer:
     kept_seconds: Callable[[], float] = lambda: 0.0
     is_proof_due: Callable[[], bool] = lambda: False
     proof_seconds: Callable[[TrainConfig], float] = lambda _config: 0.0
+    fleet: Alone = ALONE
 
     def run(self) -> StopReason:
         """Run trials into the log and return why it ended."""
@@ -181,6 +187,9 @@ class Explorer:
             proposal = self._propose()
             if not isinstance(proposal, Proposal):
                 return proposal
+            if not self.fleet.claim(proposal.config):
+                self.study.abandon(proposal)
+                continue
             result = self._run(proposal)
             if result.status is TrialStatus.INTERRUPTED:
                 self.study.abandon(proposal)
@@ -214,12 +223,16 @@ class Explorer:
             return "interrupted"
         if self._is_at_bound():
             return "bound"
+        if self.fleet.is_answered():
+            return "exhausted"
         again = log.schedule.find_due()
         if again is not None and self._price(again) <= left:
             return self.study.open(again)
         if left < log.prices.usual_seconds(log.problem.baseline):
             return "budget"
-        tried = Tried(log, log.find_suspects(count_overdue=not self.starter.should_stop()), left)
+        ended = self.fleet.list_ended()
+        suspects = log.find_suspects(count_overdue=not self.starter.should_stop(), elsewhere=ended)
+        tried = Tried(log, suspects, left, self.fleet.list_taken())
         wanted = self._find_own(tried)
         if wanted is None and self.is_proof_due():
             wanted = self._simplify_best(tried)

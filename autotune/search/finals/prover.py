@@ -73,9 +73,13 @@ class Prover:
         if finalists:
             self._hold_finals(finalists)
 
-    def is_due(self) -> bool:
-        """Return whether a leader is to be proven now: it was not yet, enough was tried, and there is time."""
-        if len(self.log.judged) < self.log.problem.policy.least_explored:
+    def is_due(self, *, explored_elsewhere: int = 0) -> bool:
+        """Return whether a leader is to be proven now: it was not yet, enough was tried, and there is time.
+
+        Args:
+            explored_elsewhere: launches of other workers, where they share the study.
+        """
+        if len(self.log.judged) + explored_elsewhere < self.log.problem.policy.least_explored:
             return False
         leaders = [one for one in self._leaders()[:1] if one.key not in self.log.attempted]
         return any(self.reserve.is_provable(one) for one in leaders)

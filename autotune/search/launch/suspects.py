@@ -37,6 +37,10 @@ Values = frozenset[str]
 """Changes of the baseline, each as `name=value`."""
 
 
+Ended = tuple[TrainConfig, TrialStatus]
+"""A launch, and how it ended."""
+
+
 class Suspects:
     """The values that are refused or suspected after the launches so far.
 
@@ -44,13 +48,20 @@ class Suspects:
         results: launches of the search in order, those of earlier sessions among them.
         baseline: the user's own settings.
         numerics: class of the knobs whose class on this target is not the table's.
+        elsewhere: how launches of other workers ended, where they share the study.
     """
 
     def __init__(
-        self, results: Iterable[TrialResult], baseline: TrainConfig, numerics: Mapping[str, Numerics] | None = None
+        self,
+        results: Iterable[TrialResult],
+        baseline: TrainConfig,
+        numerics: Mapping[str, Numerics] | None = None,
+        *,
+        elsewhere: Iterable[Ended] = (),
     ) -> None:
         self._baseline, self._numerics = baseline, numerics
-        launches = [(one.spec.config, one.status) for one in results if one.spec.config is not None]
+        own = ((one.spec.config, one.status) for one in results if one.spec.config is not None)
+        launches = [*own, *elsewhere]
         self.working: Values = frozenset[str]().union(
             *(self._values(config) for config, status in launches if status is TrialStatus.COMPLETED),
             *(

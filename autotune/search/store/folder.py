@@ -1,12 +1,14 @@
 """The folder of one search: readable without our code, one writer at a time, `trials/` the truth.
 
-.autotune/{lock, <target>-<date>/{{search,probe,finals,best}.json, seal, study.db, trials/0007/{spec,result}.json}}
+.autotune/{lock, <target>-<date>/{{search,probe,finals,best}.json, seal, study.db, worker,
+trials/0007/{spec,result}.json}}
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ from autotune.records.layout import (
     SPEC_FILE,
     STATE_FOLDER,
     TRIALS_FOLDER,
+    WORKER_FILE,
     show_log,
     trial_name,
 )
@@ -46,6 +49,8 @@ from autotune.search.log import SearchLog
 from autotune.search.store.history import Effects, make_past, recall, remember
 
 _TRIAL_NUMBER = re.compile(r"[0-9]{4,9}")
+_WORKER_DIGITS = 16
+_WORKER = re.compile(rf"[0-9a-f]{{{_WORKER_DIGITS}}}")
 _NAME = re.compile(r"(?P<slug>.+)-(?P<stamp>[0-9]{8}-[0-9]{6})(?:-(?P<count>[0-9]+))?")
 
 
@@ -170,6 +175,18 @@ class SearchFolder:
         """
         make_folder(self.explanation.path)
         write_record(self.explanation.path / EXPLANATION_FILE, explanation)
+
+    def read_worker(self) -> str:
+        """Return by what other workers of a shared study know this search: drawn once, the same when it is resumed."""
+        path = self.path / WORKER_FILE
+        try:
+            found = read_bytes(path, max_bytes=_WORKER_DIGITS).decode("ascii", "replace")
+        except OSError:
+            found = ""
+        if not _WORKER.fullmatch(found):
+            found = secrets.token_hex(_WORKER_DIGITS // 2)
+            write_text(path, found)
+        return found
 
     def read_finals(self) -> FinalsRecord | None:
         """Return the looks of the finals so far; None before the first one.
