@@ -159,9 +159,7 @@ def run_session(
         TargetError: the training fails with its own settings.
     """
     known = folder.read_trials()
-    probed = _probe(folder, state, context, known, number=number, policy=policy)
-    if state.world_size > 1:
-        probed = _launch_together(folder, state, context, known, probed, number=max(1, number), policy=policy)
+    probed = _begin(folder, state, context, known, number=number, policy=policy)
     log = _open_log(folder, state, context, probed, policy)
     starter = TrialStarter(log, context, number=max(probed.next_number, number))
     gate = GateStage(log, starter, known, keep=folder.write_screens)
@@ -291,6 +289,22 @@ def _answer(
     return profile
 
 
+def _begin(
+    folder: SearchStore,
+    state: SearchState,
+    context: SearchContext,
+    known: Sequence[TrialResult],
+    *,
+    number: int,
+    policy: SearchPolicy,
+) -> _Probed:
+    """Return what the search begins with."""
+    probed = _probe(folder, state, context, known, number=number, policy=policy)
+    if state.world_size == 1:
+        return probed
+    return _launch_together(folder, state, context, known, probed, number=max(1, number), policy=policy)
+
+
 def _probe(
     folder: SearchStore,
     state: SearchState,
@@ -312,7 +326,6 @@ def _probe(
         state.target,
         context.run_trial,
         limits=_limit_probe(state, context, policy),
-        world_size=state.world_size,
         seed=state.seed,
         asked=state,
         find_log=context.find_log,
