@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.arithmetics import refuse_bf16, refuse_fp16
-from autotune.records.config import Allowed, KnobValue
+from autotune.records.config import Allowed, KnobValue, spread_config
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.script import Numerics
@@ -84,23 +84,27 @@ def _only(reason: str, *values: KnobValue) -> Choices:
 
 def _micro_batch_sizes(facts: Facts) -> Choices:
     baseline, target = facts.target.baseline, facts.target
-    effective = baseline.effective_batch_size
+    effective, processes = baseline.effective_batch_size, target.world_size
     if target.data.iterable:
         return _only("an iterable dataset may end inside a batch, and the effective batch must be held", effective // 2)
-    divisors = [size for size in range(effective, 0, -1) if effective % size == 0][:_MOST_MICRO_BATCH_SIZES]
+    each = spread_config(baseline, processes)
+    divisors = [size for size in range(effective // processes, 0, -1) if effective // processes % size == 0]
+    # Of several processes each has its part: what the own settings come to there is not tried by another name.
+    divisors = [baseline.micro_batch_size if size == each.micro_batch_size else size for size in divisors]
+    divisors = divisors[:_MOST_MICRO_BATCH_SIZES]
     larger = [factor * effective for factor in LARGER_BATCHES]
     if "batch" in facts.allowed:
         return (*divisors, *larger), {}
     reasons: dict[KnobValue, str] = dict.fromkeys(
         larger, "another effective batch is another training: --tune-batch-size"
     )
-    why_not = _find_split_trouble(target)
+    why_not = find_split_trouble(target)
     if why_not is None:
         return tuple(divisors), reasons
     return (), reasons | {size: why_not for size in divisors if size != baseline.micro_batch_size}
 
 
-def _find_split_trouble(target: TargetFacts) -> str | None:
+def find_split_trouble(target: TargetFacts) -> str | None:
     """Return why parts of a batch are not the whole; None where they are, as far as it was tested."""
     if target.model.has_batch_norm:
         return "BatchNorm normalises over the micro batch: another size is another model"
@@ -194,7 +198,7 @@ def _attention_backends(facts: Facts) -> Choices:
 def _thread_counts(facts: Facts) -> Choices:
     if facts.on_gpu:
         return _only("the GPU does the arithmetic", 1)
-    usable = facts.hardware.usable_cpu_count
+    usable = max(1, facts.hardware.usable_cpu_count // facts.target.world_size)
     return tuple(sorted({usable, max(1, usable - 1), max(1, usable // 2), 1})), {}
 
 
@@ -222,19 +226,20 @@ def _device_allocators(facts: Facts) -> Choices:
 
 
 def most_workers(target: TargetFacts, hardware: HardwareInfo) -> int:
-    """Return the most loader workers worth trying: one a CPU, and more where samples are waited for.
+    """Return the most loader workers of a process worth trying: one a CPU, and more where samples are waited for.
 
     What a disk or a network lets a worker wait for, others can wait for meanwhile: as many as match the computation, as
     the CPUs have time for and as memory has room for.
     """
-    data, usable = target.data, min(hardware.usable_cpu_count, _MOST_WORKERS)
+    data, processes = target.data, target.world_size
+    usable = max(1, min(hardware.usable_cpu_count // processes, _MOST_WORKERS))
     if not data.waits or data.iterable:
         return usable
     load, compute = data.seconds_per_sample * target.baseline.effective_batch_size, target.compute_seconds_per_step
     matching = _MOST_WORKERS if compute <= 0 else min(_MOST_WORKERS, math.ceil(_SPARE * load / compute))
     wanted = 1 << math.ceil(math.log2(max(1, matching)))
-    by_cpus = hardware.usable_cpu_count / max(data.cpu_fraction or 0.0, 1 / _MOST_WORKERS / 2)
-    by_memory = _FREE_FOR_WORKERS * hardware.memory_available_bytes / (data.worker_bytes or _WORKER_BYTES)
+    by_cpus = hardware.usable_cpu_count / processes / max(data.cpu_fraction or 0.0, 1 / _MOST_WORKERS / 2)
+    by_memory = _FREE_FOR_WORKERS * hardware.memory_available_bytes / processes / (data.worker_bytes or _WORKER_BYTES)
     return max(usable, min(wanted, math.floor(by_cpus), math.floor(by_memory)))
 
 

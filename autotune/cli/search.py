@@ -20,6 +20,7 @@ from autotune.cli.target import (
     QualitySteps,
     Target,
     announce_target,
+    read_nproc_per_node,
     read_target,
     show_target,
 )
@@ -97,6 +98,15 @@ def search(
             rich_help_panel=BASICS, metavar="N", min=0, max=2**31 - 1, help="Seed of proposals, weights and data order."
         ),
     ] = 0,
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="N",
+            help="Processes that train together in each launch, or gpu for one on each GPU.",
+            show_default="1, or as many as the search to resume has",
+        ),
+    ] = None,
     planned_run: Annotated[
         str | None,
         typer.Option(
@@ -224,9 +234,12 @@ def search(
             only=tuple(only or ()),
             exclude=tuple(exclude or ()),
             history=not no_history,
+            nproc_per_node=None if nproc_per_node is None else read_nproc_per_node(nproc_per_node),
             storage=storage,
         )
         chosen = _announce(chosen, resume=resume)
+        if dry_run and options.nproc_per_node not in (None, 1):
+            raise UsageError("--dry-run looks ahead for one process only", hint="leave --nproc-per-node or it out")
         if dry_run:
             _print_forecast(chosen, options, json_output=json_output)
             return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -263,3 +264,19 @@ def show_target(target: str | Script | None) -> str:
     if isinstance(target, Script):
         return f" -- {script_label(target.command)}"
     return f" {DEMO}" if target == DEMO_TARGET else f" {target}" if target else ""
+
+
+def read_nproc_per_node(text: str) -> int | Literal["gpu"]:
+    """Return how many processes are to train together.
+
+    Raises:
+        UsageError: it is neither a number nor `gpu`.
+    """
+    from autotune.errors import UsageError
+
+    if text == "gpu":
+        return "gpu"
+    size = int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
+    if not size:
+        raise UsageError(f"--nproc-per-node {text}: no number of processes", hint="give 2, say, or gpu")
+    return size

@@ -29,11 +29,11 @@ from autotune.scratch import sweep_scratch
 from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
+    from autotune.distributed.place import Place
     from autotune.records.run import TrainingSummary
     from autotune.records.trial import Target as TargetRecord
     from autotune.targets.resolve import ResolvedTarget
     from autotune.train.options import TrainingOptions
-    from autotune.train.ranks.place import Place
 
 OUT_OF_TIME_STATUS = 124
 """Exit status of a training that `--max-time` ended, as of timeout(1)."""
@@ -231,13 +231,13 @@ def take_part(
     verbose: bool,
 ) -> None:
     """Train in this process: alone, or as one of several."""
-    from autotune.train.ranks.place import find_place
+    from autotune.train.ranks.handover import find_place
 
     place = find_place()
     if place is not None and not place.leads:
         follow_leader(place, target, options)
     announce_resolved(resolved, Path.cwd(), command="train")
-    from autotune.train.ranks.ends import leading
+    from autotune.train.ranks.leading import leading
 
     with leading(place):
         train_workload(options, target, log=log, as_json=as_json, verbose=verbose, place=place)

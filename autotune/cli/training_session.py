@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.stopping import StopFlag, ended_by_alarm
-from autotune.errors import UsageError
+from autotune.cli.target import read_nproc_per_node
 from autotune.records.config import list_settings
 from autotune.train.recovery.child import keep_tie
 
 if TYPE_CHECKING:
     from autotune.cli.view.training import TrainingView
+    from autotune.distributed.place import Place
     from autotune.loggers import LoggerName
     from autotune.loggers.point_log import PointLog, Value
+    from autotune.records.profile import Profile
     from autotune.records.run import Reverification
     from autotune.records.trial import Target
     from autotune.train.options import TrainingCallbacks, TrainingOptions
-    from autotune.train.ranks.place import Place
     from autotune.train.runs.folder import RunFolder
 
 _RELAUNCHED = "AUTOTUNE_RELAUNCHED"
@@ -138,19 +138,23 @@ def choose_ranks(nproc_per_node: str | None, options: TrainingOptions, target: T
 
     Raises:
         UsageError: it is no number of processes, or there is no run to resume.
-        ProfileError: the plan of the run to resume is damaged, or of a newer version.
+        ProfileError: the profile, or the plan of the run to resume, is damaged or of a newer version.
     """
     from autotune.train.runs.folder import find_run, read_plan
 
-    if nproc_per_node == "gpu":
-        return nproc_per_node
     if nproc_per_node is not None:
-        size = int(nproc_per_node) if re.fullmatch("[0-9]{1,4}", nproc_per_node) else 0
-        if not size:
-            raise UsageError(f"--nproc-per-node {nproc_per_node}: no number of processes", hint="give 2, say, or gpu")
+        size = read_nproc_per_node(nproc_per_node)
+    elif options.resume:
+        size = read_plan(find_run(Path.cwd(), target.spec, options.out)).world_size
     else:
-        size = read_plan(find_run(Path.cwd(), target.spec, options.out)).world_size if options.resume else 1
+        size = 1 if options.profile is None else _load(options.profile).world_size
     return None if size == 1 else str(size)
+
+
+def _load(given: str | Path | Profile) -> Profile:
+    from autotune.records.profile import Profile
+
+    return given if isinstance(given, Profile) else Profile.load(Path.cwd() / given)
 
 
 def follow_leader(place: Place, target: str | None, options: TrainingOptions) -> NoReturn:

@@ -23,9 +23,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from autotune.distributed.loader import RankBatchSampler
 from autotune.distributed.world import Command, World
 from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, mix_seed
+from autotune.engine.determinism import make_reference
 from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, seed_everything
 from autotune.engine.windows import Window
 from autotune.errors import TargetError, UsageError
+from autotune.measure.clock import Clock, clock_for
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 
@@ -45,11 +47,32 @@ class LossModule(nn.Module):
         return self._workload.compute_loss(self.model, batch)
 
 
+class OwnTime:
+    """Times what a rank does by itself in each step: data and forward passes, before its gradients meet the others'.
+
+    Args:
+        device: where it trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock: Clock = clock_for(device)
+
+    def mark(self) -> None:
+        """Note, by turns, that a step begins and that its gradients are about to meet."""
+        self._clock.mark()
+
+    def take(self) -> float:
+        """Return the seconds since the last call, and start anew; the device must have done all that it was given."""
+        self._clock.synchronize()
+        return sum(self._clock.take_intervals()[::2])
+
+
 class RankTraining(Training):
     """One rank's part of a training; all ranks must build it, and take its steps, together.
 
     Attributes:
         world: this process among the others.
+        own_time: told when a step begins and when its gradients are about to meet; None where nobody asks.
     """
 
     def __init__(
@@ -61,6 +84,7 @@ class RankTraining(Training):
         seed: int,
         random_sources: Sequence[str] = (),
         worker_timeout_seconds: float = 0.0,
+        in_float64: bool = False,
     ) -> None:
         """Build the training as one process would, then tie its gradients to those of the other ranks.
 
@@ -71,6 +95,7 @@ class RankTraining(Training):
             seed: of weights, data order and dropout.
             random_sources: global generators that samples or collation draw from.
             worker_timeout_seconds: longest wait for a loader's worker.
+            in_float64: compute the model in it.
 
         Raises:
             TargetError: a part of the workload returns something of the wrong type.
@@ -78,6 +103,7 @@ class RankTraining(Training):
             RankLostError: another rank is gone.
         """
         self.world = world
+        self.own_time: OwnTime | None = None
         super().__init__(
             loaded,
             config,
@@ -89,6 +115,8 @@ class RankTraining(Training):
         sampler = self.windows.sampler
         has_fillers = isinstance(sampler, RankBatchSampler) and sampler.has_fillers
         require_shareable(self.model, loaded.label, world.size, has_fillers=has_fillers)
+        if in_float64:
+            make_reference(self.model)
         with world.watching():
             self._parallel = DistributedDataParallel(
                 LossModule(self.model, loaded),
@@ -121,6 +149,8 @@ class RankTraining(Training):
             with self._meeting(is_last=index == len(window.batches) - 1):
                 loss, weight = self._forward(placed)
                 note("forward")
+                if self.own_time is not None and index == len(window.batches) - 1:
+                    self.own_time.mark()
                 if weight is None:
                     self._backward_together(loss * (count * world.size / total))
                     sums[0] += loss.detach().reshape(()) * (count / total)
@@ -168,6 +198,8 @@ class RankTraining(Training):
         """
         if self.world.leads:
             self.world.tell(Command.STEP)
+        if self.own_time is not None:
+            self.own_time.mark()
         return super().step(mark)
 
     def announce_pause(self) -> None:

@@ -4,6 +4,7 @@
            ── Command.STATE ─▶                each hands its random generators to the leader, for a checkpoint
            ── Command.LOAD ──▶                each loads the checkpoint that is named
            ── Command.PAUSE ─▶                the leader evaluates or writes: it may take as long as it takes
+           ── Command.MEET ──▶                each says how long it worked by itself, its device done with all it has
            ── Command.END ───▶                the training is over
 
 Commands and answers go over gloo groups of their own, so that nobody waits for a device because of them. Whoever waits
@@ -40,6 +41,7 @@ class Command(enum.IntEnum):
     LOAD = 3
     PAUSE = 4
     END = 5
+    MEET = 6
 
 
 class RankLostError(AutotuneError):
@@ -121,6 +123,13 @@ class World:
         with self.watching():
             dist.gather_object(value, values if self.leads else None, 0, group=self.answers)
         return values
+
+    def meet(self, value: float) -> tuple[float, ...]:
+        """Return every rank's number, in order, on all of them: none goes on before all are here."""
+        found = [torch.zeros(1, dtype=torch.float64) for _ in range(self.size)]
+        with self.watching():
+            dist.all_gather(found, torch.tensor([value], dtype=torch.float64), group=self.answers)
+        return tuple(float(one) for one in found)
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks, on the device; the host waits for nothing."""

@@ -31,6 +31,7 @@ from autotune.search.finals.rounds import run_finals
 from autotune.search.finals.stage import count_samples, make_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import RunTrial, SearchContext, TrialStarter
+from autotune.search.launch.together import add_first_launch, find_first_launch
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.problem import make_problem
@@ -219,7 +220,11 @@ def _read(place: SearchFolder, profile: Profile) -> Readings:
     probed = next((one for one in trials if one.facts is not None and one.curves), None)
     if report is None or probed is None:
         raise UsageError(f"{place.path} holds no probe report", hint="run autotune search again")
-    log = SearchLog(make_problem(place.read_state(), report, probed, USUAL_POLICY))
+    state = place.read_state()
+    launched = find_first_launch(trials, report.target) if state.world_size > 1 else None
+    if launched is not None:
+        report, probed = add_first_launch(report, probed, launched, place.find_log)
+    log = SearchLog(make_problem(state, report, probed, USUAL_POLICY))
     for one in trials:
         if one.spec.purpose == "measure" and one.spec.config is not None:
             log.add_earlier_launch(one)

@@ -31,7 +31,7 @@ from autotune.isolation.process import CappedLog, ColdProcess, ForkServer, Serve
 from autotune.isolation.progress import ProgressReader
 from autotune.isolation.script_starter import ScriptStarter
 from autotune.lifeline import adopt_orphans
-from autotune.machine.cgroups import read_oom_kills
+from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
 from autotune.records.codec import make_folder, write_record
 from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE, trial_name
@@ -157,9 +157,7 @@ class TrialRunner:
             _end_group(process.pid)
             process.release()
             self._keeper.sweep(() if self._server is None else (self._server.pid,))
-        kills = read_oom_kills()
-        counted = None if kills is None or kills_before is None else max(0, kills - kills_before)
-        return Ending(status, log.finish(), counted, watch.seconds), verdict
+        return Ending(status, log.finish(), count_between(kills_before, read_oom_kills()), watch.seconds), verdict
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         environment = launch_environment(spec.config, self._host_allocators) if spec.config else {}

@@ -94,6 +94,11 @@ def read_oom_kills(root: Path = Path("/")) -> int | None:
     return sum(counts.values()) if counts else None
 
 
+def count_between(before: int | None, after: int | None) -> int | None:
+    """Return by how much a counter has grown, such as `read_oom_kills`; None where it was not told."""
+    return None if before is None or after is None else max(0, after - before)
+
+
 def find_throttle_readers(root: Path) -> tuple[Callable[[], float | None], ...]:
     """Return one cheap reader for each group that counts how long its CPU quota has held it.
 

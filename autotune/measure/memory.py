@@ -108,10 +108,11 @@ def worker_bytes() -> int | None:
 
 
 def _child_bytes() -> list[int]:
-    return [_read_kibibytes(Path(f"/proc/{pid}/smaps_rollup")) for pid in _child_pids()]
+    return [_read_kibibytes(Path(f"/proc/{pid}/smaps_rollup")) for pid in list_children()]
 
 
-def _child_pids() -> list[int]:
+def list_children() -> list[int]:
+    """Return the processes that this one has started and that still run."""
     try:
         return [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
     except OSError:

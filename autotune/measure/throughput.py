@@ -244,6 +244,7 @@ def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) 
         seconds=seconds,
         interference=timing.interference.read() if timing.interference is not None else None,
         recompiled=timing.compiled_graphs() != graphs,
+        rank_seconds=timing.read_ranks(),
     )
     timed.blocks.append(block)
     timed.step_seconds += clock.take_intervals()

@@ -72,6 +72,7 @@ class Timing:
         samples: samples trained on.
         data_wait_seconds: time spent waiting for the loader.
         progress: told what the measurement is at; None where nobody asks.
+        read_ranks: what each of several processes took by itself between the last two looks at the clock.
         phase: what a step is part of.
     """
 
@@ -85,6 +86,7 @@ class Timing:
     samples: int = 0
     data_wait_seconds: float = 0.0
     progress: Progress | None = None
+    read_ranks: Callable[[], tuple[float, ...]] = tuple
     phase: Phase = Phase.MEASURING
     _values: list[float] = field(default_factory=list)
 
@@ -147,6 +149,7 @@ def make_timing(
     read_scale: Callable[[], float | None] = lambda: None,
     interference: InterferenceReader | None = None,
     progress: Progress | None = None,
+    read_ranks: Callable[[], tuple[float, ...]] = tuple,
 ) -> Timing:
     """Return the timing of a training on a device.
 
@@ -156,6 +159,7 @@ def make_timing(
         read_scale: the loss scale now; None without one.
         interference: says what else goes on.
         progress: told what the measurement is at.
+        read_ranks: what each of several processes took by itself, in seconds; nothing with one.
     """
 
     def read_watched() -> dict[str, float | None]:
@@ -169,5 +173,6 @@ def make_timing(
         load_seconds=_CUDA_LOAD_SECONDS if device.type == "cuda" else 0.0,
         interference=interference,
         progress=progress,
+        read_ranks=read_ranks,
         canary=lambda: time_reference(device),
     )

@@ -177,7 +177,8 @@ def probe_target(
         run_trial: runs one trial to its end.
         limits: of the trial.
         seed: of the training.
-        asked: of the search that it is for: metrics and knobs that a workload has not are refused once it is imported.
+        asked: of the search that it is for: metrics and knobs that a workload has not are refused once it is imported,
+            and of several processes that are going to train together one is probed, alone.
         known: the machine's limits and their age; None for those that an earlier probe has kept, if there are any.
         find_log: returns where what a trial has printed can be read after a failure, by the trial's number.
 
@@ -191,16 +192,11 @@ def probe_target(
     hardware, software = read_hardware(), read_software()
     ceilings, age = known or _find_known(hardware, software)
     spec = TrialSpec(
-        number=0,
-        purpose="probe",
-        target=target,
-        config=None,
-        seeds=(seed,),
-        ceilings=ceilings,
-        max_drift=None if asked is None else asked.max_drift,
-        named_knobs=() if asked is None else (*asked.only, *asked.exclude),
-        limits=limits,
+        number=0, purpose="probe", target=target, config=None, seeds=(seed,), ceilings=ceilings, limits=limits
     )
+    if asked is not None:
+        named = (*asked.only, *asked.exclude)
+        spec = spec.replace(world_size=asked.world_size, max_drift=asked.max_drift, named_knobs=named)
     fingerprint = None if target.script is None else fingerprint_target(target)
     result = run_trial(spec)
     facts, measurement = result.facts, result.measurement
@@ -210,6 +206,7 @@ def probe_target(
         warnings = (*facts.warnings, *describe_written(result.written, result.written_elsewhere))
         facts = facts.replace(fingerprint=fingerprint, warnings=warnings)
         result = result.replace(facts=facts)
+    facts = facts.replace(world_size=spec.world_size)
     was_measured = _leave_out_ranks(facts.ceilings) != ceilings
     if was_measured and target.script is None:  # a script may have changed what its process can do
         _keep_ceilings(facts.ceilings, hardware, software)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.errors import UsageError
 from autotune.records.given import GivenRecord
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -154,3 +155,31 @@ def with_knobs(config: TrainConfig, values: Mapping[str, KnobValue | None]) -> T
     own = {name.removeprefix("user_knobs."): value for name, value in values.items() if is_user_knob(name)}
     kept = {name: value for name, value in {**config.user_knobs, **own}.items() if value is not None}
     return config.replace(**plain, user_knobs=kept)
+
+
+def spread_config(config: TrainConfig, world_size: int, *, before: int = 1) -> TrainConfig:
+    """Return the settings of each process, with the same effective batch over all of them.
+
+    The micro batch stays, or becomes the largest smaller one that divides.
+
+    Args:
+        config: settings of each of `before` processes.
+        world_size: processes to spread over.
+        before: processes that the config is of.
+
+    Raises:
+        UsageError: the effective batch cannot be divided by the processes.
+    """
+    if world_size == before:
+        return config
+    effective = config.effective_batch_size * before
+    share, rest = divmod(effective, world_size)
+    if rest or not share:
+        fitting = [number for number in range(min(effective, world_size), 0, -1) if effective % number == 0]
+        sizes = " or ".join(str(size) for size in (effective - rest, effective - rest + world_size) if size)
+        raise UsageError(
+            f"an effective batch of {effective} samples cannot be shared out evenly over {world_size} processes",
+            hint=f"use --nproc-per-node {fitting[0]}, or a baseline with an effective batch of {sizes}",
+        )
+    micro = next(size for size in range(min(share, config.micro_batch_size), 0, -1) if share % size == 0)
+    return config.replace(micro_batch_size=micro, gradient_accumulation_steps=share // micro)

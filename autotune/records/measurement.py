@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -78,6 +79,9 @@ class Block(Record):
     """What else went on; None when it was not watched."""
     recompiled: bool = False
     """A graph was compiled inside the block, so it is no measure of the steady state."""
+    rank_seconds: tuple[NonNegative, ...] = ()
+    """Of these, what each of several processes took by itself, for its data and forward passes, before gradients met;
+    the rest it worked with the others or waited for them. Empty with one process."""
 
     @property
     def disturbed(self) -> bool:
@@ -170,6 +174,14 @@ class Measurement(Record):
     def seconds_per_step(self) -> float:
         """Mean wall time of one optimizer step."""
         return self.seconds / sum(block.optimizer_steps for block in self.blocks)
+
+    @property
+    def rank_skew(self) -> float | None:
+        """What the slowest of several processes took by itself over the median of all; None with one process."""
+        by_rank = [*zip(*(block.rank_seconds for block in self.blocks if block.rank_seconds), strict=True)]
+        totals = [sum(seconds) for seconds in by_rank]
+        middle = median(totals) if totals else 0.0
+        return max(totals) / middle if middle > 0 else None
 
     @property
     def data_wait_fraction(self) -> float:

@@ -209,6 +209,8 @@ class Profile(Record):
     """The settings to train with."""
     baseline_config: TrainConfig
     """The user's own settings."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Processes that trained together when it was measured; they share out the effective batch of both settings."""
     allowed: tuple[Allowed, ...] = ()
     """Changes of what is learned that the user allowed the search: without them the effective batch is the user's."""
     learning_rate_rule: LearningRateRule = "none"

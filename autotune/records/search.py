@@ -66,6 +66,8 @@ class SearchState(Record):
     """Version of this file."""
     target: Target
     """What is tuned."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Processes that train together in each trial."""
     seed: int
     """Of proposals, initial weights and data order."""
     max_drift: DriftLimits
@@ -143,6 +145,8 @@ class PastSearch(Record):
     """Fingerprint of the versions."""
     device: Literal["cpu", "cuda"]
     """Where it trained."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Processes that trained together."""
     model: ModelFacts
     """By which relatives are told."""
     baseline: TrainConfig

@@ -184,6 +184,8 @@ class TrialSpec(Record):
     """The settings; None for a probe, which finds them."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """Processes that train together, which share out the config's effective batch; a probe is one of so many, alone."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """Seeds of initial weights, data order and dropout; all but quality use the first only."""
     quality_steps: Annotated[int, Field(ge=1)] = 40

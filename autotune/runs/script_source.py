@@ -93,6 +93,9 @@ class ScriptSource:
         self._generators: torch.Tensor | None = None
         self._batches: list[tuple[str, str]] = []
 
+    def read_ranks(self) -> tuple[float, ...]:
+        return ()  # one of them is timed, and the others are the script's
+
     def find_name(self, parameter: torch.Tensor) -> str | None:
         return None  # a script's optimizers need not hold what its models name
 

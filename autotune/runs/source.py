@@ -111,6 +111,10 @@ class StepSource(Protocol):
         """Of an optimizer step under the user's own settings; None where any step is a window that comes again."""
         ...
 
+    def read_ranks(self) -> tuple[float, ...]:
+        """Return what each of several processes took by itself up to the clock's last look, in seconds; or nothing."""
+        ...
+
     def find_name(self, parameter: Tensor) -> str | None:
         """Return what a parameter is called; None where it has no name."""
         ...

@@ -35,6 +35,7 @@ def time_steps(
         read_scale=source.read_loss_scale,
         interference=watch_interference(device),
         progress=progress,
+        read_ranks=source.read_ranks,
     )
     source.timing = timing
     measurement = yield from measure_throughput(timing, config, limits, MemoryMeter(device))

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
 
+from autotune.distributed.ends import explain_end
+from autotune.distributed.place import Place
+from autotune.distributed.world import RankLostError, World, joined_world
 from autotune.engine.determinism import make_reference
 from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import backend_settings
@@ -22,10 +26,12 @@ from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.progress import ProgressWriter, open_progress
 from autotune.measure.hopeless import TooSlowError
 from autotune.records.codec import read_record, write_record
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, spread_config
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
 from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
+from autotune.runs.rank_source import RankSource
+from autotune.runs.ranks import find_patience, find_rank, run_ranks
 from autotune.runs.source import Found
 from autotune.runs.workload_source import WorkloadSource
 from autotune.space import require_knobs
@@ -33,9 +39,12 @@ from autotune.targets.drift_limits import require_metrics
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 
+_ALONE = ("machine", "probe")
+_TIMED = ("measure", "final")
 
-def main(folder: Path, *, started: float) -> None:
-    """Run the trial whose spec is in a folder and leave its result there.
+
+def main(folder: Path, *, started: float) -> int:
+    """Run the trial whose spec is in a folder and leave its result there; return what to exit with.
 
     Args:
         folder: the trial's own folder.
@@ -43,7 +52,18 @@ def main(folder: Path, *, started: float) -> None:
     """
     prepare_process()
     spec = read_record(folder / SPEC_FILE, TrialSpec)
-    result = run_spec(spec, folder, started=started)
+    if spec.world_size == 1 or spec.purpose in _ALONE:
+        result: TrialResult | None = run_spec(spec, folder, started=started)
+    elif (place := find_rank(folder)) is None:
+        result = run_ranks(spec, folder, started=started)
+    else:
+        return _run_rank(spec, folder, place, started=started)
+    if result is not None:
+        _leave(result, folder)
+    return 0
+
+
+def _leave(result: TrialResult, folder: Path) -> None:
     with own_record():
         write_record(folder / RESULT_FILE, result)
 
@@ -57,8 +77,7 @@ def run_and_exit(folder: Path, *, started: float) -> NoReturn:
     """
     status = 1
     try:
-        main(folder, started=started)
-        status = 0
+        status = main(folder, started=started)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -76,16 +95,40 @@ def run_spec(spec: TrialSpec, folder: Path, *, started: float) -> TrialResult:
     progress = open_progress(folder)  # before any of the user's code runs
     try:
         return _dispatch(spec, folder, progress, started=started)
-    except TooSlowError as error:
+    except BaseException as error:  # also SystemExit, and what derives from BaseException alone
+        return _explain(spec, error, started=started)
+
+
+def _run_rank(spec: TrialSpec, folder: Path, place: Place, *, started: float) -> int:
+    """Run one process of several, and return what to exit with.
+
+    The leader leaves the result; so does any other whose own training fails, for all of them.
+    """
+    progress = open_progress(folder) if place.leads else None
+    try:
+        result = _train_together(spec, folder, place, progress, started=started)
+    except RankLostError as error:
+        place.record_end(explain_end(error, place.rank))
+        return error.exit_code
+    except BaseException as error:
+        result = _explain(spec, error, started=started)
+        if not place.leads:
+            result = result.replace(error=f"process {place.rank} of {place.size}: {result.error}")
+    if result is not None and not (folder / RESULT_FILE).exists():
+        _leave(result, folder)
+    return 0 if result is None or result.status is TrialStatus.COMPLETED else 1
+
+
+def _explain(spec: TrialSpec, error: BaseException, *, started: float) -> TrialResult:
+    """Return the result of a trial in which something was raised."""
+    if isinstance(error, TooSlowError):
         return describe_hopeless(spec, error.hopeless, elapsed_seconds=time.monotonic() - started)
-    except AutotuneError as error:
-        traceback.print_exc()
+    traceback.print_exception(error)
+    if isinstance(error, AutotuneError):
         cause: Cause = "usage" if isinstance(error, UsageError) else "target"
         failed = _failed(spec, TrialStatus.CRASHED, cause, encodable(error.message), started=started)
         return failed.replace(hint=encodable(error.hint))
-    except BaseException as error:  # also SystemExit, and what derives from BaseException alone
-        traceback.print_exc()
-        return _failed(spec, *explain_exception(error), started=started)
+    return _failed(spec, *explain_exception(error), started=started)
 
 
 def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *, started: float) -> TrialResult:
@@ -111,6 +154,24 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
     with backend_settings(spec.config, device):
         seeds = spec.seeds if spec.purpose == "quality" else spec.seeds[:1]
         runs = [_run_with(seed, spec, spec.config, loaded, device, folder, progress) for seed in seeds]
+    return _complete(spec, runs, started=started)
+
+
+def _train_together(
+    spec: TrialSpec, folder: Path, place: Place, progress: ProgressWriter | None, *, started: float
+) -> TrialResult | None:
+    """Return the result of a trial on its leader; None on the others."""
+    assert spec.config is not None
+    config = spread_config(spec.config, place.size)
+    loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
+    with joined_world(place.meeting, find_patience(spec)) as world, backend_settings(config, world.device):
+        limit_device_memory(spec.limits.device_memory_limit_bytes, world.device)
+        seeds = spec.seeds if spec.purpose == "quality" else spec.seeds[:1]
+        runs = [_run_with_others(seed, spec, config, loaded, world, folder, progress) for seed in seeds]
+    return _complete(spec, runs, started=started) if place.leads else None
+
+
+def _complete(spec: TrialSpec, runs: Sequence[_SeedRun], *, started: float) -> TrialResult:
     found = replace(runs[0].found, curves=tuple(curve for run in runs for curve in run.found.curves))
     elapsed = time.monotonic() - started
     return found.complete(spec, elapsed_seconds=elapsed, startup_seconds=runs[0].built - started)
@@ -142,6 +203,33 @@ def _run_with(
         make_reference(source.training.model)
     run = make_run(source, spec, config, folder, seed=seed, progress=progress)
     return _SeedRun(source.drive(run), built)
+
+
+def _run_with_others(
+    seed: int,
+    spec: TrialSpec,
+    config: TrainConfig,
+    loaded: LoadedWorkload,
+    world: World,
+    folder: Path,
+    progress: ProgressWriter | None,
+) -> _SeedRun:
+    source = RankSource(
+        loaded,
+        config,
+        world,
+        seed=seed,
+        random_sources=spec.random_sources,
+        is_timed=spec.purpose in _TIMED,
+        in_float64=spec.fidelity is not None and spec.fidelity.reference,
+    )
+    built = time.monotonic()
+    if not world.leads and spec.purpose in _TIMED:
+        source.follow()
+        source.gather_peaks()
+        return _SeedRun(Found(), built)
+    run = make_run(source, spec, config, folder, seed=seed, leads=world.leads, progress=progress)
+    return _SeedRun(source.conclude(source.drive(run)), built)
 
 
 def _failed(spec: TrialSpec, status: TrialStatus, cause: Cause, error: str, *, started: float) -> TrialResult:

@@ -52,7 +52,7 @@ class WorkloadSource:
         Raises:
             TargetError: a part of the workload returns something of the wrong type.
         """
-        self.training = Training(loaded, config, device=device, seed=seed, random_sources=random_sources)
+        self.training = self._build(loaded, config, device, seed, random_sources)
         self.device = device
         self.clock: Clock = clock_for(device)
         self.timing: Timing | None = None
@@ -64,6 +64,18 @@ class WorkloadSource:
     def drive(self, run: Run[T]) -> T:
         """Take every step that a run asks for; return what it has found out."""
         return drive(run, self.take_step)
+
+    def _build(
+        self, loaded: LoadedWorkload, config: TrainConfig, device: torch.device, seed: int, sources: tuple[str, ...]
+    ) -> Training:
+        return Training(loaded, config, device=device, seed=seed, random_sources=sources)
+
+    def conclude(self, found: Found) -> Found:
+        """Return what a run has found out, once its training is over."""
+        return found
+
+    def read_ranks(self) -> tuple[float, ...]:
+        return ()
 
     def find_name(self, parameter: torch.Tensor) -> str | None:
         return self._find_name(parameter)
@@ -105,8 +117,11 @@ class WorkloadSource:
         if is_last and last is not None and training.windows.epoch == 0 and training.windows.batches_done:
             steps = self._config.gradient_accumulation_steps
             training.windows.move_to(epoch=0, batches_done=(last - 1) // steps * steps)
-        seed_everything(mix_seed(self._seed, number))
+        self._seed_window(mix_seed(self._seed, number))
         self._generators = read_generators(), self._read_device_generator()
+
+    def _seed_window(self, seed: int) -> None:
+        seed_everything(seed)
 
     def save_weights(self, path: Path) -> None:
         torch.save(self.training.model.state_dict(), path)

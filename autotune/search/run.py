@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from autotune.arguments import check_fields, shown_hints
+from autotune.distributed.agent import count_ranks, find_cpu_share
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
 from autotune.isolation.runner import TrialRunner
@@ -49,6 +51,7 @@ from autotune.targets.source.fingerprint import fingerprint_target, is_older
 
 _KEPT = (
     "target",
+    "world_size",
     "seed",
     "max_drift",
     "memory_limit_bytes",
@@ -60,6 +63,9 @@ _KEPT = (
     "presets",
 )
 """What a resumed search is asked again and has to be asked alike."""
+
+_NAMES = {"world_size": "nproc_per_node"}
+"""Of these, by what they are asked for."""
 
 LEAST_BUDGET_SECONDS = 20.0
 DEFAULT_BUDGET_SECONDS = 20 * 60.0
@@ -83,6 +89,8 @@ class SearchOptions:
         max_drift: how much worse the training loss and each metric may get.
         memory_limit_bytes: of a trial, on the device or on the host without one; None for the machine's own.
         out: where the profile goes.
+        nproc_per_node: processes that train together in each trial; `gpu` for one on each GPU; None for 1, or for as
+            many as the search to go on with has.
         seed: of proposals, initial weights and data order.
         resume: go on with the newest search of this target in this folder.
         force: replace `out` whatever it is.
@@ -102,6 +110,7 @@ class SearchOptions:
     max_drift: DriftLimits = field(default_factory=DriftLimits)
     memory_limit_bytes: int | None = None
     out: str | Path = "best.json"
+    nproc_per_node: int | Literal["gpu"] | None = None
     seed: int = 0
     resume: bool = False
     force: bool = False
@@ -127,6 +136,8 @@ class SearchOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"SearchOptions: {name} is {value}", hint="it must be more than 0, and finite")
+        if isinstance(self.nproc_per_node, int) and self.nproc_per_node < 1:
+            raise UsageError(f"SearchOptions: nproc_per_node is {self.nproc_per_node}", hint="give 1 or more, or 'gpu'")
 
 
 def run_search(
@@ -191,6 +202,11 @@ def _check_for_script(script: Script, options: SearchOptions) -> None:
             "--lr-scaling cannot reach the learning rate of a script",
             hint="make it a knob of the script's own: --knob lr=1e-3,2e-3:semantic -- python train.py --lr {lr}",
         )
+    if options.nproc_per_node not in (None, 1):
+        raise UsageError(
+            "--nproc-per-node is for a workload",
+            hint="a script is started by torchrun: autotune search ... -- torchrun --nproc-per-node 2 train.py",
+        )
     require_metrics(options.max_drift, [metric.name for metric in script.metrics])
     require_knobs((*options.only, *options.exclude), [knob.name for knob in script.knobs])
 
@@ -212,7 +228,7 @@ def _search(
                 profile.save(path)
 
     state = place.read_state().replace(target=target)  # which has the words that no file holds
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled)}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled), **find_cpu_share(state.world_size)}
     with TrialRunner(
         place.trials,
         host_allocators=read_hardware().host_allocators,
@@ -255,6 +271,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
     """Return what a search is asked to do, as its folder remembers it."""
     return SearchState(
         target=target,
+        world_size=count_ranks(str(options.nproc_per_node or 1), len(read_hardware().gpus)),
         seed=options.seed,
         max_drift=options.max_drift,
         memory_limit_bytes=options.memory_limit_bytes,
@@ -278,6 +295,8 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
         seal_search(place)
         return place
     found = _find_to_resume(work, target.spec)
+    if options.nproc_per_node is None:
+        state = state.replace(world_size=found.read_state().world_size)
     _require_same_search(found, state)
     if not is_sealed(found):
         drop_compiled(found)
@@ -310,8 +329,9 @@ def _require_same_search(found: SearchFolder, now: SearchState) -> None:
     for name in _KEPT:
         old, new = getattr(before, name), getattr(now, name)
         if written[0][name] != written[1][name]:
+            was, now_is = _show_option(old), _show_option(new)
             raise UsageError(
-                f"--resume: {name} was {_show_option(old)} when the search began and is {_show_option(new)} now",
+                f"--resume: {_NAMES.get(name, name)} was {was} when the search began and is {now_is} now",
                 hint="give the same as then, or leave --resume out",
             )
     reason = find_difference(found, now.target)

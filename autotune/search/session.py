@@ -36,6 +36,12 @@ from autotune.search.finals.risk import KeepsFinals, open_purse
 from autotune.search.finals.stage import pairs_to_prove
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
+from autotune.search.launch.together import (
+    add_first_launch,
+    find_first_launch,
+    make_first_launch,
+    require_shareable_batch,
+)
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.problem import make_problem
@@ -102,11 +108,26 @@ class SessionOutcome:
 
 @dataclass(frozen=True)
 class _Probed:
-    """A probe: the report, the trial behind it, and whether it was run now."""
+    """What a search begins with.
+
+    Attributes:
+        report: of its probe.
+        trial: behind it.
+        is_new: it was run now.
+        launch: of several processes the first launch of the user's own settings; None with one.
+        is_new_launch: that was run now.
+    """
 
     report: ProbeReport
     trial: TrialResult
     is_new: bool
+    launch: TrialResult | None = None
+    is_new_launch: bool = False
+
+    @property
+    def next_number(self) -> int:
+        """Of a trial after it; the probe is trial 0."""
+        return 1 if self.launch is None else self.launch.spec.number + 1
 
 
 def run_session(
@@ -138,16 +159,16 @@ def run_session(
         TargetError: the training fails with its own settings.
     """
     known = folder.read_trials()
-    probed = _probe(folder, state, context, known, number=number, policy=policy)
+    probed = _begin(folder, state, context, known, number=number, policy=policy)
     log = _open_log(folder, state, context, probed, policy)
-    starter = TrialStarter(log, context, number=max(1, number))  # the probe is trial 0
+    starter = TrialStarter(log, context, number=max(probed.next_number, number))
     gate = GateStage(log, starter, known, keep=folder.write_screens)
     prover = open_prover(folder, log, starter, gate, known)
     if not known:
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save, fleet)
     answer("running")
-    _take_up(log, prover, known)
+    _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
     starter.enter("search", f"{len(log.problem.space.choices)} knobs, {len(log.judged)} trials known")
     price = partial(price_proposal, log, gate.foretell_seconds)
@@ -205,11 +226,14 @@ def _open_study(
     return proposals
 
 
-def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult]) -> None:
-    """Add what earlier sessions of the search have launched, and what their finals have shown."""
+def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult], probed: _Probed) -> None:
+    """Add what was launched already, in earlier sessions or beside the probe, and what earlier finals have shown."""
     for result in known:
         if result.spec.purpose == "measure":
             log.add_earlier_launch(result)
+    if probed.launch is not None and probed.is_new_launch:
+        log.add_trial(probed.launch)
+        log.add_launch(probed.launch)
     prover.recall_finals()
 
 
@@ -265,6 +289,22 @@ def _answer(
     return profile
 
 
+def _begin(
+    folder: SearchStore,
+    state: SearchState,
+    context: SearchContext,
+    known: Sequence[TrialResult],
+    *,
+    number: int,
+    policy: SearchPolicy,
+) -> _Probed:
+    """Return what the search begins with."""
+    probed = _probe(folder, state, context, known, number=number, policy=policy)
+    if state.world_size == 1:
+        return probed
+    return _launch_together(folder, state, context, known, probed, number=max(1, number), policy=policy)
+
+
 def _probe(
     folder: SearchStore,
     state: SearchState,
@@ -282,22 +322,57 @@ def _probe(
     progress = context.describe_progress("probe", trials=number, log=None)
     context.reporter.stage_started(progress, "the machine, the target, and its own settings measured")
     context.reporter.trial_started(progress, None)
-    seconds = policy.probe_share * context.budget.seconds
-    limits = TrialLimits(
-        time_limit_seconds=seconds,
-        warmup_cap_seconds=min(policy.probe_warmup_seconds, seconds / 4),
-        measure_seconds=state.measure_seconds,
-    )
     report, probed = probe_target(
         state.target,
         context.run_trial,
-        limits=limits,
+        limits=_limit_probe(state, context, policy),
         seed=state.seed,
         asked=state,
         find_log=context.find_log,
     )
     folder.write_probe(report)
     return _Probed(report, probed, is_new=True)
+
+
+def _limit_probe(state: SearchState, context: SearchContext, policy: SearchPolicy) -> TrialLimits:
+    seconds = policy.probe_share * context.budget.seconds
+    return TrialLimits(
+        time_limit_seconds=seconds,
+        warmup_cap_seconds=min(policy.probe_warmup_seconds, seconds / 4),
+        measure_seconds=state.measure_seconds,
+    )
+
+
+def _launch_together(
+    folder: SearchStore,
+    state: SearchState,
+    context: SearchContext,
+    known: Sequence[TrialResult],
+    probed: _Probed,
+    *,
+    number: int,
+    policy: SearchPolicy,
+) -> _Probed:
+    """Return what a search of several processes begins with: their probe, and the user's own settings launched.
+
+    Raises:
+        UsageError: they would learn something else than one process, or the budget is too small.
+        TargetError: the training fails.
+        MachineError: a limit of this machine's stops it.
+    """
+    target = probed.report.target
+    require_shareable_batch(target)
+    launch = find_first_launch(known, target)
+    is_new = launch is None
+    if launch is None:
+        progress = context.describe_progress("probe", trials=number, log=None)
+        context.reporter.trial_started(progress, target.baseline)
+        spec = make_first_launch(state, target, _limit_probe(state, context, policy), number=number)
+        launch = context.run_trial(spec)
+        context.reporter.trial_finished(progress, launch)
+    report, trial = add_first_launch(probed.report, probed.trial, launch, context.find_log)
+    folder.write_probe(report)
+    return _Probed(report, trial, probed.is_new, launch, is_new)
 
 
 def _open_log(
@@ -312,7 +387,7 @@ def _open_log(
     report = probed.report
     require_metrics(state.max_drift, report.target.metrics)
     problem = make_problem(state, report, probed.trial, policy)
-    measured_seconds = report.measurement.seconds if probed.is_new else 0.0
+    measured_seconds = report.measurement.seconds if probed.is_new and probed.launch is None else 0.0
     log = SearchLog(problem, measured_seconds=measured_seconds, interrupted_before=folder.count_interrupted())
     context.reporter.probed(report)
     log.add_written(probed.trial)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.records.config import SHORT_NAMES, TrainConfig, changed_fields, get_knob
+from autotune.format import count
+from autotune.records.config import SHORT_NAMES, TrainConfig, changed_fields, get_knob, spread_config
 
 _USER_KNOB = "user_knobs."
 _TAKEN = {*TrainConfig.model_fields, *SHORT_NAMES.values()}
@@ -30,3 +31,15 @@ def describe_exchanges(before: TrainConfig, after: TrainConfig) -> str:
     """Return the settings that differ, e.g. `micro_batch 64 -> 32, accumulation 1 -> 2`."""
     names = changed_fields(after, before)
     return ", ".join(f"{name_setting(name)} {get_knob(before, name)} -> {get_knob(after, name)}" for name in names)
+
+
+def describe_share(config: TrainConfig, world_size: int) -> str:
+    """Return what each of several processes does of a step, e.g. `2 processes, each with micro batch 16 x 1`.
+
+    Args:
+        config: settings of one process alone.
+        world_size: processes that share out its batch.
+    """
+    each = spread_config(config, world_size)
+    micro, steps = each.micro_batch_size, each.gradient_accumulation_steps
+    return f"{count(world_size, 'process', 'processes')}, each with micro batch {micro} x {steps}"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.distributed.batches import spread_config
+from autotune.distributed.place import Place
 from autotune.format import count
 from autotune.machine.hardware import read_hardware, read_software
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, spread_config
 from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.run import Reverification, RunPlan
@@ -18,7 +18,6 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.deadline import Deadline
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
-from autotune.train.ranks.place import Place
 from autotune.train.runs.folder import require_same_plan
 from autotune.train.settings.candidate import load_profile
 from autotune.train.settings.choice import Settings, choose_settings
@@ -86,6 +85,9 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
         settings = settings if verified.trusted else settings.fall_back()
     size, before = request.world_size, settings.config
     config, baseline = (spread_config(one, size) for one in (before, settings.baseline_config))
+    measured = 1 if profile is None else profile.world_size
+    if measured not in (1, size):
+        request.note(f"the settings were measured with {measured} processes: with {size} nothing is claimed for them")
     _require_same_learning(request, before, config)
     options, evidence = request.options, None if profile is None else profile.evidence
     epochs = 1 if options.steps is None and options.epochs is None else options.epochs
@@ -95,8 +97,8 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
         config=config,
         baseline_config=baseline,
         origin=settings.origin,
-        promised_samples_per_second=settings.promised_samples_per_second if size == 1 else None,
-        flops_utilization=_find_flops_utilization(settings) if size == 1 else None,
+        promised_samples_per_second=settings.promised_samples_per_second if size == measured else None,
+        flops_utilization=_find_flops_utilization(settings) if size == measured == 1 else None,
         world_size=size,
         loss_band=None if evidence is None else evidence.loss_band,
         drift_limit=_find_drift_limit(profile),
@@ -198,6 +200,7 @@ def _reverify(request: RunRequest, settings: Settings) -> Reverification:
         should_stop=request.callbacks.should_stop,
         say=request.callbacks.say,
         random_sources=request.sources,
+        world_size=request.world_size,
         policy=policy,
     )
     return reverify_in_processes(settings, request.target, frame)

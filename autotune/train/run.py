@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.distributed.place import Place
 from autotune.distributed.world import Command, World, joined_world
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
@@ -33,7 +34,6 @@ from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.plan import RunRequest, make_plan, resume_plan
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
-from autotune.train.ranks.place import Place
 from autotune.train.recovery.child import session_began
 from autotune.train.recovery.steps_down import count_alarms
 from autotune.train.report import summarize

@@ -101,9 +101,12 @@ class Slow(Noisy):
 
 
 def _stop_at(place: str, call: int) -> None:
-    """Stop this process where STOPS says so: `1:loss:5`."""
-    if os.environ.get("STOPS") == f"{os.environ.get('RANK')}:{place}:{call}":
+    """Stop this process where STOPS says so, `1:loss:5`, or kill it where KILLS does."""
+    here = f"{os.environ.get('RANK')}:{place}:{call}"
+    if os.environ.get("STOPS") == here:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if os.environ.get("KILLS") == here:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _StoppingSGD(torch.optim.SGD):
@@ -172,6 +175,15 @@ class Mistaken(Counted):
         return super().compute_loss(model, batch)
 
 
+class Lagging(Plain):
+    """The second process takes three times as long as the first for its forward passes."""
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        for _ in range(300 if os.environ.get("RANK") == "1" else 100):
+            loss = super().compute_loss(model, batch)
+        return loss
+
+
 class _Stream(IterableDataset[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Any:
         return (Words()[index] for index in range(SAMPLES))
@@ -185,5 +197,5 @@ class Streamed(Counted):
 
 
 counted, plain, uneven, partial, unsaid = Counted(), Plain(), Uneven(), Partial(), Unsaid()
-noisy, slow, stopping = Noisy(), Slow(), Stopping()
+noisy, slow, stopping, lagging = Noisy(), Slow(), Stopping(), Lagging()
 normed, pairs, large, mistaken, streamed = Normed(), Pairs(), Large(), Mistaken(), Streamed()

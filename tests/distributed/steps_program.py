@@ -15,11 +15,11 @@ from typing import Any
 import shared_workloads
 import torch
 
-from autotune.distributed.batches import spread_config
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, RankLostError, World, joined_world
 from autotune.engine.loop import Training
 from autotune.errors import AutotuneError
+from autotune.records.config import spread_config
 from autotune.targets.workload import LoadedWorkload, check_workload
 
 STEPS = 9

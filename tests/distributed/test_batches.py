@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.distributed.batches import cut_step, spread_config
+from autotune.distributed.batches import cut_step
 from autotune.distributed.loader import RankBatchSampler
 from autotune.engine.dataloader import EpochBatchSampler, Order
 from autotune.errors import UsageError
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, spread_config
 
 
 def make_config(micro: int, accumulation: int) -> TrainConfig:

@@ -6,9 +6,10 @@ from typing import Literal
 
 import pytest
 
+from autotune.distributed.verdict import judge
 from autotune.records.training_process import RankEnd
 from autotune.records.trial import Cause
-from autotune.train.ranks.verdict import judge
+from autotune.train.recovery.steps_down import recoverable_causes
 
 
 def make_end(
@@ -26,7 +27,7 @@ def test_what_the_leader_has_said_is_not_said_again() -> None:
 @pytest.mark.parametrize(("cause", "is_recoverable"), [("oom-device", True), ("user-error", False), ("usage", False)])
 def test_a_follower_s_own_words_come_before_its_echoes(cause: Cause, is_recoverable: bool) -> None:
     ends = {0: make_end(0, saw="gone"), 1: make_end(1, 4, cause)}
-    verdict = judge(ends, {0: 5, 1: 4}, 2)
+    verdict = judge(ends, {0: 5, 1: 4}, 2, recoverable=recoverable_causes())
     assert verdict.end == ends[1]
     assert (verdict.status, verdict.is_recoverable) == (4, is_recoverable)
 

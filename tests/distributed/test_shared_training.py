@@ -241,7 +241,7 @@ def test_a_hanging_process_ends_the_training_within_its_limit(
     assert processes == []
     assert process.returncode == 5, said
     assert f"process {stops[0]} of 2 has not answered within 3 s; the training was ended" in said
-    assert "go on with --resume --out" in said
+    assert "go on with --resume --run-dir" in said
     assert "Traceback" not in said
     assert not [one for one in psutil.process_iter() if str(place.folder) in _read_folder(one)]
     monkeypatch.delenv("STOPS")

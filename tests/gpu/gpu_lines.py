@@ -28,6 +28,7 @@ EXERCISED = {
     "autotune/probe": "test_peak_memory_is_predicted",
     "autotune/records": "test_a_search_ends_in_time_with_an_answer",
     "autotune/runs": "test_a_knob_trains_as_the_baseline_does",
+    "autotune/runs/ranks.py": "test_a_launch_of_a_process_on_each_gpu_is_timed_by_the_slowest",
     "autotune/search": "test_a_search_ends_in_time_with_an_answer",
     "autotune/train": "test_a_training_that_was_taken_up_again_is_the_same",
     "autotune/train/ranks": "test_a_process_on_each_gpu_takes_the_steps_of_one",

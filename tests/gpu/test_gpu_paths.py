@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.isolation.runner import TrialRunner
 from autotune.machine.gpu_state import GpuWatch
 from autotune.machine.hardware import read_hardware
 from autotune.measure.clock import CudaClock
-from autotune.records import ProbeReport, TrialResult, TrialStatus
+from autotune.records import ProbeReport, Target, TrainConfig, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import with_knobs
 from autotune.search.launch.forecast import Forecast
 from autotune.search.scores.objective import Limits
@@ -198,9 +199,32 @@ def test_a_training_that_runs_out_of_memory_takes_smaller_micro_batches(tmp_path
     figure(text[:60])
 
 
+def count_sharing() -> int:
+    """Return how many processes, each on a GPU of its own, can share out an effective batch of 12."""
+    return max(size for size in (1, 2, 3, 4, 6, 12) if size <= max(1, torch.cuda.device_count()))
+
+
+def test_a_launch_of_a_process_on_each_gpu_is_timed_by_the_slowest(tmp_path: Path, figure: Note) -> None:
+    shutil.copy(ROOT / "tests" / "distributed" / "shared_workloads.py", tmp_path)
+    with TrialRunner(tmp_path / "trials") as runner:
+        spec = TrialSpec(
+            number=0,
+            purpose="measure",
+            target=Target(spec="shared_workloads.py:counted", folder=str(tmp_path)),
+            config=TrainConfig(micro_batch_size=12),
+            world_size=count_sharing() if ON_GPU else 2,
+            limits=TrialLimits(time_limit_seconds=120.0, measure_seconds=2.0),
+        )
+        result = runner(spec)
+    assert result.measurement is not None, result.error
+    skew = result.measurement.rank_skew
+    assert (skew is None) == (spec.world_size == 1)
+    figure(f"{spec.world_size}: {result.measurement.samples_per_second:,.0f} samples/s, skew {skew or 1.0:.2f}")
+
+
 def test_a_process_on_each_gpu_takes_the_steps_of_one(tmp_path: Path, figure: Note) -> None:
     shutil.copy(ROOT / "tests" / "distributed" / "shared_workloads.py", tmp_path)
-    count = max(size for size in (1, 2, 3, 4, 6, 12) if size <= max(1, torch.cuda.device_count()))
+    count = count_sharing()
     ranks = ("gpu" if count == torch.cuda.device_count() else str(count)) if ON_GPU else "2"
     for out, more in (("one", ()), ("several", ("--nproc-per-node", ranks))):
         words = ("train", "shared_workloads.py:counted", "--epochs", "3", "--out", out, *more)

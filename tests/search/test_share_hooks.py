@@ -148,6 +148,7 @@ def test_seed_and_budget_make_no_other_study_nor_what_changes_by_the_minute() ->
     [
         ({"target": {"label": "other.py:workload"}}, {}),
         ({"target": {"fingerprint": "m-0123456789ab"}}, {}),
+        ({"target": {"world_size": 2}}, {}),
         ({"target": {"baseline": BASELINE.replace(num_threads=1)}}, {}),
         ({"hardware": {"cpu_name": "another"}}, {}),
         ({"software": {"torch": "3"}}, {}),
@@ -155,7 +156,7 @@ def test_seed_and_budget_make_no_other_study_nor_what_changes_by_the_minute() ->
         ({}, {"max_drift": DriftLimits(loss=Margin(amount=0.1))}),
         ({}, {"space": SearchSpace(BASELINE, {"num_threads": (2, 1)}, ())}),
     ],
-    ids=["target", "code", "baseline", "machine", "versions", "length", "limits", "space"],
+    ids=["target", "code", "processes", "baseline", "machine", "versions", "length", "limits", "space"],
 )
 def test_what_a_speedup_depends_on_makes_another_study(changed: dict[str, Any], asked: dict[str, Any]) -> None:
     assert name(changed, **asked) != name()

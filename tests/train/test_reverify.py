@@ -273,3 +273,10 @@ def test_a_stop_reaches_a_launch_that_runs(tmp_path: Path, monkeypatch: pytest.M
     found = reverify_in_processes(SETTINGS, target, frame)
     assert not found.trusted
     assert "finished when it was stopped" in found.reason
+
+
+def test_launches_are_of_as_many_processes_as_the_training():
+    machine = Machine()
+    frame = ReverifyOptions(world_size=2, now=machine.now)
+    assert reverify(SETTINGS, TARGET, frame, run_trial=machine).trusted
+    assert {spec.world_size for spec in machine.specs} == {2}

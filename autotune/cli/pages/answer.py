@@ -20,7 +20,7 @@ from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_candidate, describe_speedup, list_evidence
 from autotune.sentences.explanation import describe_worth
 from autotune.sentences.loss_check import describe_check
-from autotune.sentences.settings import describe_changes, name_setting
+from autotune.sentences.settings import describe_changes, describe_share, name_setting
 
 _STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
 
@@ -72,6 +72,8 @@ def list_answer(profile: Profile, explanation: Explanation | None = None) -> Ite
         yield printable_text(f"  candidate: {changes}{f' ({known})' if known else ''}")
     for check in profile.quality:
         yield printable_text(f"  {describe_check(check)}")
+    if profile.world_size > 1:
+        yield printable_text(f"  {describe_share(profile.config, profile.world_size)}")
     for line in list_before_and_after(profile):
         yield printable_text(f"  {line}")
     for line in list_evidence(profile):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autotune.cli.pages.layout import LinePage, Part, open_page
 from autotune.cli.view.terminal import forgiven_output, one_line
-from autotune.distributed.batches import spread_config
 from autotune.format import (
     count,
     format_bytes,
@@ -13,7 +12,7 @@ from autotune.format import (
     format_figure,
     format_rate,
 )
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, spread_config
 from autotune.records.run import GuardSummary, RunPlan, TrainingSummary
 from autotune.sentences.settings import describe_changes, describe_exchanges
 from autotune.sentences.training import describe_best, judge_throughput, list_setbacks, list_use

@@ -10,7 +10,7 @@ from autotune.format import count, format_bounds
 from autotune.records.hardware import HardwareInfo
 from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_speedup
-from autotune.sentences.settings import describe_exchanges
+from autotune.sentences.settings import describe_exchanges, describe_share
 
 _MOST_CHARACTERS, _WIDTH = 1000, 110
 
@@ -44,7 +44,16 @@ def list_header(profile: Profile) -> list[str]:
         f"Measured by autotune on {profile.target.label}: {describe_speedup(profile)}{_describe_interval(profile)}",
         f"{day}{describe_machine(profile.hardware)}; {versions}",
         f"{exchanges}; all else stays as you have it" if exchanges else "Nothing differs from your own settings.",
+        *_describe_share(profile),
     ]
+
+
+def _describe_share(profile: Profile) -> list[str]:
+    """Return what each process has of the batch, where several were measured: a format says what one has alone."""
+    if profile.world_size == 1:
+        return []
+    shared = describe_share(profile.config, profile.world_size)
+    return [f"Measured with {shared}; where the batch is written here, it is that of one process alone."]
 
 
 def _describe_interval(profile: Profile) -> str:

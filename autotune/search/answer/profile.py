@@ -66,6 +66,7 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         verdict=verdict,
         config=config,
         baseline_config=baseline,
+        world_size=report.target.world_size,
         allowed=findings.allowed,
         learning_rate_rule=findings.learning_rate_rule,
         speedup=shown.ratio if shown else None,

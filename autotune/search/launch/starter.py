@@ -140,6 +140,7 @@ class TrialStarter:
             target=state.target,
             config=config,
             device=target.device,
+            world_size=state.world_size,
             seeds=task.seeds or (state.seed,),
             quality_steps=task.steps,
             fidelity=task.fidelity,

@@ -52,8 +52,9 @@ def recall(report: ProbeReport, folder: Path, *, now: float | None = None) -> Re
         folder: the working folder.
         now: seconds since 1970; None for the clock's.
     """
-    machine = (report.hardware.fingerprint, report.software.fingerprint, report.target.device)
-    here = [one for one in list_past() if (one.hardware, one.software, one.device) == machine]
+    target = report.target
+    machine = (report.hardware.fingerprint, report.software.fingerprint, target.device, target.world_size)
+    here = [one for one in list_past() if (one.hardware, one.software, one.device, one.world_size) == machine]
     distances = [_find_distance(one, report, digest_folder(folder)) for one in here]
     least = min(distances, default=math.inf)
     if math.isinf(least):
@@ -124,6 +125,7 @@ def make_past(log: SearchLog, profile: Profile, effects: Effects, folder: Path) 
         hardware=profile.hardware.fingerprint,
         software=profile.software.fingerprint,
         device=target.device,
+        world_size=target.world_size,
         model=target.model,
         baseline=baseline,
         verdict=profile.verdict,
@@ -188,4 +190,5 @@ def _find_folder() -> Path | None:
 
 def _build_key(past: PastSearch) -> str:
     parts = [past.label, past.fingerprint, past.hardware, past.software, past.baseline.to_json()]
+    parts += [] if past.world_size == 1 else [str(past.world_size)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

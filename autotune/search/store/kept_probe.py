@@ -108,6 +108,8 @@ def find_refusal(kept: KeptProbe, state: SearchState, age: float) -> str | None:
     """
     if kept.target.model_dump() != state.target.model_dump():  # as they are written, without secrets
         return f"it was of {kept.target.spec}" if kept.target.spec != state.target.spec else "its options were others"
+    if kept.trial.spec.world_size != state.world_size:
+        return "it was of a process that trains alone, with all CPUs"
     if kept.trial.spec.seeds != (state.seed,):
         return "its seed was another"
     if not 0.0 <= age <= MOST_SECONDS:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from autotune.distributed.ends import explain_end
+from autotune.distributed.place import Place
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, joined_world
 from autotune.engine.data_fingerprint import build_dataset
@@ -20,8 +22,6 @@ from autotune.train.loop.checkpoint import load_checkpoint
 from autotune.train.loop.state import capture_generators
 from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingOptions
-from autotune.train.ranks.ends import explain_end
-from autotune.train.ranks.place import Place
 from autotune.train.recovery.attempts import FORWARDED
 from autotune.train.settings.choice import find_missing_environment
 from autotune.train.settings.target import resolve_training_target

@@ -22,7 +22,7 @@ from autotune.scratch import scratch_folder
 from autotune.sentences.settings import describe_exchanges
 from autotune.train.loop.metrics import read_last_step
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
-from autotune.train.ranks.place import read_verdict
+from autotune.train.ranks.handover import read_verdict
 from autotune.train.recovery.attempts import STOPPING, Ended, Start
 from autotune.train.recovery.child import AGAIN_STATUS, BEGAN_VARIABLE, OPENED_VARIABLE, read_opened_run
 from autotune.train.recovery.steps_down import Choice, Fault, workload_knobs

@@ -45,6 +45,7 @@ class ReverifyOptions:
         should_stop: polled; True ends it, and the target's own settings are used.
         say: told what goes on, one line at a time.
         random_sources: generators that a workload's samples draw from, see `find_random_sources`.
+        world_size: processes that train together.
         policy: the training's thresholds.
         now: the clock.
     """
@@ -52,6 +53,7 @@ class ReverifyOptions:
     should_stop: Callable[[], bool] = lambda: False
     say: Callable[[str], None] = lambda _text: None
     random_sources: tuple[str, ...] = ()
+    world_size: int = 1
     policy: TrainPolicy = TRAIN_POLICY
     now: Callable[[], float] = time.monotonic
 
@@ -147,6 +149,7 @@ class _Launches:
             purpose="final",
             target=self.target,
             config=config,
+            world_size=self.frame.world_size,
             random_sources=() if is_script else self.frame.random_sources,
             baseline=self.settings.baseline_config if is_script else None,
             training_loaders=self.settings.training_loaders,

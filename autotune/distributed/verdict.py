@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from autotune.isolation.causes import explain_exit
 from autotune.records.training_process import RankEnd
-from autotune.train.recovery.steps_down import recoverable_causes
+from autotune.records.trial import Cause
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ def judge(
     exits: Mapping[int, int],
     size: int,
     *,
+    recoverable: Collection[Cause] = (),
     oom_kills: int | None = None,
     last_line: Callable[[int], str] = lambda _rank: "",
 ) -> Verdict:
@@ -40,6 +41,7 @@ def judge(
         exits: exit statuses other than 0, minus N after signal N, in the order they were seen; those that were ended
             because of the first are among them.
         size: how many processes there were.
+        recoverable: causes that another attempt may mend.
         oom_kills: kills for want of memory that the kernel counted meanwhile.
         last_line: returns the last line that a process printed.
     """
@@ -48,7 +50,7 @@ def judge(
         return Verdict(own[0].status)
     if own:
         first = own[min(own)]
-        return Verdict(first.status, first, first.cause in recoverable_causes())
+        return Verdict(first.status, first, first.cause in recoverable)
     echoes = {rank: end for rank, end in ends.items() if end.saw}
     quiet = [rank for rank in range(size) if rank not in ends]
     if echoes and quiet and all(end.saw == "silent" for end in echoes.values()):

@@ -3,9 +3,8 @@
     leader.pid      the process that signals are for
     plan.json       what is trained, once the leader has opened the run
     end-N.json      how rank N ended, if it could say so
-    verdict.json    what ended the training, where none of them could be asked any more
 
-No torch is imported here: the parent reads the verdict.
+No torch is imported here.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from autotune.errors import AutotuneError, MachineError
 from autotune.records.codec import make_folder, read_record, write_bytes, write_record
 from autotune.records.run import RunPlan
 from autotune.records.training_process import RankEnd
-from autotune.train.recovery.child import RANKS_VARIABLE, find_given
 
-_PID, _PLAN, _VERDICT = "leader.pid", "plan.json", "verdict.json"
+_PID, _PLAN = "leader.pid", "plan.json"
 _FOLDER = "ranks"
 _LOOK_SECONDS = 0.05
 
@@ -81,21 +79,31 @@ class Place:
         return self.folder / f"rank-{self.rank}.log"
 
 
-def find_place() -> Place | None:
-    """Return this process's place; None for the only process of a training."""
-    folder = find_given(RANKS_VARIABLE)
-    if folder is None:
-        return None
-    return Place(Path(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+def take_place(folder: Path) -> Place:
+    """Return the place of this process, which the elastic agent has started.
+
+    Args:
+        folder: that the processes share.
+    """
+    return Place(folder, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
-def open_folder(beside: Path) -> Path:
+def find_folder(parent: Path) -> Path:
+    """Return where the folder is that the processes of one attempt share.
+
+    Args:
+        parent: a folder of whoever starts them.
+    """
+    return parent / _FOLDER
+
+
+def open_folder(parent: Path) -> Path:
     """Return an empty folder for the processes of one attempt.
 
     Args:
-        beside: what the parent has handed on.
+        parent: a folder of whoever starts them.
     """
-    folder = beside.parent / _FOLDER
+    folder = find_folder(parent)
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     return folder
@@ -111,7 +119,7 @@ def read_leader(folder: Path) -> int | None:
 
 def read_ends(folder: Path, size: int) -> dict[int, RankEnd]:
     """Return how each process ended that could say so, by rank."""
-    found = {rank: _read_end(folder / f"end-{rank}.json") for rank in range(size)}
+    found = {rank: read_end(folder / f"end-{rank}.json") for rank in range(size)}
     return {rank: end for rank, end in found.items() if end is not None}
 
 
@@ -124,21 +132,8 @@ def read_last_line(folder: Path, rank: int) -> str:
     return lines[-1][:200] if lines else ""
 
 
-def write_verdict(folder: Path, verdict: RankEnd) -> None:
-    """Leave what ended the training to the parent."""
-    write_record(folder / _VERDICT, verdict)
-
-
-def read_verdict(beside: Path) -> RankEnd | None:
-    """Return what ended the last attempt; None where its leader has said it, or there was one process only.
-
-    Args:
-        beside: what the parent has handed on.
-    """
-    return _read_end(beside.parent / _FOLDER / _VERDICT)
-
-
-def _read_end(file: Path) -> RankEnd | None:
+def read_end(file: Path) -> RankEnd | None:
+    """Return how a process ended; None where it could not say so."""
     try:
         return read_record(file, RankEnd) if file.exists() else None
     except AutotuneError:
