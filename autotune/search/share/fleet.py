@@ -13,7 +13,7 @@ import dataclasses
 import math
 import socket
 import statistics
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -116,6 +116,11 @@ class Fleet(Alone):
         return partial(SharedStudy, self)
 
     # ---- what the others have
+
+    @property
+    def readings(self) -> Sequence[FrozenTrial]:
+        """Finished launches of all workers, as last seen."""
+        return self._view.readings
 
     @property
     def explored(self) -> int:
