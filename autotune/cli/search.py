@@ -77,7 +77,7 @@ def search(
         typer.Option(
             rich_help_panel=CHANGES,
             metavar="SIZE",
-            help="Of the GPU, or of the host without one: 16GiB.",
+            help="Of the GPU, else of the host: 16GiB.",
             show_default="what is there",
         ),
     ] = None,
@@ -103,8 +103,8 @@ def search(
         typer.Option(
             rich_help_panel=BASICS,
             metavar="N",
-            help="Processes that train together in each launch, or gpu for one on each GPU.",
-            show_default="1, or as many as the search to resume has",
+            help="Processes of each launch, or gpu: one on each GPU.",
+            show_default="1",
         ),
     ] = None,
     planned_run: Annotated[
