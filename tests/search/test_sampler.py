@@ -184,3 +184,18 @@ def test_a_distribution_without_end_is_refused():
     assert list_values(IntDistribution(2, 8, step=3)) == [2, 5, 8]
     with pytest.raises(ValueError, match="cannot be enumerated"):
         list_values(FloatDistribution(0, 1))
+
+
+def test_estimates_are_of_the_trials_that_were_timed_by_their_numbers():
+    space = {"a": CategoricalDistribution((0, 1)), "b": CategoricalDistribution((0, 1))}
+    sampler = LogAdditiveSampler(space, {"a": 0, "b": 0}, prior=Prior({}, {}))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    told = ({"a": 1, "b": 0}, 0.5), ({"a": 1, "b": 1}, None), ({"a": 0, "b": 1}, -0.2), ({"a": 1, "b": 0}, 0.3)
+    for params, value in told:
+        study.enqueue_trial(params)
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        study.tell(study.ask(space), value, state=state)
+    found = sampler.list_estimates(study)
+    assert found.keys() == {0, 2, 3}
+    assert found[0] == found[3] == pytest.approx(0.4, abs=0.1)
+    assert found[2] < 0.0

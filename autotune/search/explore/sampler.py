@@ -150,14 +150,15 @@ class LogAdditiveSampler(BaseSampler):
         found = sorted(zip(means.tolist(), sds.tolist(), changes, strict=True), key=lambda one: -one[0])
         return {change: (mean, sd) for mean, sd, change in found}
 
-    def list_estimates(self, study: Study) -> list[tuple[Params, float]]:
-        """Return the params that were read, each with the log speed-up that all trials together say it has.
+    def list_estimates(self, study: Study) -> dict[int, float]:
+        """Return the log speed-up that all trials together say the params of each timed one have, by its number.
 
         Args:
             study: whose trials say so.
         """
         self._learn(study.get_trials(deepcopy=False))
-        return [(self._decode(row), value) for row, value in self._model.list_estimates()]
+        estimates = dict(self._model.list_estimates())
+        return {number: estimates[key] for number in self._learnt if (key := self._keys[number]) in estimates}
 
     def list_simpler(self, study: Study, params: Params) -> list[Params]:
         """Return some params with one change taken back, for each that may be worth nothing, the least of them first.
@@ -190,21 +191,21 @@ class LogAdditiveSampler(BaseSampler):
             factors[rows] = np.maximum(factors[rows], factor)
 
         def worth(row: int) -> float:
-            gain, price = float(sums[row]), float(factors[row]) * self._price(self._decode(self._rows[row]))
+            gain, price = float(sums[row]), float(factors[row]) * self._price(self._decode(row))
             return gain / price if gain > 0 else gain * price
 
         looked_at = self._list_best(sums)
         if self.dear_values:
             is_dear = self._find_rows([values for values, _ in self.dear_values])
             looked_at += self._list_best(np.where(is_dear, -np.inf, sums))
-        return self._decode(self._rows[max(looked_at, key=worth)]) if looked_at else None
+        return self._decode(max(looked_at, key=worth)) if looked_at else None
 
     def _list_best(self, sums: Vector) -> list[int]:
         """Return open rows of the largest sums [rows]: of the first so many that have any."""
         order = np.argsort(-sums, kind="stable")[: int(np.isfinite(sums).sum())].tolist()
         for first in range(0, len(order), _LOOKED_AT):
             group = [row for row in order[first : first + _LOOKED_AT] if self._check(row)]
-            found = [row for row in group if self.is_open(self._decode(self._rows[row]))]
+            found = [row for row in group if self.is_open(self._decode(row))]
             if found:
                 return found
         return []
@@ -229,7 +230,7 @@ class LogAdditiveSampler(BaseSampler):
         """Return whether a row is a config at all; one that is none is closed for good."""
         if not self._checked[row]:
             self._checked[row] = True
-            self._closed[row] = not self._is_valid(self._decode(self._rows[row]))
+            self._closed[row] = not self._is_valid(self._decode(row))
         return not self._closed[row]
 
     def _find_places(self, trials: Sequence[FrozenTrial], *states: TrialState) -> list[int]:
@@ -267,8 +268,8 @@ class LogAdditiveSampler(BaseSampler):
                 self._keys[trial.number] = key
         return key
 
-    def _decode(self, row: Sequence[int] | Rows) -> Params:
-        return {name: values[place] for place, (name, values) in zip(row, self._values.items(), strict=True)}
+    def _decode(self, row: int) -> Params:
+        return {name: values[self._rows[row, axis]] for axis, (name, values) in enumerate(self._values.items())}
 
     def _promise(self, features: Features) -> dict[str, float]:
         """Return for each knob the most that one of its values may bring: prior mean and standard deviation."""

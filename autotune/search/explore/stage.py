@@ -235,7 +235,7 @@ class Explorer:
         tried = Tried(log, suspects, left, self.fleet.list_taken())
         wanted = self._find_own(tried)
         if wanted is None and self.is_proof_due():
-            wanted = self._simplify_best(tried)
+            wanted = self._simplify_best(tried, left)
             if wanted is None:
                 return "budget"
         proposal = self._choose(tried) if wanted is None else self.study.open(wanted)
@@ -255,7 +255,7 @@ class Explorer:
         own = [*presets, *(config for config, spent in zip(alone, prices, strict=True) if spent <= most)]
         return next((config for config in own if config not in tried), None)
 
-    def _simplify_best(self, tried: Tried) -> TrainConfig | None:
+    def _simplify_best(self, tried: Tried, left: float) -> TrainConfig | None:
         """Return the best without a change that may be worth nothing; None when it is as simple as it gets.
 
         One that was launched already is launched again while that may change who is the best.
@@ -263,7 +263,8 @@ class Explorer:
         ranking = self.log.ranking
         simpler = [] if ranking.leader is None else self.study.list_simpler(ranking.leader.config)
         again = (one.config for one in map(ranking.find, simpler) if one is not None and ranking.may_be_better(one))
-        return next(itertools.chain((config for config in simpler if config not in tried), again), None)
+        affordable = (config for config in again if self._price(config) <= left)
+        return next(itertools.chain((config for config in simpler if config not in tried), affordable), None)
 
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""

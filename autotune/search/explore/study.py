@@ -83,6 +83,7 @@ class Study:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
+        self._told: dict[int, str] = {}
         self._configs: dict[tuple[tuple[str, Any], ...], TrainConfig] = {}
         self._distributions: dict[str, BaseDistribution] = {
             name: make_distribution(values) for name, values in space.choices.items()
@@ -188,15 +189,16 @@ class Study:
         return self._sampler.list_effects(self._study) if self._distributions else {}
 
     def list_estimates(self) -> dict[str, float]:
-        """Return the log speed-up that each launched config is taken to have by all launches, by its key."""
+        """Return the log speed-up that each config launched here is taken to have by all launches, by its key."""
         if not self._distributions:
             return {}
         found = self._sampler.list_estimates(self._study)
-        return {self._complete(params).key: value for params, value in found}
+        return {self._told[number]: value for number, value in found.items() if number in self._told}
 
     def _tell(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         trial, measurement = proposal.trial, judged.result.measurement
         assert trial is not None
+        self._told[trial.number] = judged.key
         for name in KEYS:
             trial.set_constraint(name, judged.score.constraints[name])
         trial.set_user_attr("number", judged.result.spec.number)

@@ -37,6 +37,7 @@ class Entry:
         across_change: for each of them, that the machine changed around it.
         feasible: every launch was timed and held every constraint.
         score: mean of the scores that are valid, or of all; less the cost of compiling.
+        changes: knobs that are not the baseline's.
     """
 
     config: TrainConfig
@@ -46,6 +47,7 @@ class Entry:
     across_change: tuple[bool, ...]
     feasible: bool
     score: float
+    changes: int
 
     @property
     def key(self) -> str:
@@ -206,7 +208,7 @@ class Ranking:
         if one.key == self._baseline_key:
             return 0.0
         estimate = self._estimates.get(one.key, self._shrunk_scores[one.key])
-        return estimate - self._least_change_gain * len(changed_fields(one.config, self._baseline))
+        return estimate - self._least_change_gain * one.changes
 
     @cached_property
     def near_best(self) -> list[Entry]:
@@ -262,6 +264,7 @@ class Ranking:
             across_change=across_change,
             feasible=all(one.score.feasible for one in launches),
             score=0.0 if key == self._baseline_key else statistics.fmean(valid) - self._extra_cost(launches),
+            changes=len(changed_fields(launches[0].config, self._baseline)),
         )
 
     def _extra_cost(self, launches: Sequence[Judged]) -> float:
