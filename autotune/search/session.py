@@ -412,4 +412,5 @@ def open_prover(
     def count_pairs(config: TrainConfig) -> int:
         return pairs_to_prove(log, config, purse) - len(purse.pairs_of(config))
 
-    return Prover(log, starter, gate, purse, Reserve(log, starter.budget, gate.needed_seconds, count_pairs))
+    reserve = Reserve(log, starter.budget, gate.needed_seconds, gate.expect_seconds, count_pairs)
+    return Prover(log, starter, gate, purse, reserve)

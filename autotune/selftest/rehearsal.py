@@ -172,7 +172,7 @@ def _describe(
             for one in log.judged
         ),
         leader=leader,
-        check_seconds=0.0 if leader is None else gate.needed_seconds(leader),
+        check_seconds=0.0 if leader is None else gate.expect_seconds(leader),
         pairs=pairs,
         pairs_seconds=0.0 if leader is None else pairs * prover.reserve.round_seconds(leader),
     )

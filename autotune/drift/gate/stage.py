@@ -33,6 +33,10 @@ from autotune.sentences.loss_check import describe_refusal
 from autotune.space import classify_changes, numerics_of
 
 
+_DIGITS = ("precision", "allow_tf32")
+"""Knobs that leave fewer digits to a product."""
+
+
 class GateStage:
     """The drift gate at work in one search.
 
@@ -122,13 +126,28 @@ class GateStage:
         shown = frozenset[DriftTest]() if config is None else self._shown_by_losses(config)[0]
         return self._price_tests(config, shown)
 
+    def expect_seconds(self, config: TrainConfig) -> float:
+        """Return how long it will hardly take more than: `needed_seconds`, and the least trainings where it may need them.
+
+        Fewer digits are seen in most gradients, more so in the few that there is time to look at: then only a training
+        can tell.
+        """
+        needed = self.needed_seconds(config)
+        return needed + self._trainings.least_seconds if needed > 0.0 and self._may_be_trained(config) else needed
+
     def foretell_seconds(self, config: TrainConfig) -> float:
-        """Return what `needed_seconds` will be of a config that is still to be launched.
+        """Return what `expect_seconds` will be of a config that is still to be launched.
 
         One that is exact is taken to have the baseline's losses then.
         """
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        return self._price_tests(config, self._shown_where_equal if numerics == "exact" else frozenset())
+        seconds = self._price_tests(config, self._shown_where_equal if numerics == "exact" else frozenset())
+        return seconds + self._trainings.least_seconds if self._may_be_trained(config) else seconds
+
+    def _may_be_trained(self, config: TrainConfig) -> bool:
+        """Return whether a config has fewer digits than the baseline, and is not trained in any case."""
+        has_fewer = any(get_knob(config, name) != get_knob(self._baseline, name) for name in _DIGITS)
+        return has_fewer and not self._must_train and not self._is_always_trained(config)
 
     def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)

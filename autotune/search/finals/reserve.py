@@ -32,12 +32,14 @@ class Reserve:
         budget: the deadline.
         needed_seconds: returns what showing that a config learns as well takes from now on; of None, what it takes
             for any that rounds.
+        expect_seconds: returns what it will hardly take more than.
         count_pairs: returns how many pairs prove what the search saw of a config.
     """
 
     log: SearchLog
     budget: Budget
     needed_seconds: Callable[[TrainConfig | None], float]
+    expect_seconds: Callable[[TrainConfig], float]
     count_pairs: Callable[[TrainConfig], int]
 
     def least_seconds(self, config: TrainConfig | None = None) -> float:
@@ -71,11 +73,11 @@ class Reserve:
     def _wanted_seconds(self, leader: TrainConfig) -> float:
         # What is not used goes back to exploring; what is missing cannot be had again.
         pairs = math.ceil(self._policy.spare_rounds * self.count_pairs(leader))
-        return self.needed_seconds(leader) + pairs * self.round_seconds(leader)
+        return self.expect_seconds(leader) + pairs * self.round_seconds(leader)
 
     def check_seconds(self, leader: TrainConfig) -> float:
         """Return how long the loss check of a leader may take: what it needs and some, so that its rounds fit too."""
-        policy, budget, needed = self._policy, self.budget, self.needed_seconds(leader)
+        policy, budget, needed = self._policy, self.budget, self.expect_seconds(leader)
         most = budget.remaining_seconds - self.least_rounds_seconds(leader)
         usual = budget.remaining_seconds - (self.seconds_for(leader) - needed)
         generous = max(policy.generous_check * needed, policy.check_share * budget.seconds)
