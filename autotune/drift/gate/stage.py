@@ -81,6 +81,7 @@ class GateStage:
         self._trainings = Trainings(log, starter, TrainingRuns(problem, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
+        self._digits_shown: bool | None = None  # by gradients alone, where they were looked at
         limits = problem.state.max_drift
         self._equal_losses = EqualLosses(problem.baseline, margin=limits.loss)
         # An improvement that is asked for shows in the metric alone.
@@ -146,8 +147,11 @@ class GateStage:
 
     def _may_be_trained(self, config: TrainConfig) -> bool:
         """Return whether a config has fewer digits than the baseline, and is not trained in any case."""
-        has_fewer = any(get_knob(config, name) != get_knob(self._baseline, name) for name in _DIGITS)
-        return has_fewer and not self._must_train and not self._is_always_trained(config)
+        is_open = not self._must_train and not self._is_always_trained(config)
+        return is_open and self._digits_shown is None and self._has_fewer_digits(config)
+
+    def _has_fewer_digits(self, config: TrainConfig) -> bool:
+        return any(get_knob(config, name) != get_knob(self._baseline, name) for name in _DIGITS)
 
     def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
@@ -232,6 +236,8 @@ class GateStage:
         if numerics == "exact" and is_passed(checks) and not self._must_train:
             return checks
         compared = any(check.test == "gradients" for check in checks)
+        if compared and self._has_fewer_digits(config):
+            self._digits_shown = is_passed(checks)
         needs_training = (
             self._must_train
             or self._is_always_trained(config)
@@ -253,7 +259,8 @@ class GateStage:
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        return numerics == "semantic" or config.precision == "fp16"
+        is_unshown = self._digits_shown is False and self._has_fewer_digits(config)
+        return numerics == "semantic" or config.precision == "fp16" or is_unshown
 
     def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
         """Return the tests that an exact config need not take and the check instead: its launches lost nothing.
@@ -307,9 +314,11 @@ class GateStage:
         count = min(self._policy.candidates, sum(cost > 0 for cost in costs))
         trainings = self._trainings.least_seconds
         must = self._must_train or any(map(self._is_always_trained, candidates))
+        may = must or any(map(self._may_be_trained, candidates[:1]))
         is_fixed = self._gate.plan is not None
         if trainings <= (1 - self._policy.screen_share) * seconds:
             self._open_gate(self._policy.screen_share * seconds, count)
+        self._open_gate(seconds - trainings * may, 1 if may else count)
         self._open_gate(seconds - trainings * must, count)
         if is_fixed or not candidates or self._gate.plan is None:
             return

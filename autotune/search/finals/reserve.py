@@ -65,10 +65,11 @@ class Reserve:
         return least if least <= min(most, self.budget.remaining_seconds) else self.least_seconds()
 
     def is_provable(self, leader: TrainConfig) -> bool:
-        """Return whether a leader has a chance: its least proof fits what remains, and what it asks for the budget."""
+        """Return whether a leader has a chance: its proof fits what remains, and what it asks for the budget."""
         policy = self._policy
         most = policy.hopeless_reserve * policy.most_reserve_share * self.budget.seconds
-        return self._wanted_seconds(leader) <= most and self.least_seconds(leader) <= self.budget.remaining_seconds
+        expected = self.expect_seconds(leader) + self.least_rounds_seconds(leader)
+        return self._wanted_seconds(leader) <= most and expected <= self.budget.remaining_seconds
 
     def _wanted_seconds(self, leader: TrainConfig) -> float:
         # What is not used goes back to exploring; what is missing cannot be had again.
