@@ -23,7 +23,7 @@ from autotune.drift.gate.trace_plans import PLANS, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
-from autotune.records.config import TrainConfig, get_knob
+from autotune.records.config import TrainConfig, get_knob, is_user_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.search import CheckedConfig, Screens
 from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
@@ -34,7 +34,7 @@ from autotune.space import classify_changes, numerics_of
 
 
 _DIGITS = ("precision", "allow_tf32")
-"""Knobs that leave fewer digits to a product."""
+"""Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
 
 class GateStage:
@@ -81,7 +81,7 @@ class GateStage:
         self._trainings = Trainings(log, starter, TrainingRuns(problem, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
-        self._digits_shown: bool | None = None  # by gradients alone, where they were looked at
+        self._told_by_gradients: dict[frozenset[str], bool] = {}
         limits = problem.state.max_drift
         self._equal_losses = EqualLosses(problem.baseline, margin=limits.loss)
         # An improvement that is asked for shows in the metric alone.
@@ -130,8 +130,7 @@ class GateStage:
     def expect_seconds(self, config: TrainConfig) -> float:
         """Return how long it will hardly take more than: `needed_seconds`, and the least trainings where it may need them.
 
-        Fewer digits are seen in most gradients, more so in the few that there is time to look at: then only a training
-        can tell.
+        Fewer digits, or what a user's own knob does, are seen in most gradients: then only a training can tell.
         """
         needed = self.needed_seconds(config)
         return needed + self._trainings.least_seconds if needed > 0.0 and self._may_be_trained(config) else needed
@@ -146,12 +145,16 @@ class GateStage:
         return seconds + self._trainings.least_seconds if self._may_be_trained(config) else seconds
 
     def _may_be_trained(self, config: TrainConfig) -> bool:
-        """Return whether a config has fewer digits than the baseline, and is not trained in any case."""
+        """Return whether a config is trained where its gradients cannot tell: nobody has seen yet what these can."""
+        unsure = self._list_unsure(config)
         is_open = not self._must_train and not self._is_always_trained(config)
-        return is_open and self._digits_shown is None and self._has_fewer_digits(config)
+        return is_open and bool(unsure) and unsure not in self._told_by_gradients
 
-    def _has_fewer_digits(self, config: TrainConfig) -> bool:
-        return any(get_knob(config, name) != get_knob(self._baseline, name) for name in _DIGITS)
+    def _list_unsure(self, config: TrainConfig) -> frozenset[str]:
+        """Return the changes that do more to a gradient than to sum it in another order, as `name=value`."""
+        changes = classify_changes(config, self._baseline, self._facts.numerics)
+        unsure = [name for name, kind in changes.items() if kind != "exact" and (name in _DIGITS or is_user_knob(name))]
+        return list_changes(config, self._baseline, unsure)
 
     def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
@@ -182,25 +185,31 @@ class GateStage:
         self._seen |= new
         self._save()
 
-    def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
+    def choose(
+        self,
+        candidates: Sequence[TrainConfig],
+        *,
+        seconds: float,
+        is_provable: Callable[[TrainConfig], bool] = lambda _config: True,
+    ) -> list[TrainConfig]:
         """Return the finalists: shown to learn as well, the most promising first; every check goes to the log.
 
         Args:
             candidates: the most promising first.
             seconds: that it may take for all of them.
+            is_provable: returns whether there is time for the loss check of one and for its finals; another has its
+                turn only after these.
         """
         log = self._log
         self._grant(seconds)
         self._open_late(candidates, seconds)
         queue, passed, tested = list(candidates), list[TrainConfig](), 0
         while queue and len(passed) < self._policy.most_finalists and tested < self._policy.most_tested:
-            config = queue.pop(0)
-            if log.is_refused(config) or config in passed or config == self._baseline:
-                continue
-            if self._starter.should_stop():
+            queue = [one for one in queue if not (log.is_refused(one) or one in passed or one == self._baseline)]
+            config = self._find_next(queue, is_provable)
+            if config is None or self._starter.should_stop():
                 break
-            if self.needed_seconds(config) > self._left():
-                continue  # the next one may need less
+            queue.remove(config)
             tested += 1
             checks = self._test(config, len(candidates))
             if checks is None:
@@ -219,6 +228,14 @@ class GateStage:
         self._save()
         return passed
 
+    def _find_next(
+        self, queue: Sequence[TrainConfig], is_provable: Callable[[TrainConfig], bool]
+    ) -> TrainConfig | None:
+        """Return the first that there is time for with all that it may need, or else with the least that it needs."""
+        left = self._left()
+        likely = (one for one in queue if self.expect_seconds(one) <= left and is_provable(one))
+        return next(likely, None) or next((one for one in queue if self.needed_seconds(one) <= left), None)
+
     def close(self) -> None:
         """Delete the gradients and weights that the gate's trials wrote; what they showed is kept."""
         self._gate.discard()
@@ -236,8 +253,9 @@ class GateStage:
         if numerics == "exact" and is_passed(checks) and not self._must_train:
             return checks
         compared = any(check.test == "gradients" for check in checks)
-        if compared and self._has_fewer_digits(config):
-            self._digits_shown = is_passed(checks)
+        unsure = self._list_unsure(config)
+        if compared and unsure:
+            self._told_by_gradients[unsure] = is_passed(checks)
         needs_training = (
             self._must_train
             or self._is_always_trained(config)
@@ -259,8 +277,9 @@ class GateStage:
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        is_unshown = self._digits_shown is False and self._has_fewer_digits(config)
-        return numerics == "semantic" or config.precision == "fp16" or is_unshown
+        unsure = self._list_unsure(config)
+        is_untold = any(not told and changes <= unsure for changes, told in self._told_by_gradients.items())
+        return numerics == "semantic" or config.precision == "fp16" or is_untold
 
     def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
         """Return the tests that an exact config need not take and the check instead: its launches lost nothing.
@@ -322,10 +341,11 @@ class GateStage:
         self._open_gate(seconds - trainings * must, count)
         if is_fixed or not candidates or self._gate.plan is None:
             return
-        for plan in PLANS[PLANS.index(self._gate.plan) :]:
-            self._gate.plan = plan
-            if self.needed_seconds(candidates[0]) <= seconds:  # with all that goes with it
-                return
+        plans = PLANS[PLANS.index(self._gate.plan) :]
+        for price in (self.expect_seconds, self.needed_seconds):  # with all that goes with it
+            for self._gate.plan in plans:
+                if price(candidates[0]) <= seconds:
+                    return
 
     def _affords(self, plan: GradientPlan) -> bool:
         """Return whether a closer look at one candidate leaves most of the gate's time for the others."""

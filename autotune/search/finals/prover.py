@@ -30,7 +30,9 @@ class LossCheck(Protocol):
         """Screen a promising config while the search goes on."""
         ...
 
-    def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
+    def choose(
+        self, candidates: Sequence[TrainConfig], *, seconds: float, is_provable: Callable[[TrainConfig], bool]
+    ) -> list[TrainConfig]:
         """Check candidates until one has passed, the most promising first."""
         ...
 
@@ -122,7 +124,8 @@ class Prover:
         if not log.checks_of(candidates[0]) and self.reserve.check_seconds(candidates[0]) > 0:
             fresh = [config for config in candidates if not log.checks_of(config)]
             self.starter.enter("drift", f"{count(len(fresh), 'candidate')} faster than your settings so far")
-            self.loss_check.choose(fresh, seconds=self.reserve.check_seconds(fresh[0]))
+            seconds = self.reserve.check_seconds(fresh[0])
+            self.loss_check.choose(fresh, seconds=seconds, is_provable=self.reserve.is_provable)
         tested = [config for config, _ in log.checks]
         return [config for config in [*candidates, *tested] if Candidates(log).may_win(config)][:1]
 

@@ -56,17 +56,16 @@ class Schedule:
         """
         if self._is_anchor_due():
             return self.baseline
+        is_turn = exhausted or self._launches_since_repeat() >= self.policy.repeat_every - 1
         contender = self.ranking.contender
-        if contender is not None:
+        if contender is not None and is_turn:
             return contender.config
         best = [one for one in self.ranking.entries if one.key != self._baseline_key]
         bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
         across_change = [one for one in best if one.valid_launches == 0 and one.upper_score > bar]
         if across_change:
             return max(across_change, key=lambda one: one.upper_score).config
-        if not exhausted and (
-            self._launches_since_repeat() < self.policy.repeat_every - 1 or not self.ranking.has_rivals()
-        ):
+        if not is_turn or not (exhausted or self.ranking.has_rivals()):
             return None
         most, ties = self.policy.most_repeats, self.ranking.near_best if exhausted else []
         if len(ties) > 1:  # there is time to tell them apart
