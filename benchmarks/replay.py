@@ -40,6 +40,8 @@ BLOCK_NOISE = 0.02
 """Standard deviation of the log pace of one block of a launch."""
 _DRIFT = 1.2
 """Times the losses, of what learns something else."""
+_CLOSING_SECONDS = 1.0
+"""Of a trial of the loss check, beside its start and its steps."""
 _PARTS = 3.0
 """Passes over the windows of a gradient trial: forward and backward at two points, and the references between."""
 
@@ -117,10 +119,14 @@ def price_gate(table: Table) -> Callable[[TrialSpec], float]:
     """Return what trials of the loss check take on a table's target: a start, and steps at the baseline's pace."""
     report = table.header.report
     step = report.measurement.seconds_per_step
-    start = statistics.median(one.startup_seconds for one in table.launches) + 1.0
+    starts: dict[str, list[float]] = {}
+    for config, launches in table.by_config.items():
+        starts.setdefault(config.host_allocator, []).extend(one.startup_seconds for _, one in launches)
     batch_seconds = report.target.data.seconds_per_sample * table.baseline.effective_batch_size
 
     def price(spec: TrialSpec) -> float:
+        config = spec.config or table.baseline
+        start = _CLOSING_SECONDS + statistics.median(starts[config.host_allocator])
         if spec.fidelity is not None:
             return start + step * (_PARTS * spec.fidelity.windows + spec.fidelity.later_steps)
         if spec.purpose == "tape":

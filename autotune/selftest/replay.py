@@ -334,7 +334,13 @@ class Simulation:
             status = TrialStatus.INTERRUPTED if spec.limits.ends_with_stage else TrialStatus.TIMED_OUT
             return TrialResult(spec=spec, status=status, cause="budget", elapsed_seconds=self.now - began)
         measurement = _make_measurement(timed.blocks, early, ending, course)
-        return _finish(spec, self.now - began, measurement=measurement, curves=(course.curve,))
+        return _finish(
+            spec,
+            self.now - began,
+            startup_seconds=course.startup_seconds,
+            measurement=measurement,
+            curves=(course.curve,),
+        )
 
 
 class Shuffled:

@@ -78,7 +78,7 @@ class GateStage:
             tape_steps=self._costs.tape_steps,
             affords=self._affords,
         )
-        self._trainings = Trainings(log, starter, TrainingRuns(problem, starter, known))
+        self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
         self._told_by_gradients: dict[frozenset[str], bool] = {}

@@ -9,20 +9,21 @@ from autotune.drift.gate.loss_check import DriftPlan, least_drift_seconds, plan_
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
-from autotune.search.problem import SearchProblem
+from autotune.search.log import SearchLog
 
 
 class TrainingRuns:
     """Trains configs for the drift checks.
 
     Args:
-        problem: of the search.
+        log: of the search.
         starter: starts the trials.
         known: trials of earlier sessions of this search.
     """
 
-    def __init__(self, problem: SearchProblem, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
-        self._problem, self._report, self._starter, self._known = problem, problem.report, starter, known
+    def __init__(self, log: SearchLog, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
+        problem = log.problem
+        self._problem, self._report, self._log, self._starter, self._known = problem, problem.report, log, starter, known
         # Each seed of a script is a process of its own: it cannot be started twice in one.
         self._script = problem.state.target.script
         self._process_seconds = 0.0
@@ -45,7 +46,7 @@ class TrainingRuns:
                 policy=self._policy,
             )
         evaluation = (self._report.target.evaluate_seconds or 0.0) if plan.evaluate else 0.0
-        return self._arm_start_seconds + plan.seeds * (plan.steps * step + evaluation)
+        return self._arm_start_seconds + self._late_start / 2 + plan.seeds * (plan.steps * step + evaluation)
 
     def plan(self, candidates: int, seconds: float) -> DriftPlan | None:
         """Return what some seconds allow for the baseline and some candidates; None when they allow nothing."""
@@ -89,7 +90,14 @@ class TrainingRuns:
 
     @property
     def _arm_start_seconds(self) -> float:
-        return self._policy.start_seconds if self._script is None else self._start_seconds
+        """What an arm spends beside its steps: the mean of the baseline's and a candidate's."""
+        return self._policy.start_seconds + self._late_start / 2 if self._script is None else self._start_seconds
+
+    @property
+    def _late_start(self) -> float:
+        """What a candidate of a workload may take longer to start: another allocator asks for a process of its own."""
+        starts = (one.result.startup_seconds for one in self._log.judged)
+        return 0.0 if self._script is not None else max((one for one in starts if one is not None), default=0.0)
 
     def _asked_steps(self) -> int | None:
         """Return the steps per seed that the user asked for; None to choose by the time."""

@@ -79,10 +79,11 @@ class Reserve:
     def check_seconds(self, leader: TrainConfig) -> float:
         """Return how long the loss check of a leader may take: what it needs and some, so that its rounds fit too."""
         policy, budget, needed = self._policy, self.budget, self.expect_seconds(leader)
+        least = max(needed, policy.least_check * self.needed_seconds(leader), policy.least_check_seconds)
         most = budget.remaining_seconds - self.least_rounds_seconds(leader)
         usual = budget.remaining_seconds - (self.seconds_for(leader) - needed)
         generous = max(policy.generous_check * needed, policy.check_share * budget.seconds)
-        return min(most, max(policy.least_check * needed, policy.least_check_seconds, min(usual, generous)))
+        return min(most, max(least, min(usual, generous)))
 
     def round_seconds(self, config: TrainConfig | None) -> float:
         """Return what a pair of launches takes, one of a config and one of the baseline."""
