@@ -25,10 +25,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
+from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, write_trace
 from autotune.errors import AutotuneError, UsageError
-from autotune.records import TrainConfig, TrialSpec
+from autotune.records import TrainConfig, TrialResult, TrialSpec
 from autotune.search.explore.study import Proposal, Study
 from autotune.selftest.machines import Noise
 from autotune.selftest.replay import Course, Simulation, search
@@ -42,6 +47,10 @@ _DRIFT = 1.2
 """Times the losses, of what learns something else."""
 _CLOSING_SECONDS = 1.0
 """Of a trial of the loss check, beside its start and its steps."""
+_COLUMNS = 64
+_GRADIENTS = 0.3 + np.random.default_rng(1).standard_normal((24, _COLUMNS))
+_ROUNDING = 1e-6
+"""Of gradients of about 1: what another order of the sums does to them in float32."""
 _PARTS = 3.0
 """Passes over the windows of a gradient trial: forward and backward at two points, and the references between."""
 
@@ -115,6 +124,39 @@ class _NotRecorded:
         return config not in self.table.by_config or config in self.closed
 
 
+@dataclass
+class TracingSimulation(Simulation):
+    """A simulation whose trials leave gradients where these tell that a config learns the same.
+
+    So they do of what sums in another order. Of fewer digits, and of a user's own knobs, trainings decide: on small nets
+    few windows of gradients cannot.
+
+    Attributes:
+        folder: for the gradients.
+    """
+
+    folder: Path = Path()
+
+    def run(self, spec: TrialSpec) -> TrialResult:
+        """Run a trial."""
+        result = super().run(spec)
+        baseline = self.world.facts.baseline
+        unsure = (spec.config or baseline).replace(host_allocator=baseline.host_allocator)
+        if spec.fidelity is None or (unsure.precision, unsure.user_knobs) != (baseline.precision, baseline.user_knobs):
+            return result
+        rng, windows = np.random.default_rng(spec.number), spec.fidelity.windows
+        rows = _GRADIENTS[:windows] + _ROUNDING * rng.standard_normal((windows, _COLUMNS))
+        keys = np.arange(1, 1 + windows)
+        point = Point(GradientRows(keys, rows), GradientRows(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))
+        layers = RowLayout(("weight",), np.array([_COLUMNS]), np.array([_COLUMNS]))
+        path = self.folder / str(spec.number) / TRACE_FILE
+        path.parent.mkdir()
+        write_trace(path, GradientTrace(layers, (point, point) if spec.fidelity.later_steps else (point,)))
+        if spec.fidelity.later_steps and spec.fidelity.weights is None:
+            path.with_name(WEIGHTS_FILE).touch()
+        return result.replace(captures=str(path))
+
+
 def price_gate(table: Table) -> Callable[[TrialSpec], float]:
     """Return what trials of the loss check take on a table's target: a start, and steps at the baseline's pace."""
     report = table.header.report
@@ -145,8 +187,11 @@ def replay(path: Path, noise: float, budget_seconds: float, seed: int) -> Ending
     table = read_table(path)
     rng = random.Random(f"{path.name} {noise} {budget_seconds} {seed}")
     machine = Noise(launch=noise, block=BLOCK_NOISE)(rng)
-    simulation = Simulation(LearnsTheSame(table, machine), gate_seconds=price_gate(table))
-    outcome = search(simulation, seed, budget_seconds, open_study=partial(StudyOnTable, table))
+    with TemporaryDirectory() as folder:
+        simulation = TracingSimulation(
+            LearnsTheSame(table, machine), gate_seconds=price_gate(table), folder=Path(folder)
+        )
+        outcome = search(simulation, seed, budget_seconds, open_study=partial(StudyOnTable, table))
     profile = outcome.profile
     best = max(truth for config, truth in table.truths.items() if not table.drifts(config))
     truth = 0.0 if table.drifts(profile.config) else table.truths.get(profile.config, 0.0)
