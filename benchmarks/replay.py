@@ -128,8 +128,8 @@ class _NotRecorded:
 class TracingSimulation(Simulation):
     """A simulation whose trials leave gradients where these tell that a config learns the same.
 
-    So they do of what sums in another order. Of fewer digits, and of a user's own knobs, trainings decide: on small nets
-    few windows of gradients cannot.
+    So they do of what sums in another order. Of fewer digits, and of a user's own knobs, trainings decide: few windows
+    of a small net's gradients cannot.
 
     Attributes:
         folder: for the gradients.

@@ -41,6 +41,7 @@ class SearchPolicy:
         most_repeats: launches of one of these, after which it has none any more.
         last_repeats: the same once there is nothing new to try, of those the noise cannot tell from the fastest.
         repeat_every: one launch of so many goes to them.
+        repeat_contender_after: launches of something new, after which what looks best is launched a second time.
         racing_confidence: one-sided; a config equal to the incumbent is called clearly slower for its launch's luck
             less often than this.
         least_racing_degrees: degrees of freedom of the launch noise, the guess included, from which its margin counts.
@@ -94,6 +95,7 @@ class SearchPolicy:
     most_repeats: int = 4
     last_repeats: int = 12
     repeat_every: int = 4
+    repeat_contender_after: int = 2
     racing_confidence: float = 0.997
     least_racing_degrees: float = 5.0
     unseen_margin: float = math.log(3.0)

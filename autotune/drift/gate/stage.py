@@ -32,7 +32,6 @@ from autotune.search.log import SearchLog, list_changes
 from autotune.sentences.loss_check import describe_refusal
 from autotune.space import classify_changes, numerics_of
 
-
 _DIGITS = ("precision", "allow_tf32")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
@@ -128,7 +127,7 @@ class GateStage:
         return self._price_tests(config, shown)
 
     def expect_seconds(self, config: TrainConfig) -> float:
-        """Return how long it will hardly take more than: `needed_seconds`, and the least trainings where it may need them.
+        """Return what it will hardly take more than: `needed_seconds`, and the least trainings where it may need them.
 
         Fewer digits, or what a user's own knob does, are seen in most gradients: then only a training can tell.
         """

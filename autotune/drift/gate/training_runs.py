@@ -23,7 +23,8 @@ class TrainingRuns:
 
     def __init__(self, log: SearchLog, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
         problem = log.problem
-        self._problem, self._report, self._log, self._starter, self._known = problem, problem.report, log, starter, known
+        self._log, self._starter, self._known = log, starter, known
+        self._problem, self._report = problem, problem.report
         # Each seed of a script is a process of its own: it cannot be started twice in one.
         self._script = problem.state.target.script
         self._process_seconds = 0.0

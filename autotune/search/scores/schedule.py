@@ -1,7 +1,8 @@
 """Which known config to launch again, before anything new is tried. Pure.
 
 baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
-contender        looks better than the incumbent, and has to do it twice where one launch may be luck
+contender        looks better than the incumbent, and has to do it twice where one launch may be luck; something new
+                 comes in between, which may be better still
 across a change  near the top, but the machine changed around its launch
 top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads;
                  every launch, and more of them, once there is nothing new
@@ -56,16 +57,17 @@ class Schedule:
         """
         if self._is_anchor_due():
             return self.baseline
-        is_turn = exhausted or self._launches_since_repeat() >= self.policy.repeat_every - 1
+        since_repeat = self._launches_since_repeat()
         contender = self.ranking.contender
-        if contender is not None and is_turn:
+        if contender is not None and (exhausted or since_repeat >= self.policy.repeat_contender_after):
             return contender.config
         best = [one for one in self.ranking.entries if one.key != self._baseline_key]
         bar = self.ranking.incumbent.score if self.ranking.incumbent else 0.0
         across_change = [one for one in best if one.valid_launches == 0 and one.upper_score > bar]
         if across_change:
             return max(across_change, key=lambda one: one.upper_score).config
-        if not is_turn or not (exhausted or self.ranking.has_rivals()):
+        is_turn = since_repeat >= self.policy.repeat_every - 1 and self.ranking.has_rivals()
+        if not (exhausted or is_turn):
             return None
         most, ties = self.policy.most_repeats, self.ranking.near_best if exhausted else []
         if len(ties) > 1:  # there is time to tell them apart
