@@ -18,14 +18,14 @@ LEADER = BASELINE.replace(host_allocator="glibc-tuned")
 ROUND = 2 * LAUNCH_SECONDS
 
 
-def make_reserve(*, check: float = 10.0, pairs: int = 5, budget: float = 600.0) -> Reserve:
+def make_reserve(*, check: float = 10.0, training: float = 0.0, pairs: int = 5, budget: float = 600.0) -> Reserve:
     search = open_search(Machine(), budget=budget)
     search.log.add_judged(make_judged(BASELINE, 0.0), make_judged(LEADER, 0.3))
 
     def needed(config: TrainConfig | None) -> float:
         return check
 
-    return Reserve(search.log, search.budget, needed, lambda _config: pairs)
+    return Reserve(search.log, search.budget, needed, lambda _config: check + training, lambda _config: pairs)
 
 
 def test_while_nothing_leads_only_the_least_is_kept():
@@ -43,6 +43,16 @@ def test_a_leader_keeps_its_check_and_its_rounds_and_some():
     assert make_reserve(check=30.0, pairs=10).seconds_for(LEADER) == reserve.seconds_for(LEADER) + 30.0
 
 
+def test_what_may_have_to_be_trained_keeps_time_for_that_too():
+    reserve = make_reserve(training=20.0)
+    assert reserve.seconds_for(LEADER) == make_reserve().seconds_for(LEADER) + 20.0
+    assert reserve.check_seconds(LEADER) >= 30.0
+    assert reserve.seconds_for(None) == make_reserve().seconds_for(None)
+    short = make_reserve(training=20.0, pairs=3, budget=30.0 + LEAST_ROUNDS * ROUND)
+    assert not short.is_provable(LEADER)  # a second is kept for the end
+    assert make_reserve(pairs=3, budget=30.0 + LEAST_ROUNDS * ROUND).is_provable(LEADER)
+
+
 @pytest.mark.parametrize(("baseline", "looked_at"), [(-2.3, []), (0.0, [LEADER])])
 def test_what_leads_a_baseline_that_was_slow_once_is_not_screened(baseline: float, looked_at: list[TrainConfig]):
     """What the probe's reading is not beaten by is no leader before the baseline was launched again."""
@@ -52,11 +62,11 @@ def test_what_leads_a_baseline_that_was_slow_once_is_not_screened(baseline: floa
         def look_at(self, config: TrainConfig, *, seconds: float) -> None:
             seen.append(config)
 
-        def choose(self, candidates: Sequence[TrainConfig], *, seconds: float) -> list[TrainConfig]:
+        def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:
             return []
 
     search.log.add_judged(make_judged(BASELINE, baseline), make_judged(LEADER, baseline + 0.3))
-    reserve = Reserve(search.log, search.budget, lambda _config: 10.0, lambda _config: 5)
+    reserve = Reserve(search.log, search.budget, lambda _config: 10.0, lambda _config: 10.0, lambda _config: 5)
     Prover(search.log, search.starter, Check(), RiskPurse(), reserve).look_at(LEADER)
     assert seen == looked_at
 

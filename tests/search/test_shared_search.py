@@ -71,10 +71,9 @@ def test_one_proves_and_the_other_says_where_the_answer_is(pair: list[Worker]) -
     assert prover.profile.config.user_knobs == {"planted": 7}
     assert other.profile.verdict in ("inconclusive", "keep")
     assert other.profile.config.user_knobs == {"planted": 0}
-    is_said = any(f"{prover.work}/best.json" in note for note in other.profile.evidence.notes)
-    known = {one.params["user_knobs.planted"] for one in other.fleet.readings}
-    # One that has nothing left to try ends while the winner is still launched elsewhere.
-    assert is_said or 7 not in known
+    # One that has nothing left to try may end while the winner is still launched elsewhere.
+    words = (f"{prover.work}/best.json", "1 other worker still searches this study: an answer may yet come from there")
+    assert any(word in note for note in other.profile.evidence.notes for word in words)
     assert "final" not in {spec.purpose for spec in other.specs}
 
 

@@ -299,7 +299,12 @@ class Fleet(Alone):
         holder, last = self._view.holder, self._last_holder
         if holder is None and last is not None:
             return f"{last.host} held the finals and proved nothing: what it has found is there, in {last.out}"
-        return "" if holder is None else f"the proof runs on {holder.host}: the answer will be there, in {holder.out}"
+        if holder is not None:
+            return f"the proof runs on {holder.host}: the answer will be there, in {holder.out}"
+        if not self._running:
+            return ""
+        others = count(self._view.others, "other worker still searches", "other workers still search")
+        return f"{others} this study: an answer may yet come from there"
 
     def sign(self, profile: Profile) -> Profile:
         """Return an answer that leaves open what is proven elsewhere."""
