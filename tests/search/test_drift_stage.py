@@ -380,6 +380,32 @@ def test_what_was_shown_needs_nothing_and_the_baselines_part_is_paid_once(tmp_pa
     assert before[0] < before[1]
 
 
+def unsure_when_cast(config: TrainConfig) -> float:
+    """Change a gradient by more than is shown to be nothing, and less than is shown to be something."""
+    return 0.02 if config.precision == "bf16" else 0.0
+
+
+def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path: Path) -> None:
+    both = CAST.replace(host_allocator="glibc-tuned")
+    told, open_, (plain, unsure) = [], [], (tmp_path / "plain", tmp_path / "unsure")
+    for folder, machine in ((plain, Machine()), (unsure, Machine(gradient_error=unsure_when_cast))):
+        folder.mkdir()
+        stage = open_stage(folder, machine)
+        expected, needed = stage.stage.expect_seconds, stage.stage.needed_seconds
+        assert expected(FUSED) == needed(FUSED)
+        open_.append(expected(CAST) - needed(CAST))
+        assert stage.choose(CAST) == [CAST]
+        assert expected(both) == needed(both)
+        told.append(needed(both))
+    assert min(open_) > 1.0
+    assert told[1] > told[0] + 1.0  # those that cannot tell need the trainings
+
+
+def test_what_there_is_time_to_prove_has_its_turn_before_what_leads(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    assert stage.stage.choose([CAST, TUNED], seconds=600.0, is_provable=lambda config: config != CAST) == [TUNED]
+
+
 def test_a_required_improvement_needs_trainings_of_everything(tmp_path: Path) -> None:
     plain = open_stage(tmp_path, Machine(facts=BOTH_METRICS)).stage
     asked = open_stage(tmp_path, Machine(facts=BOTH_METRICS), limits=IMPROVEMENT).stage

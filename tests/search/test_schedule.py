@@ -69,8 +69,13 @@ def test_a_canary_that_moved_calls_for_the_baseline(between, canary, is_due):
     assert (schedule(judged).find_due() == BASELINE) == is_due
 
 
-def test_a_challenger_is_launched_before_anything_new():
-    assert schedule([make_judged(BASELINE, 0.0), make_judged(ONE, 0.3)]).find_due() == ONE
+@pytest.mark.parametrize("between", range(5))
+def test_a_challenger_is_launched_again_once_something_new_came_after_it(between):
+    """The next may be better still."""
+    assert USUAL_POLICY.repeat_contender_after == 2
+    judged = [make_judged(BASELINE, 0.0), make_judged(BASELINE, 0.0), make_judged(ONE, 0.05), *slower(between)]
+    assert (schedule(judged).find_due() == ONE) == (between >= 1)  # itself was new
+    assert schedule(judged).find_due(exhausted=True) == ONE
 
 
 def test_the_baseline_comes_before_a_challenger():
