@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -355,14 +356,19 @@ PROBED = {
 }
 
 
-@pytest.fixture(scope="module")
-def probed() -> dict[str, TargetFacts]:
-    return {name: probe(workload) for name, workload in PROBED.items()}
+@functools.cache
+def probe_named(name: str) -> TargetFacts:
+    return probe(PROBED[name])
 
 
-@pytest.mark.parametrize("name", PROBED)
-def test_the_probe_tells_what_a_split_is_on_this_target(probed: dict[str, TargetFacts], name: str) -> None:
-    facts = probed[name]
+of_each = pytest.mark.parametrize("name", PROBED)
+in_short = pytest.mark.slow_cases("pairs", "tokens")  # their losses are measured above without a probe
+
+
+@in_short
+@of_each
+def test_the_probe_tells_what_a_split_is_on_this_target(name: str) -> None:
+    facts = probe_named(name)
     if name == "batch norm":
         assert facts.additivity is None  # known without computing anything
     else:
@@ -374,11 +380,10 @@ def test_the_probe_tells_what_a_split_is_on_this_target(probed: dict[str, Target
     assert {facts.numerics.get(knob) for knob in SPLIT_KNOBS} == {None if name == "additive" else "semantic"}
 
 
-@pytest.mark.parametrize("name", PROBED)
-def test_the_space_offers_no_split_that_is_another_training_and_says_why(
-    probed: dict[str, TargetFacts], name: str
-) -> None:
-    facts = probed[name]
+@in_short
+@of_each
+def test_the_space_offers_no_split_that_is_another_training_and_says_why(name: str) -> None:
+    facts = probe_named(name)
     space = build_space(Facts(target=facts, hardware=make_hardware()))
     reasons = {one.value: one.reason for one in space.ruled_out if one.knob == "micro_batch_size"}
     if name == "additive":
@@ -393,7 +398,8 @@ def test_the_space_offers_no_split_that_is_another_training_and_says_why(
     assert {size for size, reason in reasons.items() if told in reason} == {8, 4, 2, 1}
 
 
-@pytest.mark.parametrize("name", PROBED)
-def test_the_space_offers_every_batch_that_the_user_allows(probed: dict[str, TargetFacts], name: str) -> None:
-    space = build_space(Facts(target=probed[name], hardware=make_hardware(), allowed=frozenset({"batch"})))
+@in_short
+@of_each
+def test_the_space_offers_every_batch_that_the_user_allows(name: str) -> None:
+    space = build_space(Facts(target=probe_named(name), hardware=make_hardware(), allowed=frozenset({"batch"})))
     assert space.choices["micro_batch_size"] == (16, 8, 4, 2, 1, 32, 64)
