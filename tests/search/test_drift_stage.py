@@ -704,6 +704,44 @@ def test_rounding_that_is_lost_in_the_noise_of_a_converged_training_is_not_refus
     assert ("paired-losses" in dict(stage.tests_of(CAST))) == learns
 
 
+class Starting(Machine):
+    """Casting adds the same difference in every window of the first point, and another one of the later."""
+
+    biases = (0.02, 0.0)
+    """Over the spread of a window's own gradient, whose mean is 0.3 of it."""
+
+    def _capture(self, spec: TrialSpec, config: TrainConfig) -> str | None:
+        path = super()._capture(spec, config)
+        found = read_trace(path) if path is not None else None
+        if path is None or found is None or config.precision != "bf16":
+            return path
+        points = [
+            Point(GradientRows(one.gradients.keys, one.gradients.rows + bias), one.updates, one.learning_rates)
+            for one, bias in zip(found.points, self.biases, strict=False)
+        ]
+        write_trace(Path(path), GradientTrace(found.layers, tuple(points)))
+        return path
+
+
+@pytest.mark.parametrize(
+    ("biases", "verdict"),
+    [
+        ((0.012, 0.0), "non-inferior"),  # 4 % of the mean, 1.2 % of a step's own spread, and gone
+        ((0.012, 0.012), "inconclusive"),  # not gone
+        ((0.030, 0.0), "inconclusive"),  # too much for a step
+        ((0.0, 0.012), "inconclusive"),  # nothing makes up for what comes late
+    ],
+)
+def test_a_bias_of_the_first_steps_alone_that_steers_none_of_them_is_nothing(
+    tmp_path: Path, biases: tuple[float, float], verdict: str
+) -> None:
+    machine = Starting()
+    machine.biases = biases
+    stage = open_stage(tmp_path, machine)
+    stage.choose(CAST)
+    assert dict(stage.tests_of(CAST))["gradients"] == verdict
+
+
 def test_half_precision_is_trained_even_where_nothing_is_learned(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Machine(learns=False))
     stage.choose(HALF)

@@ -54,6 +54,9 @@ AS_EXACT = 3.0
 FEWEST_WINDOWS = 4
 """Windows without which there is no interval worth its name."""
 
+UNTOLD = ": only a training can tell"
+"""How the reason of what is left open ends."""
+
 _CONFIDENCE, _LAYER_CONFIDENCE = 0.95, 0.999  # one-sided
 _CONFIDENCE_LEVEL = 0.90  # two-sided: each end holds one-sided at 95 %
 _LARGEST_RATIO = 1e12  # cut there: it decides the same, and a record holds no infinity
@@ -277,12 +280,12 @@ def _combine(whole: _Finding, in_layer: _Finding | None, ratio: float | None) ->
     if ratio is not None and ratio <= AS_EXACT:
         found = f"{ratio:.2g} x the baseline's own error against float64 (limit {AS_EXACT:.2g} x)"
         if whole.verdict == "inferior":
-            return _Finding("inconclusive", f"{found}, and yet {whole.reason}: only a training can tell")
+            return _Finding("inconclusive", f"{found}, and yet {whole.reason}{UNTOLD}")
         return _Finding("non-inferior", f"{found}, so as exact as it; {whole.reason}")
     reasons = [whole.reason] + ([] if in_layer is None else [in_layer.reason])
     if whole.verdict == "inferior" or (len(reasons) == 1 and whole.verdict == "non-inferior"):
         return whole
-    return _Finding("inconclusive", "; ".join(reasons) + ": only a training can tell")
+    return _Finding("inconclusive", "; ".join(reasons) + UNTOLD)
 
 
 def _percent(share: float) -> str:

@@ -10,10 +10,16 @@ import numpy as np
 
 from autotune.drift.compare.additivity import relative_error
 from autotune.drift.compare.gradient_rows import GradientRows
-from autotune.drift.compare.gradients import BIAS_PASSES, LAYER_BIAS_IN_DOUBT, NOISE_PASSES, compare
+from autotune.drift.compare.gradients import BIAS_PASSES, LAYER_BIAS_IN_DOUBT, NOISE_PASSES, UNTOLD, compare
 from autotune.drift.record.trace_file import GradientTrace
 from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict
 from autotune.records.trial import TrialResult, TrialStatus
+
+INITIAL = "initial weights"
+"""Where the first comparison is made."""
+
+_GONE_STEPS = 100
+"""After which what was there at the initial weights may be called gone."""
 
 _LEAST_GRADIENT = 1e-5
 """Of the typical element; float32 rounds at 6e-8 of the terms that make it up."""
@@ -64,7 +70,7 @@ def compare_points(
             # Far from the baseline's own gradients it is of another computation, and both are far from it.
             if relative_error(theirs.gradients, exact, baseline.layers) > farthest:
                 exact = None
-        point = f"after {steps} steps" if number else "initial weights"
+        point = f"after {steps} steps" if number else INITIAL
         found.append(
             compare(
                 ours.gradients, theirs.gradients, baseline.layers, subject="gradients", point=point, reference=exact
@@ -85,7 +91,7 @@ def compare_updates(candidate: GradientTrace, baseline: GradientTrace) -> Gradie
         matters[:] = True  # without any gradient there is nothing to leave out
     matters |= ~np.isfinite(ours.updates.rows).all(axis=0)
     mine, base = (GradientRows(one.updates.keys, np.where(matters, one.updates.rows, 0.0)) for one in (ours, theirs))
-    return compare(mine, base, baseline.layers, subject="updates", point="initial weights")
+    return compare(mine, base, baseline.layers, subject="updates", point=INITIAL)
 
 
 def excuse_draws(checks: list[QualityCheck]) -> list[QualityCheck]:
@@ -120,6 +126,27 @@ def is_lost_in_noise(found: GradientEquivalence) -> bool:
         return False
     is_layer_in_doubt = (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
     return noise.high <= NOISE_PASSES and steering.high <= BIAS_PASSES and not is_layer_in_doubt
+
+
+def accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> list[GradientEquivalence]:
+    """Return comparisons in which a bias of the first steps passes that is shown to be gone later.
+
+    It has to steer a step by at most 2 % of that step's own spread, which weighs less than chance for 2,500 steps, and
+    the gradients 100 steps later or more have to pass. What is wrong throughout does not.
+
+    Args:
+        found: at the initial weights, and later.
+        steps: between the two.
+    """
+    later = [one for one in found if one.subject == "gradients" and one.point != INITIAL]
+    if steps < _GONE_STEPS or not later or any(one.verdict != "non-inferior" for one in later):
+        return [*found]
+    return [
+        one.replace(verdict="non-inferior", reason=f"{one.reason.removesuffix(UNTOLD)}, gone after {steps} steps")
+        if one.point == INITIAL and one.verdict == "inconclusive" and is_lost_in_noise(one)
+        else one
+        for one in found
+    ]
 
 
 def accept_lost(checks: Sequence[QualityCheck]) -> tuple[QualityCheck, ...]:
