@@ -169,7 +169,8 @@ def test_the_search_of_an_answer_is_found_by_what_it_says(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = search(tmp_path_factory.mktemp("searched"), Machine(speed=both_win, noise=0.02), budget=600.0)
+    machine, only = Machine(speed=both_win, noise=0.02), ("precision", "optimizer_implementation")
+    run = search(tmp_path_factory.mktemp("searched"), machine, budget=600.0, only=only)
     assert run.profile.config == BASELINE.replace(precision="bf16", optimizer_implementation="fused")
     # As if the search had launched neither of the two without the other: nothing is known of them then.
     for file in run.folder.trials.glob("*/result.json"):
