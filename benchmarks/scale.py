@@ -20,6 +20,7 @@ pair that `rounds_needed` asks for, on one machine: workers shorten nothing of i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -156,10 +157,9 @@ def make_model(world: World, seed: int, noise: float) -> optuna.samplers.BaseSam
     return LogAdditiveSampler(
         world.space,
         world.baseline,
-        prior=world.prior,
+        prior=dataclasses.replace(world.prior, noise_sd=noise),
         price=lambda params: world.seconds[world.make_key(params)],
         is_valid=lambda params: world.make_key(params) in world.seconds,
-        noise_sd=noise,
         seed=seed,
     )
 

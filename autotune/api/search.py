@@ -14,6 +14,7 @@ from autotune.api.profile import Profile
 from autotune.api.targets import find_folder, name_target
 from autotune.arguments import shorten, shown_hints
 from autotune.errors import AutotuneError, UsageError
+from autotune.records.objective import read_objective
 from autotune.records.quality import DriftLimits
 from autotune.targets.drift_limits import GivenLimits, join_limits
 from autotune.units import parse_duration
@@ -32,6 +33,7 @@ def run_search(
     *,
     budget: str | float | None = None,
     max_drift: str | Sequence[str] | Mapping[str, str] | DriftLimits | None = None,
+    objective: str | None = None,
     progress: bool = False,
     folder: str | Path | None = None,
     reporter: SearchReporter | None = None,
@@ -46,6 +48,7 @@ def run_search(
         budget: deadline of the whole search: seconds, or as on the command line, `20m`.
         max_drift: how much worse the loss and each metric may get: `0.5%`, or each by its name,
             `{"loss": "0.5%", "accuracy": "0.1pp"}`.
+        objective: what is made best: `throughput`, `time-to-finish` of the planned run in `options`, or `memory`.
         progress: show how it goes, in a notebook below the cell, else on standard error; the first Ctrl-C, or the
             notebook's stop, then ends the search with what is known.
         folder: working folder; None for the current one.
@@ -62,7 +65,7 @@ def run_search(
     """
     from autotune.search import run as stage
 
-    asked = _read_options(options, budget, max_drift)
+    asked = _read_options(options, budget, max_drift, objective)
     work = find_folder(folder)
     named = name_target(target, work)
     if not progress or reporter is not None:
@@ -71,7 +74,7 @@ def run_search(
         return Profile.of(stage.run_search(named, asked, folder=work, reporter=view, should_stop=stop))
 
 
-def _read_options(options: object, budget: object, max_drift: object) -> SearchOptions:
+def _read_options(options: object, budget: object, max_drift: object, objective: object) -> SearchOptions:
     from autotune.search.run import SearchOptions
 
     asked = SearchOptions() if options is None else options
@@ -83,6 +86,8 @@ def _read_options(options: object, budget: object, max_drift: object) -> SearchO
         if isinstance(budget, bool) or not isinstance(budget, int | float):
             raise UsageError(f"budget is {shorten(budget)}", hint='give seconds, or "20m"')
         asked = dataclasses.replace(asked, budget_seconds=float(budget))
+    if objective is not None:
+        asked = dataclasses.replace(asked, objective=read_objective(objective, name="objective"))
     return asked if max_drift is None else dataclasses.replace(asked, max_drift=_read_limits(max_drift))
 
 

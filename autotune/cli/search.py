@@ -114,8 +114,15 @@ def search(
             "--planned-run",
             rich_help_panel=CHANGES,
             metavar="LENGTH",
-            help="Length of the final training: 8h, 30epochs, 2000000samples. Its total time counts then, compilation "
-            "included.",
+            help="Length of the final training: 8h, 30epochs, 2000000samples.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=CHANGES,
+            metavar="NAME",
+            help="throughput, memory, or time-to-finish (usual with --train-for).",
         ),
     ] = None,
     tune_batch_size: Annotated[
@@ -216,6 +223,7 @@ def search(
         )
         loggers = read_loggers(log or ())
         from autotune.presets import find_preset
+        from autotune.records.objective import read_objective
         from autotune.targets.drift_limits import GivenLimits
 
         given = {"budget": budget, "memory_limit": memory_limit, "out": str(out) if out else None}
@@ -230,6 +238,7 @@ def search(
         options = allow_changes(options, (*(allow or ()), *(["batch"] if tune_batch_size else [])), lr_scaling)
         options = dataclasses.replace(
             options,
+            objective=None if objective is None else read_objective(objective, name="--objective"),
             presets=tuple(find_preset(name) for name in preset or ()),
             only=tuple(only or ()),
             exclude=tuple(exclude or ()),

@@ -14,6 +14,7 @@ from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_
 from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, TriedValue
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import Interval
+from autotune.records.objective import Objective
 from autotune.records.probe import Issue
 from autotune.records.profile import ParetoPoint, Profile
 from autotune.records.trial import TrialStatus
@@ -46,6 +47,7 @@ def derive(profile: Profile, readings: Readings) -> Explanation:
     """
     report = readings.log.problem.report
     baseline, config = report.target.baseline, readings.config
+    saves = profile.objective is Objective.MEMORY
     effects = [read_effect(one, readings) for one in list_changes(config, baseline, report.target.numerics)]
     return Explanation(
         label=profile.target.label,
@@ -53,7 +55,7 @@ def derive(profile: Profile, readings: Readings) -> Explanation:
         baseline_config=baseline,
         is_proven=profile.verdict == "improved",
         together=readings.together,
-        changes=tuple(sorted(effects, key=lambda one: -_estimate(one))),
+        changes=tuple(sorted(effects, key=_rank_by_memory if saves else lambda one: -_estimate(one))),
         tried=tuple(_list_tried(readings)),
         refused=tuple(_list_refused(readings)),
         measured=tuple(_list_measured(readings)),
@@ -111,12 +113,16 @@ def _estimate(effect: ChangeEffect) -> float:
     return 0.0 if effect.worth is None else effect.worth.estimate
 
 
+def _rank_by_memory(effect: ChangeEffect) -> float:
+    return -math.inf if effect.failure else effect.memory_bytes or 0.0
+
+
 def _list_refused(readings: Readings) -> Iterator[RefusedChanges]:
     baseline = readings.log.problem.baseline
     for refused in readings.log.refused:
         scores = (
-            one.score
-            for one in readings.log.ranking_of_all.entries
+            one.speed
+            for one in readings.log.ranking_of_all.measured
             if refused <= find_changes(one.config, baseline, changed_fields(one.config, baseline))
         )
         best = max(scores, default=None)
@@ -124,8 +130,8 @@ def _list_refused(readings: Readings) -> Iterator[RefusedChanges]:
 
 
 def _list_measured(readings: Readings) -> Iterator[ParetoPoint]:
-    for one in readings.log.ranking.entries:
-        yield ParetoPoint(config=one.config, speedup=finite_exp(one.score), memory=find_peak(one, readings.finals))
+    for one in sorted(readings.log.ranking.measured, key=lambda one: -one.speed):
+        yield ParetoPoint(config=one.config, speedup=finite_exp(one.speed), memory=find_peak(one, readings.finals))
 
 
 def _list_waits(readings: Readings, facts: TargetFacts) -> Iterator[Issue]:
@@ -166,6 +172,8 @@ def _read_value(readings: Readings, name: str, value: KnobValue | None, configs:
     distinct = {one.key: one for one in configs}
     scores = {key: readings.read_alone(one)[0] for key, one in distinct.items()}
     alone = next((one for one in distinct.values() if _is_alone(one, name, baseline)), None)
+    saves = readings.log.problem.objective is Objective.MEMORY
+    peaks = [readings.find_memory(one) for one in distinct.values()] if saves else []
     ended = (one.score.status for one in readings.log.judged if one.key in distinct)
     failed = Counter(status.value for status in ended if status is not TrialStatus.COMPLETED)
     return TriedValue(
@@ -174,6 +182,7 @@ def _read_value(readings: Readings, name: str, value: KnobValue | None, configs:
         launches=len(configs),
         alone=None if alone is None else scores[alone.key],
         best=max((score for score in scores.values() if score is not None), default=None),
+        least_bytes=min((peak for peak in peaks if peak is not None), default=None),
         failed=dict(failed),
     )
 

@@ -131,7 +131,7 @@ class Readings:
 
     def _scores(self, config: TrainConfig) -> tuple[float, ...]:
         entry = self.log.ranking_of_all.find(config)
-        return () if entry is None else tuple(entry.valid_scores)
+        return () if entry is None else tuple(entry.valid_speeds)
 
     @cached_property
     def _search_pilot(self) -> Pilot:

@@ -111,6 +111,8 @@ def list_answer(profile: Profile) -> dict[str, Value]:
     }
     if speedup is not None:
         found |= {"answer/speedup": speedup.estimate, "answer/low": speedup.low, "answer/high": speedup.high}
+    if profile.memory_ratio is not None:
+        found |= {"answer/memory_ratio": profile.memory_ratio.estimate}
     return found | {f"config/{name}": value for name, value in list_settings(profile.config)}
 
 

@@ -59,6 +59,8 @@ class TriedValue(Record):
     """Over the baseline with no other change, as the search read it; None where it was not timed alone."""
     best: Annotated[float, Field(gt=0)] | None = None
     """The same of the fastest settings with it; None where none was timed."""
+    least_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Least peak of the settings with it; None unless memory was what the search made small."""
     failed: dict[str, int] = {}
     """Launches that came to no timing, by how they ended."""
 

@@ -13,6 +13,7 @@ from autotune.records.codec import SCHEMA_VERSION, Record, read_record, write_re
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.measurement import Interference, Interval, NonNegative, PeakMemory
+from autotune.records.objective import Objective, usual_objective
 from autotune.records.quality import LossBand, Margin, QualityCheck
 from autotune.records.reading import is_preset
 
@@ -51,7 +52,7 @@ class OneOffCosts(Record):
     search_seconds: Annotated[float, Field(ge=0)] = 0.0
     """The search itself."""
     planned_samples: Annotated[float, Field(gt=0)] | None = None
-    """Length of the final training; the speed-up is that of the whole run then, compilation included."""
+    """Length of the final training; None where it was not given."""
     break_even_samples: NonNegative | None = None
     """Samples after which the compilation is paid back, at the lower end of the speed-up; None without a gain."""
     search_break_even_samples: NonNegative | None = None
@@ -96,6 +97,8 @@ class Candidate(Record):
     """Its settings."""
     speedup_estimate: Annotated[float, Field(gt=0)] | None = None
     """Best guess of its speed-up: of the finals where there were any, else of the search; None when not timed."""
+    memory: PeakMemory | None = None
+    """Peak of its launches; None when it was not timed, and in an older file."""
     pairs: Annotated[int, Field(ge=0)] = 0
     """Pairs of the finals that it has."""
     passed_checks: bool = False
@@ -216,8 +219,10 @@ class Profile(Record):
     learning_rate_rule: LearningRateRule = "none"
     """What another effective batch did to the learning rate."""
     speedup: Interval | None = None
-    """Ratio of the measured candidate to the baseline, from paired fresh processes; claimed by its low end. None where
-    it is not known: no candidate came to the finals, or too few pairs were finished."""
+    """Ratio of the measured candidate's speed to the baseline's, from paired fresh processes; claimed by its low end.
+    None where it is not known: no candidate came to the finals, or too few pairs were finished."""
+    memory_ratio: Interval | None = None
+    """The same of the peak memory, claimed by its high end; None where memory was not what the search made small."""
     quality: tuple[QualityCheck, ...] = ()
     """Drift checks of the candidate."""
     candidate_config: TrainConfig | None = None
@@ -232,6 +237,9 @@ class Profile(Record):
     """Throughput against memory among all that was launched and not refused, the fastest first."""
     one_off: OneOffCosts = OneOffCosts()
     """What is paid once."""
+    objective: Objective = Field(default_factory=lambda known: _find_usual_objective(known.get("one_off")))
+    """What the search made best: improved says that this was. With time-to-finish the speed-up is that of the whole
+    planned run, compilation included; with memory it is the speed that the settings keep."""
     target: ProfileTarget
     """What was tuned."""
     hardware: HardwareInfo
@@ -253,6 +261,8 @@ class Profile(Record):
     def _has_what_it_claims(self) -> Self:
         if self.verdict == "improved" and self.speedup is None:
             raise ValueError("improved, and no speed-up is given")
+        if self.verdict == "improved" and self.objective is Objective.MEMORY and self.memory_ratio is None:
+            raise ValueError("improved in memory, and no ratio of the memory is given")
         if self.verdict == "improved" and self.config == self.baseline_config:
             raise ValueError("improved, and config is the same as baseline_config")
         return self
@@ -279,3 +289,7 @@ class Profile(Record):
             OSError: the folder cannot be written.
         """
         write_record(Path(path), self)
+
+
+def _find_usual_objective(costs: OneOffCosts | None) -> Objective:
+    return usual_objective(is_length_known=costs is not None and costs.planned_samples is not None)

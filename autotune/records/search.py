@@ -11,6 +11,7 @@ from autotune.records.config import Allowed, KnobValue, LearningRateRule, TrainC
 from autotune.records.facts import ModelFacts
 from autotune.records.given import GivenRecord
 from autotune.records.measurement import Interval, NonNegative
+from autotune.records.objective import Objective, usual_objective
 from autotune.records.probe import ProbeReport, RuledOut
 from autotune.records.profile import SearchVerdict
 from autotune.records.quality import DriftLimits, QualityCheck
@@ -75,7 +76,11 @@ class SearchState(Record):
     memory_limit_bytes: Annotated[int, Field(gt=0)] | None
     """Of a trial; None for the machine's own limit."""
     planned_run: PlannedRun | None = None
-    """Length of the final training, whose time is then what is made short; None to look at throughput alone."""
+    """Length of the final training; None where it was not given."""
+    objective: Objective = Field(
+        default_factory=lambda known: usual_objective(is_length_known=known.get("planned_run") is not None)
+    )
+    """What is made best; in an older file it follows from the length."""
     only: tuple[str, ...] = ()
     """The knobs to vary, every other one stays as it is; empty for all."""
     exclude: tuple[str, ...] = ()
@@ -151,6 +156,8 @@ class PastSearch(Record):
     """By which relatives are told."""
     baseline: TrainConfig
     """The user's own settings."""
+    objective: Objective = Objective.THROUGHPUT
+    """What it made best."""
     verdict: SearchVerdict
     """Of the search."""
     config: TrainConfig

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
+from autotune.records.objective import Objective
 from autotune.records.quality import QualityCheck, is_passed
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.finals.finalist import FinalsOutcome
@@ -265,11 +266,12 @@ class SearchLog:
         self._last_ranking = Ranking(
             self._judged,
             problem.baseline,
-            planned_samples=problem.planned_samples,
+            planned_samples=problem.charged_samples,
             is_refused=is_refused,
             before=self._last_ranking,
             estimates=self._estimates,
             least_change_gain=problem.policy.least_change_gain,
+            least_speed=problem.policy.least_speed if problem.objective is Objective.MEMORY else None,
         )
         return self._last_ranking
 

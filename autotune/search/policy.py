@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
+from autotune.records.objective import LEAST_SPEED, MOST_MEMORY, Objective
 
 
 @dataclass(frozen=True)
@@ -19,9 +21,11 @@ class SearchPolicy:
         probe_share: of the budget, the most that a probe may take; a healthy one takes far less.
         probe_warmup_seconds: longest warm-up of the probe.
 
-        least_gain: log speed-up; a candidate that was not even this much faster in the search is not taken any further.
-        least_change_gain: log speed-up that each change has to be worth: of two configs that differ by less, the
-            simpler one leads.
+        least_gain: of the objective, as a logarithm: speed-up, or memory saved; a candidate that did not even gain this
+            much in the search is not taken any further.
+        least_speed: log speed-up; what is slower is not taken any further, whatever else it gains.
+        least_change_gain: that each change has to be worth, likewise: of two configs that differ by less, the simpler
+            one leads.
         least_trial_seconds: that any trial of the exploring stage is given.
         patience: times the seconds that a trial is expected to take, until it is killed.
         most_compile_patience: of the budget; for a trial that compiles, however long that is expected to take.
@@ -48,8 +52,8 @@ class SearchPolicy:
         unseen_margin: log ratio; until then only what is hopeless is ended early.
 
         most_leaders: looked at for one that there is still time to prove.
-        worth_another: log speed-up that a config has to be ahead of the proven winner by: finals cost time, and a share
-            of the risk.
+        worth_another: gain that a config has to be ahead of the proven winner by: finals cost time, and a share of the
+            risk.
         sure_launches: of the baseline; fewer do not tell a slow one from a machine that has become faster.
 
         most_reserve_share: of the budget, kept back for the proof of one leader.
@@ -76,6 +80,7 @@ class SearchPolicy:
     probe_warmup_seconds: float = 30.0
 
     least_gain: float = math.log(1.005)
+    least_speed: float = math.log(1.005)
     least_change_gain: float = 0.01
     least_trial_seconds: float = 10.0
     patience: float = 3.0
@@ -122,6 +127,12 @@ class SearchPolicy:
     finals_patience_seconds: float = 10.0
 
     loss_check: LossCheckPolicy = USUAL_LOSS_CHECK
+
+    def fit_to(self, objective: Objective) -> SearchPolicy:
+        """Return the thresholds of a search with an objective: these are of one for speed."""
+        if objective is not Objective.MEMORY:
+            return self
+        return dataclasses.replace(self, least_gain=-math.log(MOST_MEMORY), least_speed=math.log(LEAST_SPEED))
 
 
 USUAL_POLICY = SearchPolicy()

@@ -9,6 +9,7 @@ from autotune.errors import UsageError
 from autotune.knobs import Facts
 from autotune.probe.run import drop_idle_knobs
 from autotune.records.config import TrainConfig
+from autotune.records.objective import Objective
 from autotune.records.probe import ProbeReport
 from autotune.records.search import PlannedRun, SearchState
 from autotune.records.trial import LossCurve, TrialResult
@@ -32,7 +33,7 @@ class SearchProblem:
         startup_seconds: of a process until its first step, as the probe saw it.
         baseline_losses: of the baseline in the probe, which those of every launch are screened against.
         planned_samples: of the final training; None when its length is not known.
-        policy: its thresholds.
+        policy: its thresholds, as its objective has them.
     """
 
     state: SearchState
@@ -47,6 +48,16 @@ class SearchProblem:
     def baseline(self) -> TrainConfig:
         """The user's own settings."""
         return self.report.target.baseline
+
+    @property
+    def objective(self) -> Objective:
+        """What it makes best."""
+        return self.state.objective
+
+    @property
+    def charged_samples(self) -> float | None:
+        """Samples that bear what is paid once; None where that does not count."""
+        return self.planned_samples if self.objective is Objective.TIME_TO_FINISH else None
 
     @cached_property
     def limits(self) -> Limits:
@@ -68,7 +79,7 @@ def make_problem(state: SearchState, report: ProbeReport, probed: TrialResult, p
         state: what it was asked to do.
         report: of its probe.
         probed: the trial behind it.
-        policy: its thresholds.
+        policy: its thresholds, of a search for speed.
 
     Raises:
         UsageError: the planned run is given in epochs of a dataset without a length, or a knob is named that cannot be
@@ -82,7 +93,7 @@ def make_problem(state: SearchState, report: ProbeReport, probed: TrialResult, p
         startup_seconds=probed.startup_seconds,
         baseline_losses=probed.curves[0],
         planned_samples=planned_samples,
-        policy=policy,
+        policy=policy.fit_to(state.objective),
     )
 
 

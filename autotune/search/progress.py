@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.records.config import TrainConfig
+from autotune.records.objective import Objective
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
 
@@ -19,8 +20,10 @@ class SearchProgress:
         trials: trials finished.
         seconds_left: until the deadline.
         baseline_samples_per_second: at this time; None before the baseline is measured.
-        best_ratio: unconfirmed speed-up of the best feasible config; None before one is measured.
+        best_ratio: unconfirmed gain of the best feasible config, as a factor: its speed-up, or the baseline's peak
+            memory over its own; None before one is measured.
         best: its settings.
+        objective: what is made best.
     """
 
     stage: str
@@ -29,6 +32,7 @@ class SearchProgress:
     baseline_samples_per_second: float | None = None
     best_ratio: float | None = None
     best: TrainConfig | None = None
+    objective: Objective = Objective.THROUGHPUT
 
 
 class SearchReporter:

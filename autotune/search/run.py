@@ -1,4 +1,4 @@
-"""`run_search`: find the fastest settings that learn the same, inside a budget, and write them down.
+"""`run_search`: find the best settings that learn the same, inside a budget, and write them down.
 
 Record in: a target and options. Record out: a Profile, in best.json from the moment the baseline is measured.
 """
@@ -22,6 +22,7 @@ from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
 from autotune.records.config import Allowed, LearningRateRule
 from autotune.records.layout import COMPILER_CACHE, STATE_FOLDER
+from autotune.records.objective import Objective, usual_objective
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
@@ -56,6 +57,7 @@ _KEPT = (
     "max_drift",
     "memory_limit_bytes",
     "planned_run",
+    "objective",
     "only",
     "exclude",
     "allowed",
@@ -77,6 +79,7 @@ _HINTS = {
     "only": 'give a list of knobs: ["num_workers"]',
     "exclude": 'give a list of knobs: ["precision"]',
     "planned_run": 'give PlannedRun(amount=30, unit="epochs")',
+    "objective": 'give Objective.MEMORY; run_search(target, objective="memory") takes text',
 }
 
 
@@ -94,7 +97,9 @@ class SearchOptions:
         seed: of proposals, initial weights and data order.
         resume: go on with the newest search of this target in this folder.
         force: replace `out` whatever it is.
-        planned_run: length of the final training, whose time is then made short; None for throughput alone.
+        planned_run: length of the final training; None where it is not known.
+        objective: what is made best; None for the time of the training where its length is given, else for throughput,
+            or for that of the search to go on with.
         only: knobs to vary; empty for all.
         exclude: knobs not to vary.
         measure_seconds: longest measurement of a launch; None for about two seconds.
@@ -115,6 +120,7 @@ class SearchOptions:
     resume: bool = False
     force: bool = False
     planned_run: PlannedRun | None = None
+    objective: Objective | None = None
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     measure_seconds: float | None = None
@@ -138,6 +144,11 @@ class SearchOptions:
                 raise UsageError(f"SearchOptions: {name} is {value}", hint="it must be more than 0, and finite")
         if isinstance(self.nproc_per_node, int) and self.nproc_per_node < 1:
             raise UsageError(f"SearchOptions: nproc_per_node is {self.nproc_per_node}", hint="give 1 or more, or 'gpu'")
+        if self.objective is Objective.TIME_TO_FINISH and self.planned_run is None:
+            raise UsageError(
+                "--objective time-to-finish needs the length of the training",
+                hint="give it with --train-for, as planned_run in Python: 8h, 30epochs, 2000000samples",
+            )
 
 
 def run_search(
@@ -276,6 +287,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
         max_drift=options.max_drift,
         memory_limit_bytes=options.memory_limit_bytes,
         planned_run=options.planned_run,
+        objective=options.objective or usual_objective(is_length_known=options.planned_run is not None),
         only=options.only,
         exclude=options.exclude,
         allowed=options.allowed,
@@ -297,6 +309,8 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
     found = _find_to_resume(work, target.spec)
     if options.nproc_per_node is None:
         state = state.replace(world_size=found.read_state().world_size)
+    if options.objective is None:
+        state = state.replace(objective=found.read_state().objective)
     _require_same_search(found, state)
     if not is_sealed(found):
         drop_compiled(found)

@@ -27,6 +27,7 @@ from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer.findings import collect_findings
 from autotune.search.answer.notes import describe_ending, describe_left_out
 from autotune.search.answer.profile import build_profile
+from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer, OpenStudy, Proposals, price_proposal
 from autotune.search.explore.study import Study
@@ -191,11 +192,13 @@ def run_session(
 
 def _summarise(profile: Profile) -> dict[str, Any]:
     """Return an answer in a few attributes, as Optuna's tools show them."""
-    speedup = profile.speedup
+    speedup, memory = profile.speedup, profile.memory_ratio
     return {
+        "objective": profile.objective.value,
         "verdict": profile.verdict,
         "settings": describe_changes(profile.config, profile.baseline_config),
         "speedup": None if speedup is None else [speedup.low, speedup.estimate, speedup.high],
+        "memory_ratio": None if memory is None else [memory.low, memory.estimate, memory.high],
         "pairs": profile.evidence.pairs,
     }
 
@@ -213,14 +216,16 @@ def _open_study(
     recalled = folder.recall(problem.report)
     if recalled.sentence:
         context.reporter.told(recalled.sentence)
+    aim = find_aim(log, make_prior(problem.report, recalled.effects))
     proposals: Proposals = fleet.open_study(open_study)(
         folder.database,
         problem.space,
         seed=problem.state.seed,
         known=[(judged, log.ranking.score_of(judged)) for judged in log.judged],
         told=context.reporter.told,
-        prior=make_prior(problem.report, recalled.effects),
+        prior=aim.prior,
         price=price,
+        floor=aim.floor,
     )
     log.add_estimates(proposals.list_estimates())
     return proposals

@@ -17,12 +17,13 @@ import numpy as np
 from autotune.drift.gate.stage import GateStage
 from autotune.errors import UsageError
 from autotune.records.config import KnobValue, TrainConfig, get_knob
-from autotune.records.measurement import Block, Measurement
+from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.probe import ProbeReport
 from autotune.records.script import Script
 from autotune.records.search import ExpectedLaunch, KeptProbe, Recalled, SearchForecast, SearchState
 from autotune.records.trial import TrialStatus
 from autotune.search.explore.additive import Features, Prior, sum_weights
+from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer, price_proposal
 from autotune.search.explore.study import Study
@@ -50,12 +51,13 @@ class ExpectedWorld:
 
     Args:
         problem: of the search.
-        prior: what is expected.
+        speed: what is expected of changes.
+        saved: the same of the memory; None to expect the same peak of all.
     """
 
     knobs = ()
 
-    def __init__(self, problem: SearchProblem, prior: Prior) -> None:
+    def __init__(self, problem: SearchProblem, speed: Prior, saved: Prior | None = None) -> None:
         space, report = problem.space, problem.report
         self.facts, self.losses = report.target, problem.baseline_losses
         self._report, self._problem = report, problem
@@ -63,7 +65,8 @@ class ExpectedWorld:
             (name, value): place for name, values in space.choices.items() for place, value in enumerate(values)
         }
         own = {name: get_knob(space.baseline, name) for name in space.choices}
-        self._features = Features(space.choices, own, prior)
+        self._speed = Features(space.choices, own, speed)
+        self._saved = None if saved is None else Features(space.choices, own, saved)
         self._log: SearchLog = SearchLog(problem)
         self._launched: set[str] = set()
 
@@ -73,9 +76,20 @@ class ExpectedWorld:
 
     def expect(self, config: TrainConfig) -> float:
         """Return the expected log speed-up of a config."""
+        return self._sum(self._speed, config)
+
+    def _sum(self, features: Features, config: TrainConfig) -> float:
         places = [self._places[name, get_knob(config, name)] for name in self._problem.space.choices]
         row = np.array([places], dtype=np.int64)
-        return float(sum_weights(self._features.prior_mean, self._features.encode(row))[0]) if places else 0.0
+        return float(sum_weights(features.prior_mean, features.encode(row))[0]) if places else 0.0
+
+    def _expect_peak(self, config: TrainConfig) -> PeakMemory:
+        peak = self._report.measurement.peak_memory
+        share = 1.0 if self._saved is None else math.exp(-self._sum(self._saved, config))
+        device = peak.device_bytes
+        return PeakMemory(
+            host_bytes=round(share * peak.host_bytes), device_bytes=None if device is None else round(share * device)
+        )
 
     def launch(self, config: TrainConfig) -> Course:
         """Return how a launch goes: it takes what it is priced at before any was made."""
@@ -93,7 +107,7 @@ class ExpectedWorld:
             startup_seconds=self._problem.startup_seconds,
             warmup_seconds=max(0.0, around - self._problem.startup_seconds) + compiling,
             compile_seconds=compiling,
-            peak_memory=measured.peak_memory,
+            peak_memory=self._expect_peak(config),
             curve=self.losses,
         )
 
@@ -130,7 +144,9 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: 
     prior = prior or make_prior(kept.report)
     problem = make_problem(state, kept.report, kept.trial, USUAL_POLICY)
     require_memory(kept.report, problem.limits)
-    log, expected = SearchLog(problem), ExpectedWorld(problem, prior)
+    log = SearchLog(problem)
+    aim = find_aim(log, prior)
+    expected = ExpectedWorld(problem, prior, None if aim.floor is None else aim.prior)
     simulation = Simulation(expected)
     simulation.now = 0.0  # its own probe took some
     context = SearchContext(
@@ -141,7 +157,7 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: 
     prover = open_prover(simulation, log, starter, gate, ())
     require_time(prover.reserve, kept.trial)
     price = partial(price_proposal, log, gate.foretell_seconds)
-    study = Study(None, problem.space, seed=state.seed, prior=prior, price=price)
+    study = Study(None, problem.space, seed=state.seed, prior=aim.prior, price=price, floor=aim.floor)
     Explorer(
         log,
         starter,

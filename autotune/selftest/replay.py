@@ -28,6 +28,7 @@ from autotune.records.config import KnobValue, TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.finals import FinalsRecord
 from autotune.records.measurement import Block, Measurement, PeakMemory
+from autotune.records.objective import Objective
 from autotune.records.probe import ProbeReport
 from autotune.records.quality import DriftLimits
 from autotune.records.search import Recalled, Screens, SearchState
@@ -123,6 +124,7 @@ def search(
     seed: int,
     budget_seconds: float,
     should_stop: Callable[[], bool] = lambda: False,
+    objective: Objective = Objective.THROUGHPUT,
     **stages: Any,
 ) -> SessionOutcome:
     """Run a search on a simulation.
@@ -132,6 +134,7 @@ def search(
         seed: of its proposals.
         budget_seconds: on that clock.
         should_stop: returns whether the user has asked it to.
+        objective: what it makes best.
         stages: of `run_session`, where they are not the real ones.
     """
     state = SearchState(
@@ -139,6 +142,7 @@ def search(
         seed=seed,
         max_drift=DriftLimits(),
         memory_limit_bytes=None,
+        objective=objective,
         only=simulation.world.knobs,
         measure_seconds=MEASURE_SECONDS,
     )

@@ -12,9 +12,12 @@ from autotune.format import (
     format_factor_down,
     format_share,
 )
-from autotune.records.profile import OneOffCosts, Profile
+from autotune.records.measurement import Interval
+from autotune.records.objective import Objective
+from autotune.records.profile import Candidate, OneOffCosts, Profile
 from autotune.sentences.loss_check import describe_drift, find_extra_samples
 from autotune.sentences.noise import describe_noise
+from autotune.sentences.objective import describe_gain, describe_least, describe_less
 from autotune.sentences.settings import describe_changes, name_setting
 from autotune.sentences.trials import name_status
 
@@ -33,14 +36,21 @@ def describe_speedup(profile: Profile) -> str:
     if profile.verdict == "not-tested":
         return "not tested: nothing but your own settings could be measured; keep them"
     found = _describe_estimate(profile)
+    if profile.verdict == "improved" and profile.memory_ratio is not None and profile.speedup is not None:
+        least = describe_least(profile.objective, 1 / profile.memory_ratio.high)
+        less = describe_less(profile.baseline_memory, profile.memory)
+        speed = format_factor(profile.speedup.estimate)
+        return f"improved: {least} at {speed} of your speed ({'; '.join(part for part in (less, found) if part)})"
     if profile.verdict == "improved" and profile.speedup is not None:
-        whole = " over the planned run" if profile.one_off.planned_samples is not None else ""
+        whole = " over the planned run" if profile.objective is Objective.TIME_TO_FINISH else ""
         extra = find_extra_samples(profile)
         net = "" if extra is None else f", net of up to {format_factor(extra)} the samples for the same loss"
         return f"improved: at least {format_factor_down(profile.speedup.low)} faster{whole}{net} ({found})"
     kept = "keep your settings" if profile.verdict == "keep" else "inconclusive: keep your settings"
     if profile.verdict == "keep" and not profile.evidence.pairs:
         refused = " and learned as well" if profile.candidate is not None else ""
+        if profile.objective is Objective.MEMORY:
+            return f"keep your settings: nothing that was measured needs less memory at your speed{refused}"
         return f"keep your settings: nothing that was measured beat them{refused}"
     return f"{kept} ({found})" if found else kept
 
@@ -49,6 +59,8 @@ def _describe_estimate(profile: Profile) -> str:
     """Return the figures of the pairs; empty where there are none. An interval that is not known is said to be so."""
     speedup, confirmation = profile.speedup, profile.evidence.confirmation
     pairs = count(profile.evidence.pairs, "pair")
+    if profile.memory_ratio is not None and speedup is not None:
+        return _describe_kept_speed(profile, profile.memory_ratio, speedup)
     if speedup is not None:
         point = "point" if profile.verdict == "improved" else "best candidate"
         usual = confirmation.interval if confirmation is not None else None
@@ -58,7 +70,25 @@ def _describe_estimate(profile: Profile) -> str:
     if candidate is None or candidate.speedup_estimate is None:
         return ""
     rests = f"{pairs}, too few for an interval" if candidate.pairs else "in the search alone"
-    return f"best candidate about {format_factor(candidate.speedup_estimate)}, {rests}"
+    return f"best candidate about {_describe_figures(profile, candidate)}, {rests}"
+
+
+def _describe_kept_speed(profile: Profile, memory: Interval, speed: Interval) -> str:
+    """Return the figures of the pairs of a search for less memory: the speed beside a claim, else both."""
+    pairs = count(profile.evidence.pairs, "pair")
+    kept = f"speed at least {format_factor_down(speed.low)}, {pairs}"
+    if profile.verdict == "improved":
+        return kept
+    return f"best candidate {describe_gain(profile.objective, 1 / memory.estimate)}, {kept}"
+
+
+def _describe_figures(profile: Profile, candidate: Candidate) -> str:
+    """Return the speed-up of a candidate that is not proven, with its peak where memory is what counts."""
+    about = format_factor(candidate.speedup_estimate or 1.0)
+    if profile.objective is not Objective.MEMORY:
+        return about
+    less = describe_less(profile.baseline_memory, candidate.memory)
+    return f"{about} of your speed{f', {less}' if less else ''}"
 
 
 def list_evidence(profile: Profile) -> list[str]:
@@ -101,7 +131,9 @@ def describe_power(profile: Profile) -> str | None:
     ended = " (ended early, more would hardly have shown it)" if confirmation.futile else ""
     pairs = count(len(confirmation.log_ratios), "pair")
     least = confirmation.smallest_detectable
-    if least is None:
+    if profile.memory_ratio is not None:
+        text = f"{pairs} do not show that it both saves memory and is as fast{ended}"
+    elif least is None:
         text = f"{pairs} are too few to tell anything{ended}"
     else:
         shown = f"a gain of {format_factor(least)} or more" if least < _BEYOND_TELLING else "nothing"
@@ -145,10 +177,12 @@ def describe_candidate(profile: Profile) -> str | None:
     candidate = profile.candidate
     if candidate is None:
         return None
-    about = "not timed" if candidate.speedup_estimate is None else f"about {format_factor(candidate.speedup_estimate)}"
+    timed = candidate.speedup_estimate is not None
+    about = f"about {_describe_figures(profile, candidate)}" if timed else "not timed"
     if not candidate.passed_checks:
         return f"{about}, {candidate.reason}"
-    return f"{about}, learns as well, not proven faster: {candidate.reason}"
+    proven = "not proven" if profile.objective is Objective.MEMORY else "not proven faster"
+    return f"{about}, learns as well, {proven}: {candidate.reason}"
 
 
 def describe_break_even(costs: OneOffCosts) -> str | None:

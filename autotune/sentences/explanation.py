@@ -96,6 +96,8 @@ def describe_tried(tried: TriedValue, *, sign: str = "x") -> str:
         parts.append(f"alone {format_factor(tried.alone, sign=sign)}")
     if tried.best is not None and tried.best != tried.alone:
         parts.append(f"with others at best {format_factor(tried.best, sign=sign)}")
+    if tried.least_bytes is not None:
+        parts.append(f"{format_bytes(tried.least_bytes)} at least")
     failed = ", ".join(f"{number} {name_status(status)}" for status, number in sorted(tried.failed.items()))
     return "; ".join([*parts, count(tried.launches, "launch", "launches"), *([failed] if failed else [])])
 

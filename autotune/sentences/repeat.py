@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from autotune.format import format_budget, format_duration
+from autotune.records.objective import Objective, usual_objective
 from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.script import Script
@@ -27,6 +28,8 @@ def describe_command(state: SearchState) -> str:
         words += ["--memory-limit", f"{state.memory_limit_bytes}B"]
     if state.planned_run is not None:
         words += ["--train-for", _format_length(state.planned_run.amount, state.planned_run.unit)]
+    if state.objective is not usual_objective(is_length_known=state.planned_run is not None):
+        words += ["--objective", state.objective.value]
     for option, values in (("--only", state.only), ("--exclude", state.exclude)):
         for value in values:
             words += [option, value]
@@ -75,7 +78,8 @@ def describe_price(
 
 def _saves(profile: Profile) -> bool:
     known = profile.speedup
-    return profile.verdict == "improved" and known is not None and min(known.low, known.estimate) > 0.0
+    is_faster = profile.verdict == "improved" and profile.objective is not Objective.MEMORY
+    return is_faster and known is not None and min(known.low, known.estimate) > 0.0
 
 
 def find_run_seconds(profile: Profile, state: SearchState | None, baseline_rate: float) -> float | None:

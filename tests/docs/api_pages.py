@@ -101,7 +101,8 @@ def _list_members(found: type) -> Iterator[str]:
         yield from ("| field | default | |", "| --- | --- | --- |")
         said = list_fields(found)
         for name, about in found.model_fields.items():
-            default = "" if about.is_required() else _shorten(about.get_default(call_default_factory=True))
+            follows = about.default_factory_takes_validated_data  # from the other fields
+            default = "" if about.is_required() or follows else _shorten(about.get_default(call_default_factory=True))
             yield f"| `{name}` | {default} | {said.get(name, '')} |"
         yield ""
     elif dataclasses.is_dataclass(found):

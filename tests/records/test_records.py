@@ -87,7 +87,7 @@ def records(kind: type[Record], most: int = 3) -> st.SearchStrategy[Any]:
     if kind is Preset:
         fields["settings"] = SETTINGS  # knobs and values that there are
     if kind is Profile:
-        fields["speedup"] = records(Interval)  # what is claimed must have one
+        fields["speedup"] = fields["memory_ratio"] = records(Interval)  # what is claimed must have one
         fields["date"] = st.dates(datetime.date(1000, 1, 1)).map(datetime.date.isoformat)
         fields["baseline_config"] = st.just(TrainConfig(user_knobs={"own": 1}))  # and be another config
     return st.fixed_dictionaries(fields).map(lambda drawn: kind(**drawn))

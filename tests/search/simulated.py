@@ -47,6 +47,7 @@ from autotune.records import (
 )
 from autotune.records.config import KnobValue
 from autotune.records.measurement import SpeedReference
+from autotune.records.objective import usual_objective
 from autotune.records.script import Script
 from autotune.records.search import SearchState
 from autotune.records.trial import DataTrace, Rival
@@ -98,6 +99,8 @@ class Machine:
         compile_seconds: what compiling a config adds to each of its launches.
         blocks: of a launch that is neither cut nor given its number of samples.
         seconds: how long a launch with all of its blocks takes, half of it for these.
+        memory: true peak of a config over the baseline's.
+        memory_noise: standard deviation of a launch's log peak.
         learns: its losses fall.
         facts: what the probe finds beside the usual.
         written: files that each trial makes.
@@ -123,6 +126,8 @@ class Machine:
     specs: list[TrialSpec] = field(default_factory=list)
     stop_after: int | None = None
     knobs: dict[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    memory: Callable[[TrainConfig], float] = lambda _config: 1.0
+    memory_noise: float = 0.0
     learns: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
     written: tuple[str, ...] = ()
@@ -196,10 +201,15 @@ class Machine:
             blocks,
             step_seconds=(0.032,) * 10 * len(blocks),
             compile_seconds=self.compile_seconds(config),
-            peak_memory=PEAK_MEMORY,
+            peak_memory=self._find_peak(config),
             canary=self._time_canary(),
             ended_by=ended_by,
         )
+
+    def _find_peak(self, config: TrainConfig) -> PeakMemory:
+        # A stream of its own, so that it changes no launch's speed.
+        luck = random.Random(f"memory {self.seed} {len(self.specs)}").gauss(0, self.memory_noise)
+        return PeakMemory(host_bytes=round(PEAK_MEMORY.host_bytes * self.memory(config) * math.exp(luck)))
 
     def _time_blocks(self, spec: TrialSpec, rate: float) -> tuple[tuple[Block, ...], Any]:
         rival, asked = self._rival_now(spec.limits.rival), spec.limits.measure_samples
@@ -284,6 +294,7 @@ def make_report(machine: Machine) -> ProbeReport:
 def make_problem(machine: Machine, **changes: Any) -> SearchProblem:
     """Return the problem of a search without knobs; what is changed are its fields, or those of its state."""
     asked = {name: changes.pop(name) for name in [*changes] if name in SearchState.model_fields}
+    asked.setdefault("objective", usual_objective(is_length_known=changes.get("planned_samples") is not None))
     report = changes.pop("report", None) or make_report(machine)
     usual: dict[str, Any] = {
         "space": SearchSpace(baseline=report.target.baseline, choices={}, ruled_out=()),

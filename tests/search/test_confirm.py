@@ -11,7 +11,8 @@ from simulated import BASELINE, Machine, Search, all_equal, make_judged, make_pl
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records import TrainConfig, TrialStatus
 from autotune.records.finals import FinalsRecord
-from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, THRESHOLD, Finalist, FinalsOutcome, rounds_needed
+from autotune.search.finals.claim import THRESHOLD
+from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, Finalist, FinalsOutcome, rounds_needed
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
@@ -149,7 +150,7 @@ def test_a_candidate_that_fails_is_out_of_the_finals():
 
 
 @pytest.mark.parametrize(
-    ("planned", "outcome"), [(None, "faster"), (1e8, "faster"), (1e4, "no gain")], ids=["unknown", "long", "short"]
+    ("planned", "outcome"), [(None, "proven"), (1e8, "proven"), (1e4, "no gain")], ids=["unknown", "long", "short"]
 )
 def test_compiling_turns_the_gain_of_a_short_run_into_none(planned, outcome):
     machine = Machine(

@@ -12,14 +12,8 @@ from simulated import BASELINE, Machine, play_finals
 from autotune.measure.confidence import Pilot
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import TrainConfig, TrialResult, TrialStatus
-from autotune.search.finals.finalist import (
-    CLAIM_RISK,
-    FALSE_RISK,
-    LEAST_ROUNDS,
-    THRESHOLD,
-    rounds_needed,
-    smallest_provable,
-)
+from autotune.search.finals.claim import CLAIM_RISK, FALSE_RISK, THRESHOLD
+from autotune.search.finals.finalist import LEAST_ROUNDS, Finalist, rounds_needed, smallest_provable
 from autotune.search.finals.risk import Pair
 from autotune.search.finals.rounds import Terms, run_finals
 
@@ -100,6 +94,11 @@ def test_one_round_proves_nothing():
     assert outcome.candidates[0].ratio is None
 
 
+def sure(one: Finalist) -> float:
+    """Return the low end at the risk of a false claim."""
+    return one.speed.low_at(one.share * FALSE_RISK)
+
+
 def alternate(mean: float, half: float, pairs: int) -> list[float]:
     """Return log ratios of a given mean that lie half a spread above and below it by turns."""
     return [mean + half * (-1) ** number for number in range(pairs)]
@@ -108,8 +107,8 @@ def alternate(mean: float, half: float, pairs: int) -> list[float]:
 @pytest.mark.parametrize(
     ("log_ratios", "outcome"),
     [
-        (alternate(0.05, 0.01, 8), "faster"),
-        (alternate(0.40, 0.15, 8), "faster"),
+        (alternate(0.05, 0.01, 8), "proven"),
+        (alternate(0.40, 0.15, 8), "proven"),
         (alternate(0.0, 0.005, 8), "no gain"),
         (alternate(-0.30, 0.05, 8), "no gain"),
         (alternate(0.005, 0.001, 8), "no gain"),  # a gain, and too small to be one
@@ -122,7 +121,7 @@ def test_the_outcome_is_where_the_interval_lies(log_ratios, outcome):
     finals = play_finals(log_ratios)
     assert finals.candidates[0].log_ratios == pytest.approx(log_ratios)
     assert finals.candidates[0].outcome == outcome
-    assert (finals.winner is not None) == (outcome == "faster")
+    assert (finals.winner is not None) == (outcome == "proven")
 
 
 def test_the_low_end_is_the_one_sided_99_percent_bound():
@@ -139,13 +138,13 @@ def test_a_gain_that_is_not_sure_to_be_one_at_all_is_not_claimed():
     loose = play_finals(alternate(0.08, 0.0447, 6)).candidates[0]
     assert loose.ratio is not None
     assert loose.ratio.low > THRESHOLD
-    assert loose.sure < 1.0
+    assert sure(loose) < 1.0
     assert loose.outcome == "unclear"
     tight = play_finals(alternate(0.08, 0.030, 6)).candidates[0]
-    assert tight.sure > 1.0
-    assert tight.outcome == "faster"
+    assert sure(tight) > 1.0
+    assert tight.outcome == "proven"
     error = 0.0447 * math.sqrt(6 / 5) / math.sqrt(6)
-    assert loose.sure == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK, 5) * error))
+    assert sure(loose) == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK, 5) * error))
 
 
 def test_two_candidates_share_both_risks():
@@ -155,7 +154,7 @@ def test_two_candidates_share_both_risks():
     assert two.ratio is not None
     assert two.ratio.low < one.ratio.low
     error = 0.02 * math.sqrt(6 / 5) / math.sqrt(6)
-    assert two.sure == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 5) * error))
+    assert sure(two) == pytest.approx(math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 5) * error))
 
 
 def test_what_a_few_outliers_decide_is_unclear():
@@ -163,9 +162,9 @@ def test_what_a_few_outliers_decide_is_unclear():
     driven = play_finals([0.25] * 5 + alternate(0.05, 0.001, 19)).candidates[0]
     assert driven.ratio is not None
     assert driven.ratio.low > THRESHOLD
-    assert driven.sure > 1.0
+    assert sure(driven) > 1.0
     assert driven.outcome == "unclear"
-    assert play_finals(alternate(0.05, 0.001, 19)).candidates[0].outcome == "faster"
+    assert play_finals(alternate(0.05, 0.001, 19)).candidates[0].outcome == "proven"
 
 
 def test_hopeless_finals_end_at_half_and_claim_nothing():
@@ -221,7 +220,7 @@ def test_compiling_is_taken_off_every_pair():
     log_ratios = alternate(0.10, 0.02, 8)
     one = play_finals(log_ratios, cost=0.04).candidates[0]
     assert one.log_ratios == pytest.approx([ratio - 0.04 for ratio in log_ratios])
-    assert one.outcome == "faster"
+    assert one.outcome == "proven"
     assert play_finals(log_ratios, cost=0.10).candidates[0].outcome == "unclear"
     assert play_finals(log_ratios, cost=0.20).candidates[0].outcome == "no gain"
 
@@ -242,7 +241,7 @@ def test_a_look_claims_at_its_share_of_both_risks() -> None:
     ratio = finals.candidates[0].ratio
     assert ratio is not None
     assert ratio.low == pytest.approx(math.exp(0.08 - student_t_quantile(1 - CLAIM_RISK / 2, 7) * error))
-    assert finals.candidates[0].sure == pytest.approx(
+    assert sure(finals.candidates[0]) == pytest.approx(
         math.exp(0.08 - student_t_quantile(1 - FALSE_RISK / 2, 7) * error)
     )
     assert smallest_provable(0.04, 8, risk_share=0.5) > smallest_provable(0.04, 8)
@@ -265,7 +264,7 @@ def test_what_the_search_knew_of_the_noise_lets_few_pairs_prove_a_large_gain() -
     log_ratios = [math.log(ratio) for ratio in (3.0, 4.6, 4.5)]
     assert play_finals(log_ratios).candidates[0].outcome == "unclear"
     known = play_finals(log_ratios, terms=Terms(share=0.6, pilot=Pilot(0.25, 2.5)))
-    assert known.candidates[0].outcome == "faster"
+    assert known.candidates[0].outcome == "proven"
     assert known.candidates[0].ratio is not None
     assert 1.5 < known.candidates[0].ratio.low < 3.0
 
@@ -274,7 +273,7 @@ def test_what_the_search_knew_of_the_noise_lets_few_pairs_prove_a_large_gain() -
 def test_the_interval_of_too_few_pairs_is_not_known(pairs: int) -> None:
     one = play_finals([0.3, 0.2, 0.1][:pairs]).candidates[0]
     assert (one.ratio is None) == (pairs < LEAST_ROUNDS)
-    assert one.estimate == pytest.approx(math.exp(statistics.fmean([0.3, 0.2, 0.1][:pairs])))
+    assert one.gain == pytest.approx(statistics.fmean([0.3, 0.2, 0.1][:pairs]))
 
 
 @pytest.mark.parametrize("pair_sd", [0.01, 0.04, 0.14])

@@ -13,7 +13,7 @@ from autotune.measure.confidence import Pilot
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
 from autotune.records.finals import FinalsRecord
-from autotune.search.finals.finalist import FALSE_RISK
+from autotune.search.finals.claim import FALSE_RISK
 from autotune.search.finals.risk import Pair, RiskPurse
 from autotune.search.store.folder import SearchFolder
 

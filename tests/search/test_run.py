@@ -7,6 +7,7 @@ from simulated import Machine, run_simulated
 from autotune.errors import UsageError
 from autotune.machine.hardware import read_software
 from autotune.records import Profile
+from autotune.records.objective import Objective
 from autotune.search.run import SearchOptions, _holds_proof, run_search
 from autotune.search.store.folder import find_search_folder
 from autotune.targets.drift_limits import read_drift_limits
@@ -35,6 +36,10 @@ def test_a_proven_answer_is_known_as_such(tmp_path):
             r"--resume: max_drift was loss \+0.50%, metrics \+0.50% when the search began "
             r"and is loss \+1.00%, metrics \+1.00%, accuracy \+0.0010 now",
         ),
+        (
+            {"objective": Objective.MEMORY},
+            "--resume: objective was throughput when the search began and is memory now",
+        ),
         ({"seed": 3}, "--resume: seed was 0 when the search began and is 3 now"),
         ({"memory_limit_bytes": 10}, "--resume: memory_limit_bytes was None"),
         ({"exclude": ("precision",)}, "--resume: exclude was not given when the search began and is precision now"),
@@ -45,6 +50,18 @@ def test_a_resumed_search_must_ask_for_the_same(tmp_path, options, message):
     (tmp_path / "toy.py").write_text(TOY)
     with pytest.raises(UsageError, match=message):
         run_search("toy.py:workload", SearchOptions(resume=True, **options), folder=tmp_path)
+
+
+def test_a_resumed_search_for_memory_need_not_say_so_again(tmp_path, monkeypatch):
+    run_simulated(Machine(stop_after=3), tmp_path, objective=Objective.MEMORY)
+    (tmp_path / "toy.py").write_text(TOY)
+    resumed = []
+    monkeypatch.setattr("autotune.search.run._search", lambda place, *_: resumed.append(place.read_state().objective))
+    monkeypatch.setattr("autotune.search.run.find_difference", lambda *_: None)
+    run_search("toy.py:workload", SearchOptions(resume=True, seed=0), folder=tmp_path)
+    assert resumed == [Objective.MEMORY]
+    with pytest.raises(UsageError, match="--resume: objective was memory when the search began and is throughput now"):
+        run_search("toy.py:workload", SearchOptions(resume=True, objective=Objective.THROUGHPUT), folder=tmp_path)
 
 
 def test_a_copied_folder_is_not_resumed(tmp_path):

@@ -10,6 +10,7 @@ from autotune.cli.pages.layout import open_page
 from autotune.cli.view.terminal import say
 from autotune.format import count, format_bytes, format_duration, format_factor
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
+from autotune.records.objective import Objective
 from autotune.records.search import KnownEffect, PastSearch, Preset
 from autotune.records.status import Status
 from autotune.sentences.settings import describe_changes, name_setting
@@ -34,6 +35,7 @@ def print_history(past: Sequence[PastSearch]) -> None:
     page, now = open_page(), time.time()
     for one in past:
         gain = f" {format_factor(one.speedup.estimate)}" if one.verdict == "improved" and one.speedup else ""
+        gain = f" in memory at{gain}" if gain and one.objective is Objective.MEMORY else gain
         page.heading(one.label, f"{format_duration(max(0.0, now - one.ended_at))} ago, {one.verdict}{gain}")
         page.facts("answer", [describe_changes(one.config, one.baseline)])
         told = sorted(one.effects, key=lambda effect: (effect.failed, -abs(effect.log_speedup)))

@@ -15,12 +15,14 @@ from autotune.cli.view.console import view_console
 from autotune.cli.view.live import HEARTBEAT_SECONDS, BlockView, LineView, can_redraw, refreshed
 from autotune.cli.view.notebook import NotebookView, is_notebook
 from autotune.cli.view.terminal import printable
-from autotune.format import format_duration, format_factor, format_rate
+from autotune.format import format_duration, format_rate
 from autotune.records.config import TrainConfig
 from autotune.records.layout import show_log
+from autotune.records.objective import Objective
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.progress import SearchProgress, SearchReporter
+from autotune.sentences.objective import describe_gain
 from autotune.sentences.settings import describe_changes, name_setting
 from autotune.sentences.trials import describe_result
 
@@ -126,8 +128,11 @@ class SearchView(SearchReporter):
         progress, left = self._progress, self._seconds_left()
         best = "-"
         if progress is not None and progress.best_ratio is not None and progress.best is not None and self._report:
-            unit = f" your {format_rate(rate)}," if (rate := progress.baseline_samples_per_second) else ""
-            best = f"{format_factor(progress.best_ratio)}{unit} unconfirmed ({self._name(progress.best)})"
+            rate = progress.baseline_samples_per_second
+            is_speed = progress.objective is not Objective.MEMORY
+            unit = f" your {format_rate(rate)}," if rate and is_speed else ","
+            gain = describe_gain(progress.objective, progress.best_ratio)
+            best = f"{gain}{unit} unconfirmed ({self._name(progress.best)})"
         stage = _STAGES.get(progress.stage, progress.stage) if progress else "start"
         return [
             *(Text(printable(line), no_wrap=True) for line in (f"now:  {self._running}", f"best: {best}")),

@@ -74,7 +74,7 @@ class Trainings:
             learn = partial(self._learner.learn, left=arms.left)
             self._drift = LossCheck(problem.report.target, problem.state.max_drift, plan, learn)
         entry = log.ranking.find(config)
-        outlook = None if entry is None else math.exp(entry.score)
+        outlook = None if entry is None else math.exp(entry.speed)
         predicted = self._predict_samples(config, arms)
         checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown, lost=lost)
         log.add_baseline_trainings(self._drift.baseline_curves)

@@ -221,7 +221,7 @@ class GateStage:
             # Trainings that drift although the gradients are the same leave it open which change it was.
             self._must_train = self._must_train or all(check.test not in CHEAP_TESTS for check in _failed(checks))
             if rest is not None and promises(
-                log.ranking_of_all.entries, self._baseline, config, rest, least_gain=log.problem.policy.least_gain
+                log.ranking_of_all.measured, self._baseline, config, rest, least_gain=log.problem.policy.least_gain
             ):
                 queue = [rest, *(one for one in queue if one != rest)]
         self._save()
@@ -306,7 +306,7 @@ class GateStage:
         refused = list_changes(config, self._baseline, blame.knobs)
         entry = log.ranking.find(config)
         log.refuse(refused)
-        log.add_notes(describe_refusal(sorted(refused), checks, entry.score if entry else None))
+        log.add_notes(describe_refusal(sorted(refused), checks, entry.speed if entry else None))
         return blame.rest
 
     def _grant(self, seconds: float) -> None:

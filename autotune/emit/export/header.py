@@ -61,6 +61,9 @@ def _describe_interval(profile: Profile) -> str:
     claimed = profile.speedup
     if profile.verdict != "improved" or claimed is None:
         return ""
+    if profile.memory_ratio is not None:
+        memory = profile.memory_ratio
+        return f"; {100 * memory.confidence_level:.3g}% interval of the peak {format_bounds(memory.low, memory.high)}"
     return f"; {100 * claimed.confidence_level:.3g}% interval {format_bounds(claimed.low, claimed.high)}"
 
 

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.format import EN_DASH, TIMES, count, format_bounds, format_factor, format_factor_down
+from autotune.format import EN_DASH, TIMES, count, format_bounds, format_factor
 from autotune.records import Interval, ProbeReport, Profile, TrialResult, TrialStatus
+from autotune.records.objective import Objective
 from autotune.sentences.answer import describe_untested
 from autotune.sentences.loss_check import find_extra_samples
+from autotune.sentences.objective import describe_gain, describe_least
 from autotune.sentences.trials import name_status
 
 ARROW = "\N{RIGHTWARDS ARROW}"
@@ -48,9 +50,11 @@ def describe_verdict(profile: Profile) -> VerdictWords:
         checked = (
             "what is learned was checked against your own settings" if profile.quality else "no loss check was run"
         )
+        least = profile.speedup.low if profile.memory_ratio is None else 1 / profile.memory_ratio.high
+        claim = describe_least(profile.objective, least, sign=TIMES)
         return VerdictWords(
             tone="good",
-            headline=f"At least {format_factor_down(profile.speedup.low, sign=TIMES)} faster{_describe_net(profile)}",
+            headline=f"{claim[0].upper()}{claim[1:]}{_describe_net(profile)}",
             evidence=evidence,
             advice=f"Train with the chosen settings below: {checked}.",
         )
@@ -59,7 +63,11 @@ def describe_verdict(profile: Profile) -> VerdictWords:
             tone="neutral",
             headline="Keep your settings",
             evidence=evidence,
-            advice="Nothing that was tried is proven faster and as good as what you run now.",
+            advice=(
+                "Nothing that was tried is proven to need less memory and be as fast and as good as what you run now."
+                if profile.objective is Objective.MEMORY
+                else "Nothing that was tried is proven faster and as good as what you run now."
+            ),
         )
     if profile.verdict == "not-tested":
         told = ". ".join(f"{text[0].upper()}{text[1:]}" for text in describe_untested(profile))
@@ -86,7 +94,8 @@ def _describe_net(profile: Profile) -> str:
 def _describe_evidence(profile: Profile) -> str:
     if profile.evidence.pairs == 0:
         return "No candidate was compared with your settings in fresh processes."
-    whose = "" if profile.verdict == "improved" else "fastest candidate: "
+    best = "best" if profile.objective is Objective.MEMORY else "fastest"
+    whose = "" if profile.verdict == "improved" else f"{best} candidate: "
     pairs = count(profile.evidence.pairs, "pair")
     confirmation = profile.evidence.confirmation
     if profile.speedup is None:
@@ -94,6 +103,10 @@ def _describe_evidence(profile: Profile) -> str:
         about = "" if known is None else f"about {typeset_factor(known)}, "
         return f"{whose}{about}{pairs}, too few for an interval"
     interval = (confirmation.interval if confirmation is not None else None) or profile.speedup
+    if profile.memory_ratio is not None:
+        saved = describe_gain(profile.objective, 1 / profile.memory_ratio.estimate)
+        speed = f"{typeset_factor(profile.speedup.estimate)} of your speed"
+        return f"{whose}{saved} at {speed} ({format_interval(interval)}), {pairs}"
     return f"{whose}point {typeset_factor(profile.speedup.estimate)}, {format_interval(interval)}, {pairs}"
 
 

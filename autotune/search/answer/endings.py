@@ -16,6 +16,7 @@ from statistics import fmean
 
 from autotune.format import count, format_rate
 from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.measurement import PeakMemory
 from autotune.records.profile import Candidate, NotTested, SearchVerdict
 from autotune.records.quality import QualityCheck, is_passed
 from autotune.records.trial import TrialStatus
@@ -102,13 +103,13 @@ def find_shown(finals: FinalsOutcome | None) -> Finalist | None:
 def find_leader(
     ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome | None, *, least_gain: float
 ) -> TrainConfig | None:
-    """Return the config that the search saw as the fastest; None where none was faster, or those failed in finals.
+    """Return the config that the search saw as the best; None where none was better, or those failed in finals.
 
     Args:
         ranking: of the search's trials.
         baseline: the user's own settings.
         finals: of the search; None before they were held.
-        least_gain: log speed-up that a config has to have to lead.
+        least_gain: that a config has to have to lead, as a logarithm.
     """
     failed = [one.config for one in finals.candidates if one.failure] if finals else []
     leading = [
@@ -135,7 +136,7 @@ def judge(shown: Finalist | None, *, is_proven: bool, leader: TrainConfig | None
     Args:
         shown: the finalist that the answer is about; None without finals.
         is_proven: it is the winner.
-        leader: what the search saw as the fastest.
+        leader: what the search saw as the best.
         effort: what was tried.
     """
     if is_proven:
@@ -148,21 +149,27 @@ def judge(shown: Finalist | None, *, is_proven: bool, leader: TrainConfig | None
 
 
 def describe_candidate(
-    config: TrainConfig, checks: tuple[QualityCheck, ...], shown: Finalist | None, expected: float | None
+    config: TrainConfig,
+    checks: tuple[QualityCheck, ...],
+    shown: Finalist | None,
+    expected: float | None,
+    memory: PeakMemory | None = None,
 ) -> Candidate:
-    """Return what is known of a candidate that is not proven faster.
+    """Return what is known of a candidate that is not proven better.
 
     Args:
         config: its settings.
         checks: of its drift.
         shown: it in the finals; None when it did not take part.
         expected: log speed-up that the search saw; None when it was not timed.
+        memory: its peak; None likewise.
     """
     logs = shown.log_ratios if shown is not None else []
     estimate = fmean(logs) if logs else expected
     return Candidate(
         config=config,
         speedup_estimate=None if estimate is None else math.exp(estimate),
+        memory=memory,
         pairs=len(shown.rates) if shown is not None else 0,
         passed_checks=is_passed(checks),
         reason=_explain(checks, shown),
@@ -177,6 +184,9 @@ def _explain(checks: tuple[QualityCheck, ...], shown: Finalist | None) -> str:
     pairs = count(len(shown.rates), "pair")
     if shown.ratio is None:
         return f"{pairs} of the finals could be finished, which is too few to tell"
+    if shown.claim.saving:
+        found = "rule out that" if shown.outcome == "no gain" else "left open whether"
+        return f"{pairs} {found} it both saves memory and is as fast"
     return f"{pairs} showed no gain" if shown.outcome == "no gain" else f"{pairs} left open whether it is faster"
 
 

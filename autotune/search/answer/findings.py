@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autotune.presets import load_presets
 from autotune.records.config import Allowed, LearningRateRule, TrainConfig
 from autotune.records.measurement import Measurement
+from autotune.records.objective import Objective
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import ParetoPoint, StopReason
 from autotune.records.quality import Margin, QualityCheck
@@ -43,7 +44,8 @@ class Findings:
         knobs: there are to try.
         left_out: candidates that were not started, as they cannot run here.
         launch_seconds: that one more launch is expected to take; None when that is not known.
-        least_gain: log speed-up that a config has to have to lead.
+        least_gain: that a config has to have to lead, as a logarithm.
+        objective: what is made best.
         pareto: throughput against memory, the fastest first.
     """
 
@@ -67,6 +69,7 @@ class Findings:
     left_out: int = 0
     launch_seconds: float | None = None
     least_gain: float = USUAL_POLICY.least_gain
+    objective: Objective = Objective.THROUGHPUT
     pareto: tuple[ParetoPoint, ...] = ()
 
     def checks_of(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
@@ -110,6 +113,7 @@ def collect_findings(log: SearchLog, *, elapsed_seconds: float, stop_reason: Sto
         left_out=len(log.hopeless),
         launch_seconds=log.prices.launch_seconds(problem.baseline),
         least_gain=problem.policy.least_gain,
+        objective=problem.objective,
         pareto=find_pareto(
             log.ranking,
             problem.space,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
-from autotune.format import count, format_factor, format_percent
+from autotune.format import count, format_percent
 from autotune.probe.run import describe_written
 from autotune.records.config import get_knob
+from autotune.records.objective import Objective
 from autotune.records.quality import is_passed
 from autotune.records.search import Preset
 from autotune.records.trial import TrialStatus
 from autotune.search.launch.suspects import describe_guilty
 from autotune.search.log import SearchLog
+from autotune.sentences.objective import describe_gain
 from autotune.sentences.settings import describe_changes
 from autotune.space import SearchSpace
 
@@ -40,12 +42,12 @@ def describe_ending(log: SearchLog, *, is_stopped: bool, elsewhere: str = "") ->
 
 
 def _explain_no_finals(log: SearchLog) -> str:
-    faster = [one for one in log.ranking.entries if one.score > log.problem.policy.least_gain]
+    better = [one for one in log.ranking.entries if one.score > log.problem.policy.least_gain]
     if any(is_passed(checks) for _, checks in log.checks):
         return "there was no time for the finals, so nothing is claimed"
     if log.checks:
-        return "no faster candidate was shown to learn as well as your settings"
-    if faster:
+        return "no better candidate was shown to learn as well as your settings"
+    if better:
         return "there was no time for the loss checks, so nothing is claimed"
     if any(one.config != log.problem.baseline and one.score.value is not None for one in log.judged):
         return "nothing that was tried beat your settings"
@@ -53,7 +55,7 @@ def _explain_no_finals(log: SearchLog) -> str:
 
 
 def _describe_screened_out(log: SearchLog) -> list[str]:
-    """Tell of what would have been the fastest, and learned something else within a few steps."""
+    """Tell of what would have been the best, and learned something else within a few steps."""
     problem, ranking = log.problem, log.ranking
     drifted = [one for one in log.judged if one.score.status is TrialStatus.DRIFTED]
     fastest = max(drifted, key=lambda one: ranking.score_of(one) or -math.inf, default=None)
@@ -65,8 +67,10 @@ def _describe_screened_out(log: SearchLog) -> list[str]:
     ):
         return []
     worse = format_percent(fastest.score.constraints["drift"] + problem.limits.screen_drift)
-    changes, factor = describe_changes(fastest.config, problem.baseline), format_factor(math.exp(score))
-    return [f"{changes} ran at {factor} and was left out: its training loss is worse by {worse} within its first steps"]
+    changes = describe_changes(fastest.config, problem.baseline)
+    gain = describe_gain(problem.objective, math.exp(score))
+    ran = "needs" if problem.objective is Objective.MEMORY else "ran at"
+    return [f"{changes} {ran} {gain} and was left out: its training loss is worse by {worse} within its first steps"]
 
 
 def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:

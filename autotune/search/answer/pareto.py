@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import PeakMemory
+from autotune.records.objective import MOST_MEMORY
 from autotune.records.profile import ParetoPoint
 from autotune.records.search import Preset
 from autotune.records.trial import TrialResult
 from autotune.search.scores.ranking import Entry, Ranking
 from autotune.space import SearchSpace
-
-_LEAST_SAVING = 0.98
-"""Peaks of two launches of the same settings differ by about a hundredth on a host: less is no saving."""
 
 
 def find_pareto(
@@ -30,12 +28,12 @@ def find_pareto(
     """
     points: list[ParetoPoint] = []
     least = math.inf
-    for entry in sorted(ranking.entries, key=lambda one: -one.score):
+    for entry in sorted(ranking.measured, key=lambda one: -one.speed):
         peak = find_peak(entry, finals)
-        if peak.used_bytes < _LEAST_SAVING * least:
+        if peak.used_bytes < MOST_MEMORY * least:
             least = peak.used_bytes
             names = tuple(one.name for one in presets if _apply(one, space) == entry.config)
-            points.append(ParetoPoint(config=entry.config, speedup=math.exp(entry.score), memory=peak, presets=names))
+            points.append(ParetoPoint(config=entry.config, speedup=math.exp(entry.speed), memory=peak, presets=names))
     return tuple(points)
 
 

@@ -14,6 +14,7 @@ from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import PeakMemory
+from autotune.records.objective import Objective
 from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.answer.endings import (
@@ -31,6 +32,7 @@ from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.log import samples_ratio
 from autotune.search.scores.noise import summarise_noise
 from autotune.search.scores.ranking import Ranking
+from autotune.sentences.objective import describe_gain
 
 WORTH_PROVING = 1.05
 """Where nothing is proven, the budget that would prove at least this gain is told."""
@@ -61,7 +63,8 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     evidence = evidence.replace(notes=(*evidence.notes, gap)) if gap else evidence
     unproven = None
     if candidate is not None and winner is None:
-        unproven = describe_candidate(candidate, checks, shown, _expect(candidate, findings, ranking))
+        memory = PeakMemory.largest(one.peak_memory for one in findings.timings_of(candidate))
+        unproven = describe_candidate(candidate, checks, shown, _expect(candidate, findings, ranking), memory)
     return Profile(
         verdict=verdict,
         config=config,
@@ -69,7 +72,9 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         world_size=report.target.world_size,
         allowed=findings.allowed,
         learning_rate_rule=findings.learning_rate_rule,
+        objective=findings.objective,
         speedup=shown.ratio if shown else None,
+        memory_ratio=shown.memory_ratio if shown else None,
         quality=checks,
         candidate_config=candidate,
         candidate=unproven,
@@ -113,8 +118,8 @@ def _effort(findings: Findings, budget_seconds: float) -> Effort:
 
 def _expect(config: TrainConfig, findings: Findings, ranking: Ranking) -> float | None:
     """Return the log speed-up that the search saw of a config, also of a refused one; None when it was not timed."""
-    scores = [ranking.score_of(one) for one in findings.judged if one.config == config]
-    seen = [score for score in scores if score is not None]
+    speeds = [ranking.speed_of(one) for one in findings.judged if one.config == config]
+    seen = [speed for speed in speeds if speed is not None]
     return fmean(seen) if seen else None
 
 
@@ -171,7 +176,7 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
     confirmation = _confirmation(findings, shown, ranking, budget_seconds)
     notes = [*findings.notes]
     aside = findings.report.target.aside_fraction
-    if shown is not None and shown.outcome == "faster" and shown.ratio is not None and aside > _TELLING_ASIDE:
+    if shown is not None and shown.outcome == "proven" and shown.ratio is not None and aside > _TELLING_ASIDE:
         whole = 1 / (aside + (1 - aside) / shown.ratio.low)
         notes.append(
             f"{format_share(aside)} of your run is validation and the like, which stays as it is: the whole of it gets "
@@ -180,7 +185,11 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
     leader = _find_leader(findings, ranking)
     best = ranking.find(leader) if leader is not None else None
     if finals is None and best is not None and not findings.checks:
-        notes.append(f"unconfirmed: the search's best ran at {format_factor(math.exp(best.score))} the baseline")
+        if findings.objective is Objective.MEMORY:
+            saved = describe_gain(findings.objective, math.exp(best.score))
+            notes.append(f"unconfirmed: the search's best needs {saved} at {format_factor(math.exp(best.speed))}")
+        else:
+            notes.append(f"unconfirmed: the search's best ran at {format_factor(math.exp(best.score))} the baseline")
     launches = [*(one.result for one in findings.judged), *(finals.results if finals else ())]
     used = findings.elapsed_seconds
     return Evidence(
@@ -216,24 +225,27 @@ def _confirmation(
     logs = shown.log_ratios
     sd = shown.pair_sd if len(logs) > 1 else None
     entry = ranking.find(shown.config)
-    wanted = max(shown.ratio.estimate, WORTH_PROVING) if shown.ratio and shown.outcome == "unclear" else None
-    needed = extra = None
+    wanted = needed = extra = None
+    seconds = plan.round_seconds
+    if shown.ratio is not None and shown.outcome == "unclear" and sd is not None:
+        keeps = findings.objective is Objective.MEMORY  # its speed: a gain is none of its aims
+        target = shown.ratio.estimate if keeps else max(shown.ratio.estimate, WORTH_PROVING)
+        extra = seconds_to_settle(shown, target, share=finals.next_share, pair_seconds=seconds)
+        wanted = None if keeps else target
     if wanted is not None and sd is not None:
-        seconds = plan.round_seconds
         needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
-        extra = seconds_to_settle(shown, wanted, share=finals.next_share, pair_seconds=seconds)
     return Confirmation(
         pairs_planned=plan.kept + plan.rounds,
         pairs_reserved=plan.reserve,
         log_ratios=tuple(logs),
         candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),
-        interval=shown.interval_at(0.95) if shown.ratio is not None else None,
+        interval=shown.speed.interval_at(0.95) if shown.ratio is not None else None,
         hodges_lehmann=math.exp(hodges_lehmann(logs)),
-        expected_speedup=math.exp(entry.score) if entry else None,
-        shrunk_speedup=math.exp(ranking.shrunk_score(entry)) if entry else None,
+        expected_speedup=math.exp(entry.speed) if entry else None,
+        shrunk_speedup=math.exp(ranking.shrunk_score(entry)) if entry and not shown.claim.saving else None,
         smallest_detectable=(
             smallest_provable(sd, len(logs), risk_share=finals.risk_share, pilot_degrees=shown.pilot.degrees)
-            if shown.ratio is not None and sd is not None
+            if shown.ratio is not None and sd is not None and not shown.claim.saving
             else None
         ),
         wanted_speedup=wanted,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +69,12 @@ class Prior:
     Attributes:
         effects: by change, or by knob with None for its value.
         pairs: by two changes; None for any value but the baseline's.
+        noise_sd: usual one, of one launch; the model finds out what it is here.
     """
 
     effects: Mapping[Change, Effect]
     pairs: Mapping[tuple[Change, Change], Effect]
+    noise_sd: float = 0.05
 
     def find(self, name: str, value: object) -> Effect:
         """Return what is known of a change: of its value, else of its knob, else nothing."""
@@ -242,17 +244,18 @@ class LogAdditiveModel:
             found.append((key, total + self.spread.own_share(one) * (one.mean - total)))
         return found
 
-    def find_best(self, least_gain: float = 0.0) -> float:
+    def find_best(self, least_gain: float = 0.0, able: Container[tuple[int, ...]] | None = None) -> float:
         """Return the largest sum of weights among the configs that were read, less what their changes have to bring.
 
         0 is the baseline's.
 
         Args:
             least_gain: that every change has to bring.
+            able: configs that count, as the indices of their values; None for all.
         """
         mean = self.mean
-        sums = (float(mean[one.columns].sum()) - least_gain * one.changes for one in self._readings.values())
-        return max(sums, default=0.0)
+        counted = (one for key, one in self._readings.items() if able is None or key in able)
+        return max((float(mean[one.columns].sum()) - least_gain * one.changes for one in counted), default=0.0)
 
     @property
     def misfit(self) -> float:

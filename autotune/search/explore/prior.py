@@ -1,13 +1,20 @@
-"""What changes usually bring, before anything was launched: from public training scripts, and from the probe. Pure."""
+"""What changes usually bring, before anything was launched: from public training scripts, and from the probe. Pure.
+
+speed    what is usual of each change, moved to what the probe expects
+memory   what the probe's model of the peak predicts of each change, else what is usual
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from autotune.records.config import TrainConfig, get_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect, Prior
+from autotune.search.scores.ranking import PEAK_SD
+from autotune.space import SearchSpace
 
 USUAL: dict[Change, Effect] = {
     ("host_allocator", None): Effect(0.15, 0.18),
@@ -80,6 +87,63 @@ def make_prior(
         for one in recalled
     }
     return Prior(effects | known, pairs)
+
+
+SAVED: dict[Change, Effect] = {
+    ("activation_checkpointing", "selective"): Effect(0.10, 0.10),
+    ("activation_checkpointing", "full"): Effect(0.25, 0.20),
+    ("micro_batch_size", None): Effect(0.15, 0.15),
+    ("device_allocator", None): Effect(0.02, 0.06),
+    ("precision", None): Effect(0.05, 0.15),
+    ("compile_mode", None): Effect(-0.05, 0.15),
+    ("attention_backend", None): Effect(0.0, 0.10),
+    ("optimizer_implementation", None): Effect(0.0, 0.04),
+    ("memory_format", None): Effect(0.0, 0.03),
+    ("num_threads", None): Effect(0.0, 0.03),
+    ("pin_memory", None): Effect(-0.01, 0.03),
+}
+"""Log of the memory saved, mean and standard deviation, where the probe has predicted no peak (judgement)."""
+
+SAVED_ON_HOST: dict[Change, Effect] = {
+    ("num_workers", None): Effect(-0.30, 0.25),
+    ("prefetch_factor", None): Effect(-0.01, 0.03),
+    ("persistent_workers", None): Effect(0.0, 0.02),
+    ("host_allocator", None): Effect(-0.10, 0.10),
+}
+"""The same of the host's memory: none of these is a device's."""
+
+_PREDICTABLE = frozenset({"precision", "activation_checkpointing", "micro_batch_size", "num_workers"})
+"""Knobs that the probe's model of the peak knows."""
+
+_PREDICTED_SD = 0.05
+"""Of a peak that the probe predicts, as a logarithm: it is off by a twentieth or so beside the baseline's own."""
+
+
+def make_saving_prior(
+    space: SearchSpace, predict_peak: Callable[[TrainConfig], float | None], *, on_host: bool
+) -> Prior:
+    """Return what changes are taken to save of the peak memory, as a logarithm.
+
+    Args:
+        space: what may be varied.
+        on_host: it is the host's memory.
+        predict_peak: returns the peak of a config by the probe, in bytes; None where that is not known.
+    """
+    own = predict_peak(space.baseline)
+    predicted = {
+        (name, value): predict_peak(space.complete({name: value}))
+        for name, values in space.choices.items()
+        if name in _PREDICTABLE
+        for value in values
+        if value != get_knob(space.baseline, name)
+    }
+    saved: dict[Change, Effect] = {
+        change: Effect(mean := math.log(own / peak), max(_PREDICTED_SD, abs(mean) / 2))
+        for change, peak in predicted.items()
+        if peak and own and peak != own  # the same to a byte: the model does not know of it
+    }
+    of_host = SAVED_ON_HOST if on_host else dict.fromkeys(SAVED_ON_HOST, Effect(0.0, _PREDICTED_SD))
+    return Prior({**SAVED, **of_host, **saved}, {}, noise_sd=PEAK_SD)
 
 
 def _combine(expected: Effect, read: KnownEffect) -> Effect:

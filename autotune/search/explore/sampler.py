@@ -8,6 +8,10 @@ Any study can use it, if its objective is a log speed-up over a baseline that is
 
 Every other turn takes the largest expected improvement, the turns between the best of a draw from the model (Thompson
 1933), each for its price. Where the model does not fit what it sees, TPE has the latter.
+
+What is maximised may be something else than a speed-up, as long as changes add up, and a trial may have to keep a
+second figure above a floor: that one has a model of its own, and what promises much is worth as much of it as it is
+likely to stay above.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +46,62 @@ _MISFIT = 2.0
 """Root mean square of five standard scores: more has a chance of about 1 in 1,000."""
 
 
+@dataclass(frozen=True)
+class Floor:
+    """A second figure of each trial, which counts as additive too and has to stay above something.
+
+    Attributes:
+        attribute: of a trial, where the user keeps it.
+        least: that it may be.
+        prior: what is known of changes beforehand.
+    """
+
+    attribute: str
+    least: float
+    prior: Prior
+
+
+class _Held:
+    """What is known of a floor's figure.
+
+    Args:
+        floor: that it has to stay above.
+        values: by knob.
+        baseline: value by knob.
+        rows: configs [rows, knobs].
+    """
+
+    def __init__(
+        self,
+        floor: Floor,
+        values: Mapping[str, Sequence[Any]],
+        baseline: Mapping[str, Any],
+        rows: Rows,
+    ) -> None:
+        self.floor, self.features = floor, Features(values, baseline, floor.prior)
+        self.model = LogAdditiveModel(self.features, floor.prior.noise_sd)
+        self._columns = self.features.encode(rows)
+
+    def learn(self, trial: FrozenTrial, key: tuple[int, ...]) -> None:
+        """Learn from a trial that was timed."""
+        value = trial.user_attrs.get(self.floor.attribute)
+        if value is not None and math.isfinite(value):
+            self.model.add(key, value)
+
+    def weigh(self, promise: Vector) -> Vector:
+        """Return promises [rows], those above 0 for the chance that each stays above the floor."""
+        means, sds = self.model.foretell(self._columns)
+        spread = self.model.spread.own_sd
+        scores = (means - self.floor.least) / np.sqrt(sds**2 + spread**2)
+        chances = np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores])
+        weighed: Vector = np.where(promise > 0, promise * chances, promise)
+        return weighed
+
+    def list_able(self) -> set[tuple[int, ...]]:
+        """Return what was read and is taken to stay above the floor."""
+        return {key for key, value in self.model.list_estimates() if value >= self.floor.least}
+
+
 class LogAdditiveSampler(BaseSampler):
     """Proposes the config that the model takes for the largest gain for its price.
 
@@ -50,9 +111,9 @@ class LogAdditiveSampler(BaseSampler):
         prior: what is known of changes beforehand.
         price: returns what a trial of some params costs, in any unit.
         is_valid: returns whether some params are a config at all, spelled in its one way; asked once for each.
-        noise_sd: of the log throughput of one launch.
         least_gain: log speed-up that every change has to bring: for less, the config without it is the better one.
         seed: of the draws; each proposal draws from a stream of its own, by the number of different params before it.
+        floor: a second figure that has to stay above something; None for none.
 
     Attributes:
         is_open: returns whether some params may be proposed now, all of them unless it is set; those of trials that
@@ -75,18 +136,19 @@ class LogAdditiveSampler(BaseSampler):
         prior: Prior,
         price: Callable[[Params], float] = lambda _params: 1.0,
         is_valid: Callable[[Params], bool] = lambda _params: True,
-        noise_sd: float = 0.05,
         least_gain: float = 0.01,
         seed: int = 0,
+        floor: Floor | None = None,
     ) -> None:
         self._space = {name: one for name, one in sorted(space.items()) if not one.single()}
         self._values = {name: list_values(one) for name, one in self._space.items()}
         self._baseline = {name: baseline[name] for name in self._space}
         self._indices = {name: {value: place for place, value in enumerate(own)} for name, own in self._values.items()}
         self._features = features = Features(self._values, self._baseline, prior)
-        self._model, self._learnt = LogAdditiveModel(features, noise_sd), set[int]()
+        self._model, self._learnt = LogAdditiveModel(features, prior.noise_sd), set[int]()
         self._rows = enumerate_rows(self._values, self._baseline, self._promise(features))
         self._columns = features.encode(self._rows)
+        self._held = None if floor is None else _Held(floor, self._values, self._baseline, self._rows)
         self._asked = least_gain * features.count_changes(self._rows)
         self._least_gain = least_gain
         self._places = {tuple(row): place for place, row in enumerate(self._rows.tolist())}
@@ -114,16 +176,18 @@ class LogAdditiveSampler(BaseSampler):
         counted = (one for one in trials if one.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING))
         turn = len({self._key(one) for one in counted})
         model = self._model
-        params = self._ask_tpe(study, trial, turn) if not turn % 2 and model.misfit > _MISFIT else None
+        held = self._held  # TPE knows of no floor
+        is_tpe_turn = held is None and not turn % 2 and model.misfit > _MISFIT
+        params = self._ask_tpe(study, trial, turn) if is_tpe_turn else None
         if params is None:
-            best = model.find_best(self._least_gain)
+            best = model.find_best(self._least_gain, None if held is None else held.list_able())
             if turn % 2:
                 means, sds = model.foretell(self._columns)
                 promise = expected_gain(means - self._asked - best, sds)
             else:
                 drawn = model.draw(np.random.default_rng((self._seed, turn)))
                 promise = sum_weights(drawn, self._columns) - self._asked - best
-            params = self._choose(promise)
+            params = self._choose(promise if held is None else held.weigh(promise))
         self.exhausted = params is None
         return params or {}
 
@@ -134,7 +198,9 @@ class LogAdditiveSampler(BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def list_effects(self, study: Study) -> dict[tuple[str, Any], tuple[float, float]]:
-        """Return what each change alone brings by the model, by param and value: log speed-up and its sd, best first.
+        """Return what each change alone brings by the model, by param and value: its mean and its sd, best first.
+
+        It is the floor's figure that is told of, where there is one.
 
         Args:
             study: whose trials say so.
@@ -146,19 +212,26 @@ class LogAdditiveSampler(BaseSampler):
         if not changes:
             return {}
         rows = [self._find_row(self._baseline | {name: value}) for name, value in changes]
-        means, sds = self._model.foretell(self._features.encode(np.array(rows, dtype=np.int64)))
+        features, model = self._told_of
+        means, sds = model.foretell(features.encode(np.array(rows, dtype=np.int64)))
         found = sorted(zip(means.tolist(), sds.tolist(), changes, strict=True), key=lambda one: -one[0])
         return {change: (mean, sd) for mean, sd, change in found}
 
     def list_estimates(self, study: Study) -> dict[int, float]:
-        """Return the log speed-up that all trials together say the params of each timed one have, by its number.
+        """Return what all trials together say that the params of each timed one have, by its number.
+
+        It is the floor's figure that is told of, where there is one.
 
         Args:
             study: whose trials say so.
         """
         self._learn(study.get_trials(deepcopy=False))
-        estimates = dict(self._model.list_estimates())
+        estimates = dict(self._told_of[1].list_estimates())
         return {number: estimates[key] for number in self._learnt if (key := self._keys[number]) in estimates}
+
+    @property
+    def _told_of(self) -> tuple[Features, LogAdditiveModel]:
+        return (self._features, self._model) if self._held is None else (self._held.features, self._held.model)
 
     def list_simpler(self, study: Study, params: Params) -> list[Params]:
         """Return some params with one change taken back, for each that may be worth nothing, the least of them first.
@@ -258,6 +331,8 @@ class LogAdditiveSampler(BaseSampler):
             key = self._key(one)
             if -1 not in key and one.value is not None and math.isfinite(one.value):
                 self._model.add(key, one.value)
+                if self._held is not None:
+                    self._held.learn(one, key)
 
     def _key(self, trial: FrozenTrial) -> tuple[int, ...]:
         """Return the indices of a trial's values, -1 for one that is not in the space."""

@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
+from autotune.records.objective import Objective
 from autotune.records.profile import StopReason
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.explore.additive import Prior
-from autotune.search.explore.study import Proposal
+from autotune.search.explore.study import Proposal, SpeedFloor
 from autotune.search.launch.forecast import Forecast
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
@@ -58,7 +59,7 @@ class Proposals(Protocol):
         ...
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
-        """Record how a proposal ended: its log speed-up, None when it was not timed."""
+        """Record how a proposal ended: its score, None when it was not timed."""
         ...
 
     def abandon(self, proposal: Proposal) -> None:
@@ -91,6 +92,7 @@ class OpenStudy(Protocol):
         told: Callable[[str], None],
         prior: Prior,
         price: Callable[[TrainConfig], float],
+        floor: SpeedFloor | None,
     ) -> Proposals:
         """Return it."""
         ...
@@ -317,7 +319,10 @@ class Explorer:
 
     def _is_at_bound(self) -> bool:
         policy = self._policy
-        bound, incumbent = self.log.problem.report.verdict.speedup_ceiling, self.log.ranking.incumbent
+        problem = self.log.problem
+        if problem.objective is Objective.MEMORY:
+            return False
+        bound, incumbent = problem.report.verdict.speedup_ceiling, self.log.ranking.incumbent
         if bound is None or incumbent is None or incumbent.score <= policy.least_gain:
             return False
         return policy.bound_reached * bound <= math.exp(incumbent.score) <= policy.bound_refuted * bound

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.records.codec import write_bytes
 from autotune.records.config import KnobValue, TrainConfig, get_knob
 from autotune.search.explore.additive import NOTHING_KNOWN, Prior
-from autotune.search.explore.sampler import LogAdditiveSampler
+from autotune.search.explore.sampler import Floor, LogAdditiveSampler
 from autotune.search.scores.objective import KEYS, Judged
 from autotune.space import BATCH_KNOBS, SearchSpace
 
@@ -39,6 +39,9 @@ _FOLLOWING_KNOBS = BATCH_KNOBS - {"micro_batch_size"}
 
 _METRIC_NAMES = "study:metric_names"
 """Where Optuna keeps what `Study.set_metric_names` was given."""
+
+SPEED = "log_speedup"
+"""Attribute of a trial of a study of the memory saved."""
 
 STUDY_NAME = "autotune"
 """Name of the study in the file."""
@@ -57,6 +60,21 @@ class Proposal:
     trial: optuna.Trial | None = None
 
 
+@dataclass(frozen=True)
+class SpeedFloor:
+    """How fast the winner of a search has to be that makes something else best.
+
+    Attributes:
+        least: log speed-up.
+        prior: what changes usually bring in speed.
+        read: returns the log speed-up of a launch; None where it is not known.
+    """
+
+    least: float
+    prior: Prior
+    read: Callable[[Judged], float | None]
+
+
 class Study:
     """One study over a static space.
 
@@ -64,10 +82,11 @@ class Study:
         path: of its copy, a SQLite file; None for no copy.
         space: what may be varied.
         seed: of the sampler; each proposal draws from a stream of its own, so that a resumed search goes on alike.
-        known: trials finished earlier, each with its log speed-up.
+        known: trials finished earlier, each with its value.
         told: hears, in one sentence, that the copy cannot be kept.
-        prior: what changes usually bring.
+        prior: what changes usually bring, in value.
         price: returns the seconds that a launch of a config will take.
+        floor: of the speed, where the value is the log of the memory that is saved; None where it is the speed-up's.
     """
 
     def __init__(
@@ -80,9 +99,10 @@ class Study:
         told: Callable[[str], None] = lambda _sentence: None,
         prior: Prior = NOTHING_KNOWN,
         price: Callable[[TrainConfig], float] = lambda _config: 1.0,
+        floor: SpeedFloor | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space = space
+        self._space, self._floor = space, floor
         self._told: dict[int, str] = {}
         self._configs: dict[tuple[tuple[str, Any], ...], TrainConfig] = {}
         self._distributions: dict[str, BaseDistribution] = {
@@ -95,9 +115,11 @@ class Study:
             price=lambda params: price(self._complete(params)),
             is_valid=self._is_canonical,
             seed=seed,
+            floor=None if floor is None else Floor(SPEED, floor.least, floor.prior),
         )
         self._study = optuna.create_study(study_name=STUDY_NAME, direction="maximize", sampler=self._sampler)
-        self._file = None if path is None else StudyFile(path, told)
+        metric = "log speed-up" if floor is None else "log of the memory saved"
+        self._file = None if path is None else StudyFile(path, told, metric=metric)
         for judged, value in known:
             self._tell(self.open(judged.config), judged, value)
         self._copy()
@@ -159,7 +181,7 @@ class Study:
         Args:
             proposal: from this study.
             judged: the trial.
-            value: log speed-up over the baseline at that time; None without a timing.
+            value: log speed-up over the baseline at that time, or of the memory saved; None without a timing.
         """
         self._tell(proposal, judged, value)
         self._copy()
@@ -185,7 +207,7 @@ class Study:
             self._file.describe({**attributes, "effects": effects})
 
     def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
-        """Return what each change alone brings by the model: log speed-up and its sd by knob and value, best first."""
+        """Return what each change alone brings in speed: log speed-up and its sd by knob and value, best first."""
         return self._sampler.list_effects(self._study) if self._distributions else {}
 
     def list_estimates(self) -> dict[str, float]:
@@ -204,6 +226,8 @@ class Study:
         trial.set_user_attr("number", judged.result.spec.number)
         trial.set_user_attr("status", judged.score.status.value)
         trial.set_user_attr("ended_by", measurement.ended_by if measurement else None)
+        if self._floor is not None:
+            trial.set_user_attr(SPEED, self._floor.read(judged))
         if value is None or not judged.score.feasible:  # how fast it would be must draw nothing towards it
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
@@ -249,10 +273,11 @@ class StudyFile:
     Args:
         path: of the file; whatever is there is replaced.
         told: hears of the error, in one sentence.
+        metric: name of what is maximised.
     """
 
-    def __init__(self, path: Path, told: Callable[[str], None]) -> None:
-        self._path, self._told = path, told
+    def __init__(self, path: Path, told: Callable[[str], None], *, metric: str = "log speed-up") -> None:
+        self._path, self._told, self._metric = path, told, metric
         self._connection = sqlite3.connect(":memory:")
         self._copied = 0
         self._is_given_up = False
@@ -305,5 +330,5 @@ class StudyFile:
     def _copy(self) -> tuple[RDBStorage, int]:
         storage = RDBStorage("sqlite://", engine_kwargs={"creator": lambda: self._connection})
         study = storage.create_new_study([StudyDirection.MAXIMIZE], STUDY_NAME)
-        storage.set_study_system_attr(study, _METRIC_NAMES, ["log speed-up"])
+        storage.set_study_system_attr(study, _METRIC_NAMES, [self._metric])
         return storage, study

@@ -38,7 +38,7 @@ class Candidates:
     def may_win(self, config: TrainConfig) -> bool:
         """Return whether a config was shown to learn as well and is still promising."""
         log, entry = self.log, self.log.ranking.find(config)
-        promises = entry is None or entry.score > self._bar()
+        promises = entry is None or (entry.score > self._bar() and log.ranking.keeps_up(entry))
         return promises and is_passed(log.checks_of(config)) and config not in log.settled
 
     def is_doubtful(self, config: TrainConfig) -> bool:
@@ -46,14 +46,14 @@ class Candidates:
         problem, ranking = self.log.problem, self.log.ranking
         entry, probed = ranking.find(config), problem.report.measurement.samples_per_second
         values = [one.score.value for one in entry.launches if one.score.value is not None] if entry else []
-        beats_probe = max(values, default=-math.inf) > math.log(probed) + problem.policy.least_gain
+        beats_probe = max(values, default=-math.inf) > math.log(probed) + problem.policy.least_speed
         return not beats_probe and len(ranking.baseline_level) < problem.policy.sure_launches
 
     def _bar(self) -> float:
-        """Return the log speed-up to beat: the proven winner's, as the search saw it."""
+        """Return the gain to beat: the proven winner's, as the search saw it."""
         log, policy = self.log, self.log.problem.policy
         winner = log.finals.winner if log.finals else None
-        if winner is None or winner.ratio is None:
+        if winner is None or winner.gain is None:
             return policy.least_gain
         entry = log.ranking.find(winner.config)
-        return policy.worth_another + max(entry.score if entry else 0.0, math.log(winner.ratio.estimate))
+        return policy.worth_another + max(entry.score if entry else 0.0, winner.gain)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from autotune.search.finals.finalist import MOST_ROUNDS, THRESHOLD, Finalist, rounds_needed
+from autotune.search.finals.claim import THRESHOLD
+from autotune.search.finals.finalist import MOST_ROUNDS, Finalist, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, SHARE_OF_A_LOOK
 
 _PROOF_SHARE = 0.33
@@ -33,6 +34,7 @@ def seconds_to_settle(one: Finalist, speedup: float, *, share: float, pair_secon
         most=most,
         risk_share=max(LEAST_SHARE, share),
         pilot_degrees=one.pilot.degrees,
+        bars=one.claim.speed,
     )
     return None if total == most else (total - done) * pair_seconds
 

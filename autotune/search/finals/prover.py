@@ -13,6 +13,7 @@ from typing import Protocol
 from autotune.format import count
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
+from autotune.records.objective import Objective
 from autotune.search.finals.candidates import Candidates
 from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.finals.reserve import Reserve
@@ -123,7 +124,8 @@ class Prover:
         log.add_attempt(candidates[0])
         if not log.checks_of(candidates[0]) and self.reserve.check_seconds(candidates[0]) > 0:
             fresh = [config for config in candidates if not log.checks_of(config)]
-            self.starter.enter("drift", f"{count(len(fresh), 'candidate')} faster than your settings so far")
+            ahead = "better" if log.problem.objective is Objective.MEMORY else "faster"
+            self.starter.enter("drift", f"{count(len(fresh), 'candidate')} {ahead} than your settings so far")
             seconds = self.reserve.check_seconds(fresh[0])
             self.loss_check.choose(fresh, seconds=seconds, is_provable=self.reserve.is_provable)
         tested = [config for config, _ in log.checks]

@@ -2,10 +2,10 @@
 
     round 1: base A B     round 2: B A base     round 3: A base B     ...     orders drawn beforehand, balanced
 
-The number of rounds is fixed before the first one, not by what the pairs show. A candidate is claimed faster only if
-the one-sided 99 % lower end of the t interval of its paired log ratios clears +1 % and the 99.9 % one clears 0; several
-candidates in one look, and several looks, split the risks between them (Bonferroni, `purse`). What the search saw of
-the noise counts beside the pairs' own (`confidence.Pilot`), so that a large gain needs few of them. Finals end early
+The number of rounds is fixed before the first one, not by what the pairs show. What the lower ends of the t intervals
+of paired log ratios have to clear is in `claim`; several candidates in one look, and several looks, split the risks
+between them (Bonferroni, `purse`). What the search saw of the noise of a speed counts beside the pairs' own
+(`confidence.Pilot`), so that a large gain needs few of them. Finals end early
 when nothing can be proven any more, never because something seems to be. The headline comes from these launches alone:
 the best of many search trials was lucky.
 """
@@ -21,7 +21,8 @@ from autotune.measure.confidence import NO_PILOT, Pilot, mean_interval, standard
 from autotune.measure.sample_size import conditional_power
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult
-from autotune.search.finals.finalist import CLAIM_RISK, THRESHOLD, Finalist, FinalsOutcome
+from autotune.search.finals.claim import FASTER, Claim
+from autotune.search.finals.finalist import Figure, Finalist, FinalsOutcome
 from autotune.search.finals.risk import Pair, RiskPurse
 
 _LEAST_LOOK = 3
@@ -71,12 +72,13 @@ class Terms:
     """On what terms one look is taken, all of them fixed before its first pair.
 
     Attributes:
-        share: of both risks, what it has.
+        share: of the risks, what it has.
         pilot: what the search knew of the noise of a pair.
         pair_sd: standard deviation of a pair's log ratio as the search saw it; None for no look at half-time.
         to_follow: further rounds that another look may have.
         earlier: pairs of earlier looks, which count too; of a lone candidate.
         heard: told each finished pair of a lone candidate.
+        claim: what has to be shown.
     """
 
     share: float = 1.0
@@ -85,6 +87,7 @@ class Terms:
     to_follow: int = 0
     earlier: Sequence[Pair] = ()
     heard: Callable[[Pair], None] = lambda _pair: None
+    claim: Claim = FASTER
 
 
 def run_finals(
@@ -114,7 +117,8 @@ def run_finals(
         ValueError: earlier pairs, and not one candidate.
     """
     terms = terms or Terms()
-    finals = _Finals(Finalist(baseline), [Finalist(config, pilot=terms.pilot) for config in candidates], terms, cost)
+    finalists = [Finalist(config, pilot=terms.pilot, claim=terms.claim) for config in candidates]
+    finals = _Finals(Finalist(baseline), finalists, terms, cost)
     if terms.earlier:
         (only,) = finals.finalists
         count_pairs(only, finals.base, terms.earlier)
@@ -164,8 +168,7 @@ class _Finals:
         if pair_sd is None or len(self.base.rates) < _LEAST_LOOK:
             return False
         self.settle()
-        risk = self.share * CLAIM_RISK
-        return all(one.failure or _is_futile(one, most, pair_sd, risk) for one in self.finalists)
+        return all(one.failure or _is_futile(one, most, pair_sd) for one in self.finalists)
 
     def end(self, *, futile: bool) -> FinalsOutcome:
         """Return the outcome."""
@@ -182,7 +185,7 @@ def count_pairs(candidate: Finalist, base: Finalist, pairs: Sequence[Pair]) -> N
 
 
 def pick_best(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finalist | None:
-    """Return the fastest of those proven in looks of their own; the simplest where some cannot be told apart from it.
+    """Return the best of those proven in looks of their own; the simplest where some cannot be told apart from it.
 
     Args:
         finalists: settled, each by its own pairs.
@@ -194,17 +197,27 @@ def pick_best(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finalist 
 def is_open(finalists: Sequence[Finalist]) -> bool:
     """Return whether nothing is proven that more rounds might prove."""
     outcomes = {one.outcome for one in finalists if not one.failure}
-    return "faster" not in outcomes and "unclear" in outcomes
+    return "proven" not in outcomes and "unclear" in outcomes
 
 
-def _is_futile(one: Finalist, rounds: int, pair_sd: float, risk: float) -> bool:
-    logs, threshold, degrees = one.log_ratios, math.log(THRESHOLD), one.pilot.degrees
-    seen = mean_interval(logs, confidence_level=1 - 2 * risk, method="look", pilot=one.pilot)
+def _is_futile(one: Finalist, rounds: int, pair_sd: float) -> bool:
+    # The search's figure may be a guess still; the smaller one is the more hopeful.
+    speed_sd = min(pair_sd, standard_deviation(one.log_ratios))
+    sds = [speed_sd, standard_deviation(one.log_savings)]
+    return any(_is_out_of_reach(figure, rounds, sd, one.share) for figure, sd in zip(one.figures, sds, strict=False))
+
+
+def _is_out_of_reach(figure: Figure, rounds: int, sd: float, share: float) -> bool:
+    """Return whether a figure has not cleared its first bar, and hardly would with all rounds."""
+    bar = figure.bars[0]
+    threshold, risk = math.log(bar.ratio), share * bar.risk
+    seen = mean_interval(figure.logs, confidence_level=1 - 2 * risk, method="look", pilot=figure.pilot)
     if seen.low > threshold:
         return False
-    # The search's figure may be a guess still; the smaller one is the more hopeful.
-    sd = min(pair_sd, standard_deviation(logs))
-    power = conditional_power(logs, rounds, sd=sd, threshold=threshold, confidence=1 - risk, pilot_degrees=degrees)
+    degrees = figure.pilot.degrees
+    power = conditional_power(
+        figure.logs, rounds, sd=sd, threshold=threshold, confidence=1 - risk, pilot_degrees=degrees
+    )
     return power < _FUTILE
 
 
@@ -238,17 +251,18 @@ def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch) -> bool
 def _pick_winner(
     finalists: Sequence[Finalist], baseline: TrainConfig, are_tied: Callable[[Finalist, Finalist], bool]
 ) -> Finalist | None:
-    proven = [one for one in finalists if one.outcome == "faster"]
+    proven = [one for one in finalists if one.outcome == "proven"]
     if not proven:
         return None
-    best = max(proven, key=lambda one: one.ratio.estimate if one.ratio else 0.0)
+    best = max(proven, key=lambda one: one.gain or 0.0)
     ties = [one for one in proven if one is best or are_tied(one, best)]
     return min(ties, key=lambda one: (len(changed_fields(one.config, baseline)), one is not best))
 
 
 def _are_tied(one: Finalist, best: Finalist) -> bool:
-    pairs = min(len(one.rates), len(best.rates))
-    ahead = [ours - theirs for ours, theirs in zip(best.log_ratios[:pairs], one.log_ratios[:pairs], strict=True)]
+    ours, theirs = best.headline.logs, one.headline.logs
+    pairs = min(len(ours), len(theirs))
+    ahead = [mine - other for mine, other in zip(ours[:pairs], theirs[:pairs], strict=True)]
     return mean_interval(ahead, confidence_level=0.95, method="paired").low <= 0.0
 
 
@@ -257,4 +271,4 @@ def _overlap(one: Finalist, best: Finalist) -> bool:
 
     Both are proven: to take the one with more changes for a faster one by mistake costs nothing but simplicity.
     """
-    return one.interval_at(0.68).high >= best.interval_at(0.68).low
+    return one.headline.interval_at(0.68).high >= best.headline.interval_at(0.68).low

@@ -13,18 +13,13 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.finals.finalist import (
-    LEAST_ROUNDS,
-    MOST_ROUNDS,
-    THRESHOLD,
-    Finalist,
-    FinalsOutcome,
-    rounds_needed,
-)
+from autotune.search.finals.claim import THRESHOLD, find_claim
+from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, Finalist, FinalsOutcome, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import Cost, FinalsPlan, Launch, Terms, count_pairs, is_open, pick_best, run_finals
 from autotune.search.launch.budget import Budget
@@ -127,19 +122,22 @@ def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | Non
         candidate: to be proven.
         look: the search's purse; None for a first look.
     """
-    purse, ranking = look or RiskPurse(), log.ranking
-    entry = ranking.find(candidate)
+    purse, ranking, claim = look or RiskPurse(), log.ranking, find_claim(log.problem.objective)
+    entry, kept = ranking.find(candidate), len(purse.pairs_of(candidate))
     # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
     gain = max(min(entry.score, ranking.shrunk_score(entry)) if entry else 0.0, math.log(THRESHOLD))
-    kept = len(purse.pairs_of(candidate))
-    return rounds_needed(
-        math.sqrt(2) * ranking.noise[0],
-        gain,
+    count = partial(
+        rounds_needed,
         fewest=kept + max(LEAST_ROUNDS, kept // 2),
         most=kept + MOST_ROUNDS,
         risk_share=max(LEAST_SHARE, purse.share_for(candidate)),
-        pilot_degrees=find_pilot(ranking, log.problem.policy).degrees,
     )
+    speed = ranking.estimate_speed(entry) if entry and claim.saving else gain
+    degrees = find_pilot(ranking, log.problem.policy).degrees
+    rounds = count(math.sqrt(2) * ranking.noise[0], speed, bars=claim.speed, pilot_degrees=degrees)
+    if not claim.saving:
+        return rounds
+    return max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, bars=claim.saving))
 
 
 def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY) -> Pilot:
@@ -179,15 +177,15 @@ def confirm(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> FinalsOu
 def _break_tie(log: SearchLog, starter: TrialStarter, plan: FinalsPlan, outcome: FinalsOutcome) -> FinalsOutcome:
     """Give a winner that is only the simpler of two as many pairs as the other: too few may be all that ties them."""
     winner = outcome.winner
-    fastest = max(outcome.proven, key=lambda one: one.estimate or 0.0, default=None)
-    if winner is None or fastest is None or fastest is winner:
+    best = max(outcome.proven, key=lambda one: one.gain or 0.0, default=None)
+    if winner is None or best is None or best is winner:
         return outcome
     following = plan_finals(log, starter.budget, [winner.config], look=plan.purse)
-    rounds = min(len(fastest.rates) - len(winner.rates), following.rounds + following.reserve)
+    rounds = min(len(best.rates) - len(winner.rates), following.rounds + following.reserve)
     if rounds < 1:
         return outcome
     _prove(log, starter, dataclasses.replace(following, rounds=rounds, reserve=0))
-    return recall(log, plan.purse, fastest.config)
+    return recall(log, plan.purse, best.config)
 
 
 def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None) -> FinalsOutcome:
@@ -220,7 +218,8 @@ def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None
 def _settle(log: SearchLog, look: RiskPurse, config: TrainConfig) -> tuple[Finalist, Finalist]:
     last = look.last_look(config)
     pilot = Pilot(last.pilot_sd, last.pilot_degrees) if last else NO_PILOT
-    one, base = Finalist(config, pilot=pilot, failure=last.failure if last else ""), Finalist(log.problem.baseline)
+    one = Finalist(config, pilot=pilot, failure=last.failure if last else "", claim=find_claim(log.problem.objective))
+    base = Finalist(log.problem.baseline)
     count_pairs(one, base, look.pairs_of(config))
     cost = _cost_of(log)
     one.cost, base.cost = cost(one.config, one.results), cost(base.config, base.results)
@@ -262,7 +261,9 @@ def _take_look(
         make_launch(log, starter, plan.samples),
         rounds=rounds,
         seed=problem.state.seed + len(earlier),
-        terms=Terms(share, plan.pilot, plan.pair_sd, to_follow, earlier, heard=purse.add),
+        terms=Terms(
+            share, plan.pilot, plan.pair_sd, to_follow, earlier, heard=purse.add, claim=find_claim(problem.objective)
+        ),
         cost=_cost_of(log),
     )
     purse.end(proven=outcome.winner is not None, futile=outcome.futile, failure=outcome.candidates[0].failure)
@@ -272,7 +273,7 @@ def _take_look(
 def _cost_of(log: SearchLog) -> Cost:
     def cost(config: TrainConfig, finals: Sequence[TrialResult]) -> float:
         # Faster samples, of which more are needed: what counts is the net figure, by the upper end.
-        more, planned_samples = math.log(log.samples_ratio_of(config)), log.problem.planned_samples
+        more, planned_samples = math.log(log.samples_ratio_of(config)), log.problem.charged_samples
         if planned_samples is None:
             return more
         key = config.key

@@ -10,6 +10,7 @@ from typing import Literal
 
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
+from autotune.records.objective import Objective
 from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.pace import make_pace
@@ -55,6 +56,7 @@ class SearchContext:
             seconds_left=max(0.0, self.budget.seconds - self.budget.elapsed_seconds),
             baseline_samples_per_second=log.baseline_rate if log is not None else None,
             best_ratio=math.exp(best.score) if best else None,
+            objective=log.problem.objective if log is not None else Objective.THROUGHPUT,
             best=best.config if best else None,
         )
 

@@ -1,8 +1,9 @@
 """Where the configs stand, from their launches so far. Pure.
 
-score of a launch   log(samples/s) - level of the baseline at that time
+speed of a launch   log(samples/s) - level of the baseline at that time
 level               mean of the baseline's launches ("anchors"), nearer ones weighing more: exp(-launches apart / 8)
-score of a config   mean over its launches, less what its compilation costs in the run that is planned
+speed of a config   mean over its launches, less what its compilation costs in the run that is planned
+score               what the search makes best: the speed, or the log of the memory saved by what is not slower
 shrunk score        towards the mean of all configs by how much of the spread is noise: the best of many is lucky
 """
 
@@ -24,6 +25,9 @@ from autotune.search.scores.objective import Judged
 
 _SETTLED_CONFIDENCE = 0.995
 
+PEAK_SD = 0.01
+"""Of the log peak of a launch, until it is seen: usual on a host; on a GPU it is next to nothing."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -32,20 +36,22 @@ class Entry:
     Attributes:
         config: the settings.
         launches: all of them, in order.
-        scores: log speed-up over the baseline at that time, one per timed launch.
-        upper_score: the highest of them, against the slower of the two levels where the machine changed.
+        speeds: log speed-up over the baseline at that time, one per timed launch.
+        upper_score: the highest that its score may be, against the slower of two levels where the machine changed.
         across_change: for each of them, that the machine changed around it.
         feasible: every launch was timed and held every constraint.
-        score: mean of the scores that are valid, or of all; less the cost of compiling.
+        speed: mean of those that are valid, or of all; less the cost of compiling.
+        score: log of what it gains by the objective.
         changes: knobs that are not the baseline's.
     """
 
     config: TrainConfig
     launches: tuple[Judged, ...]
-    scores: tuple[float, ...]
+    speeds: tuple[float, ...]
     upper_score: float
     across_change: tuple[bool, ...]
     feasible: bool
+    speed: float
     score: float
     changes: int
 
@@ -60,9 +66,14 @@ class Entry:
         return self.across_change.count(False)
 
     @property
-    def valid_scores(self) -> list[float]:
-        """Scores of these."""
-        return [score for score, bad in zip(self.scores, self.across_change, strict=True) if not bad]
+    def valid_speeds(self) -> list[float]:
+        """Speeds of these."""
+        return [speed for speed, bad in zip(self.speeds, self.across_change, strict=True) if not bad]
+
+    @property
+    def peaks(self) -> list[int]:
+        """Peak memory of each timed launch, in bytes."""
+        return _list_peaks(self.launches)
 
 
 class Ranking:
@@ -71,10 +82,11 @@ class Ranking:
     Args:
         judged: every launch of the search, in order.
         baseline: the user's own settings.
-        planned_samples: of the final training; None when its length is not known, and one-off costs do not count.
+        planned_samples: that bear what is paid once; None where one-off costs do not count.
         is_refused: the drift gate has refused a change that a config makes.
-        estimates: log speed-up of configs by key, by all launches together; without one, the shrunk score counts.
-        least_change_gain: log speed-up that each change of the leader has to be worth.
+        estimates: log speed-up of configs by key, by all launches together; without one, their own count.
+        least_change_gain: that each change of the leader has to be worth.
+        least_speed: log speed-up that whatever saves memory has to keep; None where the speed is what is made best.
         before: of the same search when it had fewer launches: what these have not moved is taken from there.
 
     Attributes:
@@ -90,12 +102,14 @@ class Ranking:
         is_refused: Callable[[TrainConfig], bool] = lambda _config: False,
         estimates: Mapping[str, float] = MappingProxyType({}),
         least_change_gain: float = 0.01,
+        least_speed: float | None = None,
         before: Ranking | None = None,
     ) -> None:
         self._estimates, self._least_change_gain = estimates, least_change_gain
         self._judged, self._is_refused, self._before = judged, is_refused, before
         self._baseline, self._baseline_key = baseline, baseline.key
         self._planned_samples = planned_samples
+        self._least_speed = least_speed
         launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
         self.baseline_level = BaselineLevel(
             [(place, value) for place, value in launched if value is not None], len(judged)
@@ -103,26 +117,36 @@ class Ranking:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Every feasible config, the highest shrunk score first; the baseline is one of them."""
+        """Every config that may win, the highest shrunk score first; the baseline is one of them."""
         scores = self._shrunk_scores
-        return tuple(sorted(self._feasible, key=lambda one: -scores[one.key]))
+        able = (one for one in self.measured if self.keeps_up(one))
+        return tuple(sorted(able, key=lambda one: -scores[one.key]))
+
+    def estimate_speed(self, entry: Entry) -> float:
+        """Return the log speed-up of an entry by all launches together, as far as a model has it, else by its own."""
+        return 0.0 if entry.key == self._baseline_key else self._estimates.get(entry.key, entry.speed)
+
+    def keeps_up(self, entry: Entry) -> bool:
+        """Return whether an entry is fast enough to win by what it saves; always, where speed is what counts."""
+        return self._least_speed is None or self.estimate_speed(entry) >= self._least_speed
 
     def shrunk_score(self, entry: Entry) -> float:
         """Return the score of an entry without the luck of having been chosen."""
         return self._shrunk_scores[entry.key]
 
     @cached_property
-    def _feasible(self) -> list[Entry]:
+    def measured(self) -> list[Entry]:
+        """Every config that was timed, held every constraint and is not refused, those that are too slow among them."""
         return [
             one for one in self._all.values() if one is not None and one.feasible and not self._is_refused(one.config)
         ]
 
     @cached_property
     def _shrunk_scores(self) -> dict[str, float]:
-        plain = self._feasible
+        plain = self.measured
         if not plain:
             return {}
-        variance = self.noise[0] ** 2
+        variance = self.score_noise[0] ** 2
         level = variance / self.baseline_level.level_now()[1]
         noises = [level + variance / max(1, one.valid_launches) for one in plain]
         spread = spread_variance([one.score for one in plain], noises)
@@ -142,6 +166,24 @@ class Ranking:
         )
 
     @cached_property
+    def score_noise(self) -> tuple[float, float]:
+        """The same of what is made best."""
+        if self._least_speed is None:
+            return self.noise
+        repeats = (one.peaks for one in self._all.values() if one is not None)
+        logs = [[math.log(peak) for peak in peaks] for peaks in repeats]
+        return pooled_sd(logs, prior_sd=PEAK_SD, prior_degrees=PRIOR_DEGREES)
+
+    @property
+    def rival(self) -> tuple[float, float]:
+        """Log speed-up that a launch has to keep up with, and by how many launches that is known; 0: by definition."""
+        incumbent = self.incumbent
+        if self._least_speed is not None or incumbent is None:
+            return self._least_speed or 0.0, 0.0
+        launches = 0.0 if incumbent.key == self._baseline_key else max(1, incumbent.valid_launches)
+        return max(0.0, self.shrunk_score(incumbent)), launches
+
+    @cached_property
     def block_sd(self) -> float:
         """Standard deviation of the log pace of the blocks within a launch; 0 before there are any."""
         groups = []
@@ -154,7 +196,7 @@ class Ranking:
     def find(self, config: TrainConfig) -> Entry | None:
         """Return where a config stands; None when it was not tried or failed."""
         key = config.key
-        return next((one for one in self.entries if one.key == key), None)
+        return next((one for one in self.measured if one.key == key), None)
 
     @cached_property
     def incumbent(self) -> Entry | None:
@@ -180,17 +222,17 @@ class Ranking:
     @cached_property
     def _luck(self) -> float:
         """What one launch may lead another of the same config by, at 99.5 %, one-sided."""
-        sd, degrees = self.noise
+        sd, degrees = self.score_noise
         return student_t_quantile(_SETTLED_CONFIDENCE, degrees) * math.sqrt(2) * sd
 
     def has_rivals(self) -> bool:
         """Return whether the noise cannot tell the best from another: only then do repeats change the answer."""
         scores = sorted((one.score for one in self.entries), reverse=True)
-        return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.noise[0]
+        return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.score_noise[0]
 
     @cached_property
     def leader(self) -> Entry | None:
-        """The config that is taken for the fastest by all launches, less what its changes have to be worth.
+        """The config that is taken for the best by all launches, less what its changes have to be worth.
 
         One launch is lucky or not; what others say of its changes is known too, where a model of them says so.
         """
@@ -201,28 +243,36 @@ class Ranking:
         leader = self.leader
         if leader is None or one.valid_launches >= leader.valid_launches:
             return False
-        luck = self.noise[0] * math.sqrt(1 / max(1, one.valid_launches) + 1 / leader.valid_launches)
+        luck = self.score_noise[0] * math.sqrt(1 / max(1, one.valid_launches) + 1 / leader.valid_launches)
         return self._worth(leader) - self._worth(one) < luck
 
     def _worth(self, one: Entry) -> float:
         if one.key == self._baseline_key:
             return 0.0
-        estimate = self._estimates.get(one.key, self._shrunk_scores[one.key])
+        shrunk = self._shrunk_scores[one.key]
+        estimate = shrunk if self._least_speed is not None else self._estimates.get(one.key, shrunk)
         return estimate - self._least_change_gain * one.changes
 
     @cached_property
     def near_best(self) -> list[Entry]:
-        """The configs that the noise cannot tell from the fastest, that one among them."""
+        """The configs that the noise cannot tell from the best, that one among them."""
         if not self.entries:
             return []
         best = max(self.entries, key=lambda one: one.score)
-        noise = self.noise[0] / math.sqrt(max(1, best.valid_launches))
+        noise = self.score_noise[0] / math.sqrt(max(1, best.valid_launches))
         # The best of n equal readings is lucky by about sqrt(2 ln n) standard deviations; another may be unlucky.
         floor = best.score - noise * (1 + math.sqrt(2 * math.log(len(self.entries))))
         return [one for one in self.entries if one.score >= floor]
 
     def score_of(self, judged: Judged) -> float | None:
         """Return the score of one launch; None when it was not timed or there is nothing to compare it with."""
+        speed, measurement = self.speed_of(judged), judged.result.measurement
+        if self._least_speed is None or speed is None:
+            return speed
+        return None if measurement is None else self._save([measurement.peak_memory.used_bytes])
+
+    def speed_of(self, judged: Judged) -> float | None:
+        """Return the log speed-up of one launch; None when it was not timed or there is nothing to compare it with."""
         if judged.score.value is None or not self.baseline_level:
             return None
         place = next(place for place in reversed(range(len(self._judged))) if self._judged[place] is judged)
@@ -251,21 +301,33 @@ class Ranking:
         if not timed:
             return None
         launches = tuple(one for _, one in group)
-        scores = tuple(value - self.baseline_level.level(place)[0] for place, value in timed)
+        speeds = tuple(value - self.baseline_level.level(place)[0] for place, value in timed)
         across_change = tuple(self.baseline_level.is_across_change(place) for place, _ in timed)
-        valid = [score for score, bad in zip(scores, across_change, strict=True) if not bad]
+        valid = [speed for speed, bad in zip(speeds, across_change, strict=True) if not bad]
         # Where every launch was made around a change, nothing may lead for it: the faster level is the one to beat.
         valid = valid or [value - self.baseline_level.highest_level(place) for place, value in timed]
+        speed = 0.0 if key == self._baseline_key else statistics.fmean(valid) - self._extra_cost(launches)
+        upper = max(value - self.baseline_level.lowest_level(place) for place, value in timed)
+        saved = self._save(_list_peaks(launches)) if self._least_speed is not None else None
         return Entry(
             config=launches[0].config,
             launches=launches,
-            scores=scores,
-            upper_score=max(value - self.baseline_level.lowest_level(place) for place, value in timed),
+            speeds=speeds,
+            upper_score=upper if saved is None else saved,
             across_change=across_change,
             feasible=all(one.score.feasible for one in launches),
-            score=0.0 if key == self._baseline_key else statistics.fmean(valid) - self._extra_cost(launches),
+            speed=speed,
+            score=speed if saved is None else saved,
             changes=len(changed_fields(launches[0].config, self._baseline)),
         )
+
+    def _save(self, peaks: Sequence[int]) -> float:
+        """Return the log of the baseline's largest peak over that of some launches."""
+        return math.log(self._baseline_peak / max(peaks))
+
+    @cached_property
+    def _baseline_peak(self) -> int:
+        return max(_list_peaks([one for one in self._judged if one.key == self._baseline_key]))
 
     def _extra_cost(self, launches: Sequence[Judged]) -> float:
         """Return what compiling costs beyond what it costs the baseline."""
@@ -280,9 +342,14 @@ class Ranking:
 
     @cached_property
     def _repeats(self) -> list[list[float]]:
-        """Return the scores of each config that was launched more than once, those that are valid."""
-        valid = [one.valid_scores for one in self._all.values() if one is not None and one.key != self._baseline_key]
-        return [scores for scores in valid if len(scores) > 1]
+        """Return the speeds of each config that was launched more than once, those that are valid."""
+        valid = [one.valid_speeds for one in self._all.values() if one is not None and one.key != self._baseline_key]
+        return [speeds for speeds in valid if len(speeds) > 1]
+
+
+def _list_peaks(launches: Sequence[Judged]) -> list[int]:
+    measured = (one.result.measurement for one in launches)
+    return [one.peak_memory.used_bytes for one in measured if one is not None]
 
 
 def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:

@@ -87,13 +87,14 @@ class Schedule:
             return None
         level, launches = self.ranking.baseline_level.level_now()
         noise, degrees = self.ranking.noise
-        own = 0.0 if incumbent.config == self.baseline else 1.5 / max(1, incumbent.valid_launches)
+        speed, known_by = self.ranking.rival
+        own = 1.5 / known_by if known_by else 0.0
         block_sd = self.ranking.block_sd
         # The mean of the rival's blocks is off by the same amount at every look, which the boundary does not cover.
         variance = noise**2 * (1 + 1 / launches + own) + block_sd**2 / _RIVAL_BLOCKS
         margin = student_t_quantile(self.policy.racing_confidence, degrees) * math.sqrt(variance)
         return Rival(
-            seconds_per_sample=math.exp(-(level + max(0.0, self.ranking.shrunk_score(incumbent)))),
+            seconds_per_sample=math.exp(-(level + speed)),
             block_sd=block_sd,
             margin=max(margin, self.policy.unseen_margin) if degrees < self.policy.least_racing_degrees else margin,
             canary_seconds=self._canary_at_anchor(),

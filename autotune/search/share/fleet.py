@@ -1,6 +1,6 @@
 """One search as a worker of a shared study: what it gives to the others, and what it takes from them.
 
-    given    each finished launch: its settings and log speed-up over this machine's own baseline
+    given    each finished launch: its settings and its score over this machine's own baseline
     taken    the same of the others, as evidence for what to try; what a dead worker left; the turn to hold finals
 
 No claim rests on it: a speed-up is proven by this machine's own pairs. The trials' own files stay the truth, and what
@@ -23,11 +23,11 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.errors import AutotuneError, MachineError
-from autotune.format import count, format_factor_down
+from autotune.format import count
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.profile import Profile
 from autotune.records.trial import TrialStatus
-from autotune.search.explore.study import make_distribution
+from autotune.search.explore.study import SPEED, make_distribution
 from autotune.search.launch.suspects import Ended
 from autotune.search.problem import SearchProblem
 from autotune.search.scores.objective import KEYS, Judged
@@ -37,6 +37,7 @@ from autotune.search.share.board import BEAT_SECONDS, GRACE_SECONDS, Board, Plac
 from autotune.search.share.link import OPENING_SECONDS, PATIENCE_SECONDS, STUCK_SECONDS, AwayError, Link
 from autotune.search.share.naming import name_study
 from autotune.search.share.shared_study import SharedStudy
+from autotune.sentences.objective import describe_least
 
 _ENOUGH_READINGS = 2
 """Of a config, on any machines: what looks best is launched again somewhere until it has so many."""
@@ -190,6 +191,8 @@ class Fleet(Alone):
         failed: set[str] = set()
         for one in self._list_foreign():
             config, key = self._name_config(one)
+            if self._is_too_slow(one.user_attrs.get(SPEED)):
+                continue
             if one.state is TrialState.COMPLETE and one.value is not None:
                 values.setdefault(key, []).append(one.value)
                 configs[key] = config
@@ -200,6 +203,10 @@ class Fleet(Alone):
             for key, read in values.items()
             if key not in failed
         ]
+
+    def _is_too_slow(self, speed: float | None) -> bool:
+        """Return whether what saves memory does so at too high a price; None where speed is what counts."""
+        return speed is not None and speed < self._problem.policy.least_speed
 
     def _list_foreign(self) -> list[FrozenTrial]:
         foreign = (one for one in self._view.readings if one.user_attrs["worker"] != self._place.worker)
@@ -225,24 +232,31 @@ class Fleet(Alone):
         params = self._encode(config)
         return self._ask(lambda board: board.claim(params), True)
 
-    def keep(self, judged: Judged, value: float | None) -> None:
+    def keep(self, judged: Judged, value: float | None, speed: float | None = None) -> None:
         """Keep a finished launch to be sent; the baseline's own are everybody's own anchor.
 
         Args:
             judged: the launch.
-            value: its log speed-up; None where it was not timed.
+            value: its score; None where it was not timed.
+            speed: its log speed-up, where the score is another figure.
         """
         if judged.config == self._problem.baseline:
             return
         is_evidence = value is not None and judged.score.feasible
-        self._own.setdefault(judged.key, []).extend([value] if value is not None and is_evidence else [])
+        leads = is_evidence and not self._is_too_slow(speed)
+        self._own.setdefault(judged.key, []).extend([value] if value is not None and leads else [])
         number = judged.result.spec.number
         reading = create_trial(
             state=TrialState.COMPLETE if is_evidence else TrialState.PRUNED,
             value=value if is_evidence else None,
             params=self._encode(judged.config),
             distributions=self._distributions,
-            user_attrs={"worker": self._place.worker, "number": number, "status": judged.score.status.value},
+            user_attrs={
+                "worker": self._place.worker,
+                "number": number,
+                "status": judged.score.status.value,
+                **({} if speed is None else {SPEED: speed}),
+            },
         )
         for name in KEYS:
             reading.set_constraint(name, judged.score.constraints[name])
@@ -294,8 +308,8 @@ class Fleet(Alone):
             return ""
         if self._view.answers:
             best = max(self._view.answers, key=lambda one: one.low)
-            faster = format_factor_down(best.low)
-            return f"proven on {best.place.host}, at least {faster} faster: the answer is there, in {best.place.out}"
+            least = describe_least(self._problem.objective, best.low)
+            return f"proven on {best.place.host}, {least}: the answer is there, in {best.place.out}"
         holder, last = self._view.holder, self._last_holder
         if holder is None and last is not None:
             return f"{last.host} held the finals and proved nothing: what it has found is there, in {last.out}"
@@ -318,7 +332,7 @@ class Fleet(Alone):
         """Leave the study; a search that was proven here is the answer of all."""
         low = None
         if profile is not None and profile.verdict == "improved" and profile.speedup is not None:
-            low = profile.speedup.low
+            low = profile.speedup.low if profile.memory_ratio is None else 1 / profile.memory_ratio.high
         if self._name:
             self._look()
             self._ask(lambda board: board.leave(low), None)

@@ -26,8 +26,8 @@ class Others(Protocol):
         """Return what is to be launched here before anything new; None without such."""
         ...
 
-    def keep(self, judged: Judged, value: float | None) -> None:
-        """Keep a finished launch to be sent to them."""
+    def keep(self, judged: Judged, value: float | None, speed: float | None = None) -> None:
+        """Keep a finished launch to be sent to them, with its speed where its value is another figure."""
         ...
 
     def finish(self, config: TrainConfig) -> None:
@@ -46,7 +46,7 @@ class SharedStudy(Study):
         others: the other workers.
         path: of the copy.
         space: what may be varied.
-        known: trials finished earlier, each with its log speed-up.
+        known: trials finished earlier, each with its value.
         options: the rest, as of `Study`.
     """
 
@@ -62,7 +62,7 @@ class SharedStudy(Study):
         super().__init__(path, space, known=known, **options)
         self._others = others
         for judged, value in known:
-            others.keep(judged, value)
+            others.keep(judged, value, self._read_speed(judged))
 
     def propose(
         self,
@@ -79,8 +79,11 @@ class SharedStudy(Study):
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended, and the others."""
         super().close(proposal, judged, value)
-        self._others.keep(judged, value)
+        self._others.keep(judged, value, self._read_speed(judged))
         self._others.finish(judged.config)
+
+    def _read_speed(self, judged: Judged) -> float | None:
+        return None if self._floor is None else self._floor.read(judged)
 
     def abandon(self, proposal: Proposal) -> None:
         """Take back a proposal that was not finished, or that another worker has begun."""

@@ -128,6 +128,7 @@ def make_past(log: SearchLog, profile: Profile, effects: Effects, folder: Path) 
         world_size=target.world_size,
         model=target.model,
         baseline=baseline,
+        objective=profile.objective,
         verdict=profile.verdict,
         config=profile.config,
         speedup=profile.speedup,

@@ -8,6 +8,7 @@ was measured elsewhere is a reason to try them, not to trust them. One failed la
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +22,14 @@ from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Interval
+from autotune.records.objective import LEAST_SPEED, MOST_MEMORY, Objective
 from autotune.records.run import Reverification
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
 from autotune.scratch import scratch_folder
+from autotune.search.finals.claim import find_claim
 from autotune.search.finals.finalist import FinalsOutcome
-from autotune.search.finals.rounds import run_finals
+from autotune.search.finals.rounds import Terms, run_finals
+from autotune.sentences.objective import describe_gain
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.settings.choice import Settings
 from autotune.train.settings.differences import printable
@@ -95,7 +99,15 @@ def reverify(settings: Settings, target: Target, frame: ReverifyOptions, *, run_
         f"re-verification: {pairs} pairs of fresh processes, the profile's settings against your own, at most {limit}"
     )
     launches = _Launches(settings, target, frame, run_trial, _make_limits(hardware, frame), began=frame.now())
-    outcome = run_finals([settings.config], settings.baseline_config, launches.launch, rounds=pairs, seed=_SEED)
+    claim = find_claim(settings.profile.objective if settings.profile is not None else Objective.THROUGHPUT)
+    outcome = run_finals(
+        [settings.config],
+        settings.baseline_config,
+        launches.launch,
+        rounds=pairs,
+        seed=_SEED,
+        terms=Terms(claim=claim),
+    )
     end = "it was stopped" if frame.should_stop() else f"{limit} were over"
     found = _decide(settings, outcome, frame.policy, end=end)
     frame.say(f"re-verification: {found.reason}")
@@ -215,15 +227,20 @@ def _decide(settings: Settings, outcome: FinalsOutcome, policy: TrainPolicy, *, 
     if pairs < policy.verify_least_pairs:
         told = f"your own settings are used: {count(pairs, 'pair')} finished when {end}, too few to tell"
         return _refuse(settings, told, pairs=pairs)
-    speedup = one.interval_at(policy.verify_confidence)
+    speedup = one.speed.interval_at(policy.verify_confidence)
     least = format_factor_down(speedup.low)
     figures = f"{format_factor(speedup.estimate)} your own here, at least {least} (95 %, {pairs} pairs)"
-    if speedup.estimate > 1.0 and speedup.low >= 1.0 - policy.verify_largest_loss:
+    is_better, floor = speedup.estimate > 1.0, 1.0
+    if one.claim.saving:
+        saved, floor = math.exp(one.gain or 0.0), LEAST_SPEED
+        is_better = saved > 1 / MOST_MEMORY and speedup.estimate >= floor
+        figures += f", {describe_gain(Objective.MEMORY, saved)}"
+    if is_better and speedup.low >= floor - policy.verify_largest_loss:
         reason = f"the profile's settings are used: they run at {figures}"
         return Reverification(
             differences=settings.differences, speedup=speedup, pairs=pairs, trusted=True, reason=reason
         )
-    found = "slower" if speedup.high < 1.0 else "which does not rule out a loss"
+    found = "slower" if speedup.high < floor else "which does not rule out a loss"
     reason = f"your own settings are used: the profile's run at {figures}, {found}"
     return _refuse(settings, reason, pairs=pairs, speedup=speedup)
 
