@@ -117,6 +117,20 @@ def find_failed(checks: Sequence[QualityCheck]) -> QualityCheck:
     raise ValueError("every check was passed")
 
 
+def describe_untold(check: QualityCheck) -> str:
+    """Return what trainings were too noisy to tell of settings whose gradients have told enough.
+
+    Args:
+        check: of losses or a metric, with a difference.
+    """
+    assert check.difference is not None
+    estimate, most = (format_drift(one, check.margin) for one in (check.difference.estimate, check.difference.high))
+    return (
+        f"{check.metric}: {estimate}, up to {most}, in {count(check.seeds, 'short training')}, too noisy for a "
+        f"limit of {format_margin(check.margin).lstrip('+')}; the gradients are the same"
+    )
+
+
 def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log_speedup: float | None) -> str:
     """Return why the drift gate refused some changes, for the notes of a search.
 

@@ -704,6 +704,46 @@ def test_rounding_that_is_lost_in_the_noise_of_a_converged_training_is_not_refus
     assert ("paired-losses" in dict(stage.tests_of(CAST))) == learns
 
 
+@dataclass
+class Chancy(Machine):
+    """Losses of what is cast go apart by chance."""
+
+    drift_of_cast: float = 0.0
+    spread: float = 0.02
+
+    def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
+        found = super().curves(config, seeds=seeds, steps=steps)
+        if config.precision != "bf16":
+            return found
+        moved = ([self.drift_of_cast - self.spread, self.drift_of_cast + self.spread] * len(found))[: len(found)]
+        return tuple(
+            curve.replace(losses=tuple((1 + by) * (loss or 0.0) for loss in curve.losses))
+            for curve, by in zip(found, moved, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("drift", "gradient_error", "limit", "passes"),
+    [
+        (0.0, 0.0, None, True),  # too noisy to tell, and the gradients are the same
+        (0.0, 0.03, None, False),  # these leave it open
+        (0.05, 0.0, None, False),  # shown to be worse, whatever the gradients say
+        (0.0, 0.0, "loss:0.4%", False),  # the user asked for it
+    ],
+)
+def test_losses_that_are_too_noisy_to_tell_do_not_take_back_what_gradients_have_told(
+    tmp_path: Path, drift: float, gradient_error: float, limit: str | None, passes: bool
+) -> None:
+    machine = Chancy(gradient_error=lambda config: gradient_error * (config.precision == "bf16"), drift_of_cast=drift)
+    stage = open_stage(tmp_path, machine, limits=read_drift_limits([limit]) if limit else None)
+    assert stage.choose(CAST) == ([CAST] if passes else [])
+    assert CAST in trained(stage.machine.specs)
+    told = [
+        one for one in stage.log.notes if one.endswith("too noisy for a limit of 0.50%; the gradients are the same")
+    ]
+    assert len(told) == passes, stage.log.notes
+
+
 class Starting(Machine):
     """Casting adds the same difference in every window of the first point, and another one of the later."""
 

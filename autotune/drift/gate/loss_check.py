@@ -50,6 +50,7 @@ class LossCheck:
         plan: how much is trained.
         train: runs a config.
         zeros: metrics that were left out of the last check, as they have not begun to tell anything.
+        untold: checks that were left out of it, as they are too noisy to tell.
     """
 
     facts: TargetFacts
@@ -57,6 +58,7 @@ class LossCheck:
     plan: DriftPlan
     train: Train
     zeros: set[str] = field(default_factory=set, init=False)
+    untold: tuple[QualityCheck, ...] = field(default=(), init=False)
     _baseline: tuple[LossCurve, ...] | None = None
 
     def check(
@@ -75,7 +77,7 @@ class LossCheck:
             speedup: of its throughput, as the search saw it; what it costs in samples is held against that.
             predicted: samples that it needs over the baseline's, by the gradient noise scale; None where not known.
             shown: its gradients were shown to be the baseline's. Losses of a training in which nothing is learned then
-                say nothing, and there is no check of them.
+                say nothing, and there is no check of them; nor of what is too noisy to tell and may be no worse.
             lost: its gradients differ by no more than is lost in a step's own noise: where nothing is learned, that is
                 as good as shown.
         """
@@ -108,7 +110,16 @@ class LossCheck:
         # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
         self.zeros = self._find_zeros(candidate.curves) if shown and numerics != "semantic" else set()
         metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics) - self.zeros)
-        return (*losses, *metrics, *self._check_skips(config, candidate.curves))
+        checks = (*losses, *metrics, *self._check_skips(config, candidate.curves))
+        self.untold = tuple(filter(self._tells_nothing, checks)) if shown and numerics != "semantic" else ()
+        return tuple(check for check in checks if check not in self.untold)
+
+    def _tells_nothing(self, check: QualityCheck) -> bool:
+        """Return whether a check is too noisy to tell, and has no limit that the user gave: it may be no worse."""
+        found, limits = check.difference, self.max_drift
+        is_given = check.metric in limits.metrics if check.test == "metric" else limits.loss != DriftLimits().loss
+        is_noisy = check.verdict == "inconclusive" and found is not None and found.low <= 0.0 <= found.high
+        return is_noisy and check.test in ("paired-losses", "metric") and not is_given
 
     def _check_losses(self, curves: tuple[LossCurve, ...], *, exact: bool, shown: bool) -> list[QualityCheck]:
         check = check_losses(curves, self.baseline_curves, margin=self.max_drift.loss, exact=exact)

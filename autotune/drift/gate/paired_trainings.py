@@ -14,6 +14,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.quality import QualityCheck
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
+from autotune.sentences.loss_check import describe_untold
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Trainings:
             )
             if note not in log.notes:
                 log.add_notes(note)
+        log.add_notes(*map(describe_untold, self._drift.untold))
         return checks
 
     def _announce(self, plan: DriftPlan) -> None:
