@@ -95,22 +95,35 @@ class LossCheck:
         missing = {curve.seed for curve in self._baseline} - {curve.seed for curve in candidate.curves}
         if missing:
             return (_missing(candidate, sorted(missing), self.max_drift.loss),)
+        return self._judge(config, candidate.curves, speedup=speedup, predicted=predicted, shown=shown)
+
+    def _judge(
+        self,
+        config: TrainConfig,
+        curves: tuple[LossCurve, ...],
+        *,
+        speedup: float | None,
+        predicted: float | None,
+        shown: bool,
+    ) -> tuple[QualityCheck, ...]:
+        """Return the checks of a config's curves, one for each seed of the baseline's; arguments as of `check`."""
+        baseline = self.baseline_curves
         numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
         classes = classify_changes(config, self.facts.baseline, self.facts.numerics)
         if numerics == "semantic" and {name for name, kind in classes.items() if kind == "semantic"} <= BATCH_KNOBS:
             # After as many samples it has taken other steps, and may lag: only the samples it needs can be compared.
             # So with the metrics, but for those that the user gave a limit of their own.
-            check = check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=predicted)
-            named = self._check_metrics(candidate.curves, "rounding", names=set(self.max_drift.metrics))
-            return (check, *named, *self._check_skips(config, candidate.curves))
+            check = check_samples_to_loss(curves, baseline, speedup=speedup, predicted=predicted)
+            named = self._check_metrics(curves, "rounding", names=set(self.max_drift.metrics))
+            return (check, *named, *self._check_skips(config, curves))
         if numerics == "semantic":
-            losses = [check_samples_to_loss(candidate.curves, self._baseline, speedup=speedup, predicted=None)]
+            losses = [check_samples_to_loss(curves, baseline, speedup=speedup, predicted=None)]
         else:
-            losses = self._check_losses(candidate.curves, exact=numerics == "exact", shown=shown)
+            losses = self._check_losses(curves, exact=numerics == "exact", shown=shown)
         # What is still 0, and no worse, has not begun to tell anything: equal gradients do.
-        self.zeros = self._find_zeros(candidate.curves) if shown and numerics != "semantic" else set()
-        metrics = self._check_metrics(candidate.curves, numerics, names=set(self.facts.metrics) - self.zeros)
-        checks = (*losses, *metrics, *self._check_skips(config, candidate.curves))
+        self.zeros = self._find_zeros(curves) if shown and numerics != "semantic" else set()
+        metrics = self._check_metrics(curves, numerics, names=set(self.facts.metrics) - self.zeros)
+        checks = (*losses, *metrics, *self._check_skips(config, curves))
         self.untold = tuple(filter(self._tells_nothing, checks)) if shown and numerics != "semantic" else ()
         return tuple(check for check in checks if check not in self.untold)
 
