@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from simulated import BASELINE, Machine, Search, all_equal, explore_placebos, ma
 
 from autotune.measure.student_t import student_t_quantile
 from autotune.records import TrainConfig
+from autotune.records.measurement import Interference
 from autotune.records.trial import Rival
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.scores.baseline_level import ANCHOR_SPACING
@@ -67,6 +69,26 @@ def test_a_canary_that_moved_calls_for_the_baseline(between, canary, is_due):
     judged = [make_judged(BASELINE, 0.0, canary=1.0), *slower(between - 1, canary=1.0)]
     judged.append(make_judged(ONE, -0.2, elapsed=1.0, canary=canary))
     assert (schedule(judged).find_due() == BASELINE) == is_due
+
+
+def busy(judged: Judged, share: float) -> Judged:
+    """Return a launch during which others used some of the CPUs."""
+    measurement = judged.result.measurement
+    assert measurement is not None
+    blocks = tuple(block.replace(interference=Interference(foreign_cpu_fraction=share)) for block in measurement.blocks)
+    return replace(judged, result=judged.result.replace(measurement=measurement.replace(blocks=blocks)))
+
+
+def test_a_baseline_that_others_disturbed_is_launched_once_more_and_is_no_anchor_beside_a_quiet_one():
+    slow, quiet = busy(make_judged(BASELINE, -0.9), 0.3), busy(make_judged(BASELINE, 0.0), 0.05)
+    assert schedule([slow]).find_due() == BASELINE
+    assert schedule([slow, slow]).find_due() is None  # they never leave it alone
+    assert schedule([slow, quiet]).find_due() is None
+    assert schedule([quiet]).find_due() is None
+    # What was launched beside the slow one is no faster for that.
+    level = Ranking([slow, make_judged(ONE, 0.2), quiet, make_judged(TWO, 0.5)], BASELINE).baseline_level
+    assert (len(level), level.level(1)[0]) == (1, pytest.approx(level.level(3)[0]))
+    assert len(Ranking([slow, slow], BASELINE).baseline_level) == 2
 
 
 @pytest.mark.parametrize("between", range(5))

@@ -25,6 +25,9 @@ from autotune.search.scores.objective import Judged
 
 _SETTLED_CONFIDENCE = 0.995
 
+_DISTURBED_SHARE = 0.15
+"""Of the CPUs, used by others or stolen, above which a launch of the baseline is no anchor where another is."""
+
 PEAK_SD = 0.01
 """Of the log peak of a launch, until it is seen: usual on a host; on a GPU it is next to nothing."""
 
@@ -110,9 +113,12 @@ class Ranking:
         self._baseline, self._baseline_key = baseline, baseline.key
         self._planned_samples = planned_samples
         self._least_speed = least_speed
-        launched = ((place, one.score.value) for place, one in enumerate(judged) if one.key == self._baseline_key)
+        launched = [(place, one) for place, one in enumerate(judged) if one.key == self._baseline_key]
+        quiet = [(place, one) for place, one in launched if not is_disturbed(one.result)]
+        # What others took from one launch says nothing of the machine at another, unless they never leave it alone.
+        anchors = ((place, one.score.value) for place, one in quiet or launched)
         self.baseline_level = BaselineLevel(
-            [(place, value) for place, value in launched if value is not None], len(judged)
+            [(place, value) for place, value in anchors if value is not None], len(judged)
         )
 
     @cached_property
@@ -350,6 +356,13 @@ class Ranking:
 def _list_peaks(launches: Sequence[Judged]) -> list[int]:
     measured = (one.result.measurement for one in launches)
     return [one.peak_memory.used_bytes for one in measured if one is not None]
+
+
+def is_disturbed(result: TrialResult) -> bool:
+    """Return whether others had a large part of the CPUs during a launch: on average over its blocks."""
+    seen = [block.interference for block in result.measurement.blocks] if result.measurement else []
+    taken = [(one.foreign_cpu_fraction or 0.0) + (one.steal_fraction or 0.0) for one in seen if one is not None]
+    return bool(taken) and statistics.fmean(taken) > _DISTURBED_SHARE
 
 
 def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:

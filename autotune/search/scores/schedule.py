@@ -1,6 +1,7 @@
 """Which known config to launch again, before anything new is tried. Pure.
 
-baseline again   every 8 launches or 120 s, and when the canary says that the machine has changed
+baseline again   every 8 launches or 120 s, when the canary says that the machine has changed, and once more where
+                 others had a large part of the CPUs
 contender        looks better than the incumbent, and has to do it twice where one launch may be luck; something new
                  comes in between, which may be better still
 across a change  near the top, but the machine changed around its launch
@@ -21,7 +22,7 @@ from autotune.records.trial import Rival
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.scores.baseline_level import ANCHOR_SPACING
 from autotune.search.scores.objective import Judged
-from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.ranking import Ranking, is_disturbed
 
 _RIVAL_BLOCKS = 8
 """Of the rival's launch, whose mean a candidate's blocks are held against."""
@@ -106,10 +107,15 @@ class Schedule:
             return True
         if not since and self.ranking.baseline_level.may_have_changed and self.judged[-1].score.value is not None:
             return True
+        if not since and is_disturbed(self.judged[-1].result) and not self._is_second_in_a_row():
+            return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
         if len(since) >= ANCHOR_SPACING or (since and seconds >= self.policy.anchor_seconds):
             return True
         return len(since) >= self.policy.least_between_anchors and self._has_canary_moved()
+
+    def _is_second_in_a_row(self) -> bool:
+        return [one.key for one in self.judged[-2:]] == [self._baseline_key] * 2
 
     def _since_anchor(self) -> list[Judged] | None:
         """Return the launches since the last of the baseline; None when there was none."""
