@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
+from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, write_trace
 from autotune.errors import AutotuneError, UsageError
 from autotune.records import TrainConfig, TrialResult, TrialSpec
@@ -48,7 +49,7 @@ _DRIFT = 1.2
 _CLOSING_SECONDS = 1.0
 """Of a trial of the loss check, beside its start and its steps."""
 _COLUMNS = 64
-_GRADIENTS = 0.3 + np.random.default_rng(1).standard_normal((24, _COLUMNS))
+_GRADIENTS = 0.3 + np.random.default_rng(1).standard_normal((CLOSER_WINDOWS, _COLUMNS))
 _ROUNDING = 1e-6
 """Of gradients of about 1: what another order of the sums does to them in float32."""
 _PARTS = 3.0
@@ -141,8 +142,8 @@ class TracingSimulation(Simulation):
         """Run a trial."""
         result = super().run(spec)
         baseline = self.world.facts.baseline
-        unsure = (spec.config or baseline).replace(host_allocator=baseline.host_allocator)
-        if spec.fidelity is None or (unsure.precision, unsure.user_knobs) != (baseline.precision, baseline.user_knobs):
+        config = spec.config or baseline
+        if spec.fidelity is None or (config.precision, config.user_knobs) != (baseline.precision, baseline.user_knobs):
             return result
         rng, windows = np.random.default_rng(spec.number), spec.fidelity.windows
         rows = _GRADIENTS[:windows] + _ROUNDING * rng.standard_normal((windows, _COLUMNS))

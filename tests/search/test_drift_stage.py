@@ -19,6 +19,7 @@ from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialRe
 from autotune.records.config import changed_fields
 from autotune.records.quality import CHEAP_TESTS
 from autotune.records.script import Script
+from autotune.records.search import Screens
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
 from autotune.space import numerics_of
@@ -399,6 +400,18 @@ def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path:
         told.append(needed(both))
     assert min(open_) > 1.0
     assert told[1] > told[0] + 1.0  # those that cannot tell need the trainings
+
+
+def test_a_resumed_search_knows_what_gradients_could_not_tell(tmp_path: Path) -> None:
+    kept: list[Screens] = []
+    stage = open_stage(tmp_path, Machine(gradient_error=unsure_when_cast))
+    stage.stage._keep = kept.append
+    assert stage.choose(CAST) == [CAST]
+    (tmp_path / "again").mkdir()
+    again, both = open_stage(tmp_path / "again").stage, CAST.replace(host_allocator="glibc-tuned")
+    assert again.expect_seconds(both) > again.needed_seconds(both)
+    again.restore(kept[-1])
+    assert again.expect_seconds(both) == again.needed_seconds(both)
 
 
 def test_what_there_is_time_to_prove_has_its_turn_before_what_leads(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def compare_points(
     steps: int,
     farthest: float = 0.01,
 ) -> list[GradientEquivalence]:
-    """Compare the gradients at each point.
+    """Compare the gradients at each point; a bias of the first steps passes where it is gone at the later one.
 
     Args:
         candidate: of one arm.
@@ -76,7 +76,7 @@ def compare_points(
                 ours.gradients, theirs.gradients, baseline.layers, subject="gradients", point=point, reference=exact
             )
         )
-    return found
+    return _accept_transient(found, steps=steps)
 
 
 def compare_updates(candidate: GradientTrace, baseline: GradientTrace) -> GradientEquivalence:
@@ -128,7 +128,7 @@ def is_lost_in_noise(found: GradientEquivalence) -> bool:
     return noise.high <= NOISE_PASSES and steering.high <= BIAS_PASSES and not is_layer_in_doubt
 
 
-def accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> list[GradientEquivalence]:
+def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> list[GradientEquivalence]:
     """Return comparisons in which a bias of the first steps passes that is shown to be gone later.
 
     It has to steer a step by at most 2 % of that step's own spread, which weighs less than chance for 2,500 steps, and

@@ -81,6 +81,7 @@ class LossCheck:
             lost: its gradients differ by no more than is lost in a step's own noise: where nothing is learned, that is
                 as good as shown.
         """
+        self.untold = ()
         if self._baseline is None:
             trained = self.train(self.facts.baseline, self.plan)
             if trained is None or not trained.curves:

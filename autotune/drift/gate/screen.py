@@ -18,7 +18,6 @@ from autotune.drift.compare.gradients import judge
 from autotune.drift.compare.noise_scale import gradient_noise_scale
 from autotune.drift.gate.comparisons import (
     FARTHEST_REFERENCE,
-    accept_transient,
     compare_points,
     compare_updates,
     excuse_draws,
@@ -212,13 +211,12 @@ class Gate:
         candidate, base = arms
         if not have_same_layers(candidate, base):
             return [report_other_model()]
-        found = accept_transient(compare_points(candidate, base, None, steps=plan.later_steps), steps=plan.later_steps)
+        found = compare_points(candidate, base, None, steps=plan.later_steps)
         if any(one.verdict != "non-inferior" for one in found):
             reference = self._capture_reference(plan)
             if reference is not None:
                 farthest = FARTHEST_REFERENCE[baseline.precision]
                 found = compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
-                found = accept_transient(found, steps=plan.later_steps)
         stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if stepping != baseline:
             # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.

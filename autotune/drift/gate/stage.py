@@ -92,6 +92,7 @@ class GateStage:
             self._log.refuse(frozenset(changes))
         for one in screens.checked:
             self._log.add_checks(one.config, one.checks)
+            self._note_gradients(one.config, one.checks)
             self._log.add_attempt(one.config)
         self._seen |= {*screens.seen}
         self._must_train = self._must_train or screens.must_train
@@ -154,6 +155,13 @@ class GateStage:
         changes = classify_changes(config, self._baseline, self._facts.numerics)
         unsure = [name for name, kind in changes.items() if kind != "exact" and (name in _DIGITS or is_user_knob(name))]
         return list_changes(config, self._baseline, unsure)
+
+    def _note_gradients(self, config: TrainConfig, checks: Sequence[QualityCheck]) -> None:
+        """Note whether gradients have told that a config's changes learn the same: elsewhere they tell as much."""
+        compared = [check.verdict == "non-inferior" for check in checks if check.test == "gradients"]
+        unsure = self._list_unsure(config)
+        if compared and unsure:
+            self._told_by_gradients[unsure] = all(compared)
 
     def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
@@ -252,9 +260,7 @@ class GateStage:
         if numerics == "exact" and is_passed(checks) and not self._must_train:
             return checks
         compared = any(check.test == "gradients" for check in checks)
-        unsure = self._list_unsure(config)
-        if compared and unsure:
-            self._told_by_gradients[unsure] = is_passed(checks)
+        self._note_gradients(config, checks)
         needs_training = (
             self._must_train
             or self._is_always_trained(config)
@@ -342,7 +348,8 @@ class GateStage:
             return
         plans = PLANS[PLANS.index(self._gate.plan) :]
         for price in (self.expect_seconds, self.needed_seconds):  # with all that goes with it
-            for self._gate.plan in plans:
+            for plan in plans:
+                self._gate.plan = plan
                 if price(candidates[0]) <= seconds:
                     return
 
