@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from autotune.arguments import shorten, shown_hints
 from autotune.errors import UsageError
 from autotune.records import profile as records
+from autotune.records.given import GivenRecord
 from autotune.sentences.answer import describe_speedup
 from autotune.sentences.settings import describe_changes
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from autotune.engine.live import Applied
 
 
-class Profile(records.Profile):
+class Profile(records.Profile, GivenRecord):
     """A search's answer: the settings to train with, and why they can be trusted.
 
     `Profile.load("best.json")` reads one, `run_search` returns one.

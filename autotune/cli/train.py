@@ -13,7 +13,7 @@ import typer
 
 from autotune.cli.stopping import stop_on_signals
 from autotune.cli.target import Knobs, Loggers, Target, announce_resolved, read_target
-from autotune.cli.training_session import choose_ranks, follow_leader
+from autotune.cli.training_session import choose_ranks, follow_leader, is_relaunched
 from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS, Quiet
 from autotune.cli.view.terminal import (
     forgiven_output,
@@ -236,7 +236,8 @@ def take_part(
     place = find_place()
     if place is not None and not place.leads:
         follow_leader(place, target, options)
-    announce_resolved(resolved, Path.cwd(), command="train")
+    if not is_relaunched():
+        announce_resolved(resolved, Path.cwd(), command="train")
     from autotune.train.ranks.leading import leading
 
     with leading(place):

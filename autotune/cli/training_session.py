@@ -183,6 +183,11 @@ def take_reverification() -> Reverification | None:
     return Reverification.model_validate_json(found)
 
 
+def is_relaunched() -> bool:
+    """Return whether this command was started anew by itself, and has said by then what it trains."""
+    return _RELAUNCHED in os.environ
+
+
 def relaunch(missing: Mapping[str, str], verified: Reverification | None) -> None:
     """Start this command anew with some variables set."""
     sys.stdout.flush()

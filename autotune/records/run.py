@@ -193,7 +193,8 @@ class TrainingSummary(Record):
     best: Best | None = None
     """The best evaluation; None without a metric."""
     samples_per_second: NonNegative | None
-    """In all sessions, set-up, evaluation and checkpoints not counted; None when no step was taken."""
+    """In all sessions; set-up, the first step, which also compiles, evaluation and checkpoints are not counted. None
+    when no step was taken."""
     promised_samples_per_second: NonNegative | None
     """What the search measured for these settings; None when it did not."""
     data_wait_fraction: Fraction | None = None
@@ -211,7 +212,7 @@ class TrainingSummary(Record):
     checkpoint_seconds: NonNegative = 0.0
     """In writing checkpoints."""
     training_seconds: NonNegative = 0.0
-    """In steps, all sessions."""
+    """In the steps that are timed, all sessions."""
     elapsed_seconds: float
     """Wall time of this session."""
     step_downs: tuple[StepDown, ...] = ()

@@ -36,7 +36,7 @@ class TrainingProgress(Record):
     loss: float | None = None
     """Training loss of the last step that was looked at; None before one was."""
     training_seconds: NonNegative = 0.0
-    """In timed steps; evaluations, and of a script the first step, which also compiles, are not counted."""
+    """In timed steps; evaluations, and the first step of a session, which also compiles, are not counted."""
     training_samples: Count = 0
     """Trained on in these seconds."""
     data_wait_seconds: float = 0.0

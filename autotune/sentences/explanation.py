@@ -113,6 +113,8 @@ def describe_shift(explanation: Explanation) -> str:
     if before is None or after is None:
         return ""
     waited, waits = (step.data_wait_fraction > _INPUT_BOUND for step in (before, after))
+    if waits and waited and explanation.bottleneck and not explanation.bottleneck.startswith("input-bound"):
+        return "as before: waiting for data is a part of it, and not the largest"
     if waits:
         return "still the loader" if waited else "now the loader: it was not before"
     return "no longer the loader" if waited else "not the loader, as before"

@@ -56,6 +56,25 @@ def step(waiting: float) -> StepShare:
 def test_what_became_of_the_bottleneck(before: StepShare | None, after: StepShare | None, told: str) -> None:
     config = TrainConfig(num_workers=2)
     found = Explanation(
-        label="x", config=config, baseline_config=TrainConfig(), is_proven=True, before=before, after=after
+        label="x",
+        config=config,
+        baseline_config=TrainConfig(),
+        is_proven=True,
+        before=before,
+        after=after,
+        bottleneck="input-bound: 86 % of a step waits",
     )
     assert describe_shift(found) == told
+
+
+def test_waiting_that_was_never_the_bottleneck_is_not_called_one() -> None:
+    found = Explanation(
+        label="x",
+        config=TrainConfig(num_workers=2),
+        baseline_config=TrainConfig(),
+        is_proven=True,
+        before=step(0.11),
+        after=step(0.14),
+        bottleneck="compute-bound: MFU 40 %",
+    )
+    assert describe_shift(found) == "as before: waiting for data is a part of it, and not the largest"

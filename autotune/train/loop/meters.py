@@ -23,7 +23,7 @@ class Meters:
     """Times and counts of a run, over all of its sessions.
 
     Attributes:
-        training_seconds: in steps.
+        training_seconds: in steps, but for the first of a session, which also compiles and starts the workers.
         training_samples: trained on in them.
         data_wait_seconds: of the steps, spent waiting for the loader.
         evaluation_seconds: in evaluations.

@@ -109,7 +109,7 @@ class RunLoop:
     def _run(self, defer_deaths: Callable[[], None]) -> Ending:
         if not self._pick_up_metrics():
             return "stopped"
-        saved = time.perf_counter()
+        saved, first_step = time.perf_counter(), self.progress.step + 1
         self.watch.start(self.progress)
         while not self._is_done():
             outcome = self._step(defer_deaths)
@@ -119,6 +119,8 @@ class RunLoop:
             self._note_step(outcome)
             stopping = self.should_stop() or self._is_out_of_time()
             if self.progress.step % self.policy.log_steps and not (outcome.ends_epoch or stopping or self._is_done()):
+                if self.progress.step == first_step:  # it also compiles, and starts the workers
+                    self.watch.start(self.progress)
                 continue
             self._check_health(at_once=outcome.ends_epoch or stopping)
             if outcome.ends_epoch or stopping or time.perf_counter() - saved >= self.checkpoint_seconds:
