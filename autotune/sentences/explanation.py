@@ -6,7 +6,7 @@ from autotune.format import count, format_bounds, format_bytes, format_factor, f
 from autotune.records.config import get_knob
 from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, StepShare, TriedValue
 from autotune.records.measurement import Interval
-from autotune.sentences.settings import name_setting
+from autotune.sentences.settings import name_setting, name_value
 from autotune.sentences.trials import name_status
 
 WORTH = "the answer over the answer without the change"
@@ -122,8 +122,7 @@ def describe_shift(explanation: Explanation) -> str:
 
 def describe_refused(refused: RefusedChanges, *, sign: str = "x") -> str:
     """Return what was refused and what it would have gained, e.g. `layout=channels_last threads=1: at best 2.96x`."""
-    parts = (one.partition("=") for one in refused.changes)
-    names = " ".join(f"{name_setting(field)}={value}" for field, _, value in parts)
+    names = " ".join(map(name_value, refused.changes))
     gain = "not timed" if refused.best is None else f"at best {format_factor(refused.best, sign=sign)}"
     together = " together" if len(refused.changes) > 1 else ""
     return f"{names}{together}: {gain}, and not shown to learn the same"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from autotune.format import count, format_factor, format_percent
 from autotune.records.profile import Profile
 from autotune.records.quality import TRAININGS, DriftLimits, Margin, QualityCheck
+from autotune.sentences.settings import name_value
 
 JUDGED_BY_BOUNDS = TRAININGS[:3]
 """Tests whose worsening and margin say it all; the others have their figures in their reason."""
@@ -135,7 +136,7 @@ def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log
     """Return why the drift gate refused some changes, for the notes of a search.
 
     Args:
-        changes: each as `name=value`.
+        changes: each as `field=value`.
         checks: of the candidate; one of them was not passed.
         log_speedup: of the candidate in the search; None when it was not timed.
     """
@@ -150,4 +151,4 @@ def describe_refusal(changes: Sequence[str], checks: Sequence[QualityCheck], log
             if check.verdict == "inferior"
             else f"{check.metric} was not shown to stay within {limit}: {estimate}, up to {most}"
         )
-    return f"{', '.join(changes)} was refused by the loss check{ran}: {found}"
+    return f"{', '.join(map(name_value, changes))} was refused by the loss check{ran}: {found}"

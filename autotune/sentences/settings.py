@@ -17,6 +17,12 @@ def name_setting(field: str) -> str:
     return SHORT_NAMES.get(field, field)
 
 
+def name_value(change: str) -> str:
+    """Return what people call a `field=value`: `workers=2`."""
+    field, _, value = change.partition("=")
+    return f"{name_setting(field)}={value}"
+
+
 def list_changes(config: TrainConfig, baseline: TrainConfig) -> list[str]:
     """Return what a config changes, each as `name=value`."""
     return [f"{name_setting(name)}={get_knob(config, name)}" for name in changed_fields(config, baseline)]

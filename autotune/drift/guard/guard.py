@@ -31,6 +31,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.quality import GradientEquivalence, LossBand, Margin
 from autotune.records.run import GuardSummary
 from autotune.records.trial import TrialStatus
+from autotune.sentences.settings import name_setting
 from autotune.space import classify_changes
 from autotune.targets.workload import LoadedWorkload
 
@@ -283,7 +284,7 @@ class DriftGuard:
         left = [name for name in self._inexact if name not in switched]
         reasons = [f"gradients are not compared: {self._off}"] if self._off else []
         if left and not self._off:
-            reasons.append(f"only the loss shows what {', '.join(left)} may do: it cannot be switched in place")
+            reasons.append(f"only the loss shows what {', '.join(map(name_setting, left))} may do: it cannot be switched in place")
         return "; ".join(reasons)
 
 

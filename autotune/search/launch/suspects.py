@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autotune.records.config import TrainConfig, changed_fields, get_knob
 from autotune.records.script import Numerics
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.sentences.settings import name_value
 from autotune.sentences.trials import name_status
 from autotune.space import BATCH_KNOBS, classify_changes
 
@@ -125,6 +126,6 @@ class Suspects:
 def describe_guilty(suspects: Suspects) -> Sequence[str]:
     """Return a sentence for each value that was given up after it made a launch fail."""
     return [
-        f"{value} was given up after one launch: {name_status(status)}"
+        f"{name_value(value)} was given up after one launch: {name_status(status)}"
         for value, status in sorted(suspects.guilty.items())
     ]
