@@ -39,6 +39,7 @@ from autotune.search.progress import SearchReporter
 from autotune.search.run import find_difference
 from autotune.search.store.folder import SearchFolder, lock_searches
 from autotune.search.store.seal import is_sealed
+from autotune.sentences.noise import describe_interference
 
 DEFAULT_SECONDS = 5 * 60.0
 MOST_ROUNDS = 12
@@ -199,7 +200,10 @@ def _describe_rest(readings: Readings, should_stop: Callable[[], bool]) -> str:
         return "stopped; the same command goes on where it was"
     what = count(len(left), "change is", "changes are")
     more = format_budget(_SPARE * price_rest(readings, left))
-    return f"{what} not known well; autotune explain --budget {more} would tell more"
+    found = [one.measurement for one in readings.launched if one.measurement is not None]
+    disturbed = describe_interference([block.interference for one in found for block in one.blocks])
+    why = f" ({', '.join(disturbed)} while that was measured)" if disturbed else ""
+    return f"{what} not known well{why}; autotune explain --budget {more} would tell more"
 
 
 def _why_not(place: SearchFolder, profile: Profile) -> str:

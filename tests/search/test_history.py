@@ -92,6 +92,15 @@ def test_the_next_search_begins_with_what_the_last_has_read(tmp_path: Path) -> N
     assert len(list_past()) == 1  # the newer in the older one's place
 
 
+def test_what_was_read_while_others_had_the_cpus_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "is_disturbed", lambda result: result.measurement is not None)
+    search(tmp_path)
+    (past,) = list_past()
+    assert past.effects == ()
+
+
 def test_what_is_remembered_is_no_evidence(tmp_path: Path, folder: Path) -> None:
     """However fast it is said to have been: where nothing is faster now, nothing is claimed."""
     search(tmp_path)

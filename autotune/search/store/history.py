@@ -26,6 +26,7 @@ from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
 from autotune.records.search import KnownEffect, PastSearch, Recalled
 from autotune.search.log import SearchLog, list_changes
+from autotune.search.scores.ranking import is_disturbed
 from autotune.user_cache import find_user_cache
 
 Effects = Mapping[tuple[str, KnobValue | None], tuple[float, float]]
@@ -104,7 +105,7 @@ def digest_folder(folder: Path) -> str:
 
 
 def make_past(log: SearchLog, profile: Profile, effects: Effects, folder: Path) -> PastSearch:
-    """Return what is to be remembered of a search.
+    """Return what is to be remembered of a search: of no change what was read only while others had the CPUs.
 
     Args:
         log: of the search.
@@ -113,7 +114,7 @@ def make_past(log: SearchLog, profile: Profile, effects: Effects, folder: Path) 
         folder: the working folder.
     """
     baseline, target = log.problem.baseline, log.problem.report.target
-    own = [one.config for one in log.judged if one.score.value is not None]
+    own = [one.config for one in log.judged if one.score.value is not None and not is_disturbed(one.result)]
     timed = frozenset[str]().union(*(list_changes(one, baseline, changed_fields(one, baseline)) for one in own))
     refused = frozenset[str]().union(*(one for one in log.refused if len(one) == 1))
     failed = refused | log.find_suspects(count_overdue=False).guilty.keys()
