@@ -1,6 +1,7 @@
 """What an optimizer gets and does at weights that are held: gradients, changes of weights, learning rates.
 
     window ── forward, backward, clip ──▶ gradient, noted ── optimizer steps ──▶ change, noted ── weights put back
+    window ── forward, backward ──▶ gradient, noted ── changes its weights by itself ── weights put back at its next call
 
 Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.engine.dataloader import mix_seed
@@ -39,7 +40,7 @@ class RecordedStep:
 
 @dataclass
 class _Arm:
-    """One optimizer of the training."""
+    """One optimizer of the training, or one model of a training that has none."""
 
     parameters: list[Tensor]
     chosen: list[Tensor | None]
@@ -48,10 +49,14 @@ class _Arm:
     gradient: Tensor | None = None
     is_fresh: bool = True
     has_closure: bool = False
+    is_by_hand: bool = False
 
 
 class StepRecorder:
     """Notes the steps of one training's optimizers; hang `before` and `after` around each of their steps.
+
+    A training without optimizers changes its weights by itself: call `note_backward` after each backward pass, and
+    `put_back` before each call of a model.
 
     Attributes:
         holds: put the weights back after each step, and a fresh optimizer's state too.
@@ -79,12 +84,12 @@ class StepRecorder:
             optimizer: about to step.
             has_closure: it computes its gradients itself; they are noted when it has.
         """
-        arm = self._arms.get(id(optimizer)) or self._adopt(optimizer)
+        arm = self._arms.get(id(optimizer)) or self._adopt(id(optimizer), _list_parameters(optimizer))
         if self.holds:
             arm.is_fresh = not optimizer.state
             # Not only those that are noted: some join later, by another group or because they were frozen.
             arm.held = _list_parameters(optimizer)
-            arm.before = [parameter.detach().clone() for parameter in arm.held]
+            arm.before = _copy_all(arm.held)
             arm.has_closure = has_closure
             arm.gradient = None if has_closure or _overflowed(optimizer) else _read_gradient(optimizer, arm)
 
@@ -95,11 +100,9 @@ class StepRecorder:
             return
         if arm.has_closure:
             arm.gradient = _read_gradient(optimizer, arm)
-        with torch.no_grad():
-            before = {id(parameter): old for parameter, old in zip(arm.held, arm.before, strict=True)}
-            changes = [new.detach() - before.get(id(new), new.detach()) for new in arm.parameters]
-            for parameter, old in zip(arm.held, arm.before, strict=True):
-                parameter.copy_(old)
+        before = {id(parameter): old for parameter, old in zip(arm.held, arm.before, strict=True)}
+        changes = [new.detach() - before.get(id(new), new.detach()) for new in arm.parameters]
+        _write_all(arm.held, arm.before)
         if arm.is_fresh and not self.keeps_state:
             optimizer.state.clear()  # a state that went on would carry the error of one window into all later ones
         if arm.gradient is None:
@@ -107,6 +110,27 @@ class StepRecorder:
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
         self._noted[id(optimizer)] = RecordedStep(arm.gradient, pick(changes, arm.chosen), rates)
         arm.held, arm.before, arm.gradient = [], [], None
+
+    def note_backward(self, model: nn.Module) -> None:
+        """Note the gradients that a model has after a backward pass; nothing where they were not left with it."""
+        arm = self._arms.get(id(model))
+        if arm is None:
+            arm = self._adopt(id(model), [parameter for parameter in model.parameters() if parameter.requires_grad])
+            arm.is_by_hand, arm.before = True, _copy_all(arm.parameters)
+        if self.holds and any(parameter.grad is not None for parameter in arm.parameters):
+            gradient = pick([dense_gradient(parameter) for parameter in arm.parameters], arm.chosen)
+            self._noted[id(model)] = RecordedStep(gradient, torch.zeros(0), ())
+
+    def hold(self) -> None:
+        """Hold the weights as they are now."""
+        self.holds = True
+        for arm in self._by_hand:
+            arm.before = _copy_all(arm.parameters)
+
+    def put_back(self) -> None:
+        """Put back what a training without optimizers has changed, while the weights are held."""
+        for arm in self._by_hand if self.holds else ():
+            _write_all(arm.parameters, arm.before)
 
     def take(self) -> RecordedStep | None:
         """Return the steps noted since the last call as one, optimizers in the order of their first; None for none."""
@@ -126,8 +150,11 @@ class StepRecorder:
         """Every parameter that the optimizers seen so far train."""
         return [parameter for arm in self._arms.values() for parameter in arm.parameters]
 
-    def _adopt(self, optimizer: Optimizer) -> _Arm:
-        parameters = _list_parameters(optimizer)
+    @property
+    def _by_hand(self) -> list[_Arm]:
+        return [arm for arm in self._arms.values() if arm.is_by_hand]
+
+    def _adopt(self, key: int, parameters: list[Tensor]) -> _Arm:
         first = len(self.layers)
         widths = share_elements([parameter.numel() for parameter in parameters])
         chosen: list[Tensor | None] = []
@@ -136,11 +163,11 @@ class StepRecorder:
             parts = 2 if parameter.is_complex() else 1
             self.layers.append((name, parts * width, parts * parameter.numel()))
             chosen.append(choose(parameter.numel(), width, seed=position, device=parameter.device))
-        arm = self._arms[id(optimizer)] = _Arm(parameters, chosen)
+        arm = self._arms[key] = _Arm(parameters, chosen)
         return arm
 
 
-def name_parameters(model: torch.nn.Module) -> Callable[[Tensor], str | None]:
+def name_parameters(model: nn.Module) -> Callable[[Tensor], str | None]:
     """Return what finds a parameter's name in a model."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return lambda parameter: names.get(id(parameter))
@@ -168,6 +195,16 @@ def choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor 
 def _read_gradient(optimizer: Optimizer, arm: _Arm) -> Tensor:
     gradients = [dense_gradient(parameter) for parameter in arm.parameters]
     return pick(gradients, arm.chosen) / _own_scale(optimizer)
+
+
+def _copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def _write_all(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
 
 
 def _list_parameters(optimizer: Optimizer) -> list[Tensor]:

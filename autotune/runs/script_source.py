@@ -130,6 +130,7 @@ class ScriptSource:
             # Of later steps it is not known when their batch was there.
             self.timing.enter(self.timing.phase)
         if self._recorder is not None:
+            self._recorder.put_back()
             # What a loader draws comes before a model is called.
             self._generators = _read_generator(self.device)
 

@@ -436,6 +436,51 @@ def test_what_is_held_between_two_points_of_a_training_leaves_no_trace() -> None
     assert torch.equal(weights_of(model), weights_of(alone))
 
 
+def train_by_hand(model: nn.Module, recorder: StepRecorder, number: int) -> None:
+    """Take a step without an optimizer: the weights are changed after the backward pass."""
+    recorder.put_back()
+    model.zero_grad()
+    model(make_batch(number)).square().mean().backward()
+    recorder.note_backward(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+
+
+def test_a_training_without_optimizers_is_noted_at_weights_that_are_put_back() -> None:
+    model, alone, recorder = make_model(), make_model(), StepRecorder()
+    before, optimizer = bits(weights_of(model)), SGD(alone.parameters(), lr=0.1)
+    for number in range(3):
+        train_by_hand(model, recorder, number)
+        still = make_model()
+        take_step(still, SGD(still.parameters(), lr=0.1), number)
+        noted = step_of(recorder)
+        assert torch.equal(noted.gradient, gradients_of(still))
+        assert (noted.update.numel(), noted.learning_rates) == (0, ())
+    recorder.put_back()
+    assert bits(weights_of(model)) == before
+    recorder.holds = False
+    for number in range(3):
+        train_by_hand(model, recorder, number)
+        take_step(alone, optimizer, number)
+        assert recorder.take() is None
+    assert torch.allclose(weights_of(model), weights_of(alone))
+    recorder.hold()
+    before = bits(weights_of(model))
+    train_by_hand(model, recorder, 3)
+    assert bits(weights_of(model)) != before
+    recorder.put_back()
+    assert bits(weights_of(model)) == before
+    assert [elements for _, _, elements in recorder.layers] == [one.numel() for one in model.parameters()]
+
+
+def test_a_training_that_leaves_no_gradient_with_its_model_gives_nothing() -> None:
+    model, recorder = make_model(), StepRecorder()
+    torch.autograd.grad(model(make_batch(0)).square().mean(), list(model.parameters()))
+    recorder.note_backward(model)
+    assert recorder.take() is None
+
+
 def test_a_noted_step_is_given_out_once_and_is_a_copy() -> None:
     model = make_model()
     optimizer, recorder = SGD(model.parameters(), lr=0.1), StepRecorder()

@@ -493,8 +493,26 @@ def test_a_script_that_ends_early_has_the_points_that_it_came_to(project: Projec
 
 
 @pytest.mark.slow
-def test_a_script_whose_optimizer_never_steps_is_told(project: Project) -> None:
-    result = capture_script(project, "by_hand.py", training_loaders=())
+def test_a_script_that_trains_by_hand_is_held_at_its_weights(project: Project) -> None:
+    own = OWN.replace(micro_batch_size=32)
+    wanted: dict[str, Any] = {"training_loaders": (), "baseline": own, "config": own}
+    still, moving = (captures_of(capture_script(project, "by_hand.py", "--lr", lr, **wanted)) for lr in ("0", "0.05"))
+    assert np.array_equal(still.points[0].gradients.rows, moving.points[0].gradients.rows)
+    assert not np.array_equal(still.points[1].gradients.rows, moving.points[1].gradients.rows)
+    assert moving.points[0].learning_rates.shape == (5, 0)
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_no_gradient_with_its_model_is_told(project: Project) -> None:
+    by_hand = (project.folder / "by_hand.py").read_text()
+    functional = by_hand.replace(
+        "        loss.backward()\n", "        gradients = torch.autograd.grad(loss, list(model.parameters()))\n"
+    )
+    functional = functional.replace("for p in model.parameters():", "for p, g in zip(model.parameters(), gradients):")
+    functional = functional.replace("p -= args.lr * p.grad", "p -= args.lr * g")
+    project.write(functional, "functional.py")
+    result = capture_script(project, "functional.py", training_loaders=())
+    (project.folder / "functional.py").unlink()
     assert (result.status, result.cause) == (TrialStatus.UNSUPPORTED, "no-optimizer-step")
     assert result.error == "no optimizer step was seen, so no gradient can be compared"
     assert result.captures is None
@@ -517,9 +535,10 @@ def test_a_script_that_fails_has_written_nothing(project: Project) -> None:
         (("gan.py",), 64, ("TensorDataset[1797] by RandomSampler",), 12, 3),
         (("plain_loop.py",), 64, ("Digits[1440] by RandomSampler",), 8, 5),
         (("nano_gpt.py",), 24, (), None, 5),
+        (("by_hand.py",), 32, (), 6, 5),
         ((*TORCHRUN, "ddp.py"), 32, DDP_LOADERS, 6, 5),
     ],
-    ids=["gan", "plain_loop", "nano_gpt", "ddp"],
+    ids=["gan", "plain_loop", "nano_gpt", "by_hand", "ddp"],
 )
 def test_a_script_of_any_shape_is_the_same_twice(
     project: Project,

@@ -96,6 +96,8 @@ def check_schedule(candidate: Point, baseline: Point) -> QualityCheck:
             f"the baseline's {their_rates[step, group]:.6g}"
         )
         return _report("schedule", "learning rates", "inferior", reason)
+    if not their_rates.shape[1]:
+        return _report("schedule", "steps", "non-inferior", f"{len(common)} steps after the same samples")
     told = f"{len(common)} optimizer steps after the same samples at the same learning rates"
     return _report("schedule", "learning rates", "non-inferior", told)
 

@@ -284,7 +284,9 @@ class DriftGuard:
         left = [name for name in self._inexact if name not in switched]
         reasons = [f"gradients are not compared: {self._off}"] if self._off else []
         if left and not self._off:
-            reasons.append(f"only the loss shows what {', '.join(map(name_setting, left))} may do: it cannot be switched in place")
+            reasons.append(
+                f"only the loss shows what {', '.join(map(name_setting, left))} may do: it cannot be switched in place"
+            )
         return "; ".join(reasons)
 
 

@@ -31,7 +31,7 @@ class StepRecords:
         Args:
             restarts: the same windows come again; else the data go on, and so does the count of samples.
         """
-        self._recorder.holds = True
+        self._recorder.hold()
         self._points.append([])
         self._samples = 0 if restarts else self._samples
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from autotune.engine.gradients import StepRecorder
+from autotune.engine.hooks.models import ModelHooks
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 
 _UNSCALED = "_autotune_unscaled"
@@ -30,14 +31,14 @@ class OptimizerHooks:
         watch: StepWatch,
         timer: PhaseTimer,
         prepare: Callable[[Optimizer], None],
-        unseen: Callable[[], AbstractContextManager[None]],
+        models: ModelHooks,
         on_error: Callable[[Exception], None],
     ) -> None:
         self.optimizers: list[Optimizer] = []
         self.recorder: StepRecorder | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._watch, self._timer, self._prepare = watch, timer, prepare
-        self._unseen, self._on_error = unseen, on_error
+        self._models, self._on_error = models, on_error
 
     @property
     def scales_loss(self) -> bool:
@@ -92,13 +93,16 @@ class OptimizerHooks:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             self._timer.enter("backward")
             try:
-                with self._unseen():  # recomputed activations are no new calls
+                with self._models.unseen():  # recomputed activations are no new calls
                     plain(tensors, *args, **kwargs)
             except Exception as error:
                 self._on_error(error)
                 raise
             finally:
                 self._timer.leave()
+            if self.recorder is not None and self._watch.is_by_hand:
+                for root in self._models.roots:
+                    self.recorder.note_backward(root)
             self._watch.went_backward(_scalar(tensors))
 
         return backward
@@ -109,7 +113,7 @@ class OptimizerHooks:
                 return plain(outputs, *args, **kwargs)  # a compiler at work on a model that computes its loss itself
             self._timer.enter("backward")
             try:
-                with self._unseen():
+                with self._models.unseen():
                     gradients = plain(outputs, *args, **kwargs)
             finally:
                 self._timer.leave()

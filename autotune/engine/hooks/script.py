@@ -100,7 +100,7 @@ class ScriptHooks:
         self.models = ModelHooks(
             self.watch, self.timer, self._prepare_model, turn, on_error=on_error, inspects=inspects
         )
-        self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models.unseen, on_error)
+        self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models, on_error)
 
     @property
     def device(self) -> torch.device:

@@ -56,6 +56,11 @@ class StepWatch:
         self._optimizers_built = 0
         self._backwards = 0
 
+    @property
+    def is_by_hand(self) -> bool:
+        """The script has built no optimizer: it changes its weights by itself."""
+        return not self._optimizers_built
+
     def optimizer_built(self) -> None:
         """An optimizer was constructed."""
         self._optimizers_built += 1
