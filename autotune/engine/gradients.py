@@ -1,7 +1,7 @@
 """What an optimizer gets and does at weights that are held: gradients, changes of weights, learning rates.
 
     window ── forward, backward, clip ──▶ gradient, noted ── optimizer steps ──▶ change, noted ── weights put back
-    window ── forward, backward ──▶ gradient, noted ── changes its weights by itself ── weights put back at its next call
+    window ── forward, backward ──▶ gradient, noted ── weights changed by hand ── weights put back at the next call
 
 Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept.
 """
