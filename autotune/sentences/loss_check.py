@@ -76,7 +76,8 @@ def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
     if found is not None:
         points = " and ".join(dict.fromkeys(one.point for one in found.fidelity))
         windows = min(one.windows for one in found.fidelity)
-        return f"the gradients of {windows} batches are the same at {points}; no training is part of the proof"
+        what = "gradients" if any(one.subject == "gradients" for one in found.fidelity) else "optimizer's steps"
+        return f"the {what} of {windows} batches are the same at {points}; no training is part of the proof"
     data = next((check for check in checks if check.test == "tape"), None)
     return None if data is None else f"the training data are the same: {data.reason}; nothing else is changed"
 

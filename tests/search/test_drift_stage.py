@@ -552,7 +552,7 @@ def test_a_loader_that_hands_over_something_else_is_refused_and_the_rest_wins(tm
     assert not any(config.num_workers for config in trained(run.machine.specs))
     told = [note for note in run.profile.evidence.notes if "was refused by the loss check" in note]
     assert told
-    assert all("num_workers=" in note and "batches hold other values" in note for note in told)
+    assert all("workers=" in note and "batches hold other values" in note for note in told)
 
 
 def test_a_change_that_only_trainings_show_is_refused_and_the_rest_is_trained(tmp_path: Path) -> None:

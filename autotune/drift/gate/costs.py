@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.drift.gate.screen import REORDERING_KNOBS, Gate, asked_tests
+from autotune.drift.gate.screen import REORDERING_KNOBS, Gate, asked_tests, leave_optimizer
 from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.knobs import DATA_KNOBS, DriftTest
@@ -98,12 +98,16 @@ class ProofCosts:
     def _of_gradients(self, config: TrainConfig, gate: Gate, plan: GradientPlan) -> float:
         baseline = self.facts.baseline
         changed = {*changed_fields(config, baseline)}
-        own = self.of_trial(baseline, plan)
-        seconds = self.of_trial(config, plan, goes_on=self.is_script)
-        if not gate.trials.has_run(baseline, "fidelity", plan):
+        own, seconds = self.of_trial(baseline, plan), 0.0
+        draws_otherwise = gate.trials.draws_random and bool(changed & REORDERING_KNOBS)
+        rest = gate.find_rest(config) if draws_otherwise else None
+        if config == baseline or leave_optimizer(config, baseline) != baseline:
+            seconds += self.of_trial(config, plan, goes_on=self.is_script)
+            seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", plan) else own
+        if draws_otherwise:
             seconds += own
-        if gate.trials.draws_random and changed & REORDERING_KNOBS:
-            seconds += own + (self.of_trial(baseline, plan) if changed - REORDERING_KNOBS else 0.0)
+        if rest is not None and leave_optimizer(rest, baseline) != baseline:
+            seconds += own
         if any(name == "optimizer_implementation" or is_user_knob(name) for name in changed):
             seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))
         return seconds

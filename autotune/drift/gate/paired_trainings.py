@@ -63,13 +63,13 @@ class Trainings:
             config: the settings.
             arms: what they may count on.
             shown: its gradients were shown to be the baseline's: then a training in which nothing is learned does not
-                take that back.
+                take that back, and there is none where the time is only for so few steps that it would tell little.
             lost: its gradients differ by no more than is lost in a step's own noise.
         """
         log, problem = self._log, self._log.problem
         if self._drift is None:
             plan = self._learner.plan(arms.candidates, arms.left())
-            if plan is None:
+            if plan is None or (shown and not self._learner.tells(plan)):
                 return None
             self._announce(plan)
             learn = partial(self._learner.learn, left=arms.left)

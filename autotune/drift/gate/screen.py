@@ -32,7 +32,7 @@ from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
-from autotune.records.quality import QualityCheck
+from autotune.records.quality import GradientEquivalence, QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import GradientPlan
 from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
@@ -42,6 +42,9 @@ CLOSER_WINDOWS = 64
 
 REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend"}
 """They draw the random numbers of a step in another order: their masks are others, and no worse."""
+
+
+_OPTIMIZER = "optimizer_implementation"
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Gate:
         knows_order: the target is a workload, whose loaders tell which samples they take.
         tape_steps: optimizer steps of which a script's data are looked at.
         affords: there is time for a candidate and the baseline by a longer plan.
+        has_equal_losses: launches of the search have shown that exact settings lose nothing.
     """
 
     facts: TargetFacts
@@ -63,6 +67,7 @@ class Gate:
     knows_order: bool = True
     tape_steps: int = 24
     affords: Callable[[GradientPlan], bool] = lambda _plan: False
+    has_equal_losses: Callable[[TrainConfig], bool] = lambda _config: False
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -175,66 +180,94 @@ class Gate:
         config = revert_knobs(config, baseline, set(DATA_KNOBS) - kept)
         if config == baseline:
             return []
-        changed = set(changed_fields(config, baseline))
-        reorders = bool(changed & REORDERING_KNOBS) and self._has_dropout()
-        checks = self._compare_gradients(config, dropout=not reorders)
+        reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline))) and self._has_dropout()
+        rest = self.find_rest(config) if reorders else None
+        checks = self._compare_gradients(config, dropout=not reorders, updates=rest is None)
         if checks is not None and reorders:
             checks = self._excuse_draws(checks)
-        if checks is None or not reorders or any(check.verdict == "inferior" for check in checks):
-            return checks
-        # Without dropout a recomputation whose masks differ cannot be seen: the rest of the changes, with it.
-        rest = revert_knobs(config, baseline, changed & REORDERING_KNOBS)
-        if rest == baseline:
+        if checks is None or rest is None or any(check.verdict == "inferior" for check in checks):
             return checks
         more = self._compare_gradients(rest, dropout=True)
         return None if more is None else [*checks, *more]
+
+    def find_rest(self, config: TrainConfig) -> TrainConfig | None:
+        """Return what is to be compared with dropout of settings that draw their masks in another order.
+
+        Without dropout a recomputation whose masks differ cannot be seen: it is the rest of the changes, but for those
+        of which launches have shown that they lose nothing. None where nothing is left.
+        """
+        baseline = self.facts.baseline
+        rest = revert_knobs(config, baseline, {*REORDERING_KNOBS, *DATA_KNOBS})
+        arithmetic = leave_optimizer(rest, baseline)
+        if arithmetic != baseline and self._is_exact(arithmetic) and self.has_equal_losses(arithmetic):
+            rest = revert_knobs(rest, baseline, changed_fields(arithmetic, baseline))
+        return None if rest == baseline else rest
 
     def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
         result = self.trials.launch(self.facts.baseline, "fidelity", self._planned.replace(dropout=False))
         return excuse_draws(checks) if result is not None and result.draws_random else checks
 
-    def _compare_gradients(self, config: TrainConfig, *, dropout: bool) -> list[QualityCheck] | None:
+    def _compare_gradients(
+        self, config: TrainConfig, *, dropout: bool, updates: bool = True
+    ) -> list[QualityCheck] | None:
         plan = self._planned.replace(dropout=dropout)
-        checks = self._look(config, plan)
+        checks = self._look(config, plan, updates=updates)
         if checks is None or all(check.verdict != "inconclusive" for check in checks):
             return checks
         closer = plan.replace(windows=CLOSER_WINDOWS)
         if plan.windows >= CLOSER_WINDOWS or not self.affords(closer):
             return checks
-        return self._look(config, closer) or checks
+        return self._look(config, closer, updates=updates) or checks
 
-    def _look(self, config: TrainConfig, plan: GradientPlan) -> list[QualityCheck] | None:
-        baseline = self.facts.baseline
-        arms = self._capture_pair(config, plan)
-        if not isinstance(arms, tuple):
-            return arms
-        candidate, base = arms
-        if not have_same_layers(candidate, base):
-            return [report_other_model()]
-        found = compare_points(candidate, base, None, steps=plan.later_steps)
-        if any(one.verdict != "non-inferior" for one in found):
-            reference = self._capture_reference(plan)
-            if reference is not None:
-                farthest = FARTHEST_REFERENCE[baseline.precision]
-                found = compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
+    def _look(self, config: TrainConfig, plan: GradientPlan, *, updates: bool) -> list[QualityCheck] | None:
+        """Compare gradients, and what an optimizer makes of them, which at weights that are held shows in no gradient.
+
+        With gradients that are rounded otherwise, Adam makes full steps of rounding noise: it gets the baseline's own.
+        """
+        baseline, found, schedules = self.facts.baseline, list[GradientEquivalence](), list[QualityCheck]()
+        arithmetic = leave_optimizer(config, baseline)
+        if arithmetic != baseline:
+            arms = self._capture_pair(arithmetic, plan)
+            if not isinstance(arms, tuple):
+                return arms
+            if not have_same_layers(*arms):
+                return [report_other_model()]
+            found += self._compare_points(*arms, plan)
+            schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
         stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
-        if stepping != baseline:
-            # What an optimizer does with the same gradients; with others, Adam makes full steps of rounding noise.
+        if updates and stepping != baseline:
             arms = self._capture_pair(stepping, plan.replace(keeps_state=True, later_steps=0))
             if not isinstance(arms, tuple):
                 return arms
+            if not have_same_layers(*arms):
+                return [report_other_model()]
             found.append(compare_updates(*arms))
+            schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
+        if not found:
+            return []
         samples = (plan.windows + plan.later_steps) * baseline.effective_batch_size
         judged = judge(found, samples=samples if plan.later_steps else 0)
-        is_exact = all(kind == "exact" for kind in self._classify(config).values())
-        return [
-            check_schedule(candidate.points[0], base.points[0]),
-            require_equality(judged) if is_exact else judged,
-        ]
+        schedule = next((one for one in schedules if one.verdict != "non-inferior"), schedules[0])
+        return [schedule, require_equality(judged) if self._is_exact(config) else judged]
+
+    def _compare_points(
+        self, candidate: GradientTrace, base: GradientTrace, plan: GradientPlan
+    ) -> list[GradientEquivalence]:
+        found = compare_points(candidate, base, None, steps=plan.later_steps)
+        if all(one.verdict == "non-inferior" for one in found):
+            return found
+        reference = self._capture_reference(plan)
+        if reference is None:
+            return found
+        farthest = FARTHEST_REFERENCE[self.facts.baseline.precision]
+        return compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
+
+    def _is_exact(self, config: TrainConfig) -> bool:
+        return all(kind == "exact" for kind in self._classify(config).values())
 
     def _stepping_knobs(self, config: TrainConfig) -> set[str]:
         """Return the knobs that may change what an optimizer does with a gradient."""
-        return {"optimizer_implementation"} | {f"user_knobs.{name}" for name in config.user_knobs}
+        return {_OPTIMIZER} | {f"user_knobs.{name}" for name in config.user_knobs}
 
     def _capture_pair(
         self, config: TrainConfig, plan: GradientPlan
@@ -272,6 +305,11 @@ class Gate:
     def discard(self) -> None:
         """Delete what the trials wrote down: for a large model it is large."""
         self.trials.discard()
+
+
+def leave_optimizer(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
+    """Return settings with the baseline's implementation of its optimizer: what is left computes the gradients."""
+    return revert_knobs(config, baseline, {_OPTIMIZER})
 
 
 def asked_tests(config: TrainConfig, baseline: TrainConfig) -> frozenset[DriftTest]:

@@ -23,7 +23,7 @@ from autotune.drift.gate.trace_plans import PLANS, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
-from autotune.records.config import TrainConfig, get_knob, is_user_knob
+from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.search import CheckedConfig, Screens
 from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
@@ -76,6 +76,7 @@ class GateStage:
             knows_order=not self._is_script,
             tape_steps=self._costs.tape_steps,
             affords=self._affords,
+            has_equal_losses=self._has_equal_losses,
         )
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
@@ -140,8 +141,7 @@ class GateStage:
 
         One that is exact is taken to have the baseline's losses then.
         """
-        numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        seconds = self._price_tests(config, self._shown_where_equal if numerics == "exact" else frozenset())
+        seconds = self._price_tests(config, self._shown_where_equal if self._is_exact(config) else frozenset())
         return seconds + self._trainings.least_seconds if self._may_be_trained(config) else seconds
 
     def _may_be_trained(self, config: TrainConfig) -> bool:
@@ -256,8 +256,7 @@ class GateStage:
         checks = (*(screened or ()), *equal)
         if any(check.verdict == "inferior" for check in checks):
             return checks
-        numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        if numerics == "exact" and is_passed(checks) and not self._must_train:
+        if self._is_exact(config) and is_passed(checks) and not self._must_train:
             return checks
         compared = any(check.test == "gradients" for check in checks)
         self._note_gradients(config, checks)
@@ -265,7 +264,7 @@ class GateStage:
             self._must_train
             or self._is_always_trained(config)
             or not is_passed(checks)
-            or not (compared or numerics == "exact")
+            or not (compared or self._is_exact(config))
         )
         trained = self._trainings.check(
             config,
@@ -291,7 +290,7 @@ class GateStage:
 
         A workload's loader is looked at all the same, for the ends of the epoch; a script's tape tells no more.
         """
-        if numerics_of(config, self._baseline, self._facts.numerics) != "exact":
+        if not self._is_exact(config):
             return frozenset(), ()
         equal = self._find_equal_losses(config)
         if equal is None:
@@ -301,6 +300,19 @@ class GateStage:
     @property
     def _shown_where_equal(self) -> frozenset[DriftTest]:
         return frozenset(("tape", "gradients") if self._is_script else ("gradients",))
+
+    def _has_equal_losses(self, config: TrainConfig) -> bool:
+        """Return whether exact settings, be it with more of the kind, were launched and had the baseline's losses."""
+        wanted = self._list_all(config)
+        launched = {one.key: one.config for one in self._log.judged}.values()
+        alike = (one for one in launched if wanted <= self._list_all(one) and self._is_exact(one))
+        return any(self._find_equal_losses(one) is not None for one in alike)
+
+    def _list_all(self, config: TrainConfig) -> frozenset[str]:
+        return list_changes(config, self._baseline, changed_fields(config, self._baseline))
+
+    def _is_exact(self, config: TrainConfig) -> bool:
+        return numerics_of(config, self._baseline, self._facts.numerics) == "exact"
 
     def _find_equal_losses(self, config: TrainConfig) -> QualityCheck | None:
         return self._equal_losses.find(config, self._log.judged)
