@@ -341,6 +341,29 @@ def test_for_what_may_round_equal_losses_put_the_look_off_and_prove_nothing(tmp_
     assert "gradients" in {test for test, _ in stage.tests_of(FUSED)}
 
 
+class Dropping(Repeating):
+    """The baseline draws random numbers."""
+
+    def __call__(self, spec: TrialSpec) -> TrialResult:
+        result = super().__call__(spec)
+        return result.replace(draws_random=spec.fidelity is not None and spec.fidelity.dropout)
+
+
+def test_what_is_exact_is_taken_from_the_launches_also_beside_what_rounds(tmp_path: Path) -> None:
+    both = CAST.replace(host_allocator="glibc-tuned")
+    prices = []
+    for launched in ((), (TUNED,), (TUNED.replace(device_allocator="expandable-segments"),)):
+        folder = tmp_path / str(len(prices))
+        folder.mkdir()
+        stage = open_stage(folder, Dropping())
+        measure(stage, BASELINE, both, *launched)
+        assert stage.choose(both) == [both]
+        looked_at = [spec.config for spec in of_gate(stage.machine.specs)]
+        assert (TUNED in looked_at) is not bool(launched)
+        prices.append(len(looked_at))
+    assert prices == [4, 3, 3]
+
+
 def test_an_exact_candidate_has_its_turn_although_there_is_no_time_for_the_one_before(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Repeating())
     measure(stage, BASELINE, CAST, TUNED)
@@ -638,6 +661,16 @@ def test_without_time_for_trainings_equal_gradients_are_accepted_and_it_is_told(
     assert stage.choose(CAST) == [CAST]
     assert stage.log.notes == (NO_TIME,)
     assert {test for test, _ in stage.tests_of(CAST)} == {"schedule", "gradients"}
+
+
+def test_trainings_too_short_to_tell_are_not_run_of_gradients_that_have_passed(tmp_path: Path) -> None:
+    stage = open_late(tmp_path, Machine(), 40.0, script=Script(command=("python", "train.py")), startup=3.0)
+    assert stage.choose(CAST) == [CAST]
+    assert "quality" not in stage.purposes
+    assert stage.log.notes == (NO_TIME,)
+    late = open_late(tmp_path, Machine(), 40.0, script=Script(command=("python", "train.py")), startup=3.0)
+    assert late.choose(HALF) == [HALF]  # it needs them
+    assert "quality" in late.purposes
 
 
 def test_without_time_for_trainings_half_precision_is_not_accepted(tmp_path: Path) -> None:

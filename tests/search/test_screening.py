@@ -448,6 +448,38 @@ def test_the_rest_is_compared_again_with_dropout(tmp_path: Path) -> None:
     assert (alone.dropout, both.dropout) == (True, False)
 
 
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_what_launches_have_shown_to_lose_nothing_is_not_compared_again_with_dropout(
+    tmp_path: Path, is_shown: bool
+) -> None:
+    tuned = BASE.replace(host_allocator="glibc-tuned")
+    runs = Runs(tmp_path, draws=True)
+    screen(
+        runs,
+        {"precision": "bf16", "host_allocator": "glibc-tuned"},
+        has_equal_losses=lambda config: is_shown and config == tuned,
+    )
+    assert len(runs.plans_of(tuned.replace(precision="bf16"))) == 1
+    assert len(runs.plans_of(tuned)) == (0 if is_shown else 1)
+    # Equal losses are no proof of what may round.
+    checkpointing: dict[str, Any] = {"activation_checkpointing": "full"}
+    screen(runs, {"precision": "bf16", **checkpointing}, has_equal_losses=lambda _config: True)
+    assert len(runs.plans_of(BASE.replace(**checkpointing))) == 1
+
+
+def test_an_optimizer_is_compared_in_its_steps_alone_and_once(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, draws=True)
+    wanted: dict[str, Any] = {"precision": "bf16", "host_allocator": "glibc-tuned", "optimizer_implementation": "fused"}
+    checks = screen(runs, wanted, has_equal_losses=lambda _config: True)
+    assert outcome(checks) == [("schedule", PASSED), ("gradients", PASSED)] * 2
+    assert subjects(checks) == ["gradients", "gradients", "updates"]
+    (steps,) = runs.plans_of(BASE.replace(optimizer_implementation="fused"))
+    assert (steps.keeps_state, steps.dropout, steps.later_steps) == (True, True, 0)
+    assert runs.plans_of(BASE.replace(**wanted)) == []
+    (cast,) = runs.plans_of(BASE.replace(precision="bf16", host_allocator="glibc-tuned"))
+    assert not cast.dropout
+
+
 def test_masks_that_a_recomputation_forgets_are_seen_with_dropout_only(tmp_path: Path) -> None:
     def forget(config: TrainConfig, plan: GradientPlan) -> float:
         return 0.2 if plan.dropout and config.activation_checkpointing == "full" else 0.0
