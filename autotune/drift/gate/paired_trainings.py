@@ -46,10 +46,14 @@ class Trainings:
         self._drift: LossCheck | None = None
 
     @property
+    def have_run(self) -> bool:
+        """The baseline was trained for them."""
+        return self._drift is not None and bool(self._drift.baseline_curves)
+
+    @property
     def least_seconds(self) -> float:
         """The least time in which one more candidate can be judged by trainings."""
-        is_trained = self._drift is not None and bool(self._drift.baseline_curves)
-        return self._learner.least_seconds(self._drift.plan if self._drift is not None and is_trained else None)
+        return self._learner.least_seconds(self._drift.plan if self._drift is not None and self.have_run else None)
 
     @property
     def learns(self) -> bool:

@@ -276,7 +276,8 @@ class GateStage:
             return (*(checks if self._trainings.learns else accept_lost(checks)), *trained)
         if needs_training:
             return None
-        self._log.add_notes("there was no time to compare trainings: the gradients alone were compared")
+        if not self._trainings.have_run:
+            self._log.add_notes("there was no time to compare trainings: the gradients alone were compared")
         return checks
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
