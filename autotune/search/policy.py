@@ -32,7 +32,9 @@ class SearchPolicy:
         dear_compile_share: of the budget; what takes more to compile is weighed against the best that does not.
         most_proof_share: of the budget; what takes more to be shown to learn the same is weighed likewise, and is not
             looked at before its turn to be proven.
-        first_proof_factor: times that such a loss check is priced until something is proven.
+        first_proof_factor: times that such a loss check is priced until something is proven, where it takes much of
+            what is left as well.
+        fitting_proof_share: of what is left; a loss check that takes no more is at its own price.
         own_share: of the budget; the values of the user's own knobs that are tried alone first take no more.
         least_explored: launches before the first proof, while there is time to come back from it.
         bound_reached: share of the probe's bound from which nothing that matters is left to find.
@@ -88,6 +90,7 @@ class SearchPolicy:
     dear_compile_share: float = 0.2
     most_proof_share: float = 0.1
     first_proof_factor: float = 8.0
+    fitting_proof_share: float = 0.4
     own_share: float = 0.2
     least_explored: int = 16
     bound_reached: float = 0.95

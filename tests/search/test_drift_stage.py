@@ -485,8 +485,9 @@ def test_a_promising_config_is_screened_once_and_not_trained(tmp_path: Path) -> 
     assert stage.purposes == ["fidelity", "fidelity"]
     stage.look_at(CAST)
     stage.look_at(CAST.replace(num_workers=2))  # nothing new that rounds
+    stage.look_at(CAST.replace(optimizer_implementation="fused"))  # it waits for its turn
     assert len(stage.purposes) == 2
-    stage.look_at(CAST.replace(optimizer_implementation="fused"))
+    stage.look_at(CAST.replace(num_threads=1))
     assert len(stage.purposes) > 2
     assert stage.log.refused == ()
 
@@ -668,7 +669,9 @@ def test_trainings_too_short_to_tell_are_not_run_of_gradients_that_have_passed(t
     assert stage.choose(CAST) == [CAST]
     assert "quality" not in stage.purposes
     assert stage.log.notes == (NO_TIME,)
-    late = open_late(tmp_path, Machine(), 40.0, script=Script(command=("python", "train.py")), startup=3.0)
+    other = tmp_path / "other"
+    other.mkdir()
+    late = open_late(other, Machine(), 100.0, script=Script(command=("python", "train.py")), startup=3.0)
     assert late.choose(HALF) == [HALF]  # it needs them
     assert "quality" in late.purposes
 

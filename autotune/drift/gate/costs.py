@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.drift.gate.screen import REORDERING_KNOBS, Gate, asked_tests, leave_optimizer
+from autotune.drift.gate.screen import OPTIMIZER, REORDERING_KNOBS, Gate, asked_tests, leave_optimizer
 from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.knobs import DATA_KNOBS, DriftTest
@@ -108,6 +108,6 @@ class ProofCosts:
             seconds += own
         if rest is not None and leave_optimizer(rest, baseline) != baseline:
             seconds += own
-        if any(name == "optimizer_implementation" or is_user_knob(name) for name in changed):
+        if any(name == OPTIMIZER or is_user_knob(name) for name in changed):
             seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))
         return seconds

@@ -44,7 +44,7 @@ REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", 
 """They draw the random numbers of a step in another order: their masks are others, and no worse."""
 
 
-_OPTIMIZER = "optimizer_implementation"
+OPTIMIZER = "optimizer_implementation"
 
 
 @dataclass
@@ -267,7 +267,7 @@ class Gate:
 
     def _stepping_knobs(self, config: TrainConfig) -> set[str]:
         """Return the knobs that may change what an optimizer does with a gradient."""
-        return {_OPTIMIZER} | {f"user_knobs.{name}" for name in config.user_knobs}
+        return {OPTIMIZER} | {f"user_knobs.{name}" for name in config.user_knobs}
 
     def _capture_pair(
         self, config: TrainConfig, plan: GradientPlan
@@ -309,7 +309,7 @@ class Gate:
 
 def leave_optimizer(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
     """Return settings with the baseline's implementation of its optimizer: what is left computes the gradients."""
-    return revert_knobs(config, baseline, {_OPTIMIZER})
+    return revert_knobs(config, baseline, {OPTIMIZER})
 
 
 def asked_tests(config: TrainConfig, baseline: TrainConfig) -> frozenset[DriftTest]:

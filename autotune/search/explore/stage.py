@@ -285,16 +285,17 @@ class Explorer:
     def _list_dear(self) -> dict[str, float]:
         """Return the values that take much of the budget to prove or to compile, with the times their price counts.
 
-        A long proof counts more until there is one: it may take the time of all there is to prove. Not so of a user's
-        own knob, and of compiling, whose proof is long by its own compilations alone.
+        A long proof counts more until there is one, where it may take the time of all there is to prove. Not so of a
+        user's own knob, and of compiling, whose proof is long by its own compilations alone.
         """
         policy, space, budget = self._policy, self.log.problem.space, self.starter.budget.seconds
+        fitting = policy.fitting_proof_share * self.starter.budget.remaining_seconds
         proven_long = {
             f"{name}={value}": policy.first_proof_factor
             for name, values in space.choices.items()
             for value in values
             if value != get_knob(space.baseline, name) and name != "compile_mode" and not is_user_knob(name)
-            if self.proof_seconds(space.complete({name: value})) > policy.most_proof_share * budget
+            if self.proof_seconds(space.complete({name: value})) > max(policy.most_proof_share * budget, fitting)
         }
         return dict.fromkeys(find_dear_values(self.log, policy.dear_compile_share * budget), 1.0) | proven_long
 
