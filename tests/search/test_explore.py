@@ -204,8 +204,16 @@ def test_what_compiles_holds_nothing_else_that_was_not_seen_to_work():
     assert "compile=default" in seen
 
 
-@pytest.mark.parametrize(("seconds", "dear"), [(50.0, {}), (70.0, {"precision=bf16": 8.0})])
-def test_until_the_first_proof_a_long_one_counts_several_times(seconds, dear):
+@pytest.mark.parametrize(
+    ("seconds", "left", "dear"),
+    [
+        (50.0, 100.0, {}),
+        (70.0, 100.0, {"precision=bf16": 8.0}),
+        (70.0, 600.0, {}),  # there is time for it
+        (250.0, 600.0, {"precision=bf16": 8.0}),
+    ],
+)
+def test_until_the_first_proof_one_that_takes_much_of_what_is_left_counts_several_times(seconds, left, dear):
     asked: list[dict[str, float]] = []
 
     class Listening(UnsavedStudy):
@@ -214,7 +222,9 @@ def test_until_the_first_proof_a_long_one_counts_several_times(seconds, dear):
             return super().propose(*closed, **others)
 
     choices = {name: CHOICES[name] for name in ("precision", "num_workers", "compile_mode")}
-    search = open_search(Machine(), budget=600.0, space=make_space(**choices))
+    machine = Machine()
+    search = open_search(machine, budget=600.0, space=make_space(**choices))
+    machine.now = 600.0 - left
     study = Listening(None, search.log.problem.space, seed=0)
 
     def proof_seconds(config: TrainConfig) -> float:
