@@ -39,7 +39,7 @@ class LossCheckPolicy:
     most_finalists: int = 1
     most_tested: int = 6
     candidates: int = 4
-    early_candidates: int = 2
+    early_candidates: int = 1
     screen_share: float = 0.7
     closer_share: float = 0.3
     least_seconds: float = 2.0

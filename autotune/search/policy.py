@@ -65,6 +65,8 @@ class SearchPolicy:
         generous_check: times the least that a loss check needs, which it may take likewise.
         least_check: times the same, what it may take in any case: one that is given more only trains for longer.
         least_check_seconds: that it may take in any case.
+        look_share: of the budget, what a look at a leader's gradients may take while the search explores, unless it
+            needs more.
         spare_rounds: times the rounds that the gain asks for: the search's reading flatters the best of many.
         spare_budget: times the least budget, what is told where the one given is too small.
 
@@ -119,6 +121,7 @@ class SearchPolicy:
     generous_check: float = 2.0
     least_check: float = 1.4
     least_check_seconds: float = 3.0
+    look_share: float = 0.2
     spare_rounds: float = 1.3
     spare_budget: float = 1.1
 

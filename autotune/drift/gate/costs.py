@@ -90,7 +90,7 @@ class ProofCosts:
             seconds += self.of_trial(config, None) * (1 if gate.trials.has_run(baseline, "tape") else 2)
         if "additivity" in asked:
             seconds += 2 * self.of_trial(config, plan.replace(later_steps=0))
-        others = revert_knobs(config, baseline, DATA_KNOBS)
+        others = gate.leave_shown(revert_knobs(config, baseline, DATA_KNOBS))
         if "gradients" in asked and others != baseline:
             seconds += self._of_gradients(others, gate, plan)
         return seconds
@@ -101,10 +101,12 @@ class ProofCosts:
         own, seconds = self.of_trial(baseline, plan), 0.0
         draws_otherwise = gate.trials.draws_random and bool(changed & REORDERING_KNOBS)
         rest = gate.find_rest(config) if draws_otherwise else None
-        if config == baseline or leave_optimizer(config, baseline) != baseline:
+        arithmetic = leave_optimizer(config, baseline)
+        is_looked_at = gate.trials.has_looked(arithmetic, plan.replace(dropout=not draws_otherwise))
+        if config == baseline or not (arithmetic == baseline or is_looked_at):
             seconds += self.of_trial(config, plan, goes_on=self.is_script)
             seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", plan) else own
-        if draws_otherwise:
+        if draws_otherwise and not gate.trials.has_run(baseline, "fidelity", plan.replace(dropout=False)):
             seconds += own
         if rest is not None and leave_optimizer(rest, baseline) != baseline:
             seconds += own

@@ -46,6 +46,8 @@ REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", 
 
 OPTIMIZER = "optimizer_implementation"
 
+ALLOCATORS = frozenset({"host_allocator", "device_allocator"})
+
 
 @dataclass
 class Gate:
@@ -177,7 +179,7 @@ class Gate:
         baseline = self.facts.baseline
         # Copies are asynchronous from pinned memory alone.
         kept = {"pin_memory"} if "non_blocking" in changed_fields(config, baseline) else set()
-        config = revert_knobs(config, baseline, set(DATA_KNOBS) - kept)
+        config = self.leave_shown(revert_knobs(config, baseline, set(DATA_KNOBS) - kept))
         if config == baseline:
             return []
         reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline))) and self._has_dropout()
@@ -197,11 +199,20 @@ class Gate:
         of which launches have shown that they lose nothing. None where nothing is left.
         """
         baseline = self.facts.baseline
-        rest = revert_knobs(config, baseline, {*REORDERING_KNOBS, *DATA_KNOBS})
-        arithmetic = leave_optimizer(rest, baseline)
-        if arithmetic != baseline and self._is_exact(arithmetic) and self.has_equal_losses(arithmetic):
-            rest = revert_knobs(rest, baseline, changed_fields(arithmetic, baseline))
+        rest = self.leave_shown(revert_knobs(config, baseline, {*REORDERING_KNOBS, *DATA_KNOBS}))
         return None if rest == baseline else rest
+
+    def find_exact(self, config: TrainConfig) -> TrainConfig:
+        """Return settings with only the allocators of a config, which by construction compute the same."""
+        changed = set(changed_fields(config, self.facts.baseline))
+        return revert_knobs(config, self.facts.baseline, changed - ALLOCATORS)
+
+    def leave_shown(self, config: TrainConfig) -> TrainConfig:
+        """Return a config without its allocators where launches have shown that these lose nothing."""
+        baseline, exact = self.facts.baseline, self.find_exact(config)
+        if exact in (baseline, config) or not self.has_equal_losses(exact):
+            return config
+        return revert_knobs(config, baseline, changed_fields(exact, baseline))
 
     def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
         result = self.trials.launch(self.facts.baseline, "fidelity", self._planned.replace(dropout=False))

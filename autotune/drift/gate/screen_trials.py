@@ -49,6 +49,11 @@ class GateTrials:
         """Return whether a trial was run."""
         return _key(config, purpose, plan) in self._results
 
+    def has_looked(self, config: TrainConfig, plan: GradientPlan) -> bool:
+        """Return whether gradients were written down by a plan, at whichever weights."""
+        looks = (one.spec.fidelity for one in self._results.values() if one.spec.config == config)
+        return any(look is not None and look.replace(weights=None) == plan for look in looks)
+
     @property
     def draws_random(self) -> bool:
         """The baseline was seen to draw random numbers: there is dropout or the like."""

@@ -18,7 +18,7 @@ from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
-from autotune.drift.gate.screen import OPTIMIZER, Gate
+from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate
 from autotune.drift.gate.trace_plans import PLANS, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
@@ -30,7 +30,7 @@ from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.log import SearchLog, list_changes
 from autotune.sentences.loss_check import describe_refusal
-from autotune.space import classify_changes, numerics_of
+from autotune.space import classify_changes, numerics_of, revert_knobs
 
 _DIGITS = ("precision", "allow_tf32")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
@@ -187,13 +187,26 @@ class GateStage:
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
         if self._find_equal_losses(config) is None:
             self._open_gate(seconds, self._policy.early_candidates)
-            checks = self._gate.screen(config) if self._gate.plan is not None else ()
+            rest = revert_knobs(config, self._baseline, ALLOCATORS)  # these wait for their turn
+            checks = self._gate.screen(rest) if self._gate.plan is not None else ()
             if checks is None:
                 return
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(config, checks)
         self._seen |= new
         self._save()
+
+    def find_unshown(self, config: TrainConfig) -> TrainConfig | None:
+        """Return the allocators of a config that rounds, where a launch of their own is to show that they lose nothing.
+
+        It takes less than to look at their gradients. None where there are none, it was made, or would show nothing as
+        the baseline does not repeat itself.
+        """
+        exact = self._gate.find_exact(config)
+        if exact in (self._baseline, config) or exact.key in {one.key for one in self._log.judged}:
+            return None
+        is_told = self._find_equal_losses(self._baseline) is None or self._has_equal_losses(exact)
+        return None if is_told else exact
 
     def choose(
         self,
