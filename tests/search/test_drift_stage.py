@@ -341,6 +341,22 @@ def test_for_what_may_round_equal_losses_put_the_look_off_and_prove_nothing(tmp_
     assert "gradients" in {test for test, _ in stage.tests_of(FUSED)}
 
 
+def test_an_allocator_beside_what_rounds_is_to_be_launched_by_itself(tmp_path: Path) -> None:
+    both = CAST.replace(host_allocator="glibc-tuned", num_workers=2)
+    stage = open_stage(tmp_path, Repeating())
+    measure(stage, BASELINE, both)
+    assert stage.stage.find_unshown(both) == TUNED
+    assert stage.stage.find_unshown(CAST) is None
+    assert stage.stage.find_unshown(TUNED) is None  # its own losses tell
+    measure(stage, TUNED)
+    assert stage.stage.find_unshown(both) is None
+    unequal = tmp_path / "unequal"
+    unequal.mkdir()
+    other = open_stage(unequal)
+    measure(other, BASELINE, both, TUNED)
+    assert other.stage.find_unshown(both) is None  # it was launched, and its losses are others
+
+
 class Dropping(Repeating):
     """The baseline draws random numbers."""
 
@@ -891,7 +907,7 @@ def test_a_stage_of_a_script_plans_for_steps_that_its_candidates_repeat(tmp_path
     for script in (None, Script(command=("python", "train.py"))):
         folder = tmp_path / str(len(plans))
         folder.mkdir()
-        stage = open_stage(folder, budget=300.0, script=script)
+        stage = open_stage(folder, budget=120.0, script=script)
         stage.look_at(CAST)
         plans.append(stage.machine.specs[0].fidelity)
     assert all(plan is not None for plan in plans)
