@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from record_factory import make_target
@@ -341,24 +341,13 @@ def test_for_what_may_round_equal_losses_put_the_look_off_and_prove_nothing(tmp_
     assert "gradients" in {test for test, _ in stage.tests_of(FUSED)}
 
 
-def test_an_allocator_beside_what_rounds_is_to_be_launched_by_itself(tmp_path: Path) -> None:
-    both = CAST.replace(host_allocator="glibc-tuned", num_workers=2)
-    stage = open_stage(tmp_path, Repeating())
-    measure(stage, BASELINE, both)
-    assert stage.stage.find_unshown(both) == TUNED
-    assert stage.stage.find_unshown(CAST) is None
-    assert stage.stage.find_unshown(TUNED) is None  # its own losses tell
-    measure(stage, TUNED)
-    assert stage.stage.find_unshown(both) is None
-    unequal = tmp_path / "unequal"
-    unequal.mkdir()
-    other = open_stage(unequal)
-    measure(other, BASELINE, both, TUNED)
-    assert other.stage.find_unshown(both) is None  # it was launched, and its losses are others
-
-
 class Dropping(Repeating):
-    """The baseline draws random numbers."""
+    """The baseline draws random numbers, and some settings have the losses of others."""
+
+    same_as: ClassVar[dict[str, TrainConfig]] = {}
+
+    def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
+        return super().curves(self.same_as.get(config.key, config), seeds=seeds, steps=steps)
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
         result = super().__call__(spec)
@@ -366,18 +355,22 @@ class Dropping(Repeating):
 
 
 def test_what_is_exact_is_taken_from_the_launches_also_beside_what_rounds(tmp_path: Path) -> None:
-    both = CAST.replace(host_allocator="glibc-tuned")
+    rounding = BASELINE.replace(memory_format="channels_last")
+    both = rounding.replace(host_allocator="glibc-tuned")
     prices = []
-    for launched in ((), (TUNED,), (TUNED.replace(device_allocator="expandable-segments"),)):
+    more = TUNED.replace(device_allocator="expandable-segments")
+    for launched in ((), (TUNED,), (more,), (rounding,)):
         folder = tmp_path / str(len(prices))
         folder.mkdir()
-        stage = open_stage(folder, Dropping())
+        machine = Dropping()
+        machine.same_as = {both.key: rounding}
+        stage = open_stage(folder, machine)
         measure(stage, BASELINE, both, *launched)
         assert stage.choose(both) == [both]
         looked_at = [spec.config for spec in of_gate(stage.machine.specs)]
         assert (TUNED in looked_at) is not bool(launched)
         prices.append(len(looked_at))
-    assert prices == [4, 3, 3]
+    assert prices == [4, 3, 3, 3]
 
 
 def test_an_exact_candidate_has_its_turn_although_there_is_no_time_for_the_one_before(tmp_path: Path) -> None:

@@ -62,9 +62,6 @@ def test_what_leads_a_baseline_that_was_slow_once_is_not_screened(baseline: floa
         def look_at(self, config: TrainConfig, *, seconds: float) -> None:
             seen.append(config)
 
-        def find_unshown(self, config: TrainConfig) -> TrainConfig | None:
-            return None
-
         def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:
             return []
 

@@ -30,7 +30,7 @@ def find_equal_losses(
 
     Args:
         config: the settings.
-        baseline: the user's own.
+        baseline: the user's own, or others that are to have lost as much.
         launches: timing trials of the search.
         margin: largest relative worsening of the loss allowed, told in the check.
     """
@@ -55,30 +55,29 @@ class EqualLosses:
     """Answers as `find_equal_losses` for the launches of a search, each question once until there is another launch.
 
     Args:
-        baseline: the user's own settings.
         margin: as of `find_equal_losses`.
     """
 
-    def __init__(self, baseline: TrainConfig, *, margin: Margin) -> None:
-        self._baseline, self._margin = baseline, margin
+    def __init__(self, *, margin: Margin) -> None:
+        self._margin = margin
         self._launches = 0
-        self._found: dict[str, QualityCheck | None] = {}
+        self._found: dict[tuple[str, str], QualityCheck | None] = {}
 
-    def find(self, config: TrainConfig, judged: Sequence[Judged]) -> QualityCheck | None:
+    def find(self, config: TrainConfig, baseline: TrainConfig, judged: Sequence[Judged]) -> QualityCheck | None:
         """Return the check of a config.
 
         Args:
             config: the settings.
+            baseline: others that are to have lost as much: the user's own, or those without some change.
             judged: every launch of the search so far.
         """
         if self._launches != len(judged):
             self._launches, self._found = len(judged), {}
-        key = config.key
-        if key not in self._found:
-            keys = (key, self._baseline.key)
+        keys = (config.key, baseline.key)
+        if keys not in self._found:
             launches = [one.result for one in judged if one.key in keys]
-            self._found[key] = find_equal_losses(config, self._baseline, launches, margin=self._margin)
-        return self._found[key]
+            self._found[keys] = find_equal_losses(config, baseline, launches, margin=self._margin)
+        return self._found[keys]
 
 
 def _list_curves(config: TrainConfig, launches: Sequence[TrialResult]) -> Sequence[LossCurve]:

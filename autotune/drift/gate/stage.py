@@ -83,7 +83,7 @@ class GateStage:
         self._seen: set[str] = set()
         self._told_by_gradients: dict[frozenset[str], bool] = {}
         limits = problem.state.max_drift
-        self._equal_losses = EqualLosses(problem.baseline, margin=limits.loss)
+        self._equal_losses = EqualLosses(margin=limits.loss)
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
 
@@ -196,18 +196,6 @@ class GateStage:
         self._seen |= new
         self._save()
 
-    def find_unshown(self, config: TrainConfig) -> TrainConfig | None:
-        """Return the allocators of a config that rounds, where a launch of their own is to show that they lose nothing.
-
-        It takes less than to look at their gradients. None where there are none, it was made, or would show nothing as
-        the baseline does not repeat itself.
-        """
-        exact = self._gate.find_exact(config)
-        if exact in (self._baseline, config) or exact.key in {one.key for one in self._log.judged}:
-            return None
-        is_told = self._find_equal_losses(self._baseline) is None or self._has_equal_losses(exact)
-        return None if is_told else exact
-
     def choose(
         self,
         candidates: Sequence[TrainConfig],
@@ -319,11 +307,17 @@ class GateStage:
         return frozenset(("tape", "gradients") if self._is_script else ("gradients",))
 
     def _has_equal_losses(self, config: TrainConfig) -> bool:
-        """Return whether exact settings, be it with more of the kind, were launched and had the baseline's losses."""
+        """Return whether launches show that exact settings lose nothing: beside what else they were launched with.
+
+        That is where losses are the same, bit for bit, with them and without all that is exact.
+        """
         wanted = self._list_all(config)
-        launched = {one.key: one.config for one in self._log.judged}.values()
-        alike = (one for one in launched if wanted <= self._list_all(one) and self._is_exact(one))
-        return any(self._find_equal_losses(one) is not None for one in alike)
+        for one in {one.key: one.config for one in self._log.judged}.values():
+            classes = classify_changes(one, self._baseline, self._facts.numerics)
+            without = revert_knobs(one, self._baseline, [name for name, kind in classes.items() if kind == "exact"])
+            if wanted <= self._list_all(one) and self._find_equal_losses(one, without) is not None:
+                return True
+        return False
 
     def _list_all(self, config: TrainConfig) -> frozenset[str]:
         return list_changes(config, self._baseline, changed_fields(config, self._baseline))
@@ -331,8 +325,8 @@ class GateStage:
     def _is_exact(self, config: TrainConfig) -> bool:
         return numerics_of(config, self._baseline, self._facts.numerics) == "exact"
 
-    def _find_equal_losses(self, config: TrainConfig) -> QualityCheck | None:
-        return self._equal_losses.find(config, self._log.judged)
+    def _find_equal_losses(self, config: TrainConfig, beside: TrainConfig | None = None) -> QualityCheck | None:
+        return self._equal_losses.find(config, beside or self._baseline, self._log.judged)
 
     def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
         """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""

@@ -31,10 +31,6 @@ class LossCheck(Protocol):
         """Screen a promising config while the search goes on."""
         ...
 
-    def find_unshown(self, config: TrainConfig) -> TrainConfig | None:
-        """Return the allocators of a config that a launch of their own can show to lose nothing; None for none."""
-        ...
-
     def choose(
         self, candidates: Sequence[TrainConfig], *, seconds: float, is_provable: Callable[[TrainConfig], bool]
     ) -> list[TrainConfig]:
@@ -127,9 +123,6 @@ class Prover:
         if not candidates or self.starter.should_stop():
             return []
         log.add_attempt(candidates[0])
-        unshown = self.loss_check.find_unshown(candidates[0])
-        if unshown is not None:
-            measure(unshown)
         if not log.checks_of(candidates[0]) and self.reserve.check_seconds(candidates[0]) > 0:
             fresh = [config for config in candidates if not log.checks_of(config)]
             ahead = "better" if log.problem.objective is Objective.MEMORY else "faster"
