@@ -7,7 +7,7 @@ from record_factory import make_spec
 from simulated import BASELINE, Machine
 
 from autotune.records import PeakMemory, TrainConfig, TrialResult, TrialStatus
-from autotune.search.scores.objective import KEYS, Limits, score_trial, trim_launch
+from autotune.search.scores.objective import KEYS, SCREEN_STEPS, Limits, score_trial, trim_launch
 
 LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
 
@@ -66,8 +66,8 @@ def test_a_run_that_learns_much_worse_is_screened_out(factor, status):
         ((3.0, 2.0, 1.0), (3.0, 2.0, 1.0)),
         ((3.0, 2.0), (3.0, 2.0)),
         ((3.0, 2.0, 1.0, 0.5), (3.0, 2.0, 1.0, 0.5)),  # it went on for longer
-        ((3.0, 2.5, 1.0, 0.5), (3.0, 2.5)),
-        ((3.0, None, 1.0), (3.0, None)),
+        ((3.0, 2.5, *range(50)), (3.0, 2.5, *range(SCREEN_STEPS - 2))),
+        ((3.0, None, 1.0), (3.0, None, 1.0)),
         ((), ()),
     ],
 )

@@ -96,7 +96,7 @@ def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Sco
 def trim_launch(result: TrialResult, baseline: LossCurve) -> TrialResult:
     """Return a launch without what only its file need keep: a search of a thousand has millions of steps.
 
-    Left out are its single steps, and its losses after the first that is not the baseline's.
+    Left out are its single steps, and its losses after the first that is not the baseline's, but for a few.
     """
     if result.measurement is not None:
         result = result.replace(measurement=result.measurement.replace(step_seconds=()))
@@ -107,7 +107,7 @@ def _share_losses(curve: LossCurve, baseline: LossCurve) -> LossCurve:
     pairs = enumerate(zip(curve.losses, baseline.losses, strict=False))
     differs = next((place for place, (own, other) in pairs if own != other), None)
     if differs is not None:
-        return _first_steps(curve, differs + 1)
+        return _first_steps(curve, max(SCREEN_STEPS, differs + 1))
     if len(curve.losses) <= len(baseline.losses):  # the same numbers, kept once
         return curve.replace(losses=baseline.losses[: len(curve.losses)])
     return curve
