@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from simulated import BASELINE, Machine, Run, run_simulated
 
 from autotune.records import TrainConfig, TrialSpec
@@ -62,11 +63,12 @@ def test_what_was_refused_stays_refused(tmp_path: Path) -> None:
     assert second.profile.verdict == "improved"
 
 
-def test_it_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    """Without noise: but for the baseline, which is launched first, as the machine may be another one."""
+@pytest.mark.parametrize("stop_after", [9, 12, 14])
+def test_it_goes_on_as_it_would_have(tmp_path: Path, stop_after: int) -> None:
+    """Without noise, up to the first proof: but for the baseline, launched first as the machine may be another one."""
     (tmp_path / "whole").mkdir()
     whole = list_new(list_measured(search(tmp_path / "whole")))
-    first = search(tmp_path, stop_after=20)
+    first = search(tmp_path, stop_after=stop_after)
     begun = list_new(list_measured(first))
     known = len(begun)
     gone_on = list_new([*begun, *list_measured(resume(first, tmp_path))])

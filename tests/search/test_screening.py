@@ -457,21 +457,21 @@ def test_what_launches_have_shown_to_lose_nothing_is_not_compared_again_with_dro
     screen(
         runs,
         {"precision": "bf16", "host_allocator": "glibc-tuned"},
-        has_equal_losses=lambda config: is_shown and config == tuned,
+        has_equal_losses=lambda changes: is_shown and changes == {"host_allocator=glibc-tuned"},
     )
     looked_at = BASE.replace(precision="bf16") if is_shown else tuned.replace(precision="bf16")
     assert len(runs.plans_of(looked_at)) == 1
     assert len(runs.plans_of(tuned)) == (0 if is_shown else 1)
     # Equal losses are no proof of what may round.
     checkpointing: dict[str, Any] = {"activation_checkpointing": "full"}
-    screen(runs, {"precision": "bf16", **checkpointing}, has_equal_losses=lambda _config: True)
+    screen(runs, {"precision": "bf16", **checkpointing}, has_equal_losses=lambda _changes: True)
     assert len(runs.plans_of(BASE.replace(**checkpointing))) == 1
 
 
 def test_an_optimizer_is_compared_in_its_steps_alone_and_once(tmp_path: Path) -> None:
     runs = Runs(tmp_path, draws=True)
     wanted: dict[str, Any] = {"precision": "bf16", "host_allocator": "glibc-tuned", "optimizer_implementation": "fused"}
-    checks = screen(runs, wanted, has_equal_losses=lambda config: config == BASE.replace(host_allocator="glibc-tuned"))
+    checks = screen(runs, wanted, has_equal_losses=lambda _changes: True)
     assert outcome(checks) == [("schedule", PASSED), ("gradients", PASSED)] * 2
     assert subjects(checks) == ["gradients", "gradients", "updates"]
     (steps,) = runs.plans_of(BASE.replace(optimizer_implementation="fused"))

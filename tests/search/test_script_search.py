@@ -92,7 +92,7 @@ def test_a_knob_that_is_exact_elsewhere_is_judged_by_its_losses_here(tmp_path: P
     machine = Machine(speed=workers_win, loss=workers_hurt, facts={"numerics": {"num_workers": "rounding"}})
     run = run_simulated(machine, tmp_path, script=script)
     assert run.profile.config.num_workers == 0
-    assert any("num_workers" in note and "training loss worse by +1.00%" in note for note in run.profile.evidence.notes)
+    assert any("workers=" in note and "training loss worse by +1.00%" in note for note in run.profile.evidence.notes)
 
 
 def test_what_the_script_wrote_is_named_once(tmp_path: Path, script: Script) -> None:

@@ -60,7 +60,7 @@ class Gate:
         knows_order: the target is a workload, whose loaders tell which samples they take.
         tape_steps: optimizer steps of which a script's data are looked at.
         affords: there is time for a candidate and the baseline by a longer plan.
-        has_equal_losses: launches of the search have shown that exact settings lose nothing.
+        has_equal_losses: launches of the search have shown that exact changes, each `name=value`, lose nothing.
     """
 
     facts: TargetFacts
@@ -69,7 +69,7 @@ class Gate:
     knows_order: bool = True
     tape_steps: int = 24
     affords: Callable[[GradientPlan], bool] = lambda _plan: False
-    has_equal_losses: Callable[[TrainConfig], bool] = lambda _config: False
+    has_equal_losses: Callable[[frozenset[str]], bool] = lambda _changes: False
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -202,17 +202,13 @@ class Gate:
         rest = self.leave_shown(revert_knobs(config, baseline, {*REORDERING_KNOBS, *DATA_KNOBS}))
         return None if rest == baseline else rest
 
-    def find_exact(self, config: TrainConfig) -> TrainConfig:
-        """Return settings with only the allocators of a config, which by construction compute the same."""
-        changed = set(changed_fields(config, self.facts.baseline))
-        return revert_knobs(config, self.facts.baseline, changed - ALLOCATORS)
-
     def leave_shown(self, config: TrainConfig) -> TrainConfig:
         """Return a config without its allocators where launches have shown that these lose nothing."""
-        baseline, exact = self.facts.baseline, self.find_exact(config)
-        if exact in (baseline, config) or not self.has_equal_losses(exact):
+        baseline = self.facts.baseline
+        changed = [name for name in ALLOCATORS if getattr(config, name) != getattr(baseline, name)]
+        if not changed or not self.has_equal_losses(frozenset(f"{name}={getattr(config, name)}" for name in changed)):
             return config
-        return revert_knobs(config, baseline, changed_fields(exact, baseline))
+        return revert_knobs(config, baseline, changed)
 
     def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
         result = self.trials.launch(self.facts.baseline, "fidelity", self._planned.replace(dropout=False))

@@ -84,6 +84,8 @@ class GateStage:
         self._told_by_gradients: dict[frozenset[str], bool] = {}
         limits = problem.state.max_drift
         self._equal_losses = EqualLosses(margin=limits.loss)
+        self._losing_nothing: list[frozenset[str]] = []
+        self._launches = 0
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
 
@@ -141,7 +143,8 @@ class GateStage:
 
         One that is exact is taken to have the baseline's losses then.
         """
-        seconds = self._price_tests(config, self._shown_where_equal if self._is_exact(config) else frozenset())
+        shown = self._shown_where_equal if self._is_exact(config) else frozenset()
+        seconds = self._price_tests(config, shown, counts_looks=False)
         return seconds + self._trainings.least_seconds if self._may_be_trained(config) else seconds
 
     def _may_be_trained(self, config: TrainConfig) -> bool:
@@ -163,8 +166,10 @@ class GateStage:
         if compared and unsure:
             self._told_by_gradients[unsure] = all(compared)
 
-    def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
-        seconds = self._costs.of_screening(config, self._gate, shown=shown)
+    def _price_tests(
+        self, config: TrainConfig | None, shown: frozenset[DriftTest], *, counts_looks: bool = True
+    ) -> float:
+        seconds = self._costs.of_screening(config, self._gate, shown=shown, counts_looks=counts_looks)
         if self._must_train or (config is not None and self._is_always_trained(config)):
             seconds += self._trainings.least_seconds
         return seconds
@@ -306,18 +311,24 @@ class GateStage:
     def _shown_where_equal(self) -> frozenset[DriftTest]:
         return frozenset(("tape", "gradients") if self._is_script else ("gradients",))
 
-    def _has_equal_losses(self, config: TrainConfig) -> bool:
-        """Return whether launches show that exact settings lose nothing: beside what else they were launched with.
+    def _has_equal_losses(self, changes: frozenset[str]) -> bool:
+        """Return whether launches show that exact changes lose nothing: beside what else they were launched with.
 
         That is where losses are the same, bit for bit, with them and without all that is exact.
         """
-        wanted = self._list_all(config)
-        for one in {one.key: one.config for one in self._log.judged}.values():
-            classes = classify_changes(one, self._baseline, self._facts.numerics)
-            without = revert_knobs(one, self._baseline, [name for name, kind in classes.items() if kind == "exact"])
-            if wanted <= self._list_all(one) and self._find_equal_losses(one, without) is not None:
-                return True
-        return False
+        judged = self._log.judged
+        if self._launches != len(judged):
+            self._launches = len(judged)
+            launched = {one.key: one.config for one in judged}.values()
+            self._losing_nothing = [self._list_all(one) for one in launched if self._loses_nothing(one)]
+        return any(changes <= seen for seen in self._losing_nothing)
+
+    def _loses_nothing(self, config: TrainConfig) -> bool:
+        """Return whether launches of a config had the losses of what is left of it without its exact changes."""
+        classes = classify_changes(config, self._baseline, self._facts.numerics)
+        exact = [name for name, kind in classes.items() if kind == "exact"]
+        without = revert_knobs(config, self._baseline, exact)
+        return bool(exact) and self._find_equal_losses(config, without) is not None
 
     def _list_all(self, config: TrainConfig) -> frozenset[str]:
         return list_changes(config, self._baseline, changed_fields(config, self._baseline))
