@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.drift.compare.losses import check_losses
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
+from autotune.search.log import SearchLog, list_changes
 from autotune.search.scores.objective import Judged
+from autotune.space import classify_changes, revert_knobs
 
 LEAST_EQUAL_STEPS = 4
 """Fewer equal losses are no evidence: the first is computed before anything is learned."""
@@ -52,32 +54,58 @@ def find_equal_losses(
 
 
 class EqualLosses:
-    """Answers as `find_equal_losses` for the launches of a search, each question once until there is another launch.
+    """What the launches of one search show to lose nothing; a question is answered once until there is another launch.
 
     Args:
-        margin: as of `find_equal_losses`.
+        log: of the search.
     """
 
-    def __init__(self, *, margin: Margin) -> None:
-        self._margin = margin
+    def __init__(self, log: SearchLog) -> None:
+        self._log, self._baseline = log, log.problem.baseline
+        self._numerics = log.problem.report.target.numerics
         self._launches = 0
         self._found: dict[tuple[str, str], QualityCheck | None] = {}
+        self._losing_nothing: list[frozenset[str]] | None = None
 
-    def find(self, config: TrainConfig, baseline: TrainConfig, judged: Sequence[Judged]) -> QualityCheck | None:
-        """Return the check of a config.
+    def find(self, config: TrainConfig, beside: TrainConfig | None = None) -> QualityCheck | None:
+        """Return the check that a config's launches had the losses of others, bit for bit; as `find_equal_losses`.
 
         Args:
             config: the settings.
-            baseline: others that are to have lost as much: the user's own, or those without some change.
-            judged: every launch of the search so far.
+            beside: the others; None for the user's own settings.
         """
-        if self._launches != len(judged):
-            self._launches, self._found = len(judged), {}
-        keys = (config.key, baseline.key)
+        judged, other = self._take_launches(), beside or self._baseline
+        keys = (config.key, other.key)
         if keys not in self._found:
             launches = [one.result for one in judged if one.key in keys]
-            self._found[keys] = find_equal_losses(config, baseline, launches, margin=self._margin)
+            margin = self._log.problem.state.max_drift.loss
+            self._found[keys] = find_equal_losses(config, other, launches, margin=margin)
         return self._found[keys]
+
+    def show(self, changes: frozenset[str]) -> bool:
+        """Return whether exact changes, each `name=value`, lose nothing, beside whatever else they were launched with.
+
+        That is where losses are the same, bit for bit, with them and without all that is exact.
+        """
+        judged = self._take_launches()
+        if self._losing_nothing is None:
+            launched = {one.key: one.config for one in judged}.values()
+            self._losing_nothing = [self._list_changes(one) for one in launched if self._loses_nothing(one)]
+        return any(changes <= seen for seen in self._losing_nothing)
+
+    def _take_launches(self) -> Sequence[Judged]:
+        judged = self._log.judged
+        if self._launches != len(judged):
+            self._launches, self._found, self._losing_nothing = len(judged), {}, None
+        return judged
+
+    def _loses_nothing(self, config: TrainConfig) -> bool:
+        classes = classify_changes(config, self._baseline, self._numerics)
+        exact = [name for name, kind in classes.items() if kind == "exact"]
+        return bool(exact) and self.find(config, revert_knobs(config, self._baseline, exact)) is not None
+
+    def _list_changes(self, config: TrainConfig) -> frozenset[str]:
+        return list_changes(config, self._baseline, changed_fields(config, self._baseline))
 
 
 def _list_curves(config: TrainConfig, launches: Sequence[TrialResult]) -> Sequence[LossCurve]:

@@ -23,7 +23,7 @@ from autotune.drift.gate.trace_plans import PLANS, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
-from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
+from autotune.records.config import TrainConfig, get_knob, is_user_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.search import CheckedConfig, Screens
 from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
@@ -69,6 +69,7 @@ class GateStage:
             policy,
         )
         self._known = [one for one in known if one.spec.purpose in ("fidelity", "tape")]
+        self._equal_losses = EqualLosses(log)
         self._gate = Gate(
             self._facts,
             None,
@@ -76,16 +77,13 @@ class GateStage:
             knows_order=not self._is_script,
             tape_steps=self._costs.tape_steps,
             affords=self._affords,
-            has_equal_losses=self._has_equal_losses,
+            has_equal_losses=self._equal_losses.show,
         )
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
         self._told_by_gradients: dict[frozenset[str], bool] = {}
         limits = problem.state.max_drift
-        self._equal_losses = EqualLosses(margin=limits.loss)
-        self._losing_nothing: list[frozenset[str]] = []
-        self._launches = 0
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
 
@@ -190,7 +188,7 @@ class GateStage:
             return
         self._grant(seconds)
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
-        if self._find_equal_losses(config) is None:
+        if self._equal_losses.find(config) is None:
             self._open_gate(seconds, self._policy.early_candidates)
             rest = revert_knobs(config, self._baseline, ALLOCATORS)  # these wait for their turn
             checks = self._gate.screen(rest) if self._gate.plan is not None else ()
@@ -302,7 +300,7 @@ class GateStage:
         """
         if not self._is_exact(config):
             return frozenset(), ()
-        equal = self._find_equal_losses(config)
+        equal = self._equal_losses.find(config)
         if equal is None:
             return frozenset(), ()
         return self._shown_where_equal, (equal,)
@@ -311,33 +309,8 @@ class GateStage:
     def _shown_where_equal(self) -> frozenset[DriftTest]:
         return frozenset(("tape", "gradients") if self._is_script else ("gradients",))
 
-    def _has_equal_losses(self, changes: frozenset[str]) -> bool:
-        """Return whether launches show that exact changes lose nothing: beside what else they were launched with.
-
-        That is where losses are the same, bit for bit, with them and without all that is exact.
-        """
-        judged = self._log.judged
-        if self._launches != len(judged):
-            self._launches = len(judged)
-            launched = {one.key: one.config for one in judged}.values()
-            self._losing_nothing = [self._list_all(one) for one in launched if self._loses_nothing(one)]
-        return any(changes <= seen for seen in self._losing_nothing)
-
-    def _loses_nothing(self, config: TrainConfig) -> bool:
-        """Return whether launches of a config had the losses of what is left of it without its exact changes."""
-        classes = classify_changes(config, self._baseline, self._facts.numerics)
-        exact = [name for name, kind in classes.items() if kind == "exact"]
-        without = revert_knobs(config, self._baseline, exact)
-        return bool(exact) and self._find_equal_losses(config, without) is not None
-
-    def _list_all(self, config: TrainConfig) -> frozenset[str]:
-        return list_changes(config, self._baseline, changed_fields(config, self._baseline))
-
     def _is_exact(self, config: TrainConfig) -> bool:
         return numerics_of(config, self._baseline, self._facts.numerics) == "exact"
-
-    def _find_equal_losses(self, config: TrainConfig, beside: TrainConfig | None = None) -> QualityCheck | None:
-        return self._equal_losses.find(config, beside or self._baseline, self._log.judged)
 
     def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
         """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""
