@@ -17,6 +17,9 @@ _FOUR_DECIMALS_FROM = 0.001
 _TELLING_SAMPLES = 0.005
 """More samples for the same loss than this are worth a word: less does not show in a factor of two decimals."""
 
+VERDICTS = {"non-inferior": "not worse", "inferior": "worse", "inconclusive": "not proven"}
+"""What people call what a check has shown."""
+
 
 def format_drift(worsening: float, margin: Margin) -> str:
     """Return a worsening in the unit of a margin: `+0.12%` if that is relative, else `+0.0012`."""
@@ -64,7 +67,7 @@ def _list_bounds(trained: Sequence[QualityCheck]) -> list[str]:
             others.append(f"{check.metric} worse by <= {format_drift(high, check.margin)}")
         else:
             relative.append(high)
-    return [*([f"drift <= {100 * max(0.0, *relative):.2g} %"] if relative else []), *others]
+    return [*([f"at most {100 * max(0.0, *relative):.2g} % worse"] if relative else []), *others]
 
 
 def _share_of(samples: int, planned: float) -> str:
@@ -85,10 +88,10 @@ def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
 def describe_check(check: QualityCheck) -> str:
     """Return a drift check as one line."""
     if check.test not in JUDGED_BY_BOUNDS:
-        return f"{check.metric}: {check.reason}: {check.verdict}"
+        return f"{check.metric}: {check.reason}: {VERDICTS[check.verdict]}"
     shown = "bit for bit the same" if check.test == "exact-losses" else describe_worsening(check)
     covered = f"{count(check.seeds, 'seed')} x {check.samples:,} samples"
-    return f"{check.metric}: {shown}, limit {format_margin(check.margin)}, {covered}: {check.verdict}"
+    return f"{check.metric}: {shown}, limit {format_margin(check.margin)}, {covered}: {VERDICTS[check.verdict]}"
 
 
 def describe_worsening(check: QualityCheck) -> str:

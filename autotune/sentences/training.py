@@ -6,7 +6,7 @@ from autotune.format import count, format_factor, format_figure, format_rate, fo
 from autotune.records.run import Best
 
 AS_PROMISED_FRACTION = 0.03
-"""A throughput this close to what the search measured is as promised."""
+"""A throughput this close to what the search measured is as expected."""
 
 
 def list_speed(samples_per_second: float, promised: float | None) -> list[str]:
@@ -16,15 +16,15 @@ def list_speed(samples_per_second: float, promised: float | None) -> list[str]:
     rate = format_rate(samples_per_second)
     if not promised:
         return [rate]
-    return [rate, f"{format_factor(samples_per_second / promised)} of the promised {format_rate(promised, unit='')}"]
+    return [rate, f"{format_factor(samples_per_second / promised)} of the expected {format_rate(promised, unit='')}"]
 
 
 def judge_throughput(came: float, promised: float) -> str:
     """Return in plain words how a throughput compares with the promised one."""
     change = round(came / promised - 1.0, 6)
     if abs(change) <= AS_PROMISED_FRACTION:
-        return "as promised"
-    return "faster than promised" if change > 0 else "slower than promised"
+        return "as expected"
+    return "faster than expected" if change > 0 else "slower than expected"
 
 
 def describe_best(best: Best) -> str:

@@ -494,7 +494,7 @@ def test_the_tally_of_the_search_is_the_answers_own_and_the_other_trials_stand_b
         make_trial(3, BASELINE, rate=1000.0, purpose="final"),
         make_trial(4, TUNED, rate=None, purpose="quality"),
     ]
-    assert tally(trials) == "1 completed, 1 interrupted in the search; 1 of the loss check, 1 of the finals"
+    assert tally(trials) == "1 completed, 1 interrupted in the search; 1 of the loss check, 1 of the proof"
     assert tally([]) == ""
 
 

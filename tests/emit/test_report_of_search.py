@@ -196,7 +196,7 @@ def test_the_page_says_how_to_repeat_it() -> None:
     for fact in ("2026-11-24 11:08", "20m00s, 20m00s used", "Xeon Platinum 8480C, 16 CPUs, NVIDIA H200", ".autotune/x"):
         assert fact in words
     assert "At 2.00 an hour: at least" in words
-    assert "Loss check: drift <= 0.18 % (95 %)" in words
+    assert "Loss check: at most 0.18 % worse (95 %)" in words
 
 
 # ---- charts

@@ -192,7 +192,7 @@ def check_of(margin: Margin, verdict: QualityVerdict) -> QualityCheck:
 )
 def test_a_check_is_shown_in_the_unit_of_its_margin(margin: Margin, shown: str) -> None:
     check = check_of(margin, "inconclusive")
-    assert describe_check(check) == f"accuracy: {shown}, 4 seeds x 1,280 samples: inconclusive"
+    assert describe_check(check) == f"accuracy: {shown}, 4 seeds x 1,280 samples: not proven"
     assert describe_check(check.replace(difference=None)).startswith("accuracy: not measured, limit +0.")
 
 

@@ -1,4 +1,4 @@
-"""How a training ended, on stdout: what was promised and what came, where the time went, where everything is."""
+"""How a training ended, on stdout: what was expected and what came, where the time went, where everything is."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _show_step_downs(page: LinePage, summary: TrainingSummary) -> None:
 
 
 def _show_promises(page: LinePage, summary: TrainingSummary, plan: RunPlan | None) -> None:
-    page.heading("promised and came", f"settings: {one_line(summary.origin)}")
+    page.heading("expected and measured", f"settings: {one_line(summary.origin)}")
     page.facts("throughput", [describe_throughput(summary)])
     page.facts("drift", [describe_guard(summary.guard)])
     if plan is not None and summary.config is not None:
@@ -78,9 +78,9 @@ def describe_throughput(summary: TrainingSummary) -> str:
     if came is None:
         return "not compared: no step was taken"
     if not promised:
-        return f"{format_rate(came)}; nothing was promised for these settings"
+        return f"{format_rate(came)}; the search did not measure these settings"
     verdict = f"{judge_throughput(came, promised)} ({format_factor(came / promised)})"
-    return f"{verdict}: {format_rate(came)} came, {format_rate(promised, unit='')} were promised"
+    return f"{verdict}: {format_rate(came)}, the search measured {format_rate(promised, unit='')}"
 
 
 def describe_guard(guard: GuardSummary | None) -> str:
@@ -94,10 +94,10 @@ def describe_guard(guard: GuardSummary | None) -> str:
         checks += f", {100 * guard.cost_fraction:.1g} % of the time"
     missing = f"; {guard.reason}" if guard.reason else ""
     if guard.alarms:
-        return f"not as promised: rolled back {count(guard.alarms, 'time')}, {checks}{missing}"
+        return f"not as expected: rolled back {count(guard.alarms, 'time')}, {checks}{missing}"
     if not guard.gradient_checks:
         return f"not looked at{missing}"
-    return f"as promised up to step {guard.last_clean_step:,}: {checks}{missing}"
+    return f"as expected up to step {guard.last_clean_step:,}: {checks}{missing}"
 
 
 def describe_settings(plan: RunPlan, config: TrainConfig) -> str:

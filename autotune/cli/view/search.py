@@ -26,8 +26,8 @@ from autotune.sentences.objective import describe_gain
 from autotune.sentences.settings import describe_changes, name_setting
 from autotune.sentences.trials import describe_result
 
-_STAGES = {"drift": "loss check"}
-_PURPOSES = {"measure": "", "tape": "loss check", "fidelity": "loss check", "quality": "loss check"}
+_STAGES = {"drift": "loss check", "finals": "proof"}
+_PURPOSES = {"measure": "", "tape": "loss check", "fidelity": "loss check", "quality": "loss check", "final": "proof"}
 """What users call a stage and the purpose of a trial, where that is not their name."""
 
 

@@ -27,14 +27,13 @@ from autotune.records import (
 )
 from autotune.records.layout import LOG_FILE
 from autotune.sentences.answer import describe_break_even, describe_power
-from autotune.sentences.loss_check import JUDGED_BY_BOUNDS, describe_worsening, format_margin
+from autotune.sentences.loss_check import JUDGED_BY_BOUNDS, VERDICTS, describe_worsening, format_margin
 from autotune.sentences.machine import describe_products, list_gpu
 from autotune.sentences.noise import describe_noise, list_remarks
 from autotune.sentences.settings import name_setting
 
 _DASH = "\N{EN DASH}"
 _MAX_VALUE_LENGTH = 60
-_QUALITY_VERDICTS = {"non-inferior": "not worse", "inferior": "worse", "inconclusive": "not proven"}
 _QUALITY_TESTS = {
     "tape": "data, batch by batch",
     "schedule": "steps and learning rates",
@@ -242,7 +241,7 @@ def list_quality(checks: Sequence[QualityCheck]) -> list[QualityRow]:
             difference=describe_worsening(check) if check.test in JUDGED_BY_BOUNDS else "",
             margin=format_margin(check.margin) if check.test in JUDGED_BY_BOUNDS else "",
             scope=_describe_scope(check),
-            verdict=_QUALITY_VERDICTS[check.verdict],
+            verdict=VERDICTS[check.verdict],
             kind=check.verdict,
             reason=shorten(check.reason),
         )

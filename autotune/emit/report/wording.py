@@ -22,7 +22,7 @@ _STAGES = {
     "quality": "of the loss check",
     "fidelity": "of the loss check",
     "tape": "of the loss check",
-    "final": "of the finals",
+    "final": "of the proof",
 }
 
 
@@ -113,7 +113,7 @@ def _describe_evidence(profile: Profile) -> str:
 def tally(trials: Sequence[TrialResult]) -> str:
     """Return how many trials of the search ended how, and those beside it.
 
-    E.g. `20 completed, 2 out of memory in the search; 1 of the probe, 8 of the loss check, 12 of the finals`. The first
+    E.g. `20 completed, 2 out of memory in the search; 1 of the probe, 8 of the loss check, 12 of the proof`. The first
     part is what the profile's evidence counts too.
     """
     counts = Counter(trial.status for trial in trials if trial.spec.purpose == "measure")

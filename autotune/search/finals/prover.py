@@ -142,7 +142,7 @@ class Prover:
         outcome = confirm(log, self.starter, plan)
         log.add_notes(
             *(
-                f"{describe_changes(one.config, log.problem.baseline)} failed in the finals: {one.failure}"
+                f"{describe_changes(one.config, log.problem.baseline)} failed in the proof: {one.failure}"
                 for one in outcome.candidates
                 if one.failure and one.config not in log.settled
             )

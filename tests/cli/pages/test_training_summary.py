@@ -1,4 +1,4 @@
-"""The end of a training: what was promised, what came, and where it is."""
+"""The end of a training: what was expected, what came, and where it is."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def sections(shown: str) -> list[str]:
 
 def test_a_finished_training_tells_what_came_of_it(show: Show) -> None:
     shown = show(make_summary(), make_plan())
-    assert sections(shown) == ["trained", "promised and came", "time", "next"]
+    assert sections(shown) == ["trained", "expected and measured", "time", "next"]
     for line in (
         "trained (train.py:gpt)",
         "  trained 30,000 steps, 3,840,000 samples: loss 1.7321",
         "  bits_per_byte   1.1911",
         "  best            bits_per_byte 1.1911 at step 30,000",
-        "promised and came (settings: profile)",
-        "  throughput      as promised (1.02x): 12,480 samples/s came, 12,200 were promised",
+        "expected and measured (settings: profile)",
+        "  throughput      as expected (1.02x): 12,480 samples/s, the search measured 12,200",
         "  settings        as asked for: micro_batch=64 accumulation=2 precision=bf16 "
         "compile=default workers=8 pin_memory=True",
         "time (6m12s in this session)",
@@ -100,10 +100,10 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
         allocator_retries=2,
     )
     shown = show(summary, make_plan())
-    assert sections(shown) == ["stopped", "steps down", "promised and came", "time", "notes", "next"]
+    assert sections(shown) == ["stopped", "steps down", "expected and measured", "time", "notes", "next"]
     assert f"oom-device                 went on from step 4,000: {OUT_OF_MEMORY.sentence}\n" in shown
     assert "not as asked for: micro_batch 64 -> 32, accumulation 2 -> 4\n" in shown
-    assert "slower than promised (0.91x): 11,100 samples/s came, 12,200 were promised\n" in shown
+    assert "slower than expected (0.91x): 11,100 samples/s, the search measured 12,200\n" in shown
     assert shown.count(resume) == 1
     assert f"  best            {BEST.checkpoint}\n" in shown
     assert "1 skipped step\n" in shown
@@ -114,9 +114,12 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"promised_samples_per_second": None}, "12,480 samples/s; nothing was promised for these settings"),
+        ({"promised_samples_per_second": None}, "12,480 samples/s; the search did not measure these settings"),
         ({"samples_per_second": None}, "not compared: no step was taken"),
-        ({"samples_per_second": 15_000.0}, "faster than promised (1.23x): 15,000 samples/s came, 12,200 were promised"),
+        (
+            {"samples_per_second": 15_000.0},
+            "faster than expected (1.23x): 15,000 samples/s, the search measured 12,200",
+        ),
     ],
 )
 def test_a_throughput_is_held_against_what_was_promised(changes: dict[str, Any], words: str) -> None:
@@ -132,11 +135,11 @@ def test_a_throughput_is_held_against_what_was_promised(changes: dict[str, Any],
         (GuardSummary(is_on=True), "not looked at"),
         (
             GuardSummary(is_on=True, gradient_checks=1, last_clean_step=50),
-            "as promised up to step 50: 1 gradient checked against your own numerics",
+            "as expected up to step 50: 1 gradient checked against your own numerics",
         ),
         (
             GuardSummary(is_on=True, gradient_checks=7, alarms=1, cost_fraction=0.0041, reason="only the loss"),
-            "not as promised: rolled back 1 time, 7 gradients checked against your own numerics, 0.4 % of the time; "
+            "not as expected: rolled back 1 time, 7 gradients checked against your own numerics, 0.4 % of the time; "
             "only the loss",
         ),
     ],
@@ -195,7 +198,7 @@ def test_a_terminal_of_any_width_shows_it_all(show: Show, width: int) -> None:
     assert "\x1b" not in shown
     assert "\u202e" not in show(summary, make_plan())
     if width >= 60:
-        assert "as promised (1.02x)" in shown
+        assert "as expected (1.02x)" in shown
 
 
 def test_weights_for_other_tools_come_with_how_to_load_them(show: Show) -> None:

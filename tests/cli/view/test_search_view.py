@@ -137,7 +137,7 @@ def test_what_was_said_stays_on_the_terminal(clock: Clock) -> None:
     ("purpose", "config", "line"),
     [
         ("measure", BASELINE, "#7 1,000 samples/s, 9 GiB: your settings"),
-        ("final", FASTER, "final #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
+        ("final", FASTER, "proof #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
         ("fidelity", FASTER, "loss check #7 1.00x, 1,000 samples/s, 9 GiB: workers=4"),
     ],
 )

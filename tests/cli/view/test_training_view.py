@@ -60,7 +60,7 @@ def draw_block(view: TrainingView) -> Group:
         "12,340 of 30,000 steps, 41 %",
         "3 of 8",
         "1,579,520 samples",
-        "12,480 samples/s   1.02x of the promised 12,200",
+        "12,480 samples/s   1.02x of the expected 12,200",
         "1.8342   learning rate 0.000275",
         "bits_per_byte 1.2034   best 1.1987 at step 11,250   accuracy 0.4127",
         "data wait 2 %   MFU 41 %   memory 31.2 of 80 GiB (39 %)",
@@ -191,11 +191,11 @@ def test_without_colours_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("came", "words"),
     [
-        (100.0, "as promised"),
-        (103.0, "as promised"),
-        (97.0, "as promised"),
-        (103.1, "faster than promised"),
-        (96.9, "slower than promised"),
+        (100.0, "as expected"),
+        (103.0, "as expected"),
+        (97.0, "as expected"),
+        (103.1, "faster than expected"),
+        (96.9, "slower than expected"),
     ],
 )
 def test_a_throughput_within_three_percent_is_as_promised(came: float, words: str) -> None:
@@ -268,7 +268,7 @@ def test_a_line_has_the_figures_of_the_block_where_all_is_to_be_told(pipe: Pipe)
     pipe.view.show(make_live_report(step_downs=(OUT_OF_MEMORY,), phase="evaluating", knows_evaluation=False))
     (line,) = pipe.said()
     for words in (
-        "evaluating, 12,340 of 30,000 steps, 41 %: epoch 3 of 8, 12,480 samples/s, 1.02x of the promised 12,200, ",
+        "evaluating, 12,340 of 30,000 steps, 41 %: epoch 3 of 8, 12,480 samples/s, 1.02x of the expected 12,200, ",
         "bits_per_byte 1.2034, best 1.1987 at step 11,250, accuracy 0.4127, data wait 2 %, MFU 41 %, memory ",
         "1h03m left, evaluations not counted yet, 42m10s so far, until about ",
         "guard: 123 gradients checked, all as under your own numerics, 1 step down, last oom-device at step 4,210",
