@@ -84,6 +84,9 @@ class StepRecorder:
             optimizer: about to step.
             has_closure: it computes its gradients itself; they are noted when it has.
         """
+        if self._by_hand:  # it has optimizers after all
+            for noted in (self._arms, self._noted, self.layers):
+                noted.clear()
         arm = self._arms.get(id(optimizer)) or self._adopt(id(optimizer), _list_parameters(optimizer))
         if self.holds:
             arm.is_fresh = not optimizer.state

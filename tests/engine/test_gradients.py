@@ -474,6 +474,19 @@ def test_a_training_without_optimizers_is_noted_at_weights_that_are_put_back() -
     assert [elements for _, _, elements in recorder.layers] == [one.numel() for one in model.parameters()]
 
 
+def test_a_backward_pass_before_there_is_an_optimizer_is_forgotten() -> None:
+    model, alone, recorder = make_model(), make_model(), StepRecorder()
+    train_by_hand(model, recorder, 0)
+    recorder.put_back()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    watch(recorder, optimizer)
+    take_step(model, optimizer, 1)
+    noted = step_of(recorder)
+    take_step(alone, SGD(alone.parameters(), lr=0.1), 1)
+    assert torch.equal(noted.gradient, gradients_of(alone))
+    assert len(recorder.layers) == len([*model.parameters()])
+
+
 def test_a_training_that_leaves_no_gradient_with_its_model_gives_nothing() -> None:
     model, recorder = make_model(), StepRecorder()
     torch.autograd.grad(model(make_batch(0)).square().mean(), list(model.parameters()))
