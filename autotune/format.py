@@ -32,6 +32,11 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def times(number: float) -> str:
+    """Return how often something happens, e.g. `once`, `3 times`, `0.5 times`."""
+    return "once" if f"{number:.3g}" == "1" else f"{number:.3g} times"
+
+
 def with_article(name: str) -> str:
     """Return a name as it stands in a sentence, e.g. `an int`, `a list`."""
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

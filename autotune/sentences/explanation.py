@@ -13,7 +13,7 @@ WORTH = "the answer over the answer without the change"
 
 NUMERICS = {
     "exact": "losses bit for bit the same",
-    "rounding": "rounded otherwise",
+    "rounding": "the same sums, rounded in another way",
     "semantic": "another training",
 }
 """What a class of changes may do to the numbers."""

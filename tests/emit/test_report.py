@@ -185,7 +185,7 @@ def test_the_page_is_accessible() -> None:
 
 def test_light_and_dark() -> None:
     html = render()
-    assert "@media (prefers-color-scheme: dark)" in html
+    assert "@media screen and (prefers-color-scheme: dark)" in html
     assert "color-scheme: light dark" in html
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from datetime import datetime
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -73,27 +74,60 @@ def test_it_is_shown_without_a_complaint_or_a_request(tmp_path: Path, width: int
     assert shot.stat().st_size > 20_000  # an empty one has 5 kB
 
 
-_CLICKS = """<script>
+_CLICKS = """
 const told = [];
 for (const name of ["Samples/s", "Samples/s", "Status", "No."]) {
   [...document.querySelectorAll("table.sortable button")].find((one) => one.textContent === name).click();
   told.push([...document.querySelectorAll("table.sortable tbody tr")].map((row) => row.cells[0].textContent).join());
 }
 document.title = told.join("|");
-</script>"""
+"""
+
+
+def run_in_page(page: Path, script: str, *options: str) -> str:
+    """Open a page with a script of ours in it; return the title that this has set."""
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    page.write_text(html.replace("</body>", f"<script>{script}</script></body>"))
+    shown = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", *options, "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    ).stdout  # fmt: skip
+    title = re.search("<title>(.*?)</title>", shown, re.DOTALL)
+    assert title is not None
+    return unescape(title[1])
+
+
+_AUDIT = """;axe.run().then((found) => {
+  const told = found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]);
+  document.title = JSON.stringify({broken: told, passed: found.passes.map((one) => one.id)});
+});"""
+
+
+def audit(page: Path, *options: str) -> dict[str, Any]:
+    """Return the accessibility rules of axe-core that a page breaks, and those that it keeps."""
+    axe = Path(pytest.importorskip("axe_core_python").__path__[0]) / "axe.min.js"
+    found: dict[str, Any] = json.loads(
+        run_in_page(page, axe.read_text() + _AUDIT, "--virtual-time-budget=30000", *options)
+    )
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_it_can_be_read_by_everybody(tmp_path: Path, scheme: str) -> None:
+    found = audit(write_page(tmp_path), f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}")
+    assert found["broken"] == []
+    assert {"color-contrast", "html-has-lang", "document-title"} <= {*found["passed"]}
+
+
+def test_what_some_cannot_read_would_be_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<html><body><p style="color:#ccc;background:#fff">faint</p><img src="data:,"></body></html>')
+    assert {"color-contrast", "image-alt", "html-has-lang"} <= {rule for rule, _ in audit(page)["broken"]}
 
 
 def test_its_trials_can_be_sorted_by_any_column(tmp_path: Path) -> None:
-    page = write_page(tmp_path)
-    html = page.read_text()
-    page.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html).replace("</body>", _CLICKS))
-    shown = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    ).stdout  # fmt: skip
-    title = re.search("<title>(.*)</title>", shown)
-    assert title is not None
-    rising, falling, _, by_number = ([int(number) for number in order.split(",")] for order in title[1].split("|"))
+    title = run_in_page(write_page(tmp_path), _CLICKS)
+    rising, falling, _, by_number = ([int(number) for number in order.split(",")] for order in title.split("|"))
     rates = {trial.spec.number: trial.measurement and trial.measurement.samples_per_second for trial in all_trials()}
     timed = [number for number in rates if rates[number] is not None]
     assert rising[: len(timed)] == sorted(timed, key=lambda number: rates[number] or 0.0)

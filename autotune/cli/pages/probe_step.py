@@ -15,6 +15,7 @@ from autotune.format import (
     format_rate,
     format_share,
     format_time,
+    times,
 )
 from autotune.probe.analysis.figures import StepFigures, derive_figures
 from autotune.records.facts import MemoryFacts, MemoryMode, StepWork, TargetFacts
@@ -103,7 +104,7 @@ def _show_work(page: LinePage, work: StepWork, compute_seconds: float) -> None:
     kind = "operation" if work.device_busy_fraction is None else "kernel"
     facts = [f"{count(round(work.operations_per_step), kind)} a step"]
     if work.host_syncs_per_step > 0:
-        facts.append(f"the host asks for a value {work.host_syncs_per_step:.3g} times a step")
+        facts.append(f"the host asks for a value {times(work.host_syncs_per_step)} a step")
     if work.device_busy_fraction is not None:
         facts.append(f"the GPU is busy {format_share(work.device_busy_fraction)} of the time")
     if work.enqueue_fraction is not None:

@@ -281,11 +281,7 @@ class GateStage:
         )
         if trained is not None:
             return (*(checks if self._trainings.learns else accept_lost(checks)), *trained)
-        if needs_training:
-            return None
-        if not self._trainings.have_run:
-            self._log.add_notes("there was no time to compare trainings: the gradients alone were compared")
-        return checks
+        return None if needs_training else checks
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)

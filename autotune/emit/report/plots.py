@@ -153,11 +153,18 @@ def draw_memory(profile: Profile, explanation: Explanation | None) -> MemoryChar
     return MemoryChart(
         height=_MEMORY_HEIGHT,
         rows=tuple(Tick(y_of(tick), typeset_factor(tick)) for tick in rows),
-        columns=tuple(Tick(x_of(tick), format_bytes(tick * unit)) for tick in columns if tick >= 0),
+        columns=tuple(_name_sizes(columns, unit, x_of)),
         dots=dots,
         front=lines,
         summary=f"{len(points)} settings; {len(fronts)} that no other beats in both.",
     )
+
+
+def _name_sizes(sizes: Sequence[float], unit: int, x_of: Callable[[float], float]) -> Iterator[Tick]:
+    """Yield the grid lines of an axis of memory: the last one has the unit, so that there is room on a phone."""
+    for size in sizes:
+        if size >= 0:
+            yield Tick(x_of(size), format_bytes(size * unit) if size == sizes[-1] else f"{size:g}")
 
 
 def _title(config: TrainConfig, profile: Profile, ratio: float, used_bytes: float) -> str:

@@ -13,6 +13,7 @@ from autotune.format import (
     format_flops,
     format_share,
     format_time,
+    times,
 )
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
@@ -214,7 +215,7 @@ def _tell_syncs(case: StepCase) -> str:
     if work is None or work.host_syncs_per_step <= 0:
         return ""
     waits = " and waits for the GPU" if case.facts.device == "cuda" else ""
-    return f"the host asks for a value {work.host_syncs_per_step:.3g} times a step{waits}"
+    return f"the host asks for a value {times(work.host_syncs_per_step)} a step{waits}"
 
 
 _FIGURES: dict[str, Callable[[StepCase], str]] = {

@@ -269,9 +269,14 @@ def list_weights(models: Iterable[nn.Module]) -> list[Tensor]:
 
 
 def count_weights(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> tuple[int, int]:
-    """Return the bytes of models' weights, and of the gradients of all that optimizers step."""
-    stepped = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}.values()
-    return tensor_bytes(list_weights(models)), sum(p.numel() * p.element_size() for p in stepped)
+    """Return the bytes of models' weights, and of the gradients of all that optimizers step.
+
+    Where there is no optimizer, and weights are changed by hand, each that may be trained counts.
+    """
+    stepped = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
+    if not stepped:
+        stepped = {id(p): p for model in models for p in model.parameters() if p.requires_grad}
+    return tensor_bytes(list_weights(models)), sum(p.numel() * p.element_size() for p in stepped.values())
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.format import count, format_bytes, format_share, format_time
+from autotune.format import count, format_bytes, format_share, format_time, times
 from autotune.probe.analysis.issues.gpu import find_gpu_issues
 from autotune.probe.analysis.issues.policy import USUAL, IssuePolicy
 from autotune.probe.analysis.issues.timing import find_timing_issues
@@ -168,7 +168,7 @@ def _look_at_syncs(facts: TargetFacts) -> Iterator[Issue]:
     meaning = "each waits for the GPU" if facts.device == "cuda" else "on a GPU each would wait for it"
     yield Issue(
         name="host-syncs",
-        sentence=f".item() or the like runs {syncs:.3g} times a step{_name_places(facts)}: {meaning}",
+        sentence=f".item() or the like runs {times(syncs)} a step{_name_places(facts)}: {meaning}",
         remedy="keep values on the device (detach(), add them up there) and read them every hundred steps",
     )
 
