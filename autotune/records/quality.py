@@ -11,7 +11,15 @@ from autotune.records.given import GivenRecord
 from autotune.records.measurement import Interval, NonNegative
 
 QualityTest = Literal[
-    "tape", "schedule", "additivity", "gradients", "exact-losses", "paired-losses", "metric", "samples-to-loss"
+    "tape",
+    "schedule",
+    "additivity",
+    "gradients",
+    "equal-launches",
+    "exact-losses",
+    "paired-losses",
+    "metric",
+    "samples-to-loss",
 ]
 QualityVerdict = Literal["non-inferior", "inferior", "inconclusive"]
 
@@ -94,8 +102,9 @@ class QualityCheck(Record):
 
     test: QualityTest
     """tape: the data; schedule: steps and learning rates; additivity: parts of a batch; gradients: the same windows at
-    the same weights; exact-losses: bit for bit; paired-losses, metric: paired seeds, one-sided 95 % bound against a
-    margin; samples-to-loss: samples needed for the same loss."""
+    the same weights; equal-launches: losses of launches with and without some of the changes, bit for bit, which tells
+    of these alone; exact-losses: those of trainings, bit for bit; paired-losses, metric: paired seeds, one-sided 95 %
+    bound against a margin; samples-to-loss: samples needed for the same loss."""
     metric: str
     """What was compared, e.g. `training loss` or `bits_per_byte`."""
     difference: Interval | None

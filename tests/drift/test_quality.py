@@ -11,6 +11,7 @@ from scipy import stats
 
 from autotune.drift.compare.losses import check_losses, has_learned, screen_losses
 from autotune.records import LossCurve, Margin, QualityCheck
+from autotune.records.quality import is_passed
 
 MARGIN = Margin(amount=0.005)
 
@@ -274,3 +275,10 @@ def test_a_drift_could_show_only_where_something_is_learned(losses: list[float],
 def test_a_fall_that_only_some_seeds_show_is_no_learning() -> None:
     curves = [_curve([2.0] * 20 + [2.0 + shift] * 20, seed=seed) for seed, shift in enumerate((-0.5, 0.4, -0.4, 0.5))]
     assert not has_learned(curves, margin=0.005)
+
+
+def test_what_launches_show_of_some_changes_settles_no_gradients_of_the_others() -> None:
+    passed = _check(_baseline(4), _baseline(4))
+    open_gradients = passed.replace(test="gradients", verdict="inconclusive")
+    assert is_passed((open_gradients, passed))
+    assert not is_passed((open_gradients, passed.replace(test="equal-launches")))

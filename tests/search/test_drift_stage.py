@@ -369,6 +369,10 @@ def test_what_is_exact_is_taken_from_the_launches_also_beside_what_rounds(tmp_pa
         looked_at = [spec.config for spec in of_gate(stage.machine.specs)]
         assert (TUNED in looked_at) is not bool(launched)
         prices.append(len(looked_at))
+        told = {check.test: check for check in stage.log.checks_of(both)}.get("equal-launches")
+        assert (told is not None) is bool(launched)
+        if told is not None:
+            assert told.reason == "launches with and without malloc=glibc-tuned have the same losses, bit for bit"
     assert prices == [4, 3, 3, 3]
 
 

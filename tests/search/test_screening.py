@@ -55,6 +55,7 @@ def make_facts(**changes: Any) -> TargetFacts:
 FACTS = make_facts()
 BASE = FACTS.baseline
 SPLIT: dict[str, Any] = {"micro_batch_size": 16, "gradient_accumulation_steps": 2}
+EQUAL = record_factory.make_check(test="equal-launches", difference=None)
 KERNEL: dict[str, Any] = {"user_knobs": {"kernel": "new"}}
 
 
@@ -457,22 +458,22 @@ def test_what_launches_have_shown_to_lose_nothing_is_not_compared_again_with_dro
     screen(
         runs,
         {"precision": "bf16", "host_allocator": "glibc-tuned"},
-        has_equal_losses=lambda changes: is_shown and changes == {"host_allocator=glibc-tuned"},
+        shown_by_launches=lambda changes: EQUAL if is_shown and changes == {"host_allocator=glibc-tuned"} else None,
     )
     looked_at = BASE.replace(precision="bf16") if is_shown else tuned.replace(precision="bf16")
     assert len(runs.plans_of(looked_at)) == 1
     assert len(runs.plans_of(tuned)) == (0 if is_shown else 1)
     # Equal losses are no proof of what may round.
     checkpointing: dict[str, Any] = {"activation_checkpointing": "full"}
-    screen(runs, {"precision": "bf16", **checkpointing}, has_equal_losses=lambda _changes: True)
+    screen(runs, {"precision": "bf16", **checkpointing}, shown_by_launches=lambda _changes: EQUAL)
     assert len(runs.plans_of(BASE.replace(**checkpointing))) == 1
 
 
 def test_an_optimizer_is_compared_in_its_steps_alone_and_once(tmp_path: Path) -> None:
     runs = Runs(tmp_path, draws=True)
     wanted: dict[str, Any] = {"precision": "bf16", "host_allocator": "glibc-tuned", "optimizer_implementation": "fused"}
-    checks = screen(runs, wanted, has_equal_losses=lambda _changes: True)
-    assert outcome(checks) == [("schedule", PASSED), ("gradients", PASSED)] * 2
+    checks = screen(runs, wanted, shown_by_launches=lambda _changes: EQUAL)
+    assert outcome(checks) == [*[("schedule", PASSED), ("gradients", PASSED)] * 2, ("equal-launches", PASSED)]
     assert subjects(checks) == ["gradients", "gradients", "updates"]
     (steps,) = runs.plans_of(BASE.replace(optimizer_implementation="fused"))
     assert (steps.keeps_state, steps.dropout, steps.later_steps) == (True, True, 0)

@@ -16,6 +16,7 @@ from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.log import SearchLog, list_changes
 from autotune.search.scores.objective import Judged
+from autotune.sentences.settings import name_value
 from autotune.space import classify_changes, revert_knobs
 
 LEAST_EQUAL_STEPS = 4
@@ -65,7 +66,7 @@ class EqualLosses:
         self._numerics = log.problem.report.target.numerics
         self._launches = 0
         self._found: dict[tuple[str, str], QualityCheck | None] = {}
-        self._losing_nothing: list[frozenset[str]] | None = None
+        self._losing_nothing: list[tuple[frozenset[str], QualityCheck]] | None = None
 
     def find(self, config: TrainConfig, beside: TrainConfig | None = None) -> QualityCheck | None:
         """Return the check that a config's launches had the losses of others, bit for bit; as `find_equal_losses`.
@@ -82,16 +83,23 @@ class EqualLosses:
             self._found[keys] = find_equal_losses(config, other, launches, margin=margin)
         return self._found[keys]
 
-    def show(self, changes: frozenset[str]) -> bool:
-        """Return whether exact changes, each `name=value`, lose nothing, beside whatever else they were launched with.
+    def show(self, changes: frozenset[str]) -> QualityCheck | None:
+        """Return the check that exact changes, each `name=value`, lose nothing, whatever they were launched with.
 
-        That is where losses are the same, bit for bit, with them and without all that is exact.
+        That is where losses are the same, bit for bit, with them and without all that is exact; None elsewhere. Of the
+        other changes that a config may have it tells nothing.
         """
         judged = self._take_launches()
         if self._losing_nothing is None:
             launched = {one.key: one.config for one in judged}.values()
-            self._losing_nothing = [self._list_changes(one) for one in launched if self._loses_nothing(one)]
-        return any(changes <= seen for seen in self._losing_nothing)
+            found = ((self._list_changes(one), self._find_without_exact(one)) for one in launched)
+            self._losing_nothing = [(seen, check) for seen, check in found if check is not None]
+        equal = next((check for seen, check in self._losing_nothing if changes <= seen), None)
+        if equal is None:
+            return None
+        names = ", ".join(sorted(map(name_value, changes)))
+        reason = f"launches with and without {names} have the same losses, bit for bit"
+        return equal.replace(test="equal-launches", difference=None, reason=reason)
 
     def _take_launches(self) -> Sequence[Judged]:
         judged = self._log.judged
@@ -99,10 +107,10 @@ class EqualLosses:
             self._launches, self._found, self._losing_nothing = len(judged), {}, None
         return judged
 
-    def _loses_nothing(self, config: TrainConfig) -> bool:
+    def _find_without_exact(self, config: TrainConfig) -> QualityCheck | None:
         classes = classify_changes(config, self._baseline, self._numerics)
         exact = [name for name, kind in classes.items() if kind == "exact"]
-        return bool(exact) and self.find(config, revert_knobs(config, self._baseline, exact)) is not None
+        return self.find(config, revert_knobs(config, self._baseline, exact)) if exact else None
 
     def _list_changes(self, config: TrainConfig) -> frozenset[str]:
         return list_changes(config, self._baseline, changed_fields(config, self._baseline))

@@ -60,7 +60,8 @@ class Gate:
         knows_order: the target is a workload, whose loaders tell which samples they take.
         tape_steps: optimizer steps of which a script's data are looked at.
         affords: there is time for a candidate and the baseline by a longer plan.
-        has_equal_losses: launches of the search have shown that exact changes, each `name=value`, lose nothing.
+        shown_by_launches: the check that exact changes, each `name=value`, lose nothing; None where launches have
+            not shown it.
     """
 
     facts: TargetFacts
@@ -69,7 +70,7 @@ class Gate:
     knows_order: bool = True
     tape_steps: int = 24
     affords: Callable[[GradientPlan], bool] = lambda _plan: False
-    has_equal_losses: Callable[[frozenset[str]], bool] = lambda _changes: False
+    shown_by_launches: Callable[[frozenset[str]], QualityCheck | None] = lambda _changes: None
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -176,10 +177,17 @@ class Gate:
         return self._excuse_draws(found) if theirs.draws_random else found
 
     def _test_gradients(self, config: TrainConfig) -> list[QualityCheck] | None:
+        apart = self.check_allocators(config)
+        if apart is None:
+            return self._test_arithmetic(config)
+        checks = self._test_arithmetic(revert_knobs(config, self.facts.baseline, ALLOCATORS))
+        return None if checks is None else [*checks, apart]
+
+    def _test_arithmetic(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
         # Copies are asynchronous from pinned memory alone.
         kept = {"pin_memory"} if "non_blocking" in changed_fields(config, baseline) else set()
-        config = self.leave_shown(revert_knobs(config, baseline, set(DATA_KNOBS) - kept))
+        config = revert_knobs(config, baseline, set(DATA_KNOBS) - kept)
         if config == baseline:
             return []
         reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline))) and self._has_dropout()
@@ -204,11 +212,15 @@ class Gate:
 
     def leave_shown(self, config: TrainConfig) -> TrainConfig:
         """Return a config without its allocators where launches have shown that these lose nothing."""
+        is_shown = self.check_allocators(config) is not None
+        return revert_knobs(config, self.facts.baseline, ALLOCATORS) if is_shown else config
+
+    def check_allocators(self, config: TrainConfig) -> QualityCheck | None:
+        """Return the check by launches that a config's allocators lose nothing; None where there is none."""
         baseline = self.facts.baseline
-        changed = [name for name in ALLOCATORS if getattr(config, name) != getattr(baseline, name)]
-        if not changed or not self.has_equal_losses(frozenset(f"{name}={getattr(config, name)}" for name in changed)):
-            return config
-        return revert_knobs(config, baseline, changed)
+        changed = {name for name in ALLOCATORS if getattr(config, name) != getattr(baseline, name)}
+        changes = frozenset(f"{name}={getattr(config, name)}" for name in changed)
+        return self.shown_by_launches(changes) if changes else None
 
     def _excuse_draws(self, checks: list[QualityCheck]) -> list[QualityCheck]:
         result = self.trials.launch(self.facts.baseline, "fidelity", self._planned.replace(dropout=False))

@@ -77,7 +77,7 @@ class GateStage:
             knows_order=not self._is_script,
             tape_steps=self._costs.tape_steps,
             affords=self._affords,
-            has_equal_losses=self._equal_losses.show,
+            shown_by_launches=self._equal_losses.show,
         )
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf

@@ -40,6 +40,7 @@ _QUALITY_TESTS = {
     "additivity": "a batch against its parts",
     "gradients": "gradients at the same weights",
     "samples-to-loss": "samples to the same loss",
+    "equal-launches": "losses with and without",
     "exact-losses": "losses bit for bit",
     "paired-losses": "losses, paired seeds",
     "metric": "metric, paired seeds",
