@@ -26,6 +26,9 @@ demo: .venv/.installed
 	    s = p.speedup; \
 	    print(f'  {p.verdict}:', 'its speed-up is not known' if s is None else f'{s.low:.3f}x to {s.high:.3f}x, point {s.estimate:.3f}x ({s.confidence_level:.1%})')"
 
+# Every process that a test starts would compile the package's source anew.
+quick test-gpu test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: .venv/.tested
 	$(MAKE) --no-print-directory -j 2 check quick
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import autotune
@@ -90,7 +91,12 @@ def name_of(path: Path) -> str:
 
 
 SOURCES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+
+@cache
+def find_trees() -> Mapping[str, ast.Module]:
+    """Return the parsed source of every module: seconds, so not at every import of this one."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 
 def is_below(module: str, prefix: str) -> bool:
@@ -118,11 +124,14 @@ def read_imports(node: ast.AST, *, for_types: bool = False, lazy: bool = False) 
             yield from read_imports(child, for_types=for_types or is_guard, lazy=lazy or is_function)
 
 
-IMPORTS = {name: tuple(read_imports(tree)) for name, tree in TREES.items()}
+@cache
+def find_imports() -> Mapping[str, tuple[Import, ...]]:
+    """Return what every module imports."""
+    return {name: tuple(read_imports(tree)) for name, tree in find_trees().items()}
 
 
 def list_imports() -> Iterator[tuple[str, Import]]:
-    yield from ((module, found) for module in SOURCES for found in IMPORTS[module])
+    yield from ((module, found) for module in SOURCES for found in find_imports()[module])
 
 
 def find_room_imports() -> dict[str, set[str]]:

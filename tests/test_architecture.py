@@ -10,7 +10,19 @@ from collections import Counter
 
 import pytest
 from exported_source import CHANGED, PLAIN
-from layers import IMPORTS, LAYERS, ROOT, SOURCES, TREES, Import, draw, home_of, is_below, list_imports, read_imports
+from layers import (
+    LAYERS,
+    ROOT,
+    SOURCES,
+    Import,
+    draw,
+    find_imports,
+    find_trees,
+    home_of,
+    is_below,
+    list_imports,
+    read_imports,
+)
 
 import autotune
 from autotune.emit.export import EXPORTERS, Request
@@ -134,7 +146,9 @@ def test_the_picture_is_up_to_date() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    needed_by = {module: {found.target for found in IMPORTS[module] if not found.for_types} for module in SOURCES}
+    needed_by = {
+        module: {found.target for found in find_imports()[module] if not found.for_types} for module in SOURCES
+    }
     targets = {module: needed & SOURCES.keys() for module, needed in needed_by.items()}
     while leaves := [module for module, needed in targets.items() if not needed - {"autotune"}]:
         for module in leaves:
@@ -173,7 +187,7 @@ def test_a_module_imports_only_from_rows_above_its_own() -> None:
 
 
 def test_the_exceptions_are_all_in_use() -> None:
-    pairs = {(home_of(module), home_of(found.target)) for module in SOURCES for found in IMPORTS[module]
+    pairs = {(home_of(module), home_of(found.target)) for module in SOURCES for found in find_imports()[module]
              if is_below(found.target, "autotune")}  # fmt: skip
     assert SAME_ROW.keys() <= pairs
 
@@ -199,7 +213,7 @@ def test_the_parents_side_names_no_torch(prefix: str) -> None:
     modules = [module for module in list_torch_free() if is_below(module, prefix)]
     assert modules
     for module in modules:
-        named = [found for found in IMPORTS[module] if is_below(found.target, "torch") and not found.for_types]
+        named = [found for found in find_imports()[module] if is_below(found.target, "torch") and not found.for_types]
         if is_below(module, "autotune.cli"):
             named = [found for found in named if not found.lazy]
         assert not named, f"{module} imports torch"
@@ -209,7 +223,7 @@ def test_the_leaves_are_imported_by_the_ways_in_only() -> None:
     users = {
         module
         for module in SOURCES
-        for found in IMPORTS[module]
+        for found in find_imports()[module]
         if is_below(found.target, "autotune.emit") and not is_below(module, "autotune.emit")
     }
     places = ("autotune.api", "autotune.cli", "autotune.hf", "autotune.lightning")
@@ -257,7 +271,7 @@ def test_every_public_name_is_there_and_loads_lazily() -> None:
     assert {*autotune.__all__} == {*autotune._HOME, "__version__"}
     names_for_types = {
         alias.name
-        for node in ast.walk(TREES["autotune"])
+        for node in ast.walk(find_trees()["autotune"])
         if isinstance(node, ast.ImportFrom) and node.module != "__future__"
         for alias in node.names
     } - {"TYPE_CHECKING", "Any", "VERSION"}
@@ -282,19 +296,19 @@ def kind_and_name(name: str) -> tuple[int, str]:
 
 
 def test_all_is_sorted_and_complete() -> None:
-    declared = {module: names for module, tree in TREES.items() if (names := declared_names(tree)) is not None}
+    declared = {module: names for module, tree in find_trees().items() if (names := declared_names(tree)) is not None}
     del declared["autotune"]
     for module, names in declared.items():
         assert names == sorted(names, key=kind_and_name)
         loaded = importlib.import_module(module)
         assert [name for name in names if not hasattr(loaded, name)] == []
-    tree = TREES["autotune.records"]  # the one package whose names are imported from it
+    tree = find_trees()["autotune.records"]  # the one package whose names are imported from it
     imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert {*declared["autotune.records"]} == imported
 
 
 def test_global_state_of_torch_is_set_where_it_belongs() -> None:
-    for module, tree in TREES.items():
+    for module, tree in find_trees().items():
         for node in ast.walk(tree):
             called = node.func if isinstance(node, ast.Call) else None
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
@@ -323,12 +337,15 @@ def read_from_config(tree: ast.AST) -> set[str]:
 
 def test_every_knob_has_its_place_in_the_engine() -> None:
     read = {
-        name for module, tree in TREES.items() if is_below(module, "autotune.engine") for name in read_from_config(tree)
+        name
+        for module, tree in find_trees().items()
+        if is_below(module, "autotune.engine")
+        for name in read_from_config(tree)
     }
     missing = {*FIELDS} - read
     assert missing == {"user_knobs"}
     # The workload sets its own knobs on itself; the engine has it do so.
-    assert "user_knobs" in read_from_config(TREES["autotune.targets.workload"])
+    assert "user_knobs" in read_from_config(find_trees()["autotune.targets.workload"])
     assert "loaded.set_knobs(config)" in SOURCES["autotune.engine.loop"].read_text(encoding="utf-8")
 
 
@@ -353,7 +370,7 @@ def length_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_functions_are_short() -> None:
     lengths = {
         f"{module}.{node.name}": length_of(node)
-        for module, tree in TREES.items()
+        for module, tree in find_trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
@@ -369,7 +386,7 @@ def test_packages_can_be_taken_in_at_a_glance() -> None:
 
 
 def test_a_module_gives_each_name_one_meaning() -> None:
-    for module, tree in TREES.items():
+    for module, tree in find_trees().items():
         bound = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         for node in tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -382,7 +399,7 @@ def test_a_module_gives_each_name_one_meaning() -> None:
 def test_only_the_command_line_prints() -> None:
     offenders = [
         f"{module}:{node.lineno}"
-        for module, tree in TREES.items()
+        for module, tree in find_trees().items()
         if not is_below(module, "autotune.cli")
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -34,7 +35,9 @@ from autotune.search.store.folder import list_searches
 pytestmark = pytest.mark.slow
 
 WORKER = "shared_worker.py"
-GRACE = 3.0
+GRACE = 6.0
+SEARCHED = r"autotune-[0-9a-f]{12}"
+"""Name of the study that searches share; other tests have theirs on the same server."""
 
 
 def find_binaries() -> Path | None:
@@ -177,9 +180,13 @@ def open_server(server: Server) -> BaseStorage:
 
 
 def read_leases(server: Server) -> list[Any]:
+    return read_study(server, SEARCHED + "-leases")
+
+
+def read_study(server: Server, name: str) -> list[Any]:
+    """Return the trials of the study whose name matches; none before it is there."""
     storage = open_server(server)
-    studies = {one.study_name: one._study_id for one in storage.get_all_studies()}
-    found = [study for name, study in studies.items() if name.endswith("-leases")]
+    found = [one._study_id for one in storage.get_all_studies() if re.fullmatch(name, one.study_name)]
     return storage.get_all_trials(found[0]) if found else []
 
 
@@ -257,9 +264,7 @@ def outcome(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         wire.is_cut = False
         for process in (lonely, other, last):
             assert process.wait(timeout=150) == 0
-        storage = open_server(server)
-        (study,) = (one for one in storage.get_all_studies() if not one.study_name.endswith("-leases"))
-        readings = storage.get_all_trials(study._study_id)
+        readings = read_study(server, SEARCHED)
         yield Outcome(works, running[0].user_attrs["params"] if running else {}, read_leases(server), readings)
     wire.close()
 
@@ -308,8 +313,10 @@ def test_what_the_killed_worker_ran_was_taken_over_exactly_once(outcome: Outcome
     (left,) = (one for one in launches if one.user_attrs["session"] in own and one.user_attrs.get("died"))
     assert left.user_attrs["params"] == outcome.running
     heirs = [one for one in launches if one.user_attrs["takes_over"] == left.number and one.state.name == "COMPLETE"]
-    assert len(heirs) == 1
-    assert any(one.params == outcome.running for one in outcome.readings)
+    readers = [one.user_attrs["worker"] for one in outcome.readings if one.params == outcome.running]
+    assert readers
+    # Whoever is cut off sees no leases: what is read there meanwhile needs no heir any more.
+    assert len(heirs) == 1 or (not heirs and readers[0] == "cut"), (left, launches)
 
 
 @pytest.mark.fault(
