@@ -164,11 +164,12 @@ class World:
 
 
 @contextmanager
-def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
+def joined_world(meeting: Path | None, patience_seconds: float) -> Iterator[World]:
     """Join the processes that torch.distributed's launcher has started: NCCL on GPUs, gloo on CPUs.
 
     Args:
-        meeting: file to meet at, on this machine, that is not there yet: a port would be open to its network.
+        meeting: file to meet at, on this machine, that is not there yet: a port would be open to its network. None
+            for processes of several machines, which meet at the store that their agents have met at.
         patience_seconds: longest wait for another one.
 
     Raises:
@@ -181,7 +182,7 @@ def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if uses_gpu else "gloo",
-        store=dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
+        store=None if meeting is None else dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=patience_seconds),

@@ -12,10 +12,12 @@ from autotune.distributed.ends import explain_end
 from autotune.distributed.place import Place
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, joined_world
-from autotune.engine.data_fingerprint import build_dataset
+from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import backend_settings
+from autotune.errors import UsageError
 from autotune.machine.hardware import read_hardware
+from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
 from autotune.targets.load import load_workload
 from autotune.train.loop.checkpoint import load_checkpoint
@@ -74,8 +76,14 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
     work = Path.cwd()
     loaded = load_workload(resolve_training_target(target, work).target.spec, folder=work)
     with blame_target(f"{loaded.label}: setting up"):
-        sources = find_random_sources(build_dataset(loaded), loaded.collate)
+        dataset = build_dataset(loaded)
+        sources = find_random_sources(dataset, loaded.collate)
+        data = fingerprint_data(dataset, loaded.collate, sources) if place.nodes > 1 else None
     plan = place.await_plan()
+    if place.nodes > 1:
+        _require_same_target(
+            ProfileTarget(label=loaded.label, fingerprint=loaded.fingerprint, data_fingerprint=data), plan
+        )
     config = plan.current_config
     relaunch(find_missing_environment(config, read_hardware()))
     with joined_world(place.meeting, options.rank_timeout_seconds) as world, backend_settings(config, world.device):
@@ -90,6 +98,21 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
                 worker_timeout_seconds=options.worker_timeout_seconds,
             )
         _obey(training, plan)
+
+
+def _require_same_target(here: ProfileTarget, plan: RunPlan) -> None:
+    """Make sure that this node trains what the leader's does.
+
+    Raises:
+        UsageError: it has another source, or other data.
+    """
+    there = plan.target
+    parts = {"source": (here.fingerprint, there.fingerprint), "data": (here.data_fingerprint, there.data_fingerprint)}
+    for name, (mine, theirs) in parts.items():
+        if mine != theirs:
+            raise UsageError(
+                f"{here.label}: the {name} on this node is not that of node 0", hint="copy it to all nodes"
+            )
 
 
 def _obey(training: RankTraining, plan: RunPlan) -> None:
