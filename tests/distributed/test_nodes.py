@@ -1,4 +1,4 @@
-"""`autotune train --nnodes 2`: two nodes on this machine, over the loopback; the run of one process, faults, refusals."""
+"""`autotune train --nnodes 2`: two nodes on this machine, over the loopback; faults, refusals."""
 
 from __future__ import annotations
 

@@ -32,6 +32,9 @@ from autotune.train.recovery.steps_down import recoverable_causes
 _GRACE_SECONDS = 10.0
 """Processes whose partners on another node have ended find it out by themselves, as a rule at once."""
 
+_AGENT_SECONDS = 2.0
+"""After its processes an agent ends at once, unless it waits for those of the other nodes."""
+
 _REPORT_SECONDS = 45.0
 """An agent takes up to 30 seconds to end a process that ignores SIGTERM, and tells of it then."""
 
@@ -53,6 +56,7 @@ class NodeLauncher:
         self._ears = Ears()
         self._hosts: dict[int, str] = {}
         self._ended_at: float | None = None
+        self._alone_since: float | None = None
 
     def run(self, words: tuple[str, ...]) -> int:
         """Run them to their end and return what to exit with, on every node the same.
@@ -100,7 +104,10 @@ class NodeLauncher:
             self._ended_at = self._ended_at or time.monotonic()
         if self._ended_at is None:
             return False
-        return time.monotonic() - self._ended_at > _GRACE_SECONDS or not list_children()
+        now = time.monotonic()
+        self._alone_since = None if list_children() else self._alone_since or now
+        is_done = self._alone_since is not None and now - self._alone_since > _AGENT_SECONDS
+        return is_done or now - self._ended_at > _GRACE_SECONDS
 
     def _report(self, store: NodeStore, agent: ElasticAgent, relay: NodeRelay, *, oom_kills: int | None) -> NodeReport:
         first, world = store.node * self._size, self._nodes.count * self._size

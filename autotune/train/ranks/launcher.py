@@ -99,4 +99,7 @@ if __name__ == "__main__":
     tie_to_parent()
     logging.disable(logging.CRITICAL)  # the agent tells of every failed process, and so do we
     given = parse_record(sys.argv[2], Nodes, name="the nodes") if sys.argv[2] != NO_NODES else None
-    sys.exit(main(sys.argv[1], given, sys.argv[3:]))
+    status = main(sys.argv[1], given, sys.argv[3:])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)  # past what still waits for other nodes
