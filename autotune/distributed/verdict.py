@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,7 +113,6 @@ def judge_nodes(
 
 
 def _list_own_exits(report: NodeReport) -> list[tuple[int, int]]:
-    """Return a node's exits without those that its agent brought about, because of another node's process."""
-    echoes = {end.rank for end in report.ends if end.saw}
-    is_hit = bool(report.exits) and report.exits[0][0] in echoes
-    return [(rank, status) for rank, status in report.exits if not (is_hit and status < 0)]
+    """Return a node's exits without those that its agent brought about, because of another process."""
+    is_hit = any(end.saw for end in report.ends)
+    return [(rank, status) for rank, status in report.exits if not (is_hit and status == -signal.SIGTERM)]

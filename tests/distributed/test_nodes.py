@@ -204,7 +204,7 @@ def make_echo(rank: int) -> RankEnd:
 
 def test_a_process_that_its_own_agent_ended_is_not_blamed() -> None:
     first = NodeReport(node=0, host="a", ends=(make_echo(0),), exits=((0, 5), (1, -15)))
-    second = NodeReport(node=1, host="b", ends=(make_echo(2),), exits=((3, -9), (2, 5)))
+    second = NodeReport(node=1, host="b", ends=(make_echo(2),), exits=((2, 5), (3, -9)))
     verdict = judge_nodes([first, second], count=2, per_node=2)
     assert verdict.end is not None
     assert (verdict.end.rank, "process 3 of 4 was killed by SIGKILL" in verdict.end.detail) == (3, True)
