@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_shared_training import Place, await_steps, make_place, read_losses
+from test_shared_training import EPOCHS, Place, await_steps, make_place, read_losses
 
 from autotune.cli.training_session import choose_nodes
 from autotune.distributed.nodes import require_alike
@@ -59,28 +59,10 @@ def list_ranks(node: subprocess.Popen[str]) -> dict[int, psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.fault("45", injected="SIGKILL to a process of another node", outcome="node and process named; --resume")
-def test_the_loss_curve_is_that_of_one_process_and_a_killed_process_is_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_curve_is_that_of_one_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    run_training(TrainingOptions(epochs=8, out="one"), "shared_workloads.py:slow", folder=place.folder)
-    nodes = start_nodes(place, "slow", "--epochs", "8", "--out", "run", "--checkpoint-every", "1s", numbered=False)
-    await_steps(place.folder / "run", 8, nodes[0])
-    leader, other = nodes if 0 in list_ranks(nodes[0]) else nodes[::-1]
-    for node in nodes:
-        processes = psutil.Process(node.pid).children(recursive=True)
-        connections = [one for each in processes for one in each.net_connections("inet")]
-        assert {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN} <= {"127.0.0.1", "::1"}
-    list_ranks(other)[3].kill()
-    said = await_ends(nodes)
-    assert [process.returncode for process in nodes] == [5, 5], said
-    for text in said:
-        assert f"node 1 ({socket.gethostname()}): process 3 of 4 was killed by SIGKILL" in text
-        assert "--resume on every node" in text
-        assert "Traceback" not in text
-    assert not [one for node in (leader, other) for one in _children(node) if one.is_running()]
-    nodes = start_nodes(place, "slow", "--epochs", "8", "--out", "run", "--resume")
+    run_training(TrainingOptions(epochs=EPOCHS, out="one"), "shared_workloads.py:counted", folder=place.folder)
+    nodes = start_nodes(place, "counted", "--epochs", str(EPOCHS), "--out", "run", numbered=False)
     said = await_ends(nodes)
     assert [process.returncode for process in nodes] == [0, 0], said
     assert "4 processes on 2 nodes, each with micro batch 3, accumulation 1: effective batch 12" in said[0] + said[1]
@@ -89,12 +71,35 @@ def test_the_loss_curve_is_that_of_one_process_and_a_killed_process_is_named(
     assert json.loads((place.folder / "run" / "summary.json").read_text())["world_size"] == 4
 
 
+@pytest.mark.slow
+@pytest.mark.fault("41", injected="SIGKILL to a process of another node", outcome="node and process named; --resume")
+def test_a_killed_process_of_another_node_ends_all_and_is_named(place: Place) -> None:
+    words = ("slow", "--epochs", "8", "--out", "run")
+    nodes = start_nodes(place, *words)
+    await_steps(place.folder / "run", 8, nodes[0])
+    for node in nodes:
+        processes = psutil.Process(node.pid).children(recursive=True)
+        connections = [one for each in processes for one in each.net_connections("inet")]
+        assert {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN} <= {"127.0.0.1", "::1"}
+    list_ranks(nodes[1])[3].kill()
+    said = await_ends(nodes)
+    assert [process.returncode for process in nodes] == [5, 5], said
+    for text in said:
+        assert f"node 1 ({socket.gethostname()}): process 3 of 4 was killed by SIGKILL" in text
+        assert "--resume on every node" in text
+        assert "Traceback" not in text
+    nodes = start_nodes(place, *words, "--resume")
+    said = await_ends(nodes)
+    assert [process.returncode for process in nodes] == [0, 0], said
+    assert max(read_losses(place.folder / "run")) == 32
+
+
 def _children(node: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(node.pid).children(recursive=True) if psutil.pid_exists(node.pid) else []
 
 
 @pytest.mark.slow
-@pytest.mark.fault("45", injected="SIGSTOP to a process of another node", outcome="named within --rank-timeout")
+@pytest.mark.fault("41", injected="SIGSTOP to a process of another node", outcome="named within --rank-timeout")
 def test_a_hanging_process_of_another_node_ends_the_training_within_its_limit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +112,7 @@ def test_a_hanging_process_of_another_node_ends_the_training_within_its_limit(
 
 
 @pytest.mark.slow
-@pytest.mark.fault("45", injected="SIGKILL to all of another node", outcome="the node is named; --resume")
+@pytest.mark.fault("41", injected="SIGKILL to all of another node", outcome="the node is named; --resume")
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_node_that_is_gone_is_named(place: Place, lost: int) -> None:
     nodes = start_nodes(place, "slow", "--epochs", "90", "--out", "run")
