@@ -25,11 +25,11 @@ from autotune.engine.compilation import compile_blocks
 from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, mix_seed
 from autotune.engine.determinism import make_reference
 from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, seed_everything
+from autotune.engine.shards import local_part
 from autotune.engine.sharing import (
     find_blocks_to_shard,
     gathered_for_a_while,
     is_sharded,
-    local_part,
     meeting,
     refuse_sharding,
     replicate,
@@ -161,7 +161,9 @@ class RankTraining(Training):
 
     def _require_shardable(self) -> None:
         label, hint = self._loaded.label, "use distributed_strategy ddp"
-        if why_not := refuse_sharding(self.device.type):
+        with self.world.watching():
+            why_not = refuse_sharding(self.device)
+        if why_not:
             raise UsageError(f"{label}: distributed_strategy fsdp: {why_not}", hint=hint)
         if self.averaged is not None:
             raise UsageError(

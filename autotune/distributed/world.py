@@ -5,6 +5,9 @@
            ── Command.LOAD ──▶                each loads the checkpoint that is named
            ── Command.PAUSE ─▶                the leader evaluates or writes: it may take as long as it takes
            ── Command.MEET ──▶                each says how long it worked by itself, its device done with all it has
+           ── Command.SAVE ──▶                each writes its shards of a checkpoint
+           ── Command.CHECK ─▶                each looks for what is not finite in its shards
+           ── Command.EVALUATE ▶              all evaluate together, the model being sharded
            ── Command.END ───▶                the training is over
 
 Commands and answers go over gloo groups of their own, so that nobody waits for a device because of them. Whoever waits
@@ -42,6 +45,9 @@ class Command(enum.IntEnum):
     PAUSE = 4
     END = 5
     MEET = 6
+    SAVE = 7
+    CHECK = 8
+    EVALUATE = 9
 
 
 class RankLostError(AutotuneError):

@@ -65,6 +65,7 @@ class Training:
     """A model with everything needed to take optimizer steps.
 
     Attributes:
+        is_sharded: several processes have a shard of the model each.
         config: the settings.
         model: the user's model, on the device.
         device: where it is.
@@ -74,6 +75,8 @@ class Training:
         scaler: loss scaler for fp16, or None.
         windows: where the training stands in its data.
     """
+
+    is_sharded = False
 
     def __init__(
         self,

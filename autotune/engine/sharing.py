@@ -10,7 +10,7 @@ when it is called, and stay until its backward pass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -18,10 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
 from autotune.records.config import TrainConfig
@@ -34,16 +32,22 @@ def is_sharded(config: TrainConfig) -> bool:
     return config.distributed_strategy == "fsdp"
 
 
-def refuse_sharding(device_type: str) -> str:
-    """Return why a model cannot be sharded over processes on devices of a type; empty where it can."""
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    if device_type == "cpu" and release < _GLOO_SCATTERS:
-        return f"gloo of torch {torch.__version__} has no mean over scattered gradients"
+def refuse_sharding(device: torch.device) -> str:
+    """Return why a model cannot be sharded over the processes; empty where it can. All of them have to ask.
+
+    Args:
+        device: of this process. On a CPU older releases of gloo cannot do what FSDP2 asks of it.
+    """
+    if device.type != "cpu":
+        return ""
+    size = dist.get_world_size()
+    # The older name has a warning since torch 2.13, and the newer one was not there before.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    try:
+        scatter(torch.empty(1), torch.zeros(size), op=dist.ReduceOp.AVG)
+    except (RuntimeError, NotImplementedError) as error:
+        return f"gloo of torch {torch.__version__} cannot scatter means: {' '.join(str(error).split())[:100]}"
     return ""
-
-
-_GLOO_SCATTERS = (2, 7)
-"""First release whose gloo has what FSDP2 asks of it: `reduce_scatter` of one tensor, with a mean."""
 
 
 def replicate(root: nn.Module, config: TrainConfig, *, finds_unused: bool) -> DistributedDataParallel:
@@ -118,13 +122,23 @@ def shard(root: nn.Module, model: nn.Module, config: TrainConfig, device: torch.
         config: the settings.
         device: of this process.
     """
+    # Half a second to import, for those who shard alone.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if reduces_in_bf16(config) else None)
     share = partial(fully_shard, mesh=mesh, mp_policy=policy)
     for block in find_blocks_to_shard(model):
+        # A view that is changed in place loses the hook that gathers the block for its backward pass.
+        block.forward = partial(_own_output, block.forward)
         share(block, reshard_after_forward=config.reshard_after_forward)
     share(root, reshard_after_forward=False)  # its backward pass comes at once
     model.to(device)  # buffers of modules without parameters
+
+
+def _own_output(plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return tree_map_only(Tensor, lambda one: one.clone() if one._is_view() else one, plain(*arguments, **named))
 
 
 def meeting(shared: nn.Module, config: TrainConfig, *, is_last: bool) -> AbstractContextManager[None]:
@@ -136,11 +150,10 @@ def meeting(shared: nn.Module, config: TrainConfig, *, is_last: bool) -> Abstrac
         is_last: of the micro batches of a step.
     """
     meets = is_last or config.sync_each_micro_batch
-    if isinstance(shared, FSDPModule):
-        shared.set_requires_gradient_sync(meets)
-        return nullcontext()
-    assert isinstance(shared, DistributedDataParallel)
-    return nullcontext() if meets else shared.no_sync()
+    if isinstance(shared, DistributedDataParallel):
+        return nullcontext() if meets else shared.no_sync()
+    shared.set_requires_gradient_sync(meets)  # type: ignore[operator]
+    return nullcontext()
 
 
 @contextmanager
@@ -150,33 +163,5 @@ def gathered_for_a_while(shared: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module in shared.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return what this process has of a tensor: its shard, or all of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; of a sharded one every process has to ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def take_shard(full: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a whole tensor as a sharded one.
-
-    Args:
-        full: the whole.
-        like: a sharded tensor of its shape; any other leaves the whole as it is.
-    """
-    if not isinstance(like, DTensor):
-        return full
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    part = full[tuple(slice(first, first + length) for first, length in zip(offset, shape, strict=True))]
-    found = torch.empty_like(like, dtype=full.dtype)
-    local_part(found).copy_(part)
-    return found
+            if callable(reshard := getattr(module, "reshard", None)):
+                reshard()
