@@ -271,6 +271,59 @@ def _non_blocking(facts: Facts) -> Choices:
     return ((False, True), {}) if facts.on_gpu else _only("there is no copy to a device", True)
 
 
+_ALONE = "it is for several processes: --nproc-per-node"
+_MEBIBYTE = 2**20
+_BUCKETS_MIB = (5, 25, 50, 100, 250)
+"""Of DistributedDataParallel: what public training recipes use around its default of 25."""
+
+
+def _bucket_sizes(facts: Facts) -> Choices:
+    if facts.target.world_size == 1:
+        return _only(_ALONE, 100)
+    gradients = facts.target.model.parameter_bytes / _MEBIBYTE
+    # Of those that take all gradients at once, one: the others do the same.
+    several = [size for size in _BUCKETS_MIB if size < gradients]
+    sizes = {*several, *[size for size in _BUCKETS_MIB if size >= gradients][:1], 25}
+    if gradients <= 1.0:
+        return _only("all gradients fit into the first bucket", *(size for size in _BUCKETS_MIB if size != 25))
+    return tuple(sorted(sizes)), {}
+
+
+def _of_several(facts: Facts) -> Choices:
+    return _only(_ALONE, True) if facts.target.world_size == 1 else ((False, True), {})
+
+
+def _strategies(facts: Facts) -> Choices:
+    if facts.target.world_size == 1:
+        return _only(_ALONE, "fsdp")
+    return ("ddp", "fsdp"), {}
+
+
+def _reshardings(facts: Facts) -> Choices:
+    if facts.target.world_size == 1:
+        return _only(_ALONE, False)
+    if facts.target.model.checkpointable_blocks == 0:
+        return _only("the model has no repeated blocks to gather one by one", False)
+    return (True, False), {}
+
+
+def _synchronisations(facts: Facts) -> Choices:
+    processes = facts.target.world_size
+    if processes == 1:
+        return _only(_ALONE, True)
+    splits = find_split_trouble(facts.target) is None and not facts.target.data.iterable
+    if not splits and spread_config(facts.target.baseline, processes).gradient_accumulation_steps == 1:
+        return _only("a step has one micro batch here", True)
+    return (False, True), {}
+
+
+def _reduce_dtypes(facts: Facts) -> Choices:
+    if facts.target.world_size == 1:
+        return _only(_ALONE, "bf16")
+    why_not = refuse_bf16(facts.target) if facts.target.baseline.precision != "bf16" else ""
+    return _only(why_not, "bf16") if why_not else (("fp32", "bf16"), {})
+
+
 KNOBS: tuple[Knob, ...] = (
     Knob("num_workers", "exact", ("tape",), "restart", _worker_counts),
     Knob("prefetch_factor", "exact", ("tape",), "restart", _prefetch_factors),
@@ -291,6 +344,13 @@ KNOBS: tuple[Knob, ...] = (
     Knob("learning_rate_scale", "semantic", (), "restart", _learning_rate_scales),
     Knob("activation_checkpointing", "rounding", ("gradients",), "restart", _checkpointing),
     Knob("compile_mode", "rounding", ("gradients",), "compile", _compile_modes),
+    Knob("distributed_strategy", "rounding", ("gradients",), "restart", _strategies),
+    Knob("bucket_cap_mb", "rounding", ("gradients",), "restart", _bucket_sizes),
+    Knob("gradient_as_bucket_view", "exact", ("gradients",), "restart", _of_several),
+    Knob("static_graph", "rounding", ("gradients",), "restart", _of_several),
+    Knob("reshard_after_forward", "exact", ("gradients",), "restart", _reshardings),
+    Knob("sync_each_micro_batch", "rounding", ("gradients",), "restart", _synchronisations),
+    Knob("reduce_dtype", "rounding", ("gradients",), "restart", _reduce_dtypes),
 )
 
 DATA_KNOBS = tuple(knob.field for knob in KNOBS if knob.tests == ("tape",))

@@ -121,6 +121,12 @@ ALL_VALUES: dict[str, tuple[Any, ...]] = {
     "pin_memory": (False, True),
     "persistent_workers": (False, True),
     "non_blocking": (False, True),
+    "distributed_strategy": ("ddp", "fsdp"),
+    "gradient_as_bucket_view": (False, True),
+    "static_graph": (False, True),
+    "reshard_after_forward": (True, False),
+    "sync_each_micro_batch": (False, True),
+    "reduce_dtype": ("fp32", "bf16"),
 }
 
 

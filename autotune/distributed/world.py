@@ -5,6 +5,9 @@
            ── Command.LOAD ──▶                each loads the checkpoint that is named
            ── Command.PAUSE ─▶                the leader evaluates or writes: it may take as long as it takes
            ── Command.MEET ──▶                each says how long it worked by itself, its device done with all it has
+           ── Command.SAVE ──▶                each writes its shards of a checkpoint
+           ── Command.CHECK ─▶                each looks for what is not finite in its shards
+           ── Command.EVALUATE ▶              all evaluate together, the model being sharded
            ── Command.END ───▶                the training is over
 
 Commands and answers go over gloo groups of their own, so that nobody waits for a device because of them. Whoever waits
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,6 +45,9 @@ class Command(enum.IntEnum):
     PAUSE = 4
     END = 5
     MEET = 6
+    SAVE = 7
+    CHECK = 8
+    EVALUATE = 9
 
 
 class RankLostError(AutotuneError):
@@ -144,6 +150,15 @@ class World:
         with self.watching():
             dist.broadcast(found, 0)
         return found
+
+    def copy_first(self, values: Sequence[Tensor]) -> None:
+        """Give every rank the leader's values of some tensors, in place; on the host they go over gloo."""
+        with torch.no_grad():
+            for value in values:
+                group = self.answers if value.device.type == "cpu" else None
+                found = value.detach().contiguous()
+                dist.broadcast(found, 0, group=group)
+                value.copy_(found)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ trials/0007/                       spec.json, result.json, log.txt; a probe's pa
 explanation/                       explanation.json, trials/: launches made to explain the answer
 runs/<target>-001/                     one training
 lock, run.json or script.json, metrics.jsonl, summary.json, next.json, model.safetensors
-checkpoints/step-00000120/           state.pt, manifest.json
+checkpoints/step-00000120/           state.pt, manifest.json; of a sharded model .metadata, __0_0.distcp, ...
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ class ScriptSource:
     def begin_window(self, number: int, *, is_last: bool) -> None:
         pass  # the script's data and random numbers come as they come
 
-    def save_weights(self, path: Path) -> None:
-        torch.save([parameter.detach() for parameter in self._recorded().parameters], path)
+    def save_weights(self, path: Path, *, writes: bool) -> None:
+        if writes:
+            torch.save([parameter.detach() for parameter in self._recorded().parameters], path)
 
     def load_weights(self, path: Path) -> None:
         parameters = self._recorded().parameters

@@ -152,8 +152,8 @@ class StepSource(Protocol):
         """
         ...
 
-    def save_weights(self, path: Path) -> None:
-        """Write the weights, for the other arm to load."""
+    def save_weights(self, path: Path, *, writes: bool) -> None:
+        """Write the weights, for the other arm to load; all processes of a launcher are asked, one of them writes."""
         ...
 
     def load_weights(self, path: Path) -> None:

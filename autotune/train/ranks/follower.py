@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune.distributed.ends import explain_end
+from autotune.distributed.evaluation import follow_evaluation
 from autotune.distributed.place import Place
+from autotune.distributed.shards import write_own_shards
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, joined_world
 from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
@@ -20,8 +22,9 @@ from autotune.machine.hardware import read_hardware
 from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
 from autotune.targets.load import load_workload
+from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.checkpoint import load_checkpoint
-from autotune.train.loop.state import capture_generators
+from autotune.train.loop.state import capture_generators, find_own_non_finite
 from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingOptions
 from autotune.train.recovery.attempts import FORWARDED
@@ -97,7 +100,7 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
                 random_sources=sources,
                 worker_timeout_seconds=options.worker_timeout_seconds,
             )
-        _obey(training, plan)
+        _obey(training, loaded, plan)
 
 
 def _require_same_target(here: ProfileTarget, plan: RunPlan) -> None:
@@ -115,7 +118,7 @@ def _require_same_target(here: ProfileTarget, plan: RunPlan) -> None:
             )
 
 
-def _obey(training: RankTraining, plan: RunPlan) -> None:
+def _obey(training: RankTraining, loaded: LoadedWorkload, plan: RunPlan) -> None:
     """Do what the leader says, until it says that the training is over."""
     world, command = training.world, Command.PAUSE
     while True:
@@ -127,5 +130,11 @@ def _obey(training: RankTraining, plan: RunPlan) -> None:
             world.gather(capture_generators(training))
         elif command == Command.LOAD:
             load_checkpoint(training, Path(world.share(None)))
+        elif command == Command.SAVE:
+            write_own_shards(training, Path(world.share(None)), capture_generators(training))
+        elif command == Command.CHECK:
+            world.gather(find_own_non_finite(training))
+        elif command == Command.EVALUATE:
+            follow_evaluation(loaded, training)
         elif command == Command.END:
             return
