@@ -69,7 +69,7 @@ def replicate(root: nn.Module, config: TrainConfig, *, finds_unused: bool) -> Di
     )
     if reduces_in_bf16(config):
         # PyTorch's own hook is for NCCL alone.
-        replica.register_comm_hook(None, lambda _state, bucket: _average_in_bf16(bucket))
+        replica.register_comm_hook(None, lambda _state, bucket: average_in_bf16(bucket))
     return replica
 
 
@@ -82,7 +82,8 @@ def reduces_in_bf16(config: TrainConfig) -> bool:
     return config.reduce_dtype == "bf16" and config.precision == "bf16"
 
 
-def _average_in_bf16(bucket: Any) -> torch.futures.Future[Tensor]:
+def average_in_bf16(bucket: Any) -> torch.futures.Future[Tensor]:
+    """Return the mean of a bucket of gradients over all processes, summed in bf16: a hook of DDP's."""
     whole: Tensor = bucket.buffer()
     narrow = whole.to(torch.bfloat16).div_(dist.get_world_size())
     work = dist.all_reduce(narrow, async_op=True)
