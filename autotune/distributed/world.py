@@ -170,12 +170,19 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            text = str(error).lower()
-            if not isinstance(error, dist.DistError) and not any(word in text for word in _LOST):
+            if not looks_lost(error):
                 raise
-            is_silent = any(word in text for word in _SILENT)
+            is_silent = any(word in str(error).lower() for word in _SILENT)
             what = f"has not answered within {self.patience_seconds:g} s" if is_silent else "is gone"
             raise RankLostError(f"another process of the training {what}", is_silent=is_silent) from error
+
+
+def looks_lost(error: BaseException) -> bool:
+    """Return whether an error is what another process looks like from here that has died or does not answer."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in text for word in _LOST)
+    )
 
 
 @contextmanager

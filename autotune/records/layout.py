@@ -57,6 +57,8 @@ VIEW_FILE = "view.json"
 """How a script's trial sees its working folder."""
 RECORD_FAILED_STATUS = 74
 """Exit status of a trial whose own record could not be written (EX_IOERR of sysexits.h)."""
+LOST_STATUS = 76
+"""Exit status of one of several processes of a trial that has lost another one (EX_PROTOCOL)."""
 RECORD_FAILED = "the trial's record could not be written: "
 """Begins the line that such a trial prints last."""
 

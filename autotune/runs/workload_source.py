@@ -74,6 +74,9 @@ class WorkloadSource:
         """Return what a run has found out, once its training is over."""
         return found
 
+    def list_others(self) -> tuple[int, ...]:
+        return ()
+
     def read_ranks(self) -> tuple[float, ...]:
         return ()
 
