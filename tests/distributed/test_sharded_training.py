@@ -144,7 +144,7 @@ def test_a_killed_process_of_a_sharded_training_is_replaced(place: Place, rank: 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("averaged", "build_averaged_model() keeps whole weights"),
+        ("averaged", "distributed_strategy fsdp: build_averaged_model() keeps whole weights"),
         ("reaching", "a parameter of a repeated block is used outside of its forward"),
     ],
 )

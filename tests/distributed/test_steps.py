@@ -115,7 +115,7 @@ def test_compiled_blocks_of_a_sharded_model_train_as_one_process(tmp_path: Path)
         ("normed", "BatchNorm (2) takes its statistics from the samples of one process"),
         ("streamed", "an iterable dataset cannot be shared out over processes"),
         ("unsaid", "a parameter of the model has no part in the loss"),
-        ("averaged", "build_averaged_model() keeps whole weights"),
+        ("averaged", "distributed_strategy fsdp: build_averaged_model() keeps whole weights"),
         ("reaching", "a parameter of a repeated block is used outside of its forward"),
     ],
 )
