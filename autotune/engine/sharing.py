@@ -124,7 +124,7 @@ def find_blocks_to_shard(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         for parameter in module._parameters.values():
             owners.setdefault(id(parameter), set()).add(places.get(id(module), -1))
-    uses = Counter(map(id, blocks))
+    uses = Counter(id(child) for module in model.modules() for child in module._modules.values())
     return [
         block
         for block in blocks
