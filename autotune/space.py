@@ -260,6 +260,8 @@ def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
         )
     if not config.pin_memory:
         config = config.replace(non_blocking=baseline.non_blocking)
+    if config.distributed_strategy == "fsdp":
+        config = config.replace(memory_format="contiguous")  # what FSDP2 shards
     idle = DDP_KNOBS if config.distributed_strategy == "fsdp" else FSDP_KNOBS
     if config.gradient_accumulation_steps == 1:
         idle = (*idle, "sync_each_micro_batch")

@@ -557,3 +557,45 @@ def test_a_preset_with_a_typing_error_is_refused(tmp_path: Any) -> None:
     file.write_text('{"name": "mine", "description": "d", "settings": {}, "setings": {}}')
     with pytest.raises(ProfileError, match="setings"):
         read_record(file, Preset)
+
+
+SHARED = {
+    "distributed_strategy": ("ddp", "fsdp"),
+    "bucket_cap_mb": (25, 50, 100, 250),
+    "gradient_as_bucket_view": (False, True),
+    "static_graph": (False, True),
+    "reshard_after_forward": (True, False),
+    "sync_each_micro_batch": (False, True),
+    "reduce_dtype": ("fp32", "bf16"),
+}
+
+
+def test_what_several_processes_share_is_varied_where_there_are_several() -> None:
+    model = MODEL.replace(parameter_bytes=150 * 2**20)
+    several = build_space(cpu_facts(model=model, world_size=2))
+    assert {name: several.choices.get(name) for name in SHARED} == SHARED | {"bucket_cap_mb": (5, *(25, 50, 100, 250))}
+    alone = build_space(cpu_facts(model=model))
+    assert not SHARED.keys() & alone.choices.keys()
+    for name in SHARED:
+        assert {*reasons_of(alone, name).values()} == {"it is for several processes: --nproc-per-node"}
+
+
+def test_buckets_are_varied_where_there_is_more_than_one() -> None:
+    small = build_space(cpu_facts(model=MODEL.replace(parameter_bytes=2**19), world_size=2))
+    assert "bucket_cap_mb" not in small.choices
+    assert {*reasons_of(small, "bucket_cap_mb").values()} == {"all gradients fit into the first bucket"}
+    some = build_space(cpu_facts(model=MODEL.replace(parameter_bytes=3 * 2**20), world_size=2))
+    assert some.choices["bucket_cap_mb"] == (5, 25)
+
+
+def test_what_is_the_other_strategys_is_without_effect() -> None:
+    base = BASELINE.replace(gradient_accumulation_steps=2)
+    changed = base.replace(
+        bucket_cap_mb=100, static_graph=True, reshard_after_forward=False, reduce_dtype="bf16", precision="bf16"
+    )
+    assert changed_fields(canonical(changed, base), base) == ("precision", "bucket_cap_mb", "reduce_dtype")
+    sharded = changed.replace(distributed_strategy="fsdp", memory_format="channels_last", precision="fp32")
+    assert changed_fields(canonical(sharded, base), base) == ("distributed_strategy", "reshard_after_forward")
+    meets = base.replace(sync_each_micro_batch=True, static_graph=True)
+    assert canonical(meets, base) == meets
+    assert canonical(meets.replace(gradient_accumulation_steps=1), BASELINE).static_graph

@@ -28,6 +28,7 @@ from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, se
 from autotune.engine.shards import local_part
 from autotune.engine.sharing import (
     find_blocks_to_shard,
+    find_unshardable,
     gathered_for_a_while,
     is_sharded,
     meeting,
@@ -133,13 +134,11 @@ class RankTraining(Training):
             if in_float64:
                 make_reference(self.model)
             with world.watching():
-                self._shared: nn.Module = replicate(SharedModel(self.model), config, finds_unused=self._finds_unused)
+                self._shared: nn.Module = replicate(
+                    SharedModel(self.model), config, finds_unused=loaded.finds_unused_parameters
+                )
         # Weights are the leader's. What each rank draws from here on is its own: equal dropout masks would be no draws.
         seed_everything(mix_seed(seed + 1, world.rank))
-
-    @property
-    def _finds_unused(self) -> bool:
-        return bool(getattr(self._loaded.workload, "find_unused_parameters", False))
 
     def _place_model(self, model: nn.Module) -> nn.Module:
         # Sharded on the host: it need not fit a device.
@@ -160,21 +159,16 @@ class RankTraining(Training):
             shard(self._shared, self.model, self.config, self.device)
 
     def _require_shardable(self) -> None:
-        label, hint = self._loaded.label, "use distributed_strategy ddp"
+        loaded = self._loaded
         with self.world.watching():
             why_not = refuse_sharding(self.device)
+        has_average, finds_unused = self.averaged is not None, loaded.finds_unused_parameters
+        why_not = why_not or find_unshardable(self.model, finds_unused=finds_unused, has_average=has_average)
+        if self.config.memory_format != "contiguous":
+            why_not = why_not or "FSDP2 shards contiguous weights, and memory_format is channels_last"
         if why_not:
-            raise UsageError(f"{label}: distributed_strategy fsdp: {why_not}", hint=hint)
-        if self.averaged is not None:
             raise UsageError(
-                f"{label}: build_averaged_model() keeps whole weights, and with distributed_strategy fsdp each process "
-                "has a shard of them",
-                hint=hint,
-            )
-        if self._finds_unused:
-            raise UsageError(
-                f"{label}: find_unused_parameters is DistributedDataParallel's, and distributed_strategy is fsdp",
-                hint=f"{hint}, or freeze what has no part in any loss and leave it out",
+                f"{loaded.label}: distributed_strategy fsdp: {why_not}", hint="use distributed_strategy ddp"
             )
 
     def call_model(self, call: Callable[[nn.Module], T]) -> T:

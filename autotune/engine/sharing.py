@@ -50,6 +50,27 @@ def refuse_sharding(device: torch.device) -> str:
     return ""
 
 
+def find_unshardable(model: nn.Module, *, finds_unused: bool, has_average: bool) -> str:
+    """Return why a model can be replicated, and not sharded; empty where it can be sharded.
+
+    Args:
+        model: as its workload builds it.
+        finds_unused: some parameters may have no part in a loss.
+        has_average: the workload keeps an average of the weights.
+    """
+    if has_average:
+        return "build_averaged_model() keeps whole weights, and each process would have a shard of them"
+    if finds_unused:
+        return "find_unused_parameters is DistributedDataParallel's alone"
+    for name, leaf in model.named_parameters():
+        if leaf.ndim == 0:
+            return f"{name} is a scalar, which FSDP2 does not shard: give it one dimension"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            return f"{name} has sparse gradients, which FSDP2 does not scatter"
+    return ""
+
+
 def replicate(root: nn.Module, config: TrainConfig, *, finds_unused: bool) -> DistributedDataParallel:
     """Return a module that leaves the mean gradient over all processes with each of them.
 
@@ -104,7 +125,7 @@ def find_blocks_to_shard(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         for parameter in module._parameters.values():
             owners.setdefault(id(parameter), set()).add(places.get(id(module), -1))
-    uses = Counter(map(id, blocks))
+    uses = Counter(id(child) for module in model.modules() for child in module._modules.values())
     return [
         block
         for block in blocks

@@ -188,9 +188,15 @@ class Stacked(Counted):
     """Repeated blocks, a tied pair of weights, a frozen parameter and a buffer."""
 
     baseline = TrainConfig(micro_batch_size=3, gradient_accumulation_steps=4, num_threads=1)
+    is_gathered: bool | None = None
 
     def build_model(self) -> nn.Module:
         return Stack()
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+        found = super().compute_loss(model, batch)
+        self.is_gathered = not hasattr(model.blocks[0][0].weight, "full_tensor")  # type: ignore[index, union-attr]
+        return found
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)

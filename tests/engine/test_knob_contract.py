@@ -85,7 +85,7 @@ NEED_A_GPU = {
     ("compile_mode", "reduce-overhead"): "CUDA graphs",
     ("compile_mode", "max-autotune"): "CUDA graphs",
 }
-"""What is for several processes is tried in tests/distributed/test_shared_knobs.py."""
+"""What is for several processes is tried in tests/distributed/test_steps.py."""
 
 
 def name_of(changes: Any) -> str:
