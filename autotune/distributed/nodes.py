@@ -121,8 +121,8 @@ class NodeStore:
         return everybody
 
     def _explain_absence(self, missing: Sequence[int]) -> str:
-        names = "node " + ", ".join(map(str, missing))
-        return f"{names} of {self.count} did not come to {self._endpoint} within {format_duration(self._patience)}"
+        nodes, within = ", ".join(map(str, missing)), format_duration(self._patience)
+        return f"node {nodes} of {self.count} did not come to {self._endpoint} within {within}"
 
     def exchange(self, report: NodeReport, *, seconds: float) -> tuple[NodeReport, ...]:
         """Tell how this node's processes ended; return the same of all nodes that have told it in time.
