@@ -35,10 +35,12 @@ def find_port() -> int:
         return port
 
 
-def start_nodes(place: Place, name: str, *words: str, numbered: bool = True) -> list[subprocess.Popen[str]]:
+def start_nodes(
+    place: Place, name: str, *words: str, numbered: bool = True, ranks: str = "2"
+) -> list[subprocess.Popen[str]]:
     more = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{find_port()}", *words]
     numbers = [["--node-rank", str(node)] if numbered else [] for node in range(2)]
-    return [place.start(name, *more, *number, group=True) for number in numbers]
+    return [place.start(name, *more, *number, ranks=ranks, group=True) for number in numbers]
 
 
 def await_ends(nodes: list[subprocess.Popen[str]]) -> list[str]:
@@ -92,6 +94,18 @@ def test_a_killed_process_of_another_node_ends_all_and_is_named(place: Place) ->
     said = await_ends(nodes)
     assert [process.returncode for process in nodes] == [0, 0], said
     assert max(read_losses(place.folder / "run")) == 32
+
+
+@pytest.mark.slow
+def test_the_shards_of_two_nodes_lie_in_one_folder_and_one_machine_goes_on(place: Place) -> None:
+    nodes = start_nodes(place, "sharded", "--epochs", "2", "--out", "run", ranks="1")
+    said = await_ends(nodes)
+    assert [process.returncode for process in nodes] == [0, 0], said
+    newest = max((place.folder / "run" / "checkpoints").glob("step-*"))
+    assert {"__0_0.distcp", "__1_0.distcp"} <= {file.name for file in newest.iterdir()}
+    status, _, text = place.train("sharded", "--epochs", "3", "--out", "run", "--resume", ranks=None)
+    assert status == 0, text
+    assert max(read_losses(place.folder / "run")) == 12
 
 
 def _children(node: subprocess.Popen[str]) -> list[psutil.Process]:

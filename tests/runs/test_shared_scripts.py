@@ -82,7 +82,7 @@ def test_the_memory_of_all_processes_counts(project: Project, monkeypatch: pytes
     ("fault", "status", "cause", "sentence"),
     [
         ("SIGKILL", TrialStatus.CRASHED, "crash-signal", "process 1 was killed by SIGKILL"),
-        ("raise", TrialStatus.CRASHED, "user-error", "process 1 of 2: no such word"),
+        ("raise", TrialStatus.CRASHED, "user-error", "process 1 of 2: ValueError: no such word"),
         ("SIGSTOP", TrialStatus.TIMED_OUT, "timeout", ""),
     ],
 )
