@@ -577,7 +577,15 @@ def test_what_several_processes_share_is_varied_where_there_are_several() -> Non
     alone = build_space(cpu_facts(model=model))
     assert not SHARED.keys() & alone.choices.keys()
     for name in SHARED:
-        assert {*reasons_of(alone, name).values()} == {"it is for several processes: --nproc-per-node"}
+        assert {text[:31] for text in reasons_of(alone, name).values()} == {"it is for several processes: --"}
+
+
+def test_a_script_under_a_launcher_of_its_own_has_several_processes() -> None:
+    model = MODEL.replace(parameter_bytes=150 * 2**20)
+    script = build_space(cpu_facts(model=model, launched_processes=2, fixed={"distributed_strategy": "its own"}))
+    assert {*SHARED} - script.choices.keys() == {"distributed_strategy"}
+    alone, several = (build_space(cpu_facts(launched_processes=size)).choices["num_threads"] for size in (1, 2))
+    assert len(several) < len(alone)  # each has its share of the CPUs
 
 
 def test_buckets_are_varied_where_there_is_more_than_one() -> None:

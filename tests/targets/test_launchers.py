@@ -25,7 +25,7 @@ from accelerate.utils import prepare_multi_gpu_env, prepare_simple_launcher_cmd_
 found = []
 for words in json.loads(sys.argv[1]):
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
-    is_spread = args.multi_gpu and not args.cpu
+    is_spread = (args.multi_gpu or args.use_fsdp) and not args.cpu
     env = prepare_multi_gpu_env(args) if is_spread else prepare_simple_launcher_cmd_env(args)[1]
     changed = {name: value for name, value in env.items() if os.environ.get(name) != value}
     found.append([changed, args.num_processes if is_spread else 1, args.training_script, args.training_script_args])
@@ -41,6 +41,9 @@ LINES = (
     "--config_file cpu.yaml train.py",
     "--config_file spread.yaml --mixed_precision no train.py",
     "--config_file spread.json train.py",
+    "--use_fsdp --fsdp_version 2 --num_processes 2 --fsdp_offload_params true --main_process_port 0 train.py",
+    "--config_file fsdp.yaml train.py",
+    "--config_file fsdp.yaml --fsdp_state_dict_type FULL_STATE_DICT train.py",
     "--config_file dynamo.yaml --num_processes 1 train.py",
 )
 CONFIGS = {
@@ -50,6 +53,11 @@ CONFIGS = {
         "gpu_ids: all\nmixed_precision: fp16\nmachine_rank: 0\nmain_process_port: 0\nuse_cpu: false\ndebug: false\n"
     ),
     "spread.json": '{"distributed_type": "MULTI_GPU", "num_processes": 3, "main_process_port": 0, "debug": true}',
+    "fsdp.yaml": (
+        "distributed_type: FSDP\nnum_processes: 2\nmain_process_port: 0\nmixed_precision: bf16\nfsdp_config:\n"
+        "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: false\n"
+        "  fsdp_transformer_layer_cls_to_wrap: Block\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n"
+    ),
     "dynamo.yaml": "distributed_type: 'NO'\ndynamo_config:\n  dynamo_backend: INDUCTOR\n  dynamo_use_fullgraph: true\n",
 }
 needs_accelerate = pytest.mark.skipif(
@@ -112,13 +120,13 @@ def test_its_own_configuration_file_counts_unless_cpu_is_asked_for(folder: Path)
     [
         ("--tpu train.py", "'--tpu' is not supported: a TPU", "torchrun"),
         ("--use_deepspeed train.py", "its DeepSpeed plugin", "torchrun"),
-        ("--use-fsdp --fsdp_version 2 train.py", "its FSDP plugin", "torchrun"),
-        ("--fsdp_version 2 train.py", "of such a plugin", "torchrun"),
+        ("--zero_stage 2 train.py", "of such a plugin", "torchrun"),
+        ("--use_fsdp train.py", "is told to start 0 processes", "--num_processes 2"),
         ("--num_machines 2 --num_processes 4 --multi_gpu train.py", "on 2 machines is more than", "one machine"),
         ("--mixed_precision fp8 --num_processes 1 train.py", "fp8 is not supported", "fp16 or bf16"),
         ("--num_processes 2 train.py", "starts one process here, and not the 2", "--multi_gpu --num_processes 2"),
         ("--num_processes two train.py", "'two' is no whole number", "--num_processes 2"),
-        ("--multi_gpu train.py", "--multi_gpu is of 0 processes", "--num_processes 2"),
+        ("--multi_gpu train.py", "is told to start 0 processes", "--num_processes 2"),
         ("--cpu --multi_gpu --num_processes 2 train.py", "--cpu or several", "Accelerator(cpu=True)"),
         ("--no_python train", "autotune runs the script with python", "torchrun"),
         ("--mpirun_hostfile f train.py", "MPI", "torchrun"),

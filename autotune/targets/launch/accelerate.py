@@ -30,29 +30,50 @@ _DYNAMO = {
     "dynamo_use_dynamic": False,
     "dynamo_use_regional_compilation": False,
 }
+_FSDP: dict[str, Any] = {
+    "fsdp_version": 1,
+    "fsdp_sharding_strategy": "FULL_SHARD",
+    "fsdp_reshard_after_forward": "true",
+    "fsdp_offload_params": "false",
+    "fsdp_min_num_params": 100_000_000,
+    "fsdp_forward_prefetch": "false",
+    "fsdp_use_orig_params": "true",
+    "fsdp_cpu_ram_efficient_loading": "true",
+    "fsdp_sync_module_states": "true",
+    "fsdp_activation_checkpointing": "false",
+    "fsdp_activation_checkpointing_offload": "false",
+}
+_FSDP_IF_GIVEN = {
+    "fsdp_auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
+    "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    "fsdp_backward_prefetch": "FSDP_BACKWARD_PREFETCH",
+    "fsdp_state_dict_type": "FSDP_STATE_DICT_TYPE",
+}
+_AS_GIVEN = ("fsdp_sharding_strategy",)
+"""Of these, the one that is not put in small letters."""
+
 _TO_TORCHRUN = ("max_restarts", "monitor_interval", "tee", "log_dir", "role")
 _OPTIONS = Options(
     tool=_TOOL,
     with_value=(
         *("config_file", "mixed_precision", "num_processes", "num_machines", "num_cpu_threads_per_process"),
         *("dynamo_backend", "dynamo_mode", "gpu_ids", "machine_rank", "main_process_ip", "main_process_port"),
-        *("rdzv_backend", *_TO_TORCHRUN),
+        *("rdzv_backend", *_TO_TORCHRUN, *_FSDP, *_FSDP_IF_GIVEN),
     ),
     alone=(
-        *("cpu", "multi_gpu", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic"),
+        *("cpu", "multi_gpu", "use_fsdp", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic"),
         *("dynamo_use_regional_compilation", "same_network", "module", "debug", "quiet"),
     ),
     short={"-m": "module", "-q": "quiet", "-t": "tee"},
     refused={
         "tpu": "a TPU",
         "use_deepspeed": "its DeepSpeed plugin trains by itself",
-        "use_fsdp": "its FSDP plugin trains by itself",
         "use_megatron_lm": "its Megatron-LM plugin trains by itself",
         "use_parallelism_config": "parts of the model on several devices",
         "no_python": "autotune runs the script with python",
         "mpirun": "MPI starts other programs",
         "rdzv_conf": "the processes meet on this machine",
-        **dict.fromkeys(("fsdp_", "deepspeed_", "zero", "offload_", "gradient_", "megatron_lm_"), "of such a plugin"),
+        **dict.fromkeys(("deepspeed_", "zero", "offload_", "gradient_", "megatron_lm_"), "of such a plugin"),
         **dict.fromkeys(
             ("parallelism_config_", "fp8_", "aws_", "vm", "env", "downcast_", "main_training"), "of another way"
         ),
@@ -61,7 +82,6 @@ _OPTIONS = Options(
 )
 _PLUGINS = {
     "DEEPSPEED": "its DeepSpeed plugin",
-    "FSDP": "its FSDP plugin",
     "MEGATRON_LM": "its Megatron-LM plugin",
     "XLA": "a TPU",
     "TPU": "a TPU",
@@ -144,7 +164,7 @@ def _read_config(split: Split, folder: Path, environment: Mapping[str, str]) -> 
         return _Given(split.values)
     file = default if named is None else folder / Path(named).expanduser()
     content = _parse(file)
-    for name in ("dynamo_config", "fp8_config"):
+    for name in ("dynamo_config", "fp8_config", "fsdp_config"):
         part = content.pop(name, None) or {}
         content |= {key if key.startswith(name[:-6]) else f"{name[:-6]}{key}": value for key, value in part.items()}
     return _Given(split.values, content, has_config=True)
@@ -176,7 +196,7 @@ def _require_plain(given: _Given) -> None:
         reason = f"it trains elsewhere ({config['compute_environment']})"
     elif kind in _PLUGINS:
         reason = f"{_PLUGINS[kind]} is not supported (distributed_type {kind})"
-    elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+    elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP"):
         reason = f"distributed_type {kind} is not supported"
     elif config.get("mpirun_config"):
         reason = "MPI starts other programs (mpirun_config)"
@@ -195,7 +215,8 @@ def _require_plain(given: _Given) -> None:
 def _count_processes(given: _Given, environment: Mapping[str, str]) -> tuple[int, bool]:
     """Return how many processes it says it starts, and whether torchrun starts them."""
     processes, gpus = given.count("num_processes"), count_gpus(environment)
-    is_spread = given.is_set("multi_gpu") or given.config.get("distributed_type") == "MULTI_GPU"
+    is_sharded = _uses_fsdp(given)
+    is_spread = is_sharded or given.is_set("multi_gpu") or given.config.get("distributed_type") == "MULTI_GPU"
     if processes is None and not given.has_config:
         processes = gpus
     if processes is None and given.config.get("distributed_type") == "NO":
@@ -204,8 +225,8 @@ def _count_processes(given: _Given, environment: Mapping[str, str]) -> tuple[int
         raise UsageError(f"{_TOOL} does not say how many processes", hint="write --num_processes 1, or as many as GPUs")
     if given.is_set("cpu") and is_spread:
         raise UsageError(f"{_TOOL} takes --cpu or several processes", hint="leave --cpu out: Accelerator(cpu=True)")
-    if is_spread and processes < (1 if given.has_config else 2):
-        raise UsageError(f"{_TOOL} --multi_gpu is of {processes} processes", hint="write --num_processes 2, say")
+    if is_spread and processes < (1 if given.has_config or is_sharded else 2):
+        raise UsageError(f"{_TOOL} is told to start {processes} processes", hint="write --num_processes 2, say")
     if not given.has_config and not given.is_set("cpu") and processes > 1 and gpus > 1:
         is_spread = True
     if processes > 1 and not is_spread:
@@ -236,12 +257,33 @@ def _list_variables(
     for name, default in _DYNAMO.items():
         value = True if given.is_set(name) and default is False else given.find(name, default)
         found[f"ACCELERATE_{name.upper()}"] = str(value)
+    if _uses_fsdp(given):
+        found |= _list_fsdp_variables(given)
     threads = given.count("num_cpu_threads_per_process")
     if threads is None:
         threads = _count_threads(environment, processes if uses_cpu else 0)
     found["OMP_NUM_THREADS"] = str(threads)
     if given.is_set("enable_cpu_affinity"):
         found["ACCELERATE_CPU_AFFINITY"] = "1"
+    return found
+
+
+def _uses_fsdp(given: _Given) -> bool:
+    return given.is_set("use_fsdp") or (
+        given.config.get("distributed_type") == "FSDP" and not given.is_set("multi_gpu")
+    )
+
+
+def _list_fsdp_variables(given: _Given) -> dict[str, str]:
+    found = {"ACCELERATE_USE_FSDP": "true"}
+    for name, default in _FSDP.items():
+        value = str(given.find(name, default))
+        found[name.upper()] = value if name in _AS_GIVEN else value.lower()
+    for name, variable in _FSDP_IF_GIVEN.items():
+        if given.find(name) is not None:
+            found[variable] = str(given.find(name))
+    if given.config.get("fsdp_ignored_modules") is not None:
+        found["FSDP_IGNORED_MODULES"] = str(given.config["fsdp_ignored_modules"])
     return found
 
 
