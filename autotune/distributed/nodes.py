@@ -172,9 +172,11 @@ class NodeStore:
         with self._reaching():
             return int(self._store.get("signal"))
 
-    def list_ended(self) -> list[int]:
-        """Return the other nodes that have told how their processes ended."""
-        return [node for node in range(self.count) if node != self.node and self.has(f"end/{node}")]
+    def list_failed(self) -> list[int]:
+        """Return the other nodes whose processes did not end well."""
+        others = [node for node in range(self.count) if node != self.node]
+        reports = [self.find(f"end/{node}", NodeReport) for node in others]
+        return [one.node for one in reports if one is not None and not one.is_clean]
 
 
 def meet_nodes(nodes: Nodes, *, should_stop: Callable[[], bool]) -> NodeStore:

@@ -80,6 +80,11 @@ class NodeReport(Record):
     oom_kills: Count | None = None
     """Kills for want of memory that the kernel counted there meanwhile; None where that cannot be read."""
 
+    @property
+    def is_clean(self) -> bool:
+        """All of them exited with 0."""
+        return not self.ends and not self.exits
+
 
 def read_endpoint(text: str) -> tuple[str, int]:
     """Return the host and the port of an endpoint.

@@ -240,6 +240,13 @@ def test_a_node_without_a_word_is_blamed_where_nobody_else_is() -> None:
     assert (verdict.status, verdict.end.detail) == (4, "its own words")
 
 
+def test_a_training_that_its_leader_has_ended_is_done_whatever_comes_later() -> None:
+    clean = NodeReport(node=0, host="a")
+    assert judge_nodes([clean], count=2, per_node=1).status == 0
+    late = NodeReport(node=1, host="b", exits=((1, -9),))
+    assert judge_nodes([clean, late], count=2, per_node=1).end is None
+
+
 def test_how_the_leader_ended_counts_for_all_nodes() -> None:
     reports = [NodeReport(node=0, host="a", exits=((0, 138),)), NodeReport(node=1, host="b")]
     assert judge_nodes(reports, count=2, per_node=1).status == 138

@@ -100,7 +100,7 @@ class NodeLauncher:
     def _look(self, relay: NodeRelay) -> bool:
         """Hand on what was heard; return whether to wait for this node's processes no longer."""
         self._ears.forward(self._folder)
-        if relay.error is not None or relay.ended:
+        if relay.error is not None or relay.failed:
             self._ended_at = self._ended_at or time.monotonic()
         if self._ended_at is None:
             return False

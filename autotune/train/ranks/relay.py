@@ -8,6 +8,7 @@ A network that is cut blocks whoever asks for something over it; the node's proc
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -38,13 +39,13 @@ class NodeRelay:
 
     Attributes:
         error: why this node cannot go on; None while it can.
-        ended: other nodes that have told how they ended.
+        failed: other nodes whose processes did not end well.
     """
 
     def __init__(self, store: NodeStore, folder: Path, opened: Path, ears: Ears) -> None:
         self._store, self._folder, self._opened, self._ears = store, folder, opened, ears
         self.error: AutotuneError | None = None
-        self.ended: list[int] = []
+        self.failed: list[int] = []
         self._told: NodePlan | None = None
         self._told_at = 0.0
         self._has_plan = self._has_signal = False
@@ -64,7 +65,7 @@ class NodeRelay:
                 else:
                     self._take_plan()
                     self._send_signal()
-                self.ended = self._store.list_ended()
+                self.failed = self._store.list_failed()
         except AutotuneError as error:
             self.error = error
 
@@ -118,11 +119,16 @@ class NodeRelay:
 
         def talk() -> None:
             with suppress(AutotuneError):
-                found.append(self._store.exchange(report, seconds=seconds))
+                # The leader may still be writing, for as long as it takes, when its followers have nothing left to do.
+                waits = report.is_clean and self._store.node != 0
+                found.append(self._store.exchange(report, seconds=math.inf if waits else seconds))
                 if self._store.node == 0:
                     self._store.await_parting(len(found[0]), seconds=parting_seconds)
 
         thread = threading.Thread(target=talk, name="autotune-parting", daemon=True)
         thread.start()
-        thread.join(seconds + 2 * parting_seconds)
+        deadline = time.monotonic() + seconds + 2 * parting_seconds
+        deadline, heard = math.inf if report.is_clean else deadline, len(self._ears.heard)
+        while thread.is_alive() and time.monotonic() < deadline and len(self._ears.heard) == heard:
+            thread.join(LOOK_SECONDS)
         return found[0] if found else (report,)
