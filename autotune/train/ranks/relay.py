@@ -119,9 +119,7 @@ class NodeRelay:
 
         def talk() -> None:
             with suppress(AutotuneError):
-                # The leader may still be writing, for as long as it takes, when its followers have nothing left to do.
-                waits = report.is_clean and self._store.node != 0
-                found.append(self._store.exchange(report, seconds=math.inf if waits else seconds))
+                found.append(self._store.exchange(report, seconds=seconds))
                 if self._store.node == 0:
                     self._store.await_parting(len(found[0]), seconds=parting_seconds)
 
