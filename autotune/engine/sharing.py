@@ -46,6 +46,8 @@ def refuse_sharding(device: torch.device) -> str:
     try:
         scatter(torch.empty(1), torch.zeros(size), op=dist.ReduceOp.AVG)
     except (RuntimeError, NotImplementedError) as error:
+        if not any(word in str(error) for word in ("ReduceOp", "support", "implement")):
+            raise  # another process is gone
         return f"gloo of torch {torch.__version__} cannot scatter means: {' '.join(str(error).split())[:100]}"
     return ""
 
@@ -183,6 +185,8 @@ def gathered_for_a_while(shared: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        from torch.distributed.fsdp import FSDPModule
+
         for module in shared.modules():
-            if callable(reshard := getattr(module, "reshard", None)):
-                reshard()
+            if isinstance(module, FSDPModule):
+                module.reshard()
