@@ -153,3 +153,21 @@ def test_what_cannot_be_sharded_is_refused(place: Place, name: str, sentence: st
     assert sentence in said
     assert "use distributed_strategy ddp" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", ["0:loss:6", "1:loss:6", "1:optimizer:4"])
+@pytest.mark.fault("41", injected="one of two processes with a shard each is stopped", outcome="named; --resume")
+def test_a_hanging_process_of_a_sharded_training_is_named(
+    place: Place, stops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOPS", stops)
+    words = ("--epochs", "3", "--out", "run", "--rank-timeout", "5s")
+    status, _, said = place.train("stopping_sharded", *words)
+    assert status == 5, said
+    assert f"process {stops[0]} of 2 has not answered within 5 s; the training was ended" in said
+    assert "Traceback" not in said
+    monkeypatch.delenv("STOPS")
+    status, _, said = place.train("stopping_sharded", *words, "--resume", ranks=None)
+    assert status == 0, said
+    assert max(read_losses(place.folder / "run")) == 12
