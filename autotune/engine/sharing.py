@@ -140,7 +140,7 @@ def shard(root: nn.Module, model: nn.Module, config: TrainConfig, device: torch.
     Autocast stays what does the arithmetic: parameters are gathered as they are.
 
     Args:
-        root: called in each step, with the model in it, which may still be on the host.
+        root: called in each step, with the model in it, which may be on the host: it goes to the device shard by shard.
         model: has the repeated blocks.
         config: the settings.
         device: of this process.
@@ -157,7 +157,6 @@ def shard(root: nn.Module, model: nn.Module, config: TrainConfig, device: torch.
         block.forward = partial(_own_output, block.forward)
         share(block, reshard_after_forward=config.reshard_after_forward)
     share(root, reshard_after_forward=False)  # its backward pass comes at once
-    model.to(device)  # buffers of modules without parameters
 
 
 def _own_output(plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
