@@ -265,6 +265,10 @@ class RankTraining(Training):
         with self.world.watching():
             self._backward(loss)
 
+    def _update_weights(self) -> None:
+        with self.world.watching():  # of shards the norm is found by all
+            super()._update_weights()
+
     def step(self, mark: Mark | None = None) -> StepOutcome:
         """Take one optimizer step with all ranks; the leader has the others take it too.
 

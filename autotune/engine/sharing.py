@@ -46,6 +46,8 @@ def refuse_sharding(device: torch.device) -> str:
     try:
         scatter(torch.empty(1), torch.zeros(size), op=dist.ReduceOp.AVG)
     except (RuntimeError, NotImplementedError) as error:
+        if not any(word in str(error) for word in ("ReduceOp", "support", "implement")):
+            raise  # another process is gone
         return f"gloo of torch {torch.__version__} cannot scatter means: {' '.join(str(error).split())[:100]}"
     return ""
 
@@ -139,7 +141,7 @@ def shard(root: nn.Module, model: nn.Module, config: TrainConfig, device: torch.
     Autocast stays what does the arithmetic: parameters are gathered as they are.
 
     Args:
-        root: called in each step, with the model in it, which may still be on the host.
+        root: called in each step, with the model in it, which may be on the host: it goes to the device shard by shard.
         model: has the repeated blocks.
         config: the settings.
         device: of this process.
@@ -156,7 +158,6 @@ def shard(root: nn.Module, model: nn.Module, config: TrainConfig, device: torch.
         block.forward = partial(_own_output, block.forward)
         share(block, reshard_after_forward=config.reshard_after_forward)
     share(root, reshard_after_forward=False)  # its backward pass comes at once
-    model.to(device)  # buffers of modules without parameters
 
 
 def _own_output(plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -184,6 +185,8 @@ def gathered_for_a_while(shared: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        from torch.distributed.fsdp import FSDPModule
+
         for module in shared.modules():
-            if callable(reshard := getattr(module, "reshard", None)):
-                reshard()
+            if isinstance(module, FSDPModule):
+                module.reshard()

@@ -139,7 +139,8 @@ class RankSource(WorkloadSource):
         super()._seed_window(mix_seed(seed, self.world.rank))  # equal dropout masks would be no draws
 
     def save_weights(self, path: Path, *, writes: bool) -> None:
-        state = {name: whole(value) for name, value in self.training.model.state_dict().items()}
+        with self.world.watching():
+            state = {name: whole(value) for name, value in self.training.model.state_dict().items()}
         if writes:
             torch.save(state, path)
 

@@ -134,6 +134,12 @@ class Stopping(Noisy):
         return super().compute_loss(model, batch)
 
 
+class StoppingSharded(Stopping):
+    """The same, with a shard of the model in each."""
+
+    baseline = Stopping.baseline.replace(distributed_strategy="fsdp")
+
+
 class Normed(Plain):
     """Statistics over the samples of a process."""
 
@@ -266,5 +272,6 @@ class Streamed(Counted):
 
 counted, plain, uneven, partial, unsaid = Counted(), Plain(), Uneven(), Partial(), Unsaid()
 noisy, slow, stopping, lagging = Noisy(), Slow(), Stopping(), Lagging()
+stopping_sharded = StoppingSharded()
 stacked, sharded, slowly_sharded, averaged, reaching = Stacked(), Sharded(), SlowlySharded(), Averaged(), Reaching()
 normed, pairs, large, mistaken, streamed = Normed(), Pairs(), Large(), Mistaken(), Streamed()

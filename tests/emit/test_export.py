@@ -573,6 +573,43 @@ def test_accelerate_is_told_in_code_what_its_file_cannot_hold() -> None:
     assert "accelerate launch --config_file accelerate.yaml train.py" in made.unmapped["host_allocator"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "on_gpu", "expected"),
+    [
+        ({}, False, {"distributed_type": "MULTI_CPU", "num_processes": 2}),
+        ({}, True, {"distributed_type": "MULTI_GPU", "num_processes": 2}),
+        (
+            {"distributed_strategy": "fsdp", "reshard_after_forward": False},
+            True,
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 2,
+                "fsdp_config": {
+                    "fsdp_version": 2,
+                    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                    "fsdp_reshard_after_forward": False,
+                },
+            },
+        ),
+    ],
+)
+def test_accelerate_is_told_how_processes_share_the_model(
+    changes: dict[str, Any], on_gpu: bool, expected: dict[str, Any]
+) -> None:
+    made = export(PLAIN.replace(**changes), "accelerate", world_size=2, on_gpu=on_gpu)
+    read = read_yaml(made.text)
+    assert {name: read[name] for name in expected} == expected
+    assert ("fsdp_config" in read) == bool(changes)
+
+
+def test_accelerate_hands_on_what_ddp_is_given() -> None:
+    config = PLAIN.replace(bucket_cap_mb=100, static_graph=True, precision="bf16", reduce_dtype="bf16")
+    line = export(config, "accelerate").unmapped["bucket_cap_mb"]
+    arguments = "bucket_cap_mb=100, gradient_as_bucket_view=False, static_graph=True"
+    hook = "comm_hook=accelerate.utils.DDPCommunicationHookType.BF16"
+    assert f"accelerate.DistributedDataParallelKwargs({arguments}, {hook})" in line
+
+
 def test_accelerate_warns_of_its_one_thread() -> None:
     warning = "accelerate launch sets OMP_NUM_THREADS to 1 unless you set it: 6 is"
     assert warning in export(PLAIN, "accelerate", cores=6).text
