@@ -49,6 +49,11 @@ class Facts:
     allowed: frozenset[Allowed] = frozenset()
 
     @property
+    def processes(self) -> int:
+        """They train together: a workload's in the search, or those of a script's own launcher."""
+        return max(self.target.world_size, self.target.launched_processes)
+
+    @property
     def on_gpu(self) -> bool:
         """The target runs on a CUDA device."""
         return self.target.device == "cuda"
@@ -198,7 +203,7 @@ def _attention_backends(facts: Facts) -> Choices:
 def _thread_counts(facts: Facts) -> Choices:
     if facts.on_gpu:
         return _only("the GPU does the arithmetic", 1)
-    usable = max(1, facts.hardware.usable_cpu_count // facts.target.world_size)
+    usable = max(1, facts.hardware.usable_cpu_count // facts.processes)
     return tuple(sorted({usable, max(1, usable - 1), max(1, usable // 2), 1})), {}
 
 
@@ -231,7 +236,7 @@ def most_workers(target: TargetFacts, hardware: HardwareInfo) -> int:
     What a disk or a network lets a worker wait for, others can wait for meanwhile: as many as match the computation, as
     the CPUs have time for and as memory has room for.
     """
-    data, processes = target.data, target.world_size
+    data, processes = target.data, max(target.world_size, target.launched_processes)
     usable = max(1, min(hardware.usable_cpu_count // processes, _MOST_WORKERS))
     if not data.waits or data.iterable:
         return usable
@@ -271,6 +276,59 @@ def _non_blocking(facts: Facts) -> Choices:
     return ((False, True), {}) if facts.on_gpu else _only("there is no copy to a device", True)
 
 
+_ALONE = "it is for several processes: --nproc-per-node, or torchrun for a script"
+_MEBIBYTE = 2**20
+_BUCKETS_MIB = (5, 25, 50, 100, 250)
+"""Of DistributedDataParallel: what public training recipes use around its default of 25."""
+
+
+def _bucket_sizes(facts: Facts) -> Choices:
+    if facts.processes == 1:
+        return _only(_ALONE, 100)
+    gradients = facts.target.model.parameter_bytes / _MEBIBYTE
+    # Of those that take all gradients at once, one: the others do the same.
+    several = [size for size in _BUCKETS_MIB if size < gradients]
+    sizes = {*several, *[size for size in _BUCKETS_MIB if size >= gradients][:1], 25}
+    if gradients <= 1.0:
+        return _only("all gradients fit into the first bucket", *(size for size in _BUCKETS_MIB if size != 25))
+    return tuple(sorted(sizes)), {}
+
+
+def _of_several(facts: Facts) -> Choices:
+    return _only(_ALONE, True) if facts.processes == 1 else ((False, True), {})
+
+
+def _strategies(facts: Facts) -> Choices:
+    if facts.processes == 1:
+        return _only(_ALONE, "fsdp")
+    return ("ddp", "fsdp"), {}
+
+
+def _reshardings(facts: Facts) -> Choices:
+    if facts.processes == 1:
+        return _only(_ALONE, False)
+    if facts.target.model.checkpointable_blocks == 0:
+        return _only("the model has no repeated blocks to gather one by one", False)
+    return (True, False), {}
+
+
+def _synchronisations(facts: Facts) -> Choices:
+    target = facts.target
+    if facts.processes == 1:
+        return _only(_ALONE, True)
+    splits = find_split_trouble(target) is None and not target.data.iterable and "micro_batch_size" not in target.fixed
+    if not splits and spread_config(target.baseline, target.world_size).gradient_accumulation_steps == 1:
+        return _only("a step has one micro batch here", True)
+    return (False, True), {}
+
+
+def _reduce_dtypes(facts: Facts) -> Choices:
+    if facts.processes == 1:
+        return _only(_ALONE, "bf16")
+    why_not = refuse_bf16(facts.target) if facts.target.baseline.precision != "bf16" else ""
+    return _only(why_not, "bf16") if why_not else (("fp32", "bf16"), {})
+
+
 KNOBS: tuple[Knob, ...] = (
     Knob("num_workers", "exact", ("tape",), "restart", _worker_counts),
     Knob("prefetch_factor", "exact", ("tape",), "restart", _prefetch_factors),
@@ -291,6 +349,13 @@ KNOBS: tuple[Knob, ...] = (
     Knob("learning_rate_scale", "semantic", (), "restart", _learning_rate_scales),
     Knob("activation_checkpointing", "rounding", ("gradients",), "restart", _checkpointing),
     Knob("compile_mode", "rounding", ("gradients",), "compile", _compile_modes),
+    Knob("distributed_strategy", "rounding", ("gradients",), "restart", _strategies),
+    Knob("bucket_cap_mb", "rounding", ("gradients",), "restart", _bucket_sizes),
+    Knob("gradient_as_bucket_view", "exact", ("gradients",), "restart", _of_several),
+    Knob("static_graph", "rounding", ("gradients",), "restart", _of_several),
+    Knob("reshard_after_forward", "exact", ("gradients",), "restart", _reshardings),
+    Knob("sync_each_micro_batch", "rounding", ("gradients",), "restart", _synchronisations),
+    Knob("reduce_dtype", "rounding", ("gradients",), "restart", _reduce_dtypes),
 )
 
 DATA_KNOBS = tuple(knob.field for knob in KNOBS if knob.tests == ("tape",))

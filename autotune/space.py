@@ -33,6 +33,10 @@ SPLIT_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps"})
 BATCH_KNOBS = SPLIT_KNOBS | {"learning_rate_scale"}
 """They make one change together."""
 
+DDP_KNOBS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")
+FSDP_KNOBS = ("reshard_after_forward",)
+"""Without effect beside the other strategy."""
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -246,7 +250,9 @@ def build_space(facts: Facts, *, learning_rate_rule: LearningRateRule = "none") 
 def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
     """Return the one spelling of what a config does: settings without effect are the baseline's.
 
-    Without workers there is nothing to prefetch or to keep alive; without pinning a copy is never asynchronous.
+    Without workers there is nothing to prefetch or to keep alive; without pinning a copy is never asynchronous; buckets
+    are DistributedDataParallel's, resharding is FSDP's; a single micro batch of a step is its last; a graph is static
+    where gradients always meet.
     """
     if config.num_workers == 0:
         config = config.replace(
@@ -254,7 +260,16 @@ def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
         )
     if not config.pin_memory:
         config = config.replace(non_blocking=baseline.non_blocking)
-    return config
+    if config.distributed_strategy == "fsdp":
+        config = config.replace(memory_format="contiguous")  # what FSDP2 shards
+    idle = DDP_KNOBS if config.distributed_strategy == "fsdp" else FSDP_KNOBS
+    if config.gradient_accumulation_steps == 1:
+        idle = (*idle, "sync_each_micro_batch")
+    elif not config.sync_each_micro_batch:
+        idle = (*idle, "static_graph")
+    if config.precision != "bf16":
+        idle = (*idle, "reduce_dtype")
+    return with_knobs(config, {name: get_knob(baseline, name) for name in idle})
 
 
 def numerics_of(config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None) -> Numerics:

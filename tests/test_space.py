@@ -121,6 +121,12 @@ ALL_VALUES: dict[str, tuple[Any, ...]] = {
     "pin_memory": (False, True),
     "persistent_workers": (False, True),
     "non_blocking": (False, True),
+    "distributed_strategy": ("ddp", "fsdp"),
+    "gradient_as_bucket_view": (False, True),
+    "static_graph": (False, True),
+    "reshard_after_forward": (True, False),
+    "sync_each_micro_batch": (False, True),
+    "reduce_dtype": ("fp32", "bf16"),
 }
 
 
@@ -551,3 +557,53 @@ def test_a_preset_with_a_typing_error_is_refused(tmp_path: Any) -> None:
     file.write_text('{"name": "mine", "description": "d", "settings": {}, "setings": {}}')
     with pytest.raises(ProfileError, match="setings"):
         read_record(file, Preset)
+
+
+SHARED = {
+    "distributed_strategy": ("ddp", "fsdp"),
+    "bucket_cap_mb": (25, 50, 100, 250),
+    "gradient_as_bucket_view": (False, True),
+    "static_graph": (False, True),
+    "reshard_after_forward": (True, False),
+    "sync_each_micro_batch": (False, True),
+    "reduce_dtype": ("fp32", "bf16"),
+}
+
+
+def test_what_several_processes_share_is_varied_where_there_are_several() -> None:
+    model = MODEL.replace(parameter_bytes=150 * 2**20)
+    several = build_space(cpu_facts(model=model, world_size=2))
+    assert {name: several.choices.get(name) for name in SHARED} == SHARED | {"bucket_cap_mb": (5, *(25, 50, 100, 250))}
+    alone = build_space(cpu_facts(model=model))
+    assert not SHARED.keys() & alone.choices.keys()
+    for name in SHARED:
+        assert {text[:31] for text in reasons_of(alone, name).values()} == {"it is for several processes: --"}
+
+
+def test_a_script_under_a_launcher_of_its_own_has_several_processes() -> None:
+    model = MODEL.replace(parameter_bytes=150 * 2**20)
+    script = build_space(cpu_facts(model=model, launched_processes=2, fixed={"distributed_strategy": "its own"}))
+    assert {*SHARED} - script.choices.keys() == {"distributed_strategy"}
+    alone, several = (build_space(cpu_facts(launched_processes=size)).choices["num_threads"] for size in (1, 2))
+    assert len(several) < len(alone)  # each has its share of the CPUs
+
+
+def test_buckets_are_varied_where_there_is_more_than_one() -> None:
+    small = build_space(cpu_facts(model=MODEL.replace(parameter_bytes=2**19), world_size=2))
+    assert "bucket_cap_mb" not in small.choices
+    assert {*reasons_of(small, "bucket_cap_mb").values()} == {"all gradients fit into the first bucket"}
+    some = build_space(cpu_facts(model=MODEL.replace(parameter_bytes=3 * 2**20), world_size=2))
+    assert some.choices["bucket_cap_mb"] == (5, 25)
+
+
+def test_what_is_the_other_strategys_is_without_effect() -> None:
+    base = BASELINE.replace(gradient_accumulation_steps=2)
+    changed = base.replace(
+        bucket_cap_mb=100, static_graph=True, reshard_after_forward=False, reduce_dtype="bf16", precision="bf16"
+    )
+    assert changed_fields(canonical(changed, base), base) == ("precision", "bucket_cap_mb", "reduce_dtype")
+    sharded = changed.replace(distributed_strategy="fsdp", memory_format="channels_last", precision="fp32")
+    assert changed_fields(canonical(sharded, base), base) == ("distributed_strategy", "reshard_after_forward")
+    meets = base.replace(sync_each_micro_batch=True, static_graph=True)
+    assert canonical(meets, base) == meets
+    assert canonical(meets.replace(gradient_accumulation_steps=1), BASELINE).static_graph

@@ -98,6 +98,7 @@ def search(
             rich_help_panel=BASICS, metavar="N", min=0, max=2**31 - 1, help="Seed of proposals, weights and data order."
         ),
     ] = 0,
+    nnodes: Annotated[int | None, typer.Option(hidden=True, help="Refused: of autotune train.")] = None,
     nproc_per_node: Annotated[
         str | None,
         typer.Option(
@@ -212,6 +213,11 @@ def search(
     The exit status is 0 for any answer, "keep your settings" too, and 3 where nothing but these could be measured.
     """
     with reported_errors(as_json=json_output, quiet=quiet):
+        if nnodes not in (None, 1):
+            raise UsageError(
+                f"--nnodes {nnodes}: a search measures on one machine",
+                hint="search on one of the nodes, then train on all: autotune train --profile best.json --nnodes ...",
+            )
         chosen = read_target(
             target,
             knobs=knob,

@@ -13,7 +13,7 @@ import typer
 
 from autotune.cli.stopping import stop_on_signals
 from autotune.cli.target import Knobs, Loggers, Target, announce_resolved, read_target
-from autotune.cli.training_session import choose_ranks, follow_leader, is_relaunched
+from autotune.cli.training_session import choose_nodes, choose_ranks, follow_leader, is_relaunched
 from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS, Quiet
 from autotune.cli.view.terminal import (
     forgiven_output,
@@ -30,6 +30,7 @@ from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
 
 if TYPE_CHECKING:
     from autotune.distributed.place import Place
+    from autotune.records.nodes import Nodes
     from autotune.records.run import TrainingSummary
     from autotune.records.trial import Target as TargetRecord
     from autotune.targets.resolve import ResolvedTarget
@@ -156,6 +157,34 @@ def train(
             show_default="1, or as many as the run to resume has",
         ),
     ] = None,
+    nnodes: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=BASICS, metavar="N", min=1, help="Machines that train together.", show_default="1"
+        ),
+    ] = None,
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS, metavar="HOST:PORT", help="Where they meet: of node 0.", show_default=False
+        ),
+    ] = None,
+    rdzv_id: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=BASICS, metavar="ID", help="The same on all of them, e.g. the job's.", show_default=False
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=BASICS,
+            metavar="K",
+            min=0,
+            help="Number of this machine; 0 leads.",
+            show_default="0 where the endpoint is",
+        ),
+    ] = None,
     rank_timeout: Annotated[
         str, typer.Option(rich_help_panel=BASICS, metavar="TIME", help="Longest wait of one process for another.")
     ] = "10m",
@@ -204,20 +233,30 @@ def train(
         options.check()
         loggers = read_loggers(log or ())
         options = options.classify_presets(Path.cwd())
-        require_settings(options)
+        require_settings(options, is_shared=(nnodes or 1) > 1)
         resolved = resolve_training_target(chosen, Path.cwd())
         if resolved.target.script is not None:
             announce_resolved(resolved, Path.cwd(), command="train")
             if nproc_per_node is not None:
                 raise UsageError("--nproc-per-node is for a workload", hint=_OF_SCRIPT)
+            if (nnodes, rdzv_endpoint, rdzv_id, node_rank) != (None, None, None, None):
+                raise UsageError("--nnodes is for a workload", hint="a script's own launcher starts it on each node")
             train_script_target(resolved.target, options, max_restarts=max_restarts, as_json=json_output, log=loggers)
         if max_restarts:
             raise UsageError("--max-restarts is for a script", hint="a workload goes on by itself")
         assert chosen is None or isinstance(chosen, str)
         if not is_watched:
+            nodes = choose_nodes(
+                nnodes,
+                rdzv_endpoint,
+                rdzv_id,
+                node_rank,
+                nproc_per_node=nproc_per_node,
+                patience_seconds=options.rank_timeout_seconds,
+            )
             ranks = choose_ranks(nproc_per_node, options, resolved.target)
             if sys.argv[1:2] == ["train"]:
-                train_in_child(sys.argv[2:], as_json=json_output, ranks=ranks)
+                train_in_child(sys.argv[2:], as_json=json_output, ranks=ranks, nodes=nodes)
         take_part(options, chosen, resolved, log=loggers, as_json=json_output, verbose=verbose)
 
 
@@ -244,8 +283,12 @@ def take_part(
         train_workload(options, target, log=log, as_json=as_json, verbose=verbose, place=place)
 
 
-def require_settings(options: TrainingOptions) -> None:
+def require_settings(options: TrainingOptions, *, is_shared: bool = False) -> None:
     """Make sure that the profile or the preset can be read, and the run made, before anything is started for it.
+
+    Args:
+        options: that were typed.
+        is_shared: another node may have made the run already; the leader looks.
 
     Raises:
         UsageError: the run folder is in use.
@@ -255,7 +298,7 @@ def require_settings(options: TrainingOptions) -> None:
     from autotune.records.profile import Profile
     from autotune.train.runs.folder import require_free
 
-    if options.out is not None and not options.resume:
+    if options.out is not None and not options.resume and not is_shared:
         require_free(Path.cwd() / options.out)
     if isinstance(options.profile, str | Path):
         Profile.load(options.profile)
@@ -263,17 +306,21 @@ def require_settings(options: TrainingOptions) -> None:
         find_preset(options.preset)
 
 
-def train_in_child(words: list[str], *, as_json: bool, ranks: str | None) -> NoReturn:
+def train_in_child(words: list[str], *, as_json: bool, ranks: str | None, nodes: Nodes | None) -> NoReturn:
     """Train in a process of its own, which this one watches over: it is started again if it is killed.
 
     Args:
         words: as typed after `autotune train`.
         as_json: an error goes to standard output.
         ranks: several processes, as many as this says; None for one.
+        nodes: how those of several nodes meet; None without others.
     """
-    from autotune.train.recovery.workload import RANKS, TRAIN, train_supervised
+    from autotune.train.recovery.workload import NO_NODES, RANKS, TRAIN, train_supervised
 
-    end = train_supervised(words, say=warn, command=TRAIN if ranks is None else (*RANKS, ranks))
+    met = NO_NODES if nodes is None else nodes.model_dump_json()
+    alone = ranks is None and nodes is None
+    command = TRAIN if alone else (*RANKS, ranks or "1", met)
+    end = train_supervised(words, say=warn, command=command, restarts=nodes is None)
     if end.message and as_json:
         print_error_json(end.status, "TrainingDied", end.message, end.hint)
     elif end.message:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.stopping import StopFlag, ended_by_alarm
 from autotune.cli.target import read_nproc_per_node
+from autotune.errors import UsageError
 from autotune.records.config import list_settings
 from autotune.train.recovery.child import keep_tie
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.distributed.place import Place
     from autotune.loggers import LoggerName
     from autotune.loggers.point_log import PointLog, Value
+    from autotune.records.nodes import Nodes
     from autotune.records.profile import Profile
     from autotune.records.run import Reverification
     from autotune.records.trial import Target
@@ -149,6 +151,56 @@ def choose_ranks(nproc_per_node: str | None, options: TrainingOptions, target: T
     else:
         size = 1 if options.profile is None else _load(options.profile).world_size
     return None if size == 1 else str(size)
+
+
+def choose_nodes(
+    count: int | None,
+    endpoint: str | None,
+    rdzv_id: str | None,
+    node: int | None,
+    *,
+    nproc_per_node: str | None,
+    patience_seconds: float,
+) -> Nodes | None:
+    """Return how the nodes of a training meet; None for one alone.
+
+    Args:
+        count: as typed, as what follows.
+        endpoint: `HOST:PORT` of the first.
+        rdzv_id: tells this training from others there.
+        node: number of this one.
+        nproc_per_node: processes on each.
+        patience_seconds: longest wait for the others.
+
+    Raises:
+        UsageError: something is missing, or there is no such node.
+    """
+    from autotune.records.nodes import Nodes, read_endpoint
+
+    alone = {"--rdzv-endpoint": endpoint, "--rdzv-id": rdzv_id, "--node-rank": node}
+    given = [name for name, value in alone.items() if value is not None]
+    if count in (None, 1):
+        if given:
+            raise UsageError(f"{given[0]} is for several nodes", hint="say how many there are: --nnodes 2")
+        return None
+    assert count is not None
+    if endpoint is None:
+        raise UsageError(
+            f"--nnodes {count} needs a place where they meet",
+            hint="give the first node's address and a free port: --rdzv-endpoint node0:29500",
+        )
+    read_endpoint(endpoint)
+    if nproc_per_node is None:
+        raise UsageError(f"--nnodes {count} needs --nproc-per-node", hint="give the processes of each node, or gpu")
+    if node is not None and node >= count:
+        raise UsageError(f"--node-rank {node}: there are {count} nodes", hint=f"give 0 to {count - 1}")
+    return Nodes(
+        count=count,
+        endpoint=endpoint,
+        rdzv_id=rdzv_id or "autotune",
+        node=node,
+        patience_seconds=patience_seconds,
+    )
 
 
 def _load(given: str | Path | Profile) -> Profile:

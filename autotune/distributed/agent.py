@@ -3,8 +3,8 @@
     who starts them ── elastic agent, a thread ──▶ rank 0   leads
                                                ──▶ rank 1…  the same command: follow
 
-The agent ends all ranks when one fails. They meet at files, listen on the loopback alone, and are in sessions of their
-own.
+The agent ends all ranks when one fails. On one machine they meet at files and listen on the loopback alone; on several
+each has an agent, and they meet at the first one's store. All are in sessions of their own.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import UsageError
 from autotune.machine.cpus import read_affinity
+from autotune.records.nodes import Nodes
 
 LOOK_SECONDS = 0.1
 
 
 class ElasticAgent:
-    """The agent of one training's processes, in a thread of its own.
+    """The agent of one training's processes on this machine, in a thread of its own.
 
     Args:
-        folder: that the processes share.
+        folder: that these processes share.
         size: how many there are.
         words: that each is started with, after the interpreter.
+        nodes: how the agents of several nodes meet, and which this is; None without others.
 
     Attributes:
         exits: exit statuses other than 0, minus N after signal N, by rank, in the order they were seen.
         error: why it could not run them; None where it could.
     """
 
-    def __init__(self, folder: Path, size: int, words: Sequence[str]) -> None:
-        self._folder, self._size, self._words = folder, size, tuple(words)
+    def __init__(self, folder: Path, size: int, words: Sequence[str], *, nodes: Nodes | None = None) -> None:
+        self._folder, self._size, self._words, self._nodes = folder, size, tuple(words), nodes
         self.exits: dict[int, int] = {}
         self.error: Exception | None = None
 
@@ -60,17 +63,11 @@ class ElasticAgent:
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
             nproc_per_node=self._size,
             logs_specs=DefaultLogsSpecs(log_dir=str(self._folder)),
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=str(self._folder / "rendezvous"),
-            rdzv_configs={"store_type": "file"},
-            local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=LOOK_SECONDS,
+            **(_meet_at_file(self._folder) if self._nodes is None else _meet_at_store(self._nodes)),
         )
         try:
             elastic_launch(config, sys.executable)(*self._words)
@@ -80,15 +77,43 @@ class ElasticAgent:
             self.error = error
 
 
-def prepare_environment(size: int) -> None:
+def _meet_at_file(folder: Path) -> dict[str, Any]:
+    return {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "run_id": uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": str(folder / "rendezvous"),
+        "rdzv_configs": {"store_type": "file"},
+        "local_addr": "127.0.0.1",
+    }
+
+
+def _meet_at_store(nodes: Nodes) -> dict[str, Any]:
+    # torchrun's own name for nodes that have numbers: with c10d the first rank would be on whichever comes first.
+    return {
+        "min_nodes": nodes.count,
+        "max_nodes": nodes.count,
+        "run_id": nodes.rdzv_id,
+        "rdzv_backend": "static",
+        "rdzv_endpoint": nodes.endpoint,
+        "rdzv_configs": {"rank": nodes.node, "timeout": max(1, int(nodes.patience_seconds))},
+    }
+
+
+def prepare_environment(size: int, *, nodes: Nodes | None = None) -> None:
     """Set what the processes inherit: their share of the CPUs, and whom they listen to.
 
     Args:
-        size: how many there are.
+        size: how many there are here.
+        nodes: how they meet those of other nodes; None without any.
     """
     os.environ.update(find_cpu_share(size))
     # Left to themselves, agent and ranks would listen where the machine's name leads to: for anybody on its network.
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    if nodes is None or nodes.is_one_machine:
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    # The processes of several nodes meet at their agents' store: one port for both.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1" if nodes is None else "0"
 
 
 def find_cpu_share(size: int) -> dict[str, str]:

@@ -33,11 +33,13 @@ class Place:
         folder: that they share.
         rank: its number, counted from 0.
         size: how many there are.
+        nodes: machines that they are on; those of another one have another folder.
     """
 
     folder: Path
     rank: int
     size: int
+    nodes: int = 1
 
     @property
     def leads(self) -> bool:
@@ -50,7 +52,7 @@ class Place:
 
     def publish(self, plan: RunPlan) -> None:
         """Tell the others what is trained."""
-        write_record(self.folder / _PLAN, plan)
+        write_plan(self.folder, plan)
 
     def await_plan(self) -> RunPlan:
         """Return what is trained; the leader may first compare a profile, and is watched by who started it.
@@ -58,20 +60,20 @@ class Place:
         Raises:
             MachineError: the folder is gone.
         """
-        while not (self.folder / _PLAN).exists():
+        while (plan := find_plan(self.folder)) is None:
             if not self.folder.is_dir():
                 raise MachineError(f"{self.folder} is gone", hint="leave the temporary folder alone")
             time.sleep(_LOOK_SECONDS)
-        return read_record(self.folder / _PLAN, RunPlan)
+        return plan
 
     def record_end(self, end: RankEnd) -> None:
         """Say how this process ends."""
         write_record(self.folder / f"end-{end.rank}.json", end)
 
     @property
-    def meeting(self) -> Path:
-        """Where they meet."""
-        return self.folder / "meeting"
+    def meeting(self) -> Path | None:
+        """The file that they meet at; None on several nodes: where the agent's environment says."""
+        return self.folder / "meeting" if self.nodes == 1 else None
 
     @property
     def log(self) -> Path:
@@ -85,7 +87,8 @@ def take_place(folder: Path) -> Place:
     Args:
         folder: that the processes share.
     """
-    return Place(folder, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    rank, size, nodes = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    return Place(folder, rank, size, nodes)
 
 
 def find_folder(parent: Path) -> Path:
@@ -107,6 +110,17 @@ def open_folder(parent: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     return folder
+
+
+def write_plan(folder: Path, plan: RunPlan) -> None:
+    """Tell the processes of a folder what is trained."""
+    write_record(folder / _PLAN, plan)
+
+
+def find_plan(folder: Path) -> RunPlan | None:
+    """Return what is trained; None while the leader has not said so."""
+    file = folder / _PLAN
+    return read_record(file, RunPlan) if file.exists() else None
 
 
 def read_leader(folder: Path) -> int | None:

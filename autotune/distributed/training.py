@@ -1,50 +1,63 @@
-"""A training whose optimizer steps are taken by several processes together, with DistributedDataParallel.
+"""A training whose optimizer steps are taken by several processes together: with a replica, or a shard, each.
 
     loss of a micro batch x its samples / samples of all ranks x ranks ── backward ── mean over ranks = the sum
-    all micro batches of a step but the last: no_sync, their gradients stay here until the last one's meet
+    all micro batches of a step but the last: their gradients stay here until the last one's meet
 
-What DDP wraps is the workload's `compute_loss`, with the model in it: the user's code is handed its own model, as in
-one process, and may call any of its methods.
+What DDP or FSDP2 wraps is the workload's `compute_loss`, with the model in it: the user's code is handed its own model,
+as in one process, and may call any of its methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.distributed.loader import RankBatchSampler
 from autotune.distributed.world import Command, World
+from autotune.engine.compilation import compile_blocks
 from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, mix_seed
 from autotune.engine.determinism import make_reference
 from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, seed_everything
+from autotune.engine.shards import local_part
+from autotune.engine.sharing import (
+    find_blocks_to_shard,
+    find_unshardable,
+    gathered_for_a_while,
+    is_sharded,
+    meeting,
+    refuse_sharding,
+    replicate,
+    shard,
+)
 from autotune.engine.windows import Window
 from autotune.errors import TargetError, UsageError
 from autotune.measure.clock import Clock, clock_for
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 
+T = TypeVar("T")
+
 _UNUSED = "finished reduction in the prior iteration"
+_NOT_GATHERED = "got mixed torch.tensor and dtensor"
 
 
-class LossModule(nn.Module):
-    """A workload's loss as a module, for DDP to wrap."""
+class SharedModel(nn.Module):
+    """What is done with a model as a module, for DDP or FSDP2 to wrap."""
 
-    def __init__(self, model: nn.Module, loaded: LoadedWorkload) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._workload = loaded.workload
 
-    def forward(self, batch: Any) -> Any:
-        """Return what the workload's `compute_loss` returns."""
-        return self._workload.compute_loss(self.model, batch)
+    def forward(self, call: Callable[[nn.Module], T]) -> T:
+        """Return what a call finds with the model."""
+        return call(self.model)
 
 
 class OwnTime:
@@ -104,6 +117,8 @@ class RankTraining(Training):
         """
         self.world = world
         self.own_time: OwnTime | None = None
+        self.is_sharded = is_sharded(config)
+        self._in_float64 = in_float64
         super().__init__(
             loaded,
             config,
@@ -115,15 +130,61 @@ class RankTraining(Training):
         sampler = self.windows.sampler
         has_fillers = isinstance(sampler, RankBatchSampler) and sampler.has_fillers
         require_shareable(self.model, loaded.label, world.size, has_fillers=has_fillers)
-        if in_float64:
-            make_reference(self.model)
-        with world.watching():
-            self._parallel = DistributedDataParallel(
-                LossModule(self.model, loaded),
-                find_unused_parameters=bool(getattr(loaded.workload, "find_unused_parameters", False)),
-            )
+        if not self.is_sharded:
+            if in_float64:
+                make_reference(self.model)
+            with world.watching():
+                self._shared: nn.Module = replicate(
+                    SharedModel(self.model), config, finds_unused=loaded.finds_unused_parameters
+                )
         # Weights are the leader's. What each rank draws from here on is its own: equal dropout masks would be no draws.
         seed_everything(mix_seed(seed + 1, world.rank))
+
+    def _place_model(self, model: nn.Module) -> nn.Module:
+        # Sharded on the host: it need not fit a device.
+        return model if self.is_sharded else super()._place_model(model)
+
+    def _prepare_model(self) -> None:
+        if not self.is_sharded:
+            super()._prepare_model()
+            return
+        self._require_shardable()
+        if self._in_float64:
+            make_reference(self.model)
+        self._shared = SharedModel(self.model)
+        with self.world.watching():
+            self.world.copy_first([*self.model.parameters(), *self.model.buffers()])
+            blocks = find_blocks_to_shard(self.model)
+            compile_blocks(blocks or [self.model], self.config)
+            shard(self._shared, self.model, self.config, self.device)
+
+    def _require_shardable(self) -> None:
+        loaded = self._loaded
+        with self.world.watching():
+            why_not = refuse_sharding(self.device)
+        has_average, finds_unused = self.averaged is not None, loaded.finds_unused_parameters
+        why_not = why_not or find_unshardable(self.model, finds_unused=finds_unused, has_average=has_average)
+        if self.config.memory_format != "contiguous":
+            why_not = why_not or "FSDP2 shards contiguous weights, and memory_format is channels_last"
+        if why_not:
+            raise UsageError(
+                f"{loaded.label}: distributed_strategy fsdp: {why_not}", hint="use distributed_strategy ddp"
+            )
+
+    def call_model(self, call: Callable[[nn.Module], T]) -> T:
+        """Return what a call finds with the model that is evaluated; of a sharded one all ranks call it together.
+
+        Args:
+            call: given the model.
+
+        Raises:
+            RankLostError: another rank is gone.
+        """
+        if not self.is_sharded:
+            return super().call_model(call)
+        with self.world.watching(), gathered_for_a_while(self._shared):
+            found: T = self._shared(call)
+            return found
 
     def _build_loader(self, order: Order, sources: Sequence[str]) -> tuple[DataLoader[Any], EpochBatchSampler | None]:
         dataset, collate = self._loaded.workload.train_dataset(), self._loaded.collate
@@ -137,10 +198,16 @@ class RankTraining(Training):
 
     def _compute_loss(self, batch: Any) -> Any:
         with self.world.watching():
-            return self._parallel(batch)
+            return self._shared(lambda model: self._loaded.workload.compute_loss(model, batch))
+
+    def _scale_gradients(self, factor: Tensor | float) -> None:
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
 
     def _accumulate(self, window: Window, note: Mark) -> Tensor:
         world, total = self.world, window.samples
+        if self.is_sharded:
+            self._copy_buffers()
         reference: Tensor | None = None
         sums = torch.zeros(2, device=self.device, dtype=torch.float64 if self.device.type == "cpu" else torch.float32)
         for index, (batch, count) in enumerate(zip(window.batches, window.counts, strict=True)):
@@ -168,12 +235,24 @@ class RankTraining(Training):
         self._scale_gradients((reference * world.size / counted).float())
         return torch.as_tensor(sums[0] / counted).float()
 
+    def _copy_buffers(self) -> None:
+        """Have the leader's buffers everywhere, as DistributedDataParallel has by itself."""
+        if buffers := list(self.model.buffers()):
+            with self.world.watching():
+                self.world.copy_first(buffers)
+
     @contextmanager
     def _meeting(self, *, is_last: bool) -> Iterator[None]:
-        with nullcontext() if is_last else self._parallel.no_sync():
+        with meeting(self._shared, self.config, is_last=is_last):
             try:
                 yield
             except RuntimeError as error:
+                if _NOT_GATHERED in str(error).lower():
+                    raise UsageError(
+                        f"{self._loaded.label}: a parameter of a repeated block is used outside of its forward, where "
+                        "distributed_strategy fsdp has not gathered it",
+                        hint="use distributed_strategy ddp, or let the block's own forward use it",
+                    ) from None
                 if _UNUSED not in str(error):
                     raise
                 raise TargetError(
@@ -185,6 +264,10 @@ class RankTraining(Training):
     def _backward_together(self, loss: Tensor) -> None:
         with self.world.watching():
             self._backward(loss)
+
+    def _update_weights(self) -> None:
+        with self.world.watching():  # of shards the norm is found by all
+            super()._update_weights()
 
     def step(self, mark: Mark | None = None) -> StepOutcome:
         """Take one optimizer step with all ranks; the leader has the others take it too.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.isolation.causes import explain_exit
+from autotune.records.nodes import NodeReport
 from autotune.records.training_process import RankEnd
 from autotune.records.trial import Cause
 
@@ -76,3 +78,43 @@ def _explain_death(rank: int, status: int, size: int, oom_kills: int | None) -> 
     _, cause, sentence = explain_exit(status, log_tail=None, oom_kills=oom_kills)
     detail = f"process {rank} of {size} was {sentence}"
     return Verdict(5, RankEnd(rank=rank, status=5, cause=cause, detail=detail), is_recoverable=True)
+
+
+def judge_nodes(
+    reports: Sequence[NodeReport], *, count: int, per_node: int, recoverable: Collection[Cause] = ()
+) -> Verdict:
+    """Return what ended a training by several nodes.
+
+    Args:
+        reports: of the nodes that have told how their processes ended.
+        count: how many nodes there were.
+        per_node: processes on each.
+        recoverable: causes that another attempt may mend.
+    """
+    if any(report.node == 0 and report.is_clean for report in reports):
+        return Verdict(0)  # its leader ends last, when all is written
+    ends = {end.rank: end for report in reports for end in report.ends}
+    exits = {rank: status for report in reports for rank, status in _list_own_exits(report)}
+    lines = {rank: line for report in reports for rank, line in report.lines}
+    kills = [report.oom_kills for report in reports if report.oom_kills is not None]
+    missing = [node for node in range(count) if all(report.node != node for report in reports)]
+    is_told = any(not end.saw for end in ends.values()) or any(status < 0 for status in exits.values())
+    if missing and not is_told:
+        first, last = missing[0] * per_node, (missing[0] + 1) * per_node - 1
+        whose = f"process {first}" if first == last else f"processes {first} to {last}"
+        detail = f"node {missing[0]} of {count} is gone or cut off, and {whose} of {count * per_node} with it"
+        return Verdict(5, RankEnd(rank=first, status=5, cause="timeout", detail=detail))
+    return judge(
+        ends,
+        exits,
+        count * per_node,
+        recoverable=recoverable,
+        oom_kills=sum(kills) if kills else None,
+        last_line=lambda rank: lines.get(rank, ""),
+    )
+
+
+def _list_own_exits(report: NodeReport) -> list[tuple[int, int]]:
+    """Return a node's exits without those that its agent brought about, because of another process."""
+    is_hit = any(end.saw for end in report.ends)
+    return [(rank, status) for rank, status in report.exits if not (is_hit and status == -signal.SIGTERM)]

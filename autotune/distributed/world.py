@@ -5,6 +5,9 @@
            ── Command.LOAD ──▶                each loads the checkpoint that is named
            ── Command.PAUSE ─▶                the leader evaluates or writes: it may take as long as it takes
            ── Command.MEET ──▶                each says how long it worked by itself, its device done with all it has
+           ── Command.SAVE ──▶                each writes its shards of a checkpoint
+           ── Command.CHECK ─▶                each looks for what is not finite in its shards
+           ── Command.EVALUATE ▶              all evaluate together, the model being sharded
            ── Command.END ───▶                the training is over
 
 Commands and answers go over gloo groups of their own, so that nobody waits for a device because of them. Whoever waits
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,6 +45,9 @@ class Command(enum.IntEnum):
     PAUSE = 4
     END = 5
     MEET = 6
+    SAVE = 7
+    CHECK = 8
+    EVALUATE = 9
 
 
 class RankLostError(AutotuneError):
@@ -145,6 +151,15 @@ class World:
             dist.broadcast(found, 0)
         return found
 
+    def copy_first(self, values: Sequence[Tensor]) -> None:
+        """Give every rank the leader's values of some tensors, in place; on the host they go over gloo."""
+        with torch.no_grad():
+            for value in values:
+                group = self.answers if value.device.type == "cpu" else None
+                found = value.detach().contiguous()
+                dist.broadcast(found, 0, group=group)
+                value.copy_(found)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Turn what a lost rank looks like from here into RankLostError.
@@ -155,20 +170,28 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            text = str(error).lower()
-            if not isinstance(error, dist.DistError) and not any(word in text for word in _LOST):
+            if not looks_lost(error):
                 raise
-            is_silent = any(word in text for word in _SILENT)
+            is_silent = any(word in str(error).lower() for word in _SILENT)
             what = f"has not answered within {self.patience_seconds:g} s" if is_silent else "is gone"
             raise RankLostError(f"another process of the training {what}", is_silent=is_silent) from error
 
 
+def looks_lost(error: BaseException) -> bool:
+    """Return whether an error is what another process looks like from here that has died or does not answer."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in text for word in _LOST)
+    )
+
+
 @contextmanager
-def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
+def joined_world(meeting: Path | None, patience_seconds: float) -> Iterator[World]:
     """Join the processes that torch.distributed's launcher has started: NCCL on GPUs, gloo on CPUs.
 
     Args:
-        meeting: file to meet at, on this machine, that is not there yet: a port would be open to its network.
+        meeting: file to meet at, on this machine, that is not there yet: a port would be open to its network. None
+            for processes of several machines, which meet at the store that their agents have met at.
         patience_seconds: longest wait for another one.
 
     Raises:
@@ -181,7 +204,7 @@ def joined_world(meeting: Path, patience_seconds: float) -> Iterator[World]:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if uses_gpu else "gloo",
-        store=dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
+        store=None if meeting is None else dist.FileStore(str(meeting), size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=patience_seconds),

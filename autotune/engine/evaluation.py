@@ -39,10 +39,14 @@ def evaluate(
         TargetError: the workload cannot evaluate.
     """
     device = training.device
-    model = training.model if training.averaged is None else training.averaged.module
     mode = torch.inference_mode() if inference else torch.no_grad()
-    with _evaluating(model, device), mode, autocast(config, device):
-        return loaded.evaluate(model, device, batch_size=batch_size)
+
+    def call(model: nn.Module) -> dict[str, float]:
+        with _evaluating(model, device):
+            return loaded.evaluate(model, device, batch_size=batch_size)
+
+    with mode, autocast(config, device):
+        return training.call_model(call)
 
 
 @contextmanager

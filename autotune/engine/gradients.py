@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.engine.dataloader import mix_seed
+from autotune.engine.shards import whole
 
 MOST_ELEMENTS = 2**17
 """Noted of a model; norms of more than these hundred thousand are the same to a tenth of a per cent."""
@@ -235,10 +236,13 @@ def dense_gradient(parameter: Tensor) -> Tensor:
 
 
 def pick(tensors: Sequence[Tensor], chosen: Sequence[Tensor | None]) -> Tensor:
-    """Return the noted elements of all parameters, float32 or float64 `[elements]`, on the host."""
+    """Return the noted elements of all parameters, float32 or float64 `[elements]`, on the host.
+
+    Of sharded tensors every process has to ask.
+    """
     parts = []
     for tensor, elements in zip(tensors, chosen, strict=True):
-        flat = tensor.detach().reshape(-1)  # the logical order, whatever the layout in memory
+        flat = whole(tensor.detach()).reshape(-1)  # the logical order, whatever the layout in memory
         part = flat if elements is None else flat[elements]
         part = torch.view_as_real(part).reshape(-1) if part.is_complex() else part
         parts.append(part.to(torch.float64 if part.dtype == torch.float64 else torch.float32).cpu())

@@ -30,7 +30,7 @@ from autotune.engine.hooks.script import process_settings
 from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_optimizer_implementation, read_optimizer_facts
 from autotune.engine.precision import autocast
-from autotune.records.config import TrainConfig, changed_fields, is_user_knob
+from autotune.records.config import SHARED_KNOBS, TrainConfig, changed_fields, is_user_knob
 
 _BY_HAND: dict[str, Callable[[TrainConfig], str]] = {
     "micro_batch_size": lambda config: f"build the loader with batch_size={config.micro_batch_size}",
@@ -121,6 +121,7 @@ def apply_live(
     changed = changed_fields(config, baseline)
     left: dict[str, str] = {name: _BY_HAND[name](config) for name in changed if name in _BY_HAND}
     left |= {name: "set it in your own code" for name in changed if is_user_knob(name)}
+    left |= {name: "set it where you share the model out over processes" for name in changed if name in SHARED_KNOBS}
     for name in (name for name in changed if name in _ALLOCATORS):
         reason = _find_environment(config.replace(**_ALLOCATORS[name]), host_allocators or {})
         left |= {name: reason} if reason else {}

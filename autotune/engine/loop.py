@@ -1,7 +1,7 @@
 """One training step, done right, and the one place that says in which order the knobs are applied.
 
     threads, TF32, cuDNN, attention     `backend_settings`, restored at the end
-    model -> device -> memory format -> checkpointing -> compilation
+    model -> device -> memory format -> checkpointing -> compilation, or sharding over processes
           -> optimizer -> its implementation -> scheduler -> loss scaler -> loader
 
 A step fetches the micro batches of one effective batch, weighs each loss by its share of the true samples (or of
@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 
 Mark = Callable[[str], None]
+T = TypeVar("T")
 
 SMALLEST_COUNT = 1e-12
 """What a step counts at least, where `compute_loss` counts: its loss and gradients are zero then, not 0 / 0."""
@@ -64,6 +65,7 @@ class Training:
     """A model with everything needed to take optimizer steps.
 
     Attributes:
+        is_sharded: several processes have a shard of the model each.
         config: the settings.
         model: the user's model, on the device.
         device: where it is.
@@ -73,6 +75,8 @@ class Training:
         scaler: loss scaler for fp16, or None.
         windows: where the training stands in its data.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -100,11 +104,11 @@ class Training:
         loaded.set_knobs(config)
         seed_everything(seed)
         self._loaded, self.config, self.device = loaded, config, device
-        self.model = _expect(loaded.workload.build_model(), nn.Module, loaded, "build_model").to(device)
+        self.model = self._place_model(_expect(loaded.workload.build_model(), nn.Module, loaded, "build_model"))
         apply_memory_format(self.model, config)
         self.averaged = _check_averaged(loaded.build_averaged_model(self.model), loaded)
         apply_activation_checkpointing(self.model, config)
-        apply_compilation(self.model, config)
+        self._prepare_model()
         self.optimizer = _expect(loaded.workload.build_optimizer(self.model), Optimizer, loaded, "build_optimizer")
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise TargetError(
@@ -140,12 +144,22 @@ class Training:
         note("optimizer")
         return StepOutcome(samples=window.samples, loss=loss, ends_epoch=window.ends_epoch)
 
+    def call_model(self, call: Callable[[nn.Module], T]) -> T:
+        """Return what a call finds with the model that is evaluated: the average of its weights, where there is one."""
+        return call(self.model if self.averaged is None else self.averaged.module)
+
     def announce_pause(self) -> None:
         """Say that the next step may be long in coming, where other processes wait for it; here are none."""
 
     def place(self, batch: Any) -> Any:
         """Return a batch on the device, 4-d inputs in the model's layout."""
         return move_batch(batch, self._place_tensor, self.device)
+
+    def _place_model(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device)
+
+    def _prepare_model(self) -> None:
+        apply_compilation(self.model, self.config)
 
     def _build_loader(self, order: Order, sources: Sequence[str]) -> tuple[DataLoader[Any], EpochBatchSampler | None]:
         dataset, collate = self._loaded.workload.train_dataset(), self._loaded.collate

@@ -8,24 +8,29 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from autotune.isolation.prepare import exit_at_once, prepare_process
+from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.progress import open_progress
 from autotune.isolation.sandbox.audit import watch_writes
 from autotune.isolation.sandbox.view import View, enter_view
 from autotune.isolation.script_starter import enter_temporary_folder, find_script, forget_hidden, unpack_hidden
 from autotune.lifeline import die_with_parent
-from autotune.records.codec import read_record
-from autotune.records.layout import SPEC_FILE, VIEW_FILE
-from autotune.records.trial import TrialSpec
+from autotune.machine.cgroups import count_between, read_oom_kills
+from autotune.records.codec import read_record, write_record
+from autotune.records.layout import LOST_STATUS, RESULT_FILE, SPEC_FILE, VIEW_FILE
+from autotune.records.trial import TrialResult, TrialSpec
 from autotune.runs.run_script import LineWatch, call_after_import, forget_imports, run_script
 from autotune.targets.launch.command import Launch
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     from autotune.runs.script import ScriptTrial
 
 
@@ -47,12 +52,47 @@ def start_script(folder: Path, *, started: float) -> NoReturn:
         watch_writes(view, own=folder)
         run_rank(spec, launch, folder, started=started)
     os.environ["PYTHONSAFEPATH"] = "1"
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run_launcher
 
-    run_launcher(
-        [*launch.launcher_options, "-m", "autotune.isolation.script_entry", str(folder), str(started), str(os.getpid())]
-    )
+    kills_before = read_oom_kills()
+    words = ["-m", "autotune.isolation.script_entry", str(folder), str(started), str(os.getpid())]
+    try:
+        run_launcher([*launch.launcher_options, *words])
+    except ChildFailedError as error:
+        traceback.print_exc()
+        kills = count_between(kills_before, read_oom_kills())
+        _explain_death(spec, folder, error, started=started, oom_kills=kills)
     exit_at_once(1)  # every process ended before the leading one had a result
+
+
+def _explain_death(
+    spec: TrialSpec, folder: Path, error: ChildFailedError, *, started: float, oom_kills: int | None
+) -> None:
+    """Leave a result that names the process whose end has ended the others, where none of them could leave one.
+
+    Args:
+        spec: of the trial.
+        folder: the trial's own.
+        error: of torchrun's agent.
+        started: `time.monotonic()` when the trial was started.
+        oom_kills: kills for want of memory that the kernel counted meanwhile.
+    """
+    if (folder / RESULT_FILE).exists():
+        return
+    from autotune.isolation.causes import explain_exit
+
+    ends = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    own = {rank: status for rank, status in ends.items() if status not in (LOST_STATUS, -signal.SIGTERM)}
+    rank = min(own or ends, key=lambda one: (ends[one] > 0, one))  # a signal before an exit status of its own
+    outcome, cause, text = explain_exit(ends[rank], log_tail=None, oom_kills=oom_kills)
+    sentence = f"process {rank} {'was ' if ends[rank] < 0 else ''}{text}"
+    elapsed = time.monotonic() - started
+    with own_record():
+        write_record(
+            folder / RESULT_FILE,
+            TrialResult(spec=spec, status=outcome, cause=cause, error=sentence, elapsed_seconds=elapsed),
+        )
 
 
 def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -> NoReturn:

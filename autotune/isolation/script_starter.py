@@ -78,6 +78,7 @@ class ScriptStarter:
             # Without a fixed hash seed, sets of strings have another order in each process.
             {
                 "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+                **dict(launch.environment),
                 **temporary,
                 **pack_hidden(_find_command(spec)),
             },

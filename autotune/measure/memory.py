@@ -6,7 +6,7 @@ import ctypes
 import gc
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,15 +19,24 @@ _FORGET_PEAK = "5"
 
 
 class MemoryMeter:
-    """Follows the peak; call `sample` now and then, since loader workers do not report a peak of their own."""
+    """Follows the peak; call `sample` now and then, since loader workers do not report a peak of their own.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        device: where it trains.
+        list_others: finds other processes of the same training on this machine.
+    """
+
+    def __init__(self, device: torch.device, list_others: Callable[[], Sequence[int]] = tuple) -> None:
+        self._device, self._list_others = device, list_others
         self._worker_peak = 0
+        self._others: dict[int, int] = {}
 
     def sample(self) -> None:
         """Note what the loader workers hold now: their proportional set size, shared pages counted once."""
-        self._worker_peak = max(self._worker_peak, sum(_child_bytes()))
+        others = self._list_others()
+        workers = sum(_child_bytes()) + sum(sum(_child_bytes(pid)) for pid in others)
+        self._worker_peak = max(self._worker_peak, workers)
+        self._others |= {pid: _read_kibibytes(Path(f"/proc/{pid}/status")) for pid in others}
 
     def reset_device(self) -> None:
         """Forget the device's peak so far; called after the optimizer's state exists."""
@@ -35,9 +44,10 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> PeakMemory:
-        """Return the peak: resident set of this process plus workers, and device memory reserved by PyTorch."""
+        """Return the peak: resident sets of all processes plus workers, and device memory reserved here by PyTorch."""
         device = torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
-        return PeakMemory(host_bytes=peak_host_bytes() + self._worker_peak, device_bytes=device)
+        host = peak_host_bytes() + sum(self._others.values()) + self._worker_peak
+        return PeakMemory(host_bytes=host, device_bytes=device)
 
 
 def peak_host_bytes() -> int:
@@ -107,14 +117,19 @@ def worker_bytes() -> int | None:
     return round(sum(found) / len(found)) if found else None
 
 
-def _child_bytes() -> list[int]:
-    return [_read_kibibytes(Path(f"/proc/{pid}/smaps_rollup")) for pid in list_children()]
+def _child_bytes(parent: int | str = "self") -> list[int]:
+    return [_read_kibibytes(Path(f"/proc/{pid}/smaps_rollup")) for pid in list_children(parent)]
 
 
-def list_children() -> list[int]:
-    """Return the processes that this one has started and that still run."""
+def list_children(parent: int | str = "self") -> list[int]:
+    """Return the processes that one has started and that still run.
+
+    Args:
+        parent: its number; this one without.
+    """
     try:
-        return [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+        files = Path(f"/proc/{parent}/task").glob("*/children")
+        return [int(pid) for file in files for pid in file.read_text().split()]
     except OSError:
         return []
 

@@ -20,6 +20,8 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 AttentionBackend = Literal["auto", "math", "flash", "efficient", "cudnn"]
 HostAllocator = Literal["default", "glibc-tuned", "jemalloc", "tcmalloc"]
 DeviceAllocator = Literal["default", "expandable-segments"]
+DistributedStrategy = Literal["ddp", "fsdp"]
+ReduceDtype = Literal["fp32", "bf16"]
 KnobValue = str | int | float | bool
 
 Allowed = Literal["batch"]
@@ -45,8 +47,16 @@ SHORT_NAMES = {
     "device_allocator": "cuda_allocator",
     "num_workers": "workers",
     "prefetch_factor": "prefetch",
+    "distributed_strategy": "strategy",
+    "sync_each_micro_batch": "sync_each",
 }
 """What people call a knob, where that is not its field's name; records and exports have the field's."""
+
+SHARED_KNOBS = (
+    *("distributed_strategy", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
+    *("reshard_after_forward", "sync_each_micro_batch", "reduce_dtype"),
+)
+"""Knobs of several processes that train together: without effect on one."""
 
 _MOST_COMPARED = 2**11
 """Pairs of configs whose differences are kept: a search asks for the same ones after each of its launches."""
@@ -93,6 +103,21 @@ class TrainConfig(GivenRecord):
     """Keep the workers from one epoch to the next; without effect at 0 workers."""
     non_blocking: bool = False
     """Copy batches to the device asynchronously; needs pinned memory to matter."""
+    distributed_strategy: DistributedStrategy = "ddp"
+    """How several processes share a model: a replica each (DistributedDataParallel), or a shard each (FSDP2)."""
+    bucket_cap_mb: Annotated[int, Field(ge=1, le=2**16)] = 25
+    """MiB of gradients that DistributedDataParallel sums at once; at 25, PyTorch's default, the first one has 1 MiB."""
+    gradient_as_bucket_view: bool = False
+    """Gradients are views of DistributedDataParallel's buckets, not copies."""
+    static_graph: bool = False
+    """Promise DistributedDataParallel that all steps use the same parameters; only where every micro batch's gradients
+    meet."""
+    reshard_after_forward: bool = True
+    """Free a block's gathered parameters between forward and backward pass; FSDP2 alone."""
+    sync_each_micro_batch: bool = False
+    """Reduce gradients after each micro batch instead of the last one of a step; FSDP2 then keeps no whole gradient."""
+    reduce_dtype: ReduceDtype = "fp32"
+    """Width in which gradients are summed over processes; bf16 only beside precision bf16."""
     user_knobs: dict[str, KnobValue] = Field(default_factory=dict)
     """Values of the workload's own knobs, by name."""
 

@@ -223,6 +223,8 @@ class TargetFacts(Record):
     """One optimizer step at the baseline."""
     world_size: Annotated[int, Field(ge=1)] = 1
     """Processes that train together in the search; the probe itself is one, with its share of the CPUs."""
+    launched_processes: Annotated[int, Field(ge=1)] = 1
+    """Processes of a script that its own launcher starts; the settings are those of each."""
     compute_seconds_per_step: float
     """One optimizer step on a batch that is already on the device: no loader, no copy."""
     knobs: dict[str, tuple[KnobValue, ...]] = {}

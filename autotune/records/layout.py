@@ -8,7 +8,7 @@ trials/0007/                       spec.json, result.json, log.txt; a probe's pa
 explanation/                       explanation.json, trials/: launches made to explain the answer
 runs/<target>-001/                     one training
 lock, run.json or script.json, metrics.jsonl, summary.json, next.json, model.safetensors
-checkpoints/step-00000120/           state.pt, manifest.json
+checkpoints/step-00000120/           state.pt, manifest.json; of a sharded model .metadata, __0_0.distcp, ...
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ VIEW_FILE = "view.json"
 """How a script's trial sees its working folder."""
 RECORD_FAILED_STATUS = 74
 """Exit status of a trial whose own record could not be written (EX_IOERR of sysexits.h)."""
+LOST_STATUS = 76
+"""Exit status of one of several processes of a trial that has lost another one (EX_PROTOCOL)."""
 RECORD_FAILED = "the trial's record could not be written: "
 """Begins the line that such a trial prints last."""
 

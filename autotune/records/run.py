@@ -119,6 +119,8 @@ class CheckpointManifest(Record):
     """Size of the state file."""
     sha256: str
     """Its checksum."""
+    shards: dict[str, str] = {}
+    """Checksums of the other files, by name, where each process of a sharded training has written its own."""
     target_fingerprint: str
     """Twelve hex digits over the target's source file."""
     torch: str

@@ -100,3 +100,5 @@ class ScriptPlan(Record):
     """Of the python that runs it."""
     launcher_options: tuple[str, ...] | None
     """torchrun's own; None where it does not start the script."""
+    passes_local_rank: bool = False
+    """Each process is given `--local_rank=K` before its other arguments."""

@@ -76,8 +76,8 @@ class GradientRun:
             yield from self._take_steps(plan.windows, until=plan.windows + plan.later_steps)
         if plan.weights is not None:
             self._source.load_weights(Path(plan.weights))
-        elif self._leads:
-            self._source.save_weights(self._folder / WEIGHTS_FILE)
+        else:
+            self._source.save_weights(self._folder / WEIGHTS_FILE, writes=self._leads)
         yield from self._record_point(until=2 * plan.windows + plan.later_steps)
 
     def _record_point(self, *, until: int) -> Run[None]:

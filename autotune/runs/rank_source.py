@@ -17,6 +17,7 @@ from autotune.distributed.training import OwnTime, RankTraining
 from autotune.distributed.world import Command, World
 from autotune.engine.dataloader import mix_seed
 from autotune.engine.loop import Training
+from autotune.engine.shards import take_shard, whole
 from autotune.measure.clock import Clock
 from autotune.measure.memory import MemoryMeter
 from autotune.records.config import TrainConfig
@@ -117,6 +118,8 @@ class RankSource(WorkloadSource):
         return [PeakMemory.model_validate(peak) for peak in peaks]
 
     def find_metrics(self) -> Run[dict[str, float]]:
+        if self.training.is_sharded:  # all of them have to compute it
+            return (yield from super().find_metrics())
         if not self.world.leads:
             while self.world.hear(for_ever=True) == Command.PAUSE:
                 continue
@@ -135,9 +138,16 @@ class RankSource(WorkloadSource):
     def _seed_window(self, seed: int) -> None:
         super()._seed_window(mix_seed(seed, self.world.rank))  # equal dropout masks would be no draws
 
-    def save_weights(self, path: Path) -> None:
-        if self.world.leads:
-            super().save_weights(path)
+    def save_weights(self, path: Path, *, writes: bool) -> None:
+        with self.world.watching():
+            state = {name: whole(value) for name, value in self.training.model.state_dict().items()}
+        if writes:
+            torch.save(state, path)
+
+    def load_weights(self, path: Path) -> None:
+        own = self.training.model.state_dict()
+        full = torch.load(path, map_location=self.device, weights_only=True)
+        self.training.model.load_state_dict({name: take_shard(value, own[name]) for name, value in full.items()})
 
 
 class RankClock:

@@ -33,7 +33,8 @@ def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
         launch: what to run.
         on_torch: called once, when the script has imported torch.
     """
-    sys.argv = [launch.name, *launch.arguments]
+    own_rank = [f"--local_rank={os.environ.get('LOCAL_RANK', '0')}"] if launch.passes_local_rank else []
+    sys.argv = [launch.name, *own_rank, *launch.arguments]
     is_file = launch.kind == "file"
     if not any(option.startswith(_NO_SCRIPT_FOLDER) for option in launch.interpreter_options):
         sys.path.insert(0, str(Path(launch.name).resolve().parent) if is_file else os.getcwd())

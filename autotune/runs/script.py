@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import torch
 
+from autotune.distributed.world import looks_lost
 from autotune.engine.dataloader import read_batch_size
 from autotune.engine.device import limit_device_memory
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
@@ -35,7 +36,7 @@ from autotune.probe.sources.script import ScriptProbe
 from autotune.probe.time_shares import TimeShares
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
-from autotune.records.layout import PARTIAL_FILE, RESULT_FILE
+from autotune.records.layout import LOST_STATUS, PARTIAL_FILE, RESULT_FILE
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
 from autotune.runs.script_source import ScriptSource
@@ -71,7 +72,8 @@ class ScriptTrial:
         self.hooks: ScriptHooks
         self.startup_seconds = 0.0
         self._folder, self._started, self._process = folder, started, os.getpid()
-        self._leads = os.environ.get("RANK", "0") == "0"
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._leads = self._rank == 0
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._stack = ExitStack()
         self._progress = progress
@@ -113,7 +115,7 @@ class ScriptTrial:
     def ended(self, error: BaseException | None, status: int) -> NoReturn:
         """The script ended by itself: with an exception, or an exit status that need not mean anything."""
         if error is not None:
-            self.fail(explain_exception(error))
+            self._fail_by(error)
         if status != 0 and self.hooks.steps == 0:
             text = f"the script ended with exit status {status} before its first step; it printed: {self._last_line}"
             self.fail((TrialStatus.CRASHED, "target", text[:400]))
@@ -123,10 +125,22 @@ class ScriptTrial:
         """Write a failure and end the process."""
         status, cause, error = outcome[0], outcome[1], encodable(outcome[2])
         if not self._leads:
-            exit_at_once(1)  # the launcher then ends the leading process as well
-        self.finish(
-            TrialResult(spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds)
+            error = f"process {self._rank} of {self._world_size}: {error}"
+        result = TrialResult(
+            spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds
         )
+        if self._leads:
+            self.finish(result)
+        if not (self._folder / RESULT_FILE).exists():
+            with own_record():
+                write_record(self._folder / RESULT_FILE, result)
+        exit_at_once(1)  # the launcher then ends the leading process as well
+
+    def _fail_by(self, error: BaseException) -> NoReturn:
+        """Write what failed and end the process; what has become of another one is told by the launcher."""
+        if self._world_size > 1 and looks_lost(error):
+            exit_at_once(LOST_STATUS)
+        self.fail(explain_exception(error))
 
     def _keep(self, partial: TrialResult) -> None:
         """Write what is known so far, for the case that the process does not live to tell the rest."""
@@ -272,7 +286,7 @@ class ScriptTrial:
         # A script may catch what our settings break, leave the step out and go on: that is no training to measure.
         if self.spec.config is not None and self.spec.config != self.spec.baseline:
             traceback.print_exception(error)
-            self.fail(explain_exception(error))
+            self._fail_by(error)
 
     def _check_step(self, step: ScriptStep) -> None:
         """Fail a trial in which the script does not do what its settings say, even if it goes on as if it did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import Clock, PausableClock, clock_for
 from autotune.measure.hopeless import Phase
+from autotune.measure.memory import list_children
 from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import Timing
 from autotune.records.script import PrintedMetric
@@ -95,6 +97,11 @@ class ScriptSource:
 
     def read_ranks(self) -> tuple[float, ...]:
         return ()  # one of them is timed, and the others are the script's
+
+    def list_others(self) -> tuple[int, ...]:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
+            return ()
+        return tuple(pid for pid in list_children(os.getppid()) if pid != os.getpid())  # its launcher's
 
     def find_name(self, parameter: torch.Tensor) -> str | None:
         return None  # a script's optimizers need not hold what its models name
@@ -185,8 +192,9 @@ class ScriptSource:
     def begin_window(self, number: int, *, is_last: bool) -> None:
         pass  # the script's data and random numbers come as they come
 
-    def save_weights(self, path: Path) -> None:
-        torch.save([parameter.detach() for parameter in self._recorded().parameters], path)
+    def save_weights(self, path: Path, *, writes: bool) -> None:
+        if writes:
+            torch.save([parameter.detach() for parameter in self._recorded().parameters], path)
 
     def load_weights(self, path: Path) -> None:
         parameters = self._recorded().parameters

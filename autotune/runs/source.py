@@ -115,6 +115,10 @@ class StepSource(Protocol):
         """Return what each of several processes took by itself up to the clock's last look, in seconds; or nothing."""
         ...
 
+    def list_others(self) -> tuple[int, ...]:
+        """Return other processes of the training, whose memory is counted here; none that count it themselves."""
+        ...
+
     def find_name(self, parameter: Tensor) -> str | None:
         """Return what a parameter is called; None where it has no name."""
         ...
@@ -152,8 +156,8 @@ class StepSource(Protocol):
         """
         ...
 
-    def save_weights(self, path: Path) -> None:
-        """Write the weights, for the other arm to load."""
+    def save_weights(self, path: Path, *, writes: bool) -> None:
+        """Write the weights, for the other arm to load; all processes of a launcher are asked, one of them writes."""
         ...
 
     def load_weights(self, path: Path) -> None:

@@ -38,7 +38,7 @@ def time_steps(
         read_ranks=source.read_ranks,
     )
     source.timing = timing
-    measurement = yield from measure_throughput(timing, config, limits, MemoryMeter(device))
+    measurement = yield from measure_throughput(timing, config, limits, MemoryMeter(device, source.list_others))
     source.timing = None
     curve = LossCurve(seed=seed, losses=timing.read_losses(), samples=timing.samples)
     return Found(measurement=measurement, curves=(curve,))

@@ -74,6 +74,9 @@ class WorkloadSource:
         """Return what a run has found out, once its training is over."""
         return found
 
+    def list_others(self) -> tuple[int, ...]:
+        return ()
+
     def read_ranks(self) -> tuple[float, ...]:
         return ()
 
@@ -123,8 +126,9 @@ class WorkloadSource:
     def _seed_window(self, seed: int) -> None:
         seed_everything(seed)
 
-    def save_weights(self, path: Path) -> None:
-        torch.save(self.training.model.state_dict(), path)
+    def save_weights(self, path: Path, *, writes: bool) -> None:
+        if writes:
+            torch.save(self.training.model.state_dict(), path)
 
     def load_weights(self, path: Path) -> None:
         self.training.model.load_state_dict(torch.load(path, map_location=self.device, weights_only=True))

@@ -47,6 +47,7 @@ class Workload(Protocol):
     - `collate(samples)`: merges a list of samples into a batch (default: PyTorch's).
     - `drop_last`: leave out the last, short effective batch of an epoch (default: False).
     - `shuffle`: visit the samples in a new random order in each epoch (default: True).
+    - `find_unused_parameters`: some have no part in a loss, where several processes train (default: False).
     - `knobs`: own knobs, `{"name": (value, ...)}`; the current value is read from and set on the attribute `name`.
     - `knob_numerics`: what they do to the numbers, `{"name": "exact" | "rounding" | "semantic"}` (default: semantic).
     """
@@ -123,6 +124,11 @@ class LoadedWorkload:
     def shuffle(self) -> bool:
         """Visit the samples in a new random order in each epoch."""
         return bool(getattr(self.workload, "shuffle", True))
+
+    @property
+    def finds_unused_parameters(self) -> bool:
+        """Parameters may have no part in a loss, and several processes are to find out which."""
+        return bool(getattr(self.workload, "find_unused_parameters", False))
 
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler | None:
         """Return the user's scheduler; None without one."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.distributed.place import Place
+from autotune.errors import UsageError
 from autotune.format import count
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.config import TrainConfig, spread_config
@@ -81,6 +82,7 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
     settings = _choose(request, profile)
     wanted, verified = settings.config if profile is None else profile.config, request.options.reverification
     if settings.needs_reverification and not request.options.trust:
+        _require_one_node(request)
         verified = verified or _reverify(request, settings)
         settings = settings if verified.trusted else settings.fall_back()
     size, before = request.world_size, settings.config
@@ -190,6 +192,19 @@ def _choose(request: RunRequest, profile: Profile | None) -> Settings:
         ),
         note=request.note,
     )
+
+
+def _require_one_node(request: RunRequest) -> None:
+    """Make sure that settings from elsewhere can be compared with the target's own.
+
+    Raises:
+        UsageError: they would have to be launched on several nodes.
+    """
+    if request.place is not None and request.place.nodes > 1:
+        raise UsageError(
+            "the profile was measured elsewhere, and across nodes it is not compared with your own settings",
+            hint="search on one of these nodes, or take it as it is with --skip-verification",
+        )
 
 
 def _reverify(request: RunRequest, settings: Settings) -> Reverification:

@@ -173,7 +173,8 @@ def _joined(request: RunRequest, plan: RunPlan) -> Iterator[World | None]:
     config = plan.current_config
     each = f"micro batch {config.micro_batch_size}, accumulation {config.gradient_accumulation_steps}"
     effective = config.effective_batch_size * place.size
-    request.callbacks.say(f"{count(place.size, 'process', 'processes')}, each with {each}: effective batch {effective}")
+    who = count(place.size, "process", "processes") + ("" if place.nodes == 1 else f" on {place.nodes} nodes")
+    request.callbacks.say(f"{who}, each with {each}: effective batch {effective}")
     place.publish(plan)
     with joined_world(place.meeting, request.options.rank_timeout_seconds) as world:
         yield world

@@ -181,6 +181,15 @@ def test_what_cannot_be_applied_any_more_is_said(monkeypatch: pytest.MonkeyPatch
     assert apply_live(config, BASELINE, model=model).changed == ("device_allocator",)
 
 
+def test_what_several_processes_share_is_left_to_who_shares_it_out() -> None:
+    applied = apply_live(BASELINE.replace(distributed_strategy="fsdp", bucket_cap_mb=100), BASELINE, model=Net())
+    assert applied.changed == ()
+    assert applied.left_out == (
+        "distributed_strategy: set it where you share the model out over processes",
+        "bucket_cap_mb: set it where you share the model out over processes",
+    )
+
+
 def test_a_library_that_is_not_here_is_named() -> None:
     config = BASELINE.replace(host_allocator="jemalloc")
     left = apply_live(config, BASELINE, model=Net(), host_allocators={}).left_out

@@ -52,6 +52,7 @@ while steps < options.steps:
     open("log.txt", "a").write(f"{loss.item()!r}\\n")
 sys.exit(options.status)
 """
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 FLAGS = ["--batch-size", "{micro_batch_size}", "--accum", "{gradient_accumulation_steps}"]
 
 
@@ -131,6 +132,30 @@ def test_a_search_of_a_script_and_the_training_with_its_answer(folder: Path) -> 
     assert any("log.txt" in note for note in profile.evidence.notes)
     trained = run(folder, "train", "--profile", "best.json")
     assert trained.returncode != 0 or "steps" in trained.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_search_of_what_accelerate_launches_and_the_training_with_its_answer(
+    folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("HF_HOME", str(folder.parent / "hf"))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    shutil.copy(SCRIPTS / "accelerated.py", folder)
+    options = ["--cpu"] if processes == 1 else ["--multi_gpu", "--num_processes", str(processes)]
+    words = ["accelerate", "launch", *options, "accelerated.py", "--epochs"]
+    only = ["--only", "num_threads", "--only", "bucket_cap_mb"]
+    for budget in ("60s", "5m"):  # the second where a busy machine makes the first too small
+        done = run(folder, "search", "--budget", budget, "--json", *only, "--", *words, "1000", seconds=400)
+        if done.returncode != 2:
+            break
+    assert done.returncode == 0, done.stderr
+    profile = Profile.load(folder / "best.json")
+    assert sum(profile.evidence.trials.values()) >= 2
+    trained = run(folder, "train", "--profile", "best.json", "--", *words, "1")
+    assert trained.returncode == 0, trained.stderr
+    assert "accuracy" in trained.stdout
 
 
 def test_the_final_training_is_the_script_itself_with_the_settings_hung_on_it(folder: Path) -> None:

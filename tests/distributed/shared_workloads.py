@@ -134,6 +134,12 @@ class Stopping(Noisy):
         return super().compute_loss(model, batch)
 
 
+class StoppingSharded(Stopping):
+    """The same, with a shard of the model in each."""
+
+    baseline = Stopping.baseline.replace(distributed_strategy="fsdp")
+
+
 class Normed(Plain):
     """Statistics over the samples of a process."""
 
@@ -184,6 +190,74 @@ class Lagging(Plain):
         return loss
 
 
+class Stacked(Counted):
+    """Repeated blocks, a tied pair of weights, a frozen parameter and a buffer."""
+
+    baseline = TrainConfig(micro_batch_size=3, gradient_accumulation_steps=4, num_threads=1)
+    is_gathered: bool | None = None
+
+    def build_model(self) -> nn.Module:
+        return Stack()
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+        found = super().compute_loss(model, batch)
+        self.is_gathered = not hasattr(model.blocks[0][0].weight, "full_tensor")  # type: ignore[index, union-attr]
+        return found
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+
+
+class Stack(nn.Module):
+    """Blocks between two uses of one weight."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 4)) for _ in range(3))
+        self.leave = nn.Linear(4, 4)
+        self.leave.weight = self.enter.weight
+        self.scale = nn.Parameter(torch.full((4,), 0.5), requires_grad=False)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.enter(words)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        if self.training:
+            self.count += 1
+        return (self.leave(hidden) * self.scale).sum(-1, keepdim=True)
+
+
+class Sharded(Stacked):
+    """The same, a shard of it in each process."""
+
+    baseline = Stacked.baseline.replace(distributed_strategy="fsdp")
+
+
+class SlowlySharded(Sharded):
+    """Long enough to be killed in the middle."""
+
+    pause_seconds = 0.05
+
+
+class Averaged(Sharded):
+    """An average of its weights."""
+
+    def build_averaged_model(self, model: nn.Module) -> torch.optim.swa_utils.AveragedModel:
+        return torch.optim.swa_utils.AveragedModel(model)
+
+
+class Reaching(Sharded):
+    """A block's weight used outside of the block."""
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+        loss, words = super().compute_loss(model, batch)
+        return loss + 0.01 * model.blocks[0][0].weight.square().sum(), words
+
+
 class _Stream(IterableDataset[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Any:
         return (Words()[index] for index in range(SAMPLES))
@@ -198,4 +272,6 @@ class Streamed(Counted):
 
 counted, plain, uneven, partial, unsaid = Counted(), Plain(), Uneven(), Partial(), Unsaid()
 noisy, slow, stopping, lagging = Noisy(), Slow(), Stopping(), Lagging()
+stopping_sharded = StoppingSharded()
+stacked, sharded, slowly_sharded, averaged, reaching = Stacked(), Sharded(), SlowlySharded(), Averaged(), Reaching()
 normed, pairs, large, mistaken, streamed = Normed(), Pairs(), Large(), Mistaken(), Streamed()

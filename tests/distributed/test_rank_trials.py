@@ -12,7 +12,7 @@ import psutil
 import pytest
 from record_factory import make_target
 
-from autotune.drift.record.trace_file import read_trace
+from autotune.drift.record.trace_file import WEIGHTS_FILE, read_trace
 from autotune.isolation.keeper import find_marked, is_dead
 from autotune.isolation.runner import TrialRunner
 from autotune.records.config import TrainConfig
@@ -115,6 +115,59 @@ def test_gradients_are_those_of_one_process(runner: Runner) -> None:
     for one, two in zip(*found, strict=True):
         assert [*two.gradients.keys] == [*one.gradients.keys]
         np.testing.assert_allclose(two.gradients.rows, one.gradients.rows, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_sharded_trial_finds_what_one_process_finds(runner: Runner) -> None:
+    asked: dict[str, Any] = {"quality_steps": 9, "seeds": (0, 3), "evaluate": True}
+    sharded = {"distributed_strategy": "fsdp"}
+    one = runner.run("stacked", "quality", ranks=1, **asked)
+    two = runner.run("stacked", "quality", changes=sharded, **asked)
+    assert two.status is TrialStatus.COMPLETED, two.error
+    for alone, shared in zip(one.curves, two.curves, strict=True):
+        assert shared.losses == pytest.approx(alone.losses, rel=1e-4)
+        assert shared.metrics == pytest.approx(alone.metrics, rel=1e-3)
+        assert shared.metrics
+    timed = runner.run("stacked", "measure", changes=sharded)
+    assert timed.measurement is not None, timed.error
+    assert all(len(block.rank_seconds) == 2 for block in timed.measurement.blocks)
+    assert timed.measurement.peak_memory.host_bytes > 1.5 * _read_resident()
+
+
+@pytest.mark.slow
+def test_gradients_of_a_sharded_trial_are_those_of_one_process(runner: Runner) -> None:
+    """At the weights that a baseline of whole models has written, and the other way round."""
+    plan, sharded = GradientPlan(windows=4, later_steps=2), {"distributed_strategy": "fsdp"}
+    arms = [runner.run("stacked", "fidelity", ranks=1, fidelity=plan)]
+    for changes in ({}, sharded):
+        first = runner.run("stacked", "fidelity", changes=changes, fidelity=plan)
+        assert first.captures is not None, first.error
+        weights = str(Path(first.captures).with_name(WEIGHTS_FILE))
+        other = {} if changes else sharded
+        arms += [first, runner.run("stacked", "fidelity", changes=other, fidelity=plan.replace(weights=weights))]
+    rows = []
+    for arm in arms:
+        assert arm.captures is not None, arm.error
+        trace = read_trace(arm.captures)
+        assert trace is not None
+        rows.append([point.gradients.rows for point in trace.points])
+    for found in rows[1:]:
+        for one, two in zip(rows[0], found, strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4)
+    reference = runner.run("stacked", "fidelity", changes=sharded, fidelity=GradientPlan(windows=2, reference=True))
+    assert reference.status is TrialStatus.COMPLETED, reference.error
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "41", injected="SIGKILL to one process with a shard, in a trial", outcome="named; the trial has failed"
+)
+def test_a_killed_process_with_a_shard_ends_the_trial(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, {"KILLS": "1:loss:6"})
+    with runner.runner:
+        result = runner.run("stopping", "measure", changes={"distributed_strategy": "fsdp"})
+    assert result.status in (TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY)
+    assert "process 1 of 2 was killed by SIGKILL" in result.error
 
 
 @pytest.mark.slow

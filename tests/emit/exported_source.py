@@ -28,6 +28,13 @@ OTHER_VALUES: dict[str, Any] = {
     "pin_memory": True,
     "persistent_workers": True,
     "non_blocking": True,
+    "distributed_strategy": "fsdp",
+    "bucket_cap_mb": 100,
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "reshard_after_forward": False,
+    "sync_each_micro_batch": True,
+    "reduce_dtype": "bf16",
     "user_knobs": {"lr": 0.001},
 }
 # Two workers: without any, prefetch and persistence have no effect to export.

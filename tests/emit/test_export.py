@@ -23,6 +23,7 @@ from autotune.emit.export.header import list_header
 from autotune.errors import UsageError
 from autotune.records import Profile, TrainConfig, changed_fields
 from autotune.records import config as knobs
+from autotune.records.config import SHARED_KNOBS
 from autotune.records.profile import ProfileTarget
 
 HOSTILE = 'a"b\'; import os\n# \u2028"""\x1b[31m{{ 7 * 7 }}'
@@ -48,6 +49,13 @@ configs = st.builds(
     pin_memory=st.booleans(),
     persistent_workers=st.booleans(),
     non_blocking=st.booleans(),
+    distributed_strategy=st.sampled_from(get_args(knobs.DistributedStrategy)),
+    bucket_cap_mb=st.integers(1, 500),
+    gradient_as_bucket_view=st.booleans(),
+    static_graph=st.booleans(),
+    reshard_after_forward=st.booleans(),
+    sync_each_micro_batch=st.booleans(),
+    reduce_dtype=st.sampled_from(get_args(knobs.ReduceDtype)),
     user_knobs=st.dictionaries(
         st.text(max_size=20),
         st.text(max_size=20) | st.integers() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
@@ -119,16 +127,18 @@ def test_what_each_format_lacks_is_exact() -> None:
     started = allocators | {"num_threads"}
     own = {"user_knobs", "learning_rate_scale"}
     batch = {"micro_batch_size", "gradient_accumulation_steps"}
-    hf = model | own | started | {"cudnn_benchmark"}
+    shared = {*SHARED_KNOBS}
+    hf = model | own | started | {"cudnn_benchmark"} | shared - {"bucket_cap_mb"}
     expected = {
-        "torch": allocators,
+        "torch": allocators | shared,
         "hf": hf,
         "hf-flags": hf | {"non_blocking"},
-        "lightning": (model | loader | code | own | started | {"micro_batch_size", "compile_mode"})
+        "lightning": (model | loader | code | own | started | shared | {"micro_batch_size", "compile_mode"})
         - {"cudnn_benchmark"},
-        "accelerate": model | loader | code | own | started | batch,
-        "deepspeed": model | loader | code | own | started | {"compile_mode"},
-        "env": model | loader | code | own | batch | {"compile_mode", "precision"},
+        "accelerate": (model | loader | code | own | started | batch | shared)
+        - {"distributed_strategy", "reshard_after_forward"},
+        "deepspeed": model | loader | code | own | started | shared | {"compile_mode"},
+        "env": model | loader | code | own | batch | shared | {"compile_mode", "precision"},
     }
     assert {name: {*export(CHANGED, name).unmapped} for name in EXPORTERS} == expected
 
@@ -230,7 +240,8 @@ def test_a_fragment_is_python(config: TrainConfig, baseline: TrainConfig) -> Non
 @pytest.mark.usefixtures("torch_settings")
 def test_lines_of_a_fragment_are_taken_by_torch() -> None:
     """Each as it stands, on objects of the names that it uses."""
-    config = CHANGED.replace(num_workers=1, pin_memory=False, user_knobs={})
+    alone = {name: getattr(PLAIN, name) for name in SHARED_KNOBS}
+    config = CHANGED.replace(num_workers=1, pin_memory=False, user_knobs={}, **alone)
     dataset = torch.utils.data.TensorDataset(torch.zeros(96, 3, 4, 4))
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))
     built: dict[str, Any] = {}
@@ -252,6 +263,35 @@ def test_lines_of_a_fragment_are_taken_by_torch() -> None:
     assert (names["learning_rate"], names["loss"], torch.get_num_threads()) == (3.0, 1.0, 7)
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cudnn.benchmark is True
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_lines_for_several_processes_are_taken_by_torch(strategy: Any) -> None:
+    """Each as it stands, in a group of one process."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    shared = PLAIN.replace(**{name: OTHER_VALUES[name] for name in SHARED_KNOBS}, gradient_accumulation_steps=2)
+    config, baseline = shared.replace(distributed_strategy=strategy), shared.replace(distributed_strategy="fsdp")
+    baseline = baseline if strategy == "ddp" else PLAIN
+    lines = {name: line.partition("  #")[0] for name, line in export(config, "torch", baseline).unmapped.items()}
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        block = torch.nn.Linear(3, 3)
+        if strategy == "fsdp":
+            names: dict[str, Any] = {"block": block, "model": block}
+            exec(f"import torch.distributed.fsdp\n{lines['reduce_dtype']}", {"torch": torch}, names)
+            assert names["mp_policy"].reduce_dtype is torch.bfloat16
+            exec(lines["distributed_strategy"], {"torch": torch}, names)
+            assert isinstance(block, torch.distributed.fsdp.FSDPModule)
+        else:
+            whole = export(config, "torch", PLAIN).unmapped
+            words = read_call(whole["bucket_cap_mb"])[1]
+            model = torch.nn.parallel.DistributedDataParallel(block, **words)
+            assert (model.bucket_bytes_cap, model.gradient_as_bucket_view) == (100 * 2**20, True)
+            assert callable(default_hooks.bf16_compress_hook)
+            assert "default_hooks.bf16_compress_hook" in whole["reduce_dtype"]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _fragment_lines(config: TrainConfig) -> dict[str, str]:
@@ -384,6 +424,7 @@ def test_hf_names_and_values() -> None:
         "torch_compile_backend": "inductor",
         "torch_compile_mode": "max-autotune",
         "optim": "adamw_torch_fused",
+        "ddp_bucket_cap_mb": 100,
         "dataloader_num_workers": 5,
         "dataloader_prefetch_factor": 9,
         "dataloader_pin_memory": True,
@@ -521,12 +562,52 @@ def test_accelerate_is_told_in_code_what_its_file_cannot_hold() -> None:
     made = export(CHANGED, "accelerate")
     name, arguments = read_call(made.unmapped["gradient_accumulation_steps"])
     loading = "accelerate.utils.DataLoaderConfiguration(non_blocking=True)"
+    plugin = "accelerate.utils.GradientAccumulationPlugin(num_steps=3, sync_each_batch=True)"
     assert (name, arguments) == (
         "accelerate.Accelerator",
-        {"gradient_accumulation_steps": 3, "dataloader_config": loading},
+        {"gradient_accumulation_plugin": plugin, "dataloader_config": loading},
     )
+    plain = export(CHANGED.replace(sync_each_micro_batch=False), "accelerate")
+    assert read_call(plain.unmapped["gradient_accumulation_steps"])[1]["gradient_accumulation_steps"] == 3
     assert made.unmapped["non_blocking"] == made.unmapped["gradient_accumulation_steps"]
     assert "accelerate launch --config_file accelerate.yaml train.py" in made.unmapped["host_allocator"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_gpu", "expected"),
+    [
+        ({}, False, {"distributed_type": "MULTI_CPU", "num_processes": 2}),
+        ({}, True, {"distributed_type": "MULTI_GPU", "num_processes": 2}),
+        (
+            {"distributed_strategy": "fsdp", "reshard_after_forward": False},
+            True,
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 2,
+                "fsdp_config": {
+                    "fsdp_version": 2,
+                    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                    "fsdp_reshard_after_forward": False,
+                },
+            },
+        ),
+    ],
+)
+def test_accelerate_is_told_how_processes_share_the_model(
+    changes: dict[str, Any], on_gpu: bool, expected: dict[str, Any]
+) -> None:
+    made = export(PLAIN.replace(**changes), "accelerate", world_size=2, on_gpu=on_gpu)
+    read = read_yaml(made.text)
+    assert {name: read[name] for name in expected} == expected
+    assert ("fsdp_config" in read) == bool(changes)
+
+
+def test_accelerate_hands_on_what_ddp_is_given() -> None:
+    config = PLAIN.replace(bucket_cap_mb=100, static_graph=True, precision="bf16", reduce_dtype="bf16")
+    line = export(config, "accelerate").unmapped["bucket_cap_mb"]
+    arguments = "bucket_cap_mb=100, gradient_as_bucket_view=False, static_graph=True"
+    hook = "comm_hook=accelerate.utils.DDPCommunicationHookType.BF16"
+    assert f"accelerate.DistributedDataParallelKwargs({arguments}, {hook})" in line
 
 
 def test_accelerate_warns_of_its_one_thread() -> None:

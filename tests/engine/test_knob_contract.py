@@ -32,6 +32,7 @@ from autotune.engine.precision import allows_tf32
 from autotune.knobs import KNOBS
 from autotune.machine.toolchain import find_host_allocators, has_cpp_compiler
 from autotune.records import TrainConfig
+from autotune.records.config import SHARED_KNOBS
 
 BASELINE = TrainConfig(micro_batch_size=8, num_threads=1, optimizer_implementation="for-loop")
 STEPS = 8
@@ -84,6 +85,7 @@ NEED_A_GPU = {
     ("compile_mode", "reduce-overhead"): "CUDA graphs",
     ("compile_mode", "max-autotune"): "CUDA graphs",
 }
+"""What is for several processes is tried in tests/distributed/test_steps.py."""
 
 
 def name_of(changes: Any) -> str:
@@ -107,7 +109,7 @@ def test_every_value_of_every_knob_is_tried_here_or_needs_a_gpu() -> None:
     tried = {(field, value) for case in [*EXACT, *COMPILED, *(c for c, _ in ROUNDING)] for field, value in case.items()}
     tried |= {("host_allocator" if "-seg" not in v else "device_allocator", v) for v in IN_ANOTHER_ENVIRONMENT}
     tried |= {(field, getattr(BASELINE, field)) for field in NUMERICS}
-    for field in NUMERICS:
+    for field in NUMERICS.keys() - {*SHARED_KNOBS}:
         annotation = TrainConfig.model_fields[field].annotation
         literals = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
         values = [value for part in literals for value in get_args(part)] or [True] * (annotation is bool)

@@ -222,12 +222,13 @@ def test_a_launch_of_a_process_on_each_gpu_is_timed_by_the_slowest(tmp_path: Pat
     figure(f"{spec.world_size}: {result.measurement.samples_per_second:,.0f} samples/s, skew {skew or 1.0:.2f}")
 
 
-def test_a_process_on_each_gpu_takes_the_steps_of_one(tmp_path: Path, figure: Note) -> None:
+@pytest.mark.parametrize("name", ["counted", "sharded"])
+def test_a_process_on_each_gpu_takes_the_steps_of_one(name: str, tmp_path: Path, figure: Note) -> None:
     shutil.copy(ROOT / "tests" / "distributed" / "shared_workloads.py", tmp_path)
     count = count_sharing()
     ranks = ("gpu" if count == torch.cuda.device_count() else str(count)) if ON_GPU else "2"
     for out, more in (("one", ()), ("several", ("--nproc-per-node", ranks))):
-        words = ("train", "shared_workloads.py:counted", "--epochs", "3", "--out", out, *more)
+        words = ("train", f"shared_workloads.py:{name}", "--epochs", "3", "--out", out, *more)
         done = subprocess.run(
             [sys.executable, "-P", "-m", "autotune", *words],
             cwd=tmp_path,

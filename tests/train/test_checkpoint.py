@@ -405,7 +405,7 @@ PATCHED: list[tuple[Any, str]] = [
     (Path, "replace"),
     (shutil, "rmtree"),
     (checkpoint, "write_record"),
-    (checkpoint, "_checksum"),
+    (checkpoint, "checksum"),
 ]
 
 

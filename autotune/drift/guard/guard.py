@@ -240,6 +240,9 @@ class DriftGuard:
     ) -> None:
         if not set(self._inexact) & set(SWITCHED):
             return
+        if self._training.is_sharded:
+            self._off = "each process has a shard of the model, and they are not asked to look aside together"
+            return
         if any(_differ(found) for found in accepted):
             self._off = "the search accepted gradients that differ by more than is allowed here, by its trainings"
             return

@@ -151,6 +151,46 @@ def _accumulation(request: Request, _fields: Collection[str]) -> str:
     return f"loss = loss / {steps}  # and an optimizer step after every {steps} backward passes"
 
 
+def list_ddp_arguments(config: TrainConfig) -> dict[str, int | bool]:
+    """Return DistributedDataParallel's arguments; its own bucket size is left to it."""
+    size = {} if config.bucket_cap_mb == TrainConfig().bucket_cap_mb else {"bucket_cap_mb": config.bucket_cap_mb}
+    return size | {"gradient_as_bucket_view": config.gradient_as_bucket_view, "static_graph": config.static_graph}
+
+
+def _buckets(request: Request, _fields: Collection[str]) -> str:
+    if request.config.distributed_strategy == "fsdp":
+        return "# buckets are a matter of DistributedDataParallel, and the model is sharded"
+    return f"torch.nn.parallel.DistributedDataParallel(..., {keywords(list_ddp_arguments(request.config))})"
+
+
+def _strategy(request: Request, _fields: Collection[str]) -> str:
+    if request.config.distributed_strategy == "ddp":
+        return "# a replica of the model in each process: torch.nn.parallel.DistributedDataParallel"
+    reshard = request.config.reshard_after_forward
+    call = f"torch.distributed.fsdp.fully_shard(block, reshard_after_forward={reshard})"
+    return f"{call}  # each repeated block, then the model, before the optimizer is built"
+
+
+def _synchronisation(request: Request, _fields: Collection[str]) -> str:
+    if request.config.sync_each_micro_batch:
+        return "# let gradients meet after every backward pass"
+    if request.config.distributed_strategy == "fsdp":
+        return "model.set_requires_gradient_sync(False)  # for all micro batches of a step but the last"
+    return "with model.no_sync(): ...  # around all micro batches of a step but the last"
+
+
+def _reduction(request: Request, _fields: Collection[str]) -> str:
+    is_narrow = request.config.reduce_dtype == "bf16"
+    if request.config.distributed_strategy == "fsdp":
+        dtype = "torch.bfloat16" if is_narrow else "None"
+        policy = f"torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype={dtype})"
+        return f"mp_policy = {policy}  # for each fully_shard"
+    if not is_narrow:
+        return "# no communication hook: gradients are summed as they are"
+    hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"
+    return f"model.register_comm_hook(None, {hook})  # of the DistributedDataParallel model"
+
+
 def _user_knobs(request: Request, _fields: Collection[str]) -> str:
     own, before = request.config.user_knobs, request.baseline.user_knobs
     changed = {name: value for name, value in own.items() if before.get(name) != value}
@@ -173,6 +213,10 @@ _PLACES: Places = {
     ("attention_backend",): _attention,
     ("precision",): _precision,
     ("gradient_accumulation_steps",): _accumulation,
+    ("distributed_strategy", "reshard_after_forward"): _strategy,
+    ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"): _buckets,
+    ("reduce_dtype",): _reduction,
+    ("sync_each_micro_batch",): _synchronisation,
 }
 """Places in a script, in its order, and how the line of each is written."""
 

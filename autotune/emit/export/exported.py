@@ -23,6 +23,7 @@ class Request:
         on_gpu: it was measured on a machine with a GPU.
         cores: CPU cores there, which is how many threads PyTorch takes by itself.
         is_script: it was measured on a script, which has a training loop of its own.
+        world_size: processes that trained together.
     """
 
     config: TrainConfig
@@ -32,6 +33,7 @@ class Request:
     on_gpu: bool = False
     cores: int = 1
     is_script: bool = False
+    world_size: int = 1
 
     @property
     def changed(self) -> frozenset[str]:

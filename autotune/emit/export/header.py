@@ -31,6 +31,7 @@ def make_request(profile: Profile, libraries: Mapping[str, str]) -> Request:
         on_gpu=bool(hardware.gpus),
         cores=hardware.core_count or hardware.usable_cpu_count,
         is_script=profile.target.is_script,
+        world_size=profile.world_size,
     )
 
 

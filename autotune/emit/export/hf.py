@@ -15,11 +15,13 @@ from typing import Any
 from autotune.emit.export.by_hand import comment, list_by_hand
 from autotune.emit.export.exported import BATCH, Export, Request, build_export
 from autotune.emit.export.values import LOADER, changed_loader_arguments
+from autotune.records.config import SHARED_KNOBS
 
 _NO_FIELD = frozenset(
     {
         *("memory_format", "attention_backend", "cudnn_benchmark", "num_threads"),
         *("host_allocator", "device_allocator", "user_knobs", "learning_rate_scale"),
+        *(name for name in SHARED_KNOBS if name != "bucket_cap_mb"),
     }
 )
 _NEW_NAME, _OLD_NAME = "activation_checkpointing", "gradient_checkpointing"
@@ -77,6 +79,8 @@ def _training_arguments(request: Request, unmapped: Any) -> dict[str, Any]:
     if "optimizer_implementation" in written:
         is_fused = config.optimizer_implementation == "fused"
         arguments["optim"] = "adamw_torch_fused" if is_fused else "adamw_torch"
+    if "bucket_cap_mb" in written:
+        arguments["ddp_bucket_cap_mb"] = config.bucket_cap_mb
     if written & {*LOADER}:
         changed = changed_loader_arguments(config, request.baseline)
         arguments |= {f"dataloader_{name}": value for name, value in changed.items()}

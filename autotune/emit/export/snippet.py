@@ -14,9 +14,10 @@ from autotune.emit.export.by_hand import AUTOCAST_TYPES, SDPA_BACKENDS, comment,
 from autotune.emit.export.exported import Export, Request, build_export
 from autotune.emit.export.values import compile_arguments, keywords, literal, loader_arguments, matmul_precision
 from autotune.records import TrainConfig
+from autotune.records.config import SHARED_KNOBS
 
 _FILENAME = "train_tuned.py"
-_FIELDS = frozenset({"host_allocator", "device_allocator"})
+_FIELDS = frozenset({"host_allocator", "device_allocator", *SHARED_KNOBS})
 
 
 def export_snippet(request: Request) -> Export:

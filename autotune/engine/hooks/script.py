@@ -23,6 +23,7 @@ from autotune.engine.hooks.compiled import EagerFallback
 from autotune.engine.hooks.loaders import LoaderHooks, apply_loader_knobs
 from autotune.engine.hooks.models import Call, ModelHooks
 from autotune.engine.hooks.optimizers import OptimizerHooks
+from autotune.engine.hooks.sharing import SharingHooks
 from autotune.engine.hooks.steps import PhaseTimer, ScriptStep, StepWatch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
@@ -63,6 +64,7 @@ class ScriptHooks:
         loaders: its loaders.
         models: its models.
         optimizers: its optimizers.
+        sharing: how it shares its models over processes.
         autocast_dtypes: what it casts to by itself.
         steps: taken so far.
     """
@@ -101,6 +103,7 @@ class ScriptHooks:
             self.watch, self.timer, self._prepare_model, turn, on_error=on_error, inspects=inspects
         )
         self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models, on_error)
+        self.sharing = SharingHooks(settings.config, settings.changed)
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +114,7 @@ class ScriptHooks:
     def installed(self) -> Iterator[None]:
         """Hook the process."""
         with self._stack as stack:
-            for hooks in (self.loaders, self.models, self.optimizers):
+            for hooks in (self.loaders, self.models, self.optimizers, self.sharing):
                 stack.enter_context(hooks.installed())
             stack.enter_context(self._watch_autocast())
             if "non_blocking" in self._settings.changed:
@@ -138,6 +141,7 @@ class ScriptHooks:
             self._device = next(root.parameters()).device
             self._enter_process_settings(self._device)
         device = self._device
+        self.sharing.prepare(root)
         if "memory_format" in changed:
             apply_memory_format(root, config)
         if "activation_checkpointing" in changed and can_checkpoint(root):  # of several models some may have no blocks

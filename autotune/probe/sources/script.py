@@ -5,6 +5,7 @@ its steps ── timed, phases noted on the way ── some more under the profi
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from autotune.probe.machine import find_hazards, supports_bf16, used_bytes
 from autotune.probe.memory.script import ScriptMemory
 from autotune.probe.model import describe_models, describe_optimizers
 from autotune.probe.sources.script_settings import find_fixed, read_baseline
+from autotune.probe.sources.script_sharing import find_fixed_sharing
 from autotune.probe.step.profiler import StepProfiler, count_profiled_steps
 from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.work import WorkProfile
@@ -40,6 +42,7 @@ from autotune.records.trial import TrialLimits, TrialSpec
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Run
 from autotune.space import SPLIT_KNOBS
+from autotune.targets.script import placeholder_names
 
 _FIRST_STEADY_STEP = 2
 _MARKED_STEPS = 10
@@ -156,6 +159,7 @@ class ScriptProbe:
             _LOADER_KNOBS if samples.facts.random_sources else (), "rounding"
         )
         model = self._describe_models(measurement, micro_batches)
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
         return TargetFacts(
             label=self._spec.target.spec,
             fingerprint="",  # known to the supervisor, who sees the folder as it was before the script wrote to it
@@ -169,17 +173,26 @@ class ScriptProbe:
             knobs={knob.name: knob.values for knob in script.knobs},
             metrics={metric.name: metric.direction for metric in script.metrics},
             evaluate_seconds=0.0 if script.metrics else None,
-            fixed=fixed | find_fixed(hooks, script, baseline),
+            fixed=fixed | find_fixed(hooks, script, baseline) | self._find_fixed_sharing(baseline, processes),
             numerics=loader_numerics
             | {f"user_knobs.{knob.name}": knob.numerics for knob in script.knobs}
             | dict.fromkeys(SPLIT_KNOBS if model.has_batch_norm else (), "semantic"),
             scales_loss=hooks.optimizers.scales_loss,
             training_loaders=tuple(sorted(hooks.watch.training_loaders)),
+            launched_processes=processes,
             aside_fraction=min(1.0, max(0.0, aside)),
             supports_bf16=supports_bf16(self.device),
             hazards=find_hazards(),
             warnings=_describe_habits(aside, is_seeded=self.is_seeded),
         )
+
+    def _find_fixed_sharing(self, baseline: TrainConfig, processes: int) -> dict[str, str]:
+        script = self._spec.target.script
+        if processes == 1 or script is None:
+            return {}
+        own = placeholder_names(script)
+        found = find_fixed_sharing(self._hooks.sharing, baseline)
+        return {name: reason for name, reason in found.items() if name not in own}
 
     def profile(self, facts: TargetFacts) -> WorkProfile | None:
         profiler, self._profiler = self._profiler, None

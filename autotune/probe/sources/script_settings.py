@@ -13,6 +13,7 @@ from autotune.engine.dataloader import read_batch_size
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.precision import allows_tf32
 from autotune.probe.model import read_implementation
+from autotune.probe.sources.script_sharing import read_sharing
 from autotune.records.config import Precision, TrainConfig
 from autotune.records.script import Script
 from autotune.targets.script import own_values, placeholder_names
@@ -51,6 +52,7 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
             "pin_memory": loader.pin_memory,
             "persistent_workers": loader.persistent_workers,
         }
+    seen |= read_sharing(hooks.sharing, micro_batches)
     fields = {name: value for name, value in own.items() if name in TrainConfig.model_fields}
     return TrainConfig(**(seen | fields), user_knobs={n: v for n, v in own.items() if n not in fields})
 

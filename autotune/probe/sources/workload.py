@@ -24,6 +24,7 @@ from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training, backend_settings
 from autotune.engine.operations import watched_operations
 from autotune.engine.precision import allows_tf32
+from autotune.engine.sharing import find_unshardable
 from autotune.measure.clock import clock_for
 from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
 from autotune.probe.additivity import WINDOWS, measure_additivity
@@ -227,6 +228,7 @@ class WorkloadProbe:
             phases=phases,
             compute_seconds_per_step=resident.seconds,
             knobs=loaded.knobs,
+            fixed=_find_fixed(training, loaded),
             numerics={f"user_knobs.{name}": kind for name, kind in loaded.knob_numerics.items()},
             metrics={metric.name: metric.direction for metric in loaded.metrics},
             evaluate_seconds=evaluate_seconds,
@@ -256,6 +258,13 @@ def _resolve_settings(baseline: TrainConfig, device: torch.device) -> TrainConfi
             cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
         )
     return baseline.replace(num_threads=baseline.num_threads or torch.get_num_threads())
+
+
+def _find_fixed(training: Training, loaded: LoadedWorkload) -> dict[str, str]:
+    """Return the knobs that cannot be varied because of a part that the workload has, with reasons."""
+    has_average, finds_unused = training.averaged is not None, loaded.finds_unused_parameters
+    why_not = find_unshardable(training.model, finds_unused=finds_unused, has_average=has_average)
+    return {"distributed_strategy": why_not} if why_not else {}
 
 
 def _describe_model(training: Training, baseline: TrainConfig) -> ModelFacts:

@@ -5,6 +5,7 @@ Words in, `Launch` out. Nothing is run and no shell is asked.
     python -u train.py --lr 1       ->  python, ("-u",), file train.py, ("--lr", "1")
     ./train.py, a console script    ->  the python its first line names, then as above
     torchrun --standalone train.py  ->  the python its first line names, and torchrun's own options apart
+    accelerate launch, deepspeed    ->  the same python, or torchrun, with the variables that they set
 """
 
 from __future__ import annotations
@@ -14,19 +15,30 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from autotune.errors import UsageError
+from autotune.targets.launch.accelerate import split_accelerate
+from autotune.targets.launch.deepspeed import split_deepspeed
 from autotune.targets.launch.interpreter import find_interpreter
 from autotune.targets.launch.refused import LAUNCHER_MODULES, refuse_other_launchers, refuse_shell_words
-from autotune.targets.launch.torchrun import split_torchrun
+from autotune.targets.launch.torchrun import Torchrun, split_torchrun
 
 _WITHOUT_VALUE = frozenset("uOBEsSIPvqbdx")
 _WITH_VALUE = frozenset("XWm")
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
 _FILE_HINT = "put it in a file and write python train.py ..."
+_FILES = {name: name for name in ("torchrun", "accelerate", "accelerate-launch", "deepspeed")}
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "accelerate.commands.launch": "accelerate-launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Launchers that are unwrapped, as files and as modules."""
+
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -41,6 +53,8 @@ class Launch:
         name: the file as typed, relative to the working folder (absolute if it was found on PATH); or the module.
         arguments: what the script is given.
         launcher_options: torchrun's own, `-m` excluded; None when torchrun does not start it.
+        environment: variables that its launcher sets.
+        passes_local_rank: each process is given `--local_rank=K` before its other arguments.
     """
 
     interpreter: str
@@ -49,6 +63,8 @@ class Launch:
     name: str
     arguments: tuple[str, ...]
     launcher_options: tuple[str, ...] | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    passes_local_rank: bool = False
 
 
 def find_launch(command: Sequence[str], *, folder: Path, path: str | None = None) -> Launch:
@@ -72,15 +88,50 @@ def find_launch(command: Sequence[str], *, folder: Path, path: str | None = None
     )
     options, module, words = _split_options(words)
     kind, name, arguments = _read_name(module, words)
-    launcher_options: tuple[str, ...] | None = None
     if kind == "module" and name in LAUNCHER_MODULES:
         raise UsageError(f"-m {name} is not supported", hint=LAUNCHER_MODULES[name])
-    if (kind, name) == ("module", "torch.distributed.run") or (kind == "file" and Path(name).name == "torchrun"):
-        torchrun = split_torchrun(arguments)
-        launcher_options, kind, name = torchrun.options, torchrun.kind, torchrun.name
-        arguments = torchrun.arguments
-    _check_name(kind, name, folder=folder)
-    return Launch(interpreter, options, kind, name, arguments, launcher_options)
+    launch = _unwrap(Launch(interpreter, options, kind, name, arguments), folder)
+    _check_name(launch.kind, launch.name, folder=folder)
+    return launch
+
+
+def _unwrap(launch: Launch, folder: Path) -> Launch:
+    """Return how the script is started that a launcher starts; as it is, where there is no launcher."""
+    launcher = _MODULES.get(launch.name) if launch.kind == "module" else _FILES.get(Path(launch.name).name)
+    words = launch.arguments
+    if launcher == "torchrun":
+        return _start_by_torchrun(launch, split_torchrun(words))
+    if launcher == "accelerate":
+        if words[:1] != ("launch",):
+            raise UsageError(
+                f"accelerate {words[0] if words else ''} trains nothing".replace("  ", " "),
+                hint="write accelerate launch ... train.py ...",
+            )
+        launcher, words = "accelerate-launch", words[1:]
+    if launcher == "accelerate-launch":
+        start = split_accelerate(words, folder=folder)
+        known = replace(launch, environment=tuple(start.environment.items()))
+        return _start_by_torchrun(known, start.script, is_alone=not start.script.options)
+    if launcher == "deepspeed":
+        deepspeed = split_deepspeed(words)
+        known = replace(
+            launch,
+            interpreter_options=(*launch.interpreter_options, "-u"),
+            environment=tuple(deepspeed.environment.items()),
+            passes_local_rank=deepspeed.passes_local_rank,
+        )
+        return _start_by_torchrun(known, deepspeed.script)
+    return launch
+
+
+def _start_by_torchrun(launch: Launch, script: Torchrun, *, is_alone: bool = False) -> Launch:
+    return replace(
+        launch,
+        kind=script.kind,
+        name=script.name,
+        arguments=script.arguments,
+        launcher_options=None if is_alone else script.options,
+    )
 
 
 def _split_options(given: Sequence[str]) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:

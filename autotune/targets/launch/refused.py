@@ -11,9 +11,7 @@ from autotune.errors import UsageError
 
 LAUNCHER_MODULES = {
     "torch.distributed.launch": "write torchrun ... train.py instead: it takes the same options",
-    "accelerate.commands.launch": "write python train.py ... or torchrun ... train.py instead",
-    "accelerate.commands.accelerate_cli": "write python train.py ... or torchrun ... train.py instead",
-    "deepspeed.launcher.runner": "write torchrun ... train.py instead",
+    "deepspeed.launcher.launch": "write deepspeed ... train.py, or torchrun ... train.py instead",
 }
 """Modules that start other programs, each with what to write in its place."""
 
@@ -32,7 +30,7 @@ _REFUSED = {
     "env": ("a program that starts another", "export the variables before you start autotune, then write {rest}"),
     **dict.fromkeys(("uv", "uvx", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "pipx"), _ENVIRONMENT),
     **dict.fromkeys(("conda", "mamba", "micromamba"), _ENVIRONMENT),
-    **dict.fromkeys(("accelerate", "accelerate-launch", "deepspeed", "horovodrun"), _LAUNCHER),
+    "horovodrun": _LAUNCHER,
     **dict.fromkeys(("mpirun", "mpiexec", "srun", "sbatch", "qsub"), _CLUSTER),
     **dict.fromkeys(("jupyter", "ipython", "ipython3"), _NOTEBOOK),
 }

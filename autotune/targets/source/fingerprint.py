@@ -28,6 +28,8 @@ _OWN_FILES = frozenset({"best.json", "autotune.toml"})
 _OWN_KEYS = frozenset({"schema_version", "verdict"})
 _MOST_SETTINGS_BYTES = 1024**2
 _OF_MODULES = "m-"
+_SETTING_VARIABLES = "ACCELERATE_"
+"""Begins the names of variables that say how a script trains, not on what."""
 
 
 def fingerprint_script(launch: Launch, command: Sequence[str], *, folder: Path) -> str:
@@ -41,6 +43,9 @@ def fingerprint_script(launch: Launch, command: Sequence[str], *, folder: Path) 
     digest = hashlib.sha256()
     for word in mask_words(command):
         digest.update(os.fsencode(word) + b"\0")
+    for name, value in launch.environment:
+        if name.startswith(_SETTING_VARIABLES):  # they may come from a file that is elsewhere
+            digest.update(os.fsencode(f"{name}={value}") + b"\0")
     script, root = _find_code(launch, folder=folder.absolute())
     for file in _list_files(script, root) if root else ():
         content = _read_bytes(file)

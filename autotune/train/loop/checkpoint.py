@@ -2,13 +2,14 @@
 
     .tmp-XXXX/state.pt ── fsync ── manifest.json (its SHA-256) ── fsync ── rename to step-00000120/ ── fsync
 
-A folder without a manifest that fits its state file is no checkpoint; the one before it is used. The best one by the
+Of a sharded training the shards of each process are files beside it, with their SHA-256 in the manifest too.
+
+A folder without a manifest that fits its files is no checkpoint; the one before it is used. The best one by the
 metric is kept as best-00000120/, hard links to the same files, so it costs no second write.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 
+from autotune.distributed.shards import checksum, read_shards, save_shards, shard_state, without_tensors
+from autotune.distributed.training import RankTraining
 from autotune.engine.loop import Training
 from autotune.errors import AutotuneError, CheckpointError
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
@@ -81,20 +84,23 @@ class Checkpoints:
         if _find_damage(final) is None:
             # Replacing it would take two renames, and a kill between them would leave neither.
             return final
-        others = gather_generators(training)
         scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.folder))
         try:
+            shards, others = _save_parts(training, scratch)
+            found = capture_state(training, progress, notes, others)
             state = scratch / _STATE_FILE
-            _write_state(state, capture_state(training, progress, notes, others))
+            _write_state(state, without_tensors(found, training) if shards else found)
             manifest = CheckpointManifest(
                 step=progress.step,
                 epoch=training.windows.epoch,
                 bytes=state.stat().st_size,
-                sha256=_checksum(state),
+                sha256=checksum(state),
+                shards=shards,
                 target_fingerprint=self.fingerprint,
                 torch=torch.__version__,
             )
             write_record(scratch / MANIFEST_FILE, manifest)
+            sync_folder(scratch)
             _remove(final)
             scratch.rename(final)
         except BaseException:
@@ -139,7 +145,7 @@ class Checkpoints:
         damaged: list[Path] = []
         for path in newest_first(self.folder):
             try:
-                state = read_verified(path)
+                state = read_verified(path, training)
             except CheckpointError as error:
                 problems.append(error.message)
                 damaged.append(path)
@@ -193,7 +199,7 @@ def load_checkpoint(training: Training, path: Path) -> Progress:
     Raises:
         CheckpointError: it is damaged, or belongs to another model.
     """
-    return _restore(training, read_verified(path), path)[0]
+    return _restore(training, read_verified(path, training), path)[0]
 
 
 def _choose_spaced(newest_first: list[Path]) -> list[Path]:
@@ -204,8 +210,15 @@ def _choose_spaced(newest_first: list[Path]) -> list[Path]:
 
 
 def _is_same(first: Path, second: Path) -> bool:
-    manifests = [read_record(path / MANIFEST_FILE, CheckpointManifest) for path in (first, second)]
-    return manifests[0].sha256 == manifests[1].sha256
+    one, two = (read_record(path / MANIFEST_FILE, CheckpointManifest) for path in (first, second))
+    return (one.sha256, one.shards) == (two.sha256, two.shards)
+
+
+def _save_parts(training: Training, folder: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Write the shards of a sharded training, and return their checksums, with the random generators of other ranks."""
+    if isinstance(training, RankTraining) and training.is_sharded:
+        return save_shards(training, folder)
+    return {}, gather_generators(training)
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
@@ -232,8 +245,12 @@ def _restore(training: Training, state: dict[str, Any], path: Path) -> tuple[Pro
         ) from None
 
 
-def read_verified(path: Path) -> dict[str, Any]:
+def read_verified(path: Path, training: Training | None = None) -> dict[str, Any]:
     """Return the state that a checkpoint holds, on the CPU.
+
+    Args:
+        path: of the checkpoint.
+        training: that it is for: of a sharded one this process's shards; None for all of it.
 
     Raises:
         CheckpointError: it is not complete, or damaged.
@@ -249,7 +266,19 @@ def read_verified(path: Path) -> dict[str, Any]:
     step = state.get("step", named) if isinstance(state, dict) else named
     if type(step) is not int or step != named:
         raise CheckpointError(f"{path.name} is damaged: its state is of another step")
-    return state
+    return _read_parts(path, state, training)
+
+
+def _read_parts(path: Path, state: dict[str, Any], training: Training | None) -> dict[str, Any]:
+    """Return a checkpoint's state with the tensors that its training has here, however it was written."""
+    if not read_record(path / MANIFEST_FILE, CheckpointManifest).shards:
+        return shard_state(state, training) if training is not None and training.is_sharded else state
+    try:
+        return read_shards(path, state, training)
+    except CheckpointError:
+        raise
+    except Exception as error:  # pickle and torch raise many types for files they refuse
+        raise CheckpointError(f"{path.name} cannot be loaded: {type(error).__name__}") from None
 
 
 def _find_damage(path: Path) -> str | None:
@@ -260,8 +289,11 @@ def _find_damage(path: Path) -> str | None:
     if manifest.step != read_step(path):
         return "is damaged: its manifest is of another step"
     file = path / _STATE_FILE
-    if not file.is_file() or file.stat().st_size != manifest.bytes or _checksum(file) != manifest.sha256:
+    if not file.is_file() or file.stat().st_size != manifest.bytes or checksum(file) != manifest.sha256:
         return "is damaged: its state file does not match its manifest"
+    for name, digest in manifest.shards.items():
+        if not (path / name).is_file() or checksum(path / name) != digest:
+            return f"is damaged: {name} does not match its manifest"
     return None
 
 
@@ -289,8 +321,3 @@ def _link_or_copy(file: Path, to: Path) -> None:
         os.link(file, to)
     except OSError:  # a file system without hard links
         shutil.copy2(file, to)
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

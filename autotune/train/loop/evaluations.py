@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from autotune.distributed.evaluation import lead_evaluation
+from autotune.distributed.training import RankTraining
 from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training
 from autotune.errors import TargetError
@@ -127,6 +129,9 @@ class Evaluations:
 
     def _evaluate(self) -> dict[str, float]:
         training = self.training
+        if training.is_sharded:
+            assert isinstance(training, RankTraining)
+            return lead_evaluation(self.loaded, training, batch_size=self._batch_size)
         try:
             return evaluate(
                 self.loaded,

@@ -21,6 +21,7 @@ from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command
 from autotune.engine.dataloader import mix_seed, read_generators, restore_generators
 from autotune.engine.loop import Training, seed_everything
+from autotune.engine.shards import local_part
 from autotune.errors import TargetError
 
 _SWITCHES = ("fused", "foreach")
@@ -150,8 +151,22 @@ def restore_state(training: Training, state: Mapping[str, Any]) -> Progress:
 
 
 def find_non_finite(training: Training) -> str | None:
-    """Return the name of a parameter, or the one of its optimizer, that holds an infinity or NaN; None without one."""
-    named = [(name, value) for name, value in _list_tensors(training) if value.is_floating_point()]
+    """Return the name of a parameter, or the one of its optimizer, that holds an infinity or NaN; None without one.
+
+    Of a sharded model every rank looks at its shards; the leader alone may ask.
+    """
+    if not isinstance(training, RankTraining) or not training.is_sharded:
+        return find_own_non_finite(training)
+    training.world.tell(Command.CHECK)
+    found = training.world.gather(own := find_own_non_finite(training))
+    training.announce_pause()
+    return own or next((name for name in found if name is not None), None)
+
+
+def find_own_non_finite(training: Training) -> str | None:
+    """Return the name of what holds an infinity or NaN in this process; arguments as of `find_non_finite`."""
+    listed = ((name, local_part(value)) for name, value in _list_tensors(training))
+    named = [(name, value) for name, value in listed if value.is_floating_point()]
     if not named:
         return None
     finite = torch.stack([torch.isfinite(value).all().to(training.device) for _, value in named])

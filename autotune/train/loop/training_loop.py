@@ -256,7 +256,9 @@ class RunLoop:
         began = time.perf_counter()
         self.training.announce_pause()
         try:
-            with self.interruptible(self.deadline.seconds_left):
+            # All ranks are in it where the model is sharded: it goes on to its end.
+            is_free = not self.training.is_sharded
+            with self.interruptible(self.deadline.seconds_left) if is_free else nullcontext():
                 found = self.evaluations.run(step, is_stopping=self._is_stopping)
         except StopNow:
             if not self.should_stop():

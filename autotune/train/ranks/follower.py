@@ -9,17 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune.distributed.ends import explain_end
+from autotune.distributed.evaluation import follow_evaluation
 from autotune.distributed.place import Place
+from autotune.distributed.shards import write_own_shards
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, joined_world
-from autotune.engine.data_fingerprint import build_dataset
+from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import backend_settings
+from autotune.errors import UsageError
 from autotune.machine.hardware import read_hardware
+from autotune.records.profile import ProfileTarget
 from autotune.records.run import RunPlan
 from autotune.targets.load import load_workload
+from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.checkpoint import load_checkpoint
-from autotune.train.loop.state import capture_generators
+from autotune.train.loop.state import capture_generators, find_own_non_finite
 from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingOptions
 from autotune.train.recovery.attempts import FORWARDED
@@ -74,8 +79,14 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
     work = Path.cwd()
     loaded = load_workload(resolve_training_target(target, work).target.spec, folder=work)
     with blame_target(f"{loaded.label}: setting up"):
-        sources = find_random_sources(build_dataset(loaded), loaded.collate)
+        dataset = build_dataset(loaded)
+        sources = find_random_sources(dataset, loaded.collate)
+        data = fingerprint_data(dataset, loaded.collate, sources) if place.nodes > 1 else None
     plan = place.await_plan()
+    if place.nodes > 1:
+        _require_same_target(
+            ProfileTarget(label=loaded.label, fingerprint=loaded.fingerprint, data_fingerprint=data), plan
+        )
     config = plan.current_config
     relaunch(find_missing_environment(config, read_hardware()))
     with joined_world(place.meeting, options.rank_timeout_seconds) as world, backend_settings(config, world.device):
@@ -89,10 +100,25 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
                 random_sources=sources,
                 worker_timeout_seconds=options.worker_timeout_seconds,
             )
-        _obey(training, plan)
+        _obey(training, loaded, plan)
 
 
-def _obey(training: RankTraining, plan: RunPlan) -> None:
+def _require_same_target(here: ProfileTarget, plan: RunPlan) -> None:
+    """Make sure that this node trains what the leader's does.
+
+    Raises:
+        UsageError: it has another source, or other data.
+    """
+    there = plan.target
+    parts = {"source": (here.fingerprint, there.fingerprint), "data": (here.data_fingerprint, there.data_fingerprint)}
+    for name, (mine, theirs) in parts.items():
+        if mine != theirs:
+            raise UsageError(
+                f"{here.label}: the {name} on this node is not that of node 0", hint="copy it to all nodes"
+            )
+
+
+def _obey(training: RankTraining, loaded: LoadedWorkload, plan: RunPlan) -> None:
     """Do what the leader says, until it says that the training is over."""
     world, command = training.world, Command.PAUSE
     while True:
@@ -104,5 +130,11 @@ def _obey(training: RankTraining, plan: RunPlan) -> None:
             world.gather(capture_generators(training))
         elif command == Command.LOAD:
             load_checkpoint(training, Path(world.share(None)))
+        elif command == Command.SAVE:
+            write_own_shards(training, Path(world.share(None)), capture_generators(training))
+        elif command == Command.CHECK:
+            world.gather(find_own_non_finite(training))
+        elif command == Command.EVALUATE:
+            follow_evaluation(loaded, training)
         elif command == Command.END:
             return

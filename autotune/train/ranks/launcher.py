@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from autotune.distributed.agent import ElasticAgent, count_ranks, prepare_environment
-from autotune.distributed.place import open_folder, read_ends, read_last_line, read_leader
+from autotune.distributed.place import open_folder, read_ends, read_last_line
 from autotune.distributed.verdict import Verdict, judge
 from autotune.errors import AutotuneError, MachineError
 from autotune.machine.cgroups import count_between, read_oom_kills
+from autotune.records.codec import parse_record
+from autotune.records.nodes import Nodes
+from autotune.train.ranks.across import NodeLauncher
+from autotune.train.ranks.ears import Ears, say_error
 from autotune.train.ranks.handover import write_verdict
-from autotune.train.recovery.attempts import FORWARDED
 from autotune.train.recovery.child import (
     AGAIN_STATUS,
     OPENED_VARIABLE,
@@ -33,13 +34,15 @@ from autotune.train.recovery.child import (
     tie_to_parent,
 )
 from autotune.train.recovery.steps_down import recoverable_causes
+from autotune.train.recovery.workload import NO_NODES
 
 
-def main(nproc_per_node: str, words: list[str]) -> int:
+def main(nproc_per_node: str, nodes: Nodes | None, words: list[str]) -> int:
     """Run all ranks to their end and return the training's exit status.
 
     Args:
         nproc_per_node: how many, or `gpu` for one on each GPU.
+        nodes: how those of several nodes meet; None without others.
         words: after `autotune train`.
     """
     import torch
@@ -47,19 +50,25 @@ def main(nproc_per_node: str, words: list[str]) -> int:
     try:
         size = count_ranks(nproc_per_node, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     except AutotuneError as error:
-        _say(error)
+        say_error(error)
         return error.exit_code
     opened = find_given(OPENED_VARIABLE)
     assert opened is not None
     folder = open_folder(Path(opened).parent)
     os.environ.update({**keep_tie(), PARENT_VARIABLE: str(os.getpid()), RANKS_VARIABLE: str(folder)})
+    command = ("-P", "-m", "autotune", "train", *words)
+    if nodes is not None:
+        return NodeLauncher(nodes, size, folder, Path(opened)).run(command)
+    return _train_here(folder, size, command)
+
+
+def _train_here(folder: Path, size: int, command: tuple[str, ...]) -> int:
     prepare_environment(size)
     kills_before = read_oom_kills()
-    agent = ElasticAgent(folder, size, ("-P", "-m", "autotune", "train", *words))
-    ears = _Ears(folder)
-    agent.run(ears.forward)
+    agent, ears = ElasticAgent(folder, size, command), Ears()
+    agent.run(lambda: ears.forward(folder))
     if agent.error is not None:
-        _say(MachineError(f"the processes cannot be started: {agent.error}", hint="see docs/several-devices.md"))
+        say_error(MachineError(f"the processes cannot be started: {agent.error}", hint="see docs/several-devices.md"))
         return MachineError.exit_code
     if ears.heard and agent.exits.get(0, 0) < 0:  # it was asked to end before it could listen
         return 128 - agent.exits[0]
@@ -74,33 +83,6 @@ def main(nproc_per_node: str, words: list[str]) -> int:
     return _conclude(folder, verdict)
 
 
-class _Ears:
-    """Hears signals, and hands each on to the leader.
-
-    Attributes:
-        heard: some.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.heard = False
-        self._folder, self._pending = folder, list[int]()
-        for number in FORWARDED:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._hear)
-
-    def _hear(self, number: int, _frame: object) -> None:
-        self.heard = True
-        self._pending.append(number)
-
-    def forward(self) -> bool:
-        """Hand on what was heard, once there is a leader to hear it; the training goes on."""
-        leader = read_leader(self._folder) if self._pending else None
-        while leader is not None and self._pending:
-            with suppress(ProcessLookupError):
-                os.kill(leader, self._pending.pop(0))
-        return False
-
-
 def _conclude(folder: Path, verdict: Verdict) -> int:
     """Say what ended the training, or leave it to the parent; return what to exit with."""
     if verdict.end is None:
@@ -109,15 +91,15 @@ def _conclude(folder: Path, verdict: Verdict) -> int:
         write_verdict(folder, verdict.end)
         return AGAIN_STATUS
     error = AutotuneError(f"process {verdict.end.rank}: {verdict.end.detail}")
-    _say(error)
+    say_error(error)
     return verdict.status
-
-
-def _say(error: AutotuneError) -> None:
-    sys.stderr.write(f"error: {error.message}\n" + (f"  {error.hint}\n" if error.hint else ""))
 
 
 if __name__ == "__main__":
     tie_to_parent()
     logging.disable(logging.CRITICAL)  # the agent tells of every failed process, and so do we
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    given = parse_record(sys.argv[2], Nodes, name="the nodes") if sys.argv[2] != NO_NODES else None
+    status = main(sys.argv[1], given, sys.argv[3:])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)  # past what still waits for other nodes

@@ -32,7 +32,10 @@ from autotune.train.runs.folder import RunFolder, newest_whole_step, read_plan
 TRAIN = (sys.executable, "-P", "-m", "autotune", "train")
 
 RANKS = (sys.executable, "-P", "-m", "autotune.train.ranks.launcher")
-"""With how many, what the same words are given to where several processes train."""
+"""With how many, and how the nodes meet, what the same words are given to where several processes train."""
+
+NO_NODES = "-"
+"""In place of how nodes meet, where all processes are on this one."""
 
 _WITH_VALUE, _ALONE = ("--profile", "--preset"), ("--skip-verification", "--trust", "--use-candidate")
 
@@ -57,6 +60,7 @@ def train_supervised(
     *,
     say: Callable[[str], None],
     command: Sequence[str] = TRAIN,
+    restarts: bool = True,
     policy: TrainPolicy = TRAIN_POLICY,
 ) -> TrainingEnd:
     """Run `autotune train` with the given words in a process of its own, and again when that dies.
@@ -65,6 +69,7 @@ def train_supervised(
         arguments: the words after `autotune train`, for a workload.
         say: is given each step down, one sentence.
         command: what the arguments are given to; it does first what `autotune.train.recovery.child` has for it.
+        restarts: start a process again that dies.
         policy: the training's thresholds.
 
     Raises:
@@ -72,7 +77,9 @@ def train_supervised(
         OSError: no temporary file can be made.
     """
     with scratch_folder() as scratch:
-        recovery = WorkloadRecovery(tuple(command), tuple(arguments), scratch / "opened-run.json", say, policy)
+        recovery = WorkloadRecovery(
+            tuple(command), tuple(arguments), scratch / "opened-run.json", say, policy, restarts
+        )
         stopping = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
         ended = Supervisor(recovery, say, stopping, kills_on_ctrl_c=True, policy=policy).run()
     # Without a word of ours that status is the user's own: their code ended with it.
@@ -91,6 +98,7 @@ class WorkloadRecovery:
         opened: file in which the process tells of its run.
         say: is given what the user should know.
         policy: the training's thresholds.
+        restarts: a process that dies is followed by another.
         began: `time.monotonic()` at the first process's start.
         deaths: optimizer steps kept at each death that nothing was changed about.
         answered: steps down in the plan that another process was or is started for.
@@ -103,6 +111,7 @@ class WorkloadRecovery:
     opened: Path
     say: Callable[[str], None]
     policy: TrainPolicy
+    restarts: bool = True
     began: float = field(default_factory=time.monotonic)
     deaths: list[int] = field(default_factory=list)
     answered: int = 0
@@ -154,6 +163,8 @@ class WorkloadRecovery:
 
     def decide(self, death: Death, choice: Choice | None) -> Decision:
         """Return whether the run is resumed: not when it dies again and again of the same without getting further."""
+        if not self.restarts:
+            return Decision(None, "the other nodes have ended as well, and all are started again together")
         if choice is None:
             return Decision(None, "no setting of autotune's is known to help")
         reason = self._count_death(choice.action, death.resumed_step)

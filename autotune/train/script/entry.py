@@ -191,7 +191,14 @@ def main(plan: ScriptPlan, arguments: list[str]) -> int:
     """Run the script to its end and return its exit status."""
     if plan.as_json:
         os.dup2(2, 1)  # standard output is for the answer alone, which the parent prints
-    launch = Launch(sys.executable, plan.interpreter_options, plan.kind, plan.name, tuple(arguments))
+    launch = Launch(
+        sys.executable,
+        plan.interpreter_options,
+        plan.kind,
+        plan.name,
+        tuple(arguments),
+        passes_local_rank=plan.passes_local_rank,
+    )
     training = ScriptTraining(plan)
     try:
         status = run_script(launch, on_torch=training.install)

@@ -141,9 +141,10 @@ class ScriptRun:
             name=launch.name,
             interpreter_options=launch.interpreter_options,
             launcher_options=launch.launcher_options,
+            passes_local_rank=launch.passes_local_rank,
         )
         entry = _ENTRY if launch.launcher_options is None else _LAUNCHER
-        environment = {**os.environ, **find_environment(config, read_hardware())}
+        environment = {**os.environ, **dict(launch.environment), **find_environment(config, read_hardware())}
         words = (launch.interpreter, *launch.interpreter_options, "-P", "-m", entry, plan.model_dump_json())
         return Start((*words, *launch.arguments), environment, Path(self.target.folder))
 
