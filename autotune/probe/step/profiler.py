@@ -196,7 +196,7 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
         events: `torch.autograd.profiler_util.FunctionEvent`s; those after the steps' end are left out.
         seconds: wall time in which they happened.
         steps: taken in it.
-        on_gpu: take the time of kernels.
+        on_gpu: take the time of kernels; without any there is no profile.
     """
     ended = min((start for start, _ in _find_spans(events, lambda name: name == _STEPS_ENDED)), default=math.inf)
     events = [event for event in events if event.time_range.start < ended]
@@ -227,14 +227,18 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
 
 
 def _hides_kernels(events: Iterable[Any]) -> bool:
-    """Return whether much of a GPU's time belongs to nothing we know: CUDA graphs, operators of other libraries."""
+    """Return whether much of a GPU's time belongs to nothing we know: CUDA graphs, operators of other libraries.
+
+    So it does where no kernel was seen: CUPTI is missing, or the driver grants its counters to administrators alone.
+    """
     kernels = known = 0.0
     for event in events:
         if not str(event.device_type).endswith("CPU"):
-            kernels += event.time_range.end - event.time_range.start
+            if not getattr(event, "is_user_annotation", False):  # a span around kernels, e.g. the optimizer's
+                kernels += event.time_range.end - event.time_range.start
         elif _is_operation(event):
             known += event.self_device_time_total
-    return known < _LEAST_KNOWN * kernels
+    return known <= 0.0 or known < _LEAST_KNOWN * kernels
 
 
 def _is_operation(event: Any) -> bool:

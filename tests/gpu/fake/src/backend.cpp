@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -259,6 +260,7 @@ static c10::Registerer<std::string, std::unique_ptr<at::CUDAHooksInterface>, CUD
     c10::Registerer<std::string, std::unique_ptr<at::CUDAHooksInterface>, CUDAHooksArgs>::DefaultCreator<Hooks>);
 static const bool registered_allocator = [] {
   c10::SetAllocator(c10::kCUDA, device_allocator(), 255);
+  at::setHostAllocator(c10::kCUDA, static_cast<at::HostAllocator*>(pinned_allocator()), 255);
   return true;
 }();
 

@@ -4,6 +4,7 @@
 // is cached is given back before an allocation fails. Blocks are kept by device, not by stream.
 #include "device.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
@@ -268,7 +269,7 @@ void free_pinned(void* data) {
   std::free(data);
 }
 
-struct PinnedAllocator final : c10::Allocator {
+struct PinnedAllocator final : at::HostAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto* data = std::aligned_alloc(4096, round_up(std::max<size_t>(bytes, 1), 4096));
     std::lock_guard<std::mutex> lock(pinned_mutex);
@@ -277,6 +278,11 @@ struct PinnedAllocator final : c10::Allocator {
     return {data, data, &free_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override { counts().add("pinned cache emptied"); }
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
