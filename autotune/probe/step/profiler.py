@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from autotune.engine.device import synchronize
 from autotune.probe.step.work import OperationTime, WorkProfile
 from autotune.probe.time_shares import ProbePolicy
 
@@ -72,8 +73,7 @@ class StepProfiler:
         """Note that the steps are over: what happens until `stop` is none of theirs."""
         if self._profiler is None:
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self._seconds = time.perf_counter() - self._began
         with torch.profiler.record_function(_STEPS_ENDED):
             pass

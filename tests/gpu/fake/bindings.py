@@ -126,6 +126,24 @@ class Graph:
 
 
 def _streams(torch_c: Any, backend: Any) -> dict[str, Any]:
+    def choose(stream_id: int, device_index: int, device_type: int) -> None:
+        torch_c._accelerator_setDeviceIndex(device_index)
+        backend.set_current_stream(stream_id, device_index)
+
+    return {
+        "_CudaStreamBase": _make_stream_class(torch_c),
+        "_CudaEventBase": _make_event_class(torch_c),
+        "_cuda_getCurrentStream": lambda device: (backend.current_stream_id(device), device, CUDA),
+        "_cuda_getCurrentRawStream": backend.current_stream_id,
+        "_cuda_getDefaultStream": lambda device: (0, device, CUDA),
+        "_cuda_setStream": choose,
+        "_CUDAGraph": Graph,
+        "_graph_pool_handle": Graph,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+    }
+
+
+def _make_stream_class(torch_c: Any) -> type:
     class CudaStreamBase(torch_c.Stream):  # type: ignore[misc]
         def __new__(cls, priority: int = 0, **of: int) -> Any:
             if of:
@@ -141,6 +159,10 @@ def _streams(torch_c: Any, backend: Any) -> dict[str, Any]:
         def priority(self) -> int:
             return 0
 
+    return CudaStreamBase
+
+
+def _make_event_class(torch_c: Any) -> type:
     class CudaEventBase(torch_c.Event):  # type: ignore[misc]
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
@@ -169,21 +191,7 @@ def _streams(torch_c: Any, backend: Any) -> dict[str, Any]:
         def cuda_event(self) -> int:
             return int(self._inner.event_id)
 
-    def choose(stream_id: int, device_index: int, device_type: int) -> None:
-        torch_c._accelerator_setDeviceIndex(device_index)
-        backend.set_current_stream(stream_id, device_index)
-
-    return {
-        "_CudaStreamBase": CudaStreamBase,
-        "_CudaEventBase": CudaEventBase,
-        "_cuda_getCurrentStream": lambda device: (backend.current_stream_id(device), device, CUDA),
-        "_cuda_getCurrentRawStream": backend.current_stream_id,
-        "_cuda_getDefaultStream": lambda device: (0, device, CUDA),
-        "_cuda_setStream": choose,
-        "_CUDAGraph": Graph,
-        "_graph_pool_handle": Graph,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
-    }
+    return CudaEventBase
 
 
 def _storages(torch_c: Any) -> dict[str, Any]:

@@ -30,14 +30,18 @@ def find_compiler() -> str | None:
 
 
 def is_supported() -> bool:
-    """Return whether the sources are written for the installed torch: its interfaces in C++ change with each release."""
+    """Return whether the sources are written for the installed torch: what C++ sees changes with each release."""
     version = importlib.metadata.version("torch")
     return version.startswith("2.13.") and not (find_torch() / "lib" / "libtorch_cuda.so").exists()
 
 
 def library_path() -> Path:
     """Return where the extension for this torch, this Python and these sources is kept."""
-    parts = [importlib.metadata.version("torch"), sys.version, *(path.read_text() for path in sorted(SOURCES.iterdir()))]
+    parts = [
+        importlib.metadata.version("torch"),
+        sys.version,
+        *(path.read_text() for path in sorted(SOURCES.iterdir())),
+    ]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     kept = Path(os.environ.get("FAKE_GPU_BUILDS") or Path(tempfile.gettempdir()) / f"autotune-fake-gpu-{os.getuid()}")
     return kept / digest / "fake_gpu_backend.so"

@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_torchs_own_error_after_the_cache_was_given_back() 
     total = BACKEND.total_bytes()
     cached = take_bytes(total // 2)
     del cached
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory. Tried to allocate"):
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         take_bytes(total)
     stats = torch.cuda.memory_stats()
     assert (stats["num_alloc_retries"], stats["num_ooms"]) == (1, 1)

@@ -20,7 +20,13 @@ pytestmark = [
 def run_pytest(*words: str, seconds: float) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     ended = subprocess.run(
-        command, cwd=HERE.parents[2], env=make_environment(), capture_output=True, text=True, timeout=seconds, check=False
+        command,
+        cwd=HERE.parents[2],
+        env=make_environment(),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     return ended.stdout
