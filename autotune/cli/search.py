@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli.stopping import StopFlag, stop_on_signals
 from autotune.cli.target import (
+    Device,
     Direction,
     Knobs,
     Loggers,
@@ -22,6 +23,7 @@ from autotune.cli.target import (
     announce_target,
     read_nproc_per_node,
     read_target,
+    set_device,
     show_target,
 )
 from autotune.cli.view.help import BASICS, CHANGES, OUTPUT, Quiet
@@ -98,6 +100,7 @@ def search(
             rich_help_panel=BASICS, metavar="N", min=0, max=2**31 - 1, help="Seed of proposals, weights and data order."
         ),
     ] = 0,
+    device: Device = None,
     nproc_per_node: Annotated[
         str | None,
         typer.Option(
@@ -221,6 +224,7 @@ def search(
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
+        set_device(device, chosen)
         loggers = read_loggers(log or ())
         from autotune.presets import find_preset
         from autotune.records.objective import read_objective

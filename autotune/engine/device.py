@@ -43,21 +43,22 @@ def choose_device(name: str) -> torch.device:
     return found
 
 
-def require_supported(device: torch.device, where: str = "this machine has") -> None:
+def require_supported(device: torch.device, *, of_script: bool = False) -> None:
     """Refuse a device that nothing here has been written for: its times and its memory would be read wrongly.
 
     Args:
         device: where a training is, or would be.
-        where: the sentence's beginning.
+        of_script: a script's model is there, not what this machine offers to a workload.
 
     Raises:
         MachineError: it is neither a CPU nor a GPU of the `cuda` type.
     """
     if device.type not in SUPPORTED:
+        where = "the script's model is on" if of_script else "this machine has"
         raise MachineError(
             f"{where} {_NAMES.get(device.type, f'an accelerator of type {device.type}')}, which is not supported: "
             "autotune measures on NVIDIA GPUs, on AMD GPUs by ROCm, and on CPUs",
-            hint="to tune and to train on the CPU: --device cpu; a script chooses its device itself",
+            hint="have the script train on the CPU" if of_script else "to tune and to train on the CPU: --device cpu",
         )
 
 
@@ -67,11 +68,12 @@ def on_accelerator(device: torch.device) -> bool:
 
 
 def count_accelerators() -> int:
-    """Return how many there are of the supported type; 0 without one."""
-    found = torch.accelerator.current_accelerator()
-    if found is None or found.type not in SUPPORTED or not torch.accelerator.is_available():
-        return 0
-    return torch.accelerator.device_count()
+    """Return how many a training may use; 0 where it is for the CPU.
+
+    Raises:
+        MachineError: as of `choose_device`, and `UsageError`.
+    """
+    return torch.accelerator.device_count() if on_accelerator(choose_device("auto")) else 0
 
 
 def synchronize(device: torch.device | None) -> None:
@@ -87,8 +89,9 @@ def synchronize(device: torch.device | None) -> None:
 def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
     """Let PyTorch's allocator take no more of a GPU than this; None, or a CPU, is left alone."""
     if on_accelerator(device) and limit_bytes is not None:
-        share = min(1.0, limit_bytes / read_device_memory(device)[1])
-        _module(device).set_per_process_memory_fraction(share, device)
+        module = _module(device)
+        index = module.current_device() if device.index is None else device.index  # it takes no device without one
+        module.set_per_process_memory_fraction(min(1.0, limit_bytes / read_device_memory(device)[1]), index)
 
 
 def read_device_memory(device: torch.device) -> tuple[int, int]:

@@ -62,6 +62,7 @@ Cause = Literal[
     "no-optimizer-step",
     "target",
     "usage",
+    "machine",
     "budget",
     "disturbed",
     "interrupted",

@@ -20,10 +20,10 @@ from typing import NoReturn
 import torch
 
 from autotune.engine.dataloader import read_batch_size
-from autotune.engine.device import limit_device_memory
+from autotune.engine.device import limit_device_memory, require_supported
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.errors import TargetError
+from autotune.errors import MachineError, TargetError
 from autotune.isolation.causes import Outcome, describe_hopeless, encodable, explain_exception
 from autotune.isolation.prepare import exit_at_once, own_record
 from autotune.isolation.progress import ProgressWriter
@@ -119,13 +119,14 @@ class ScriptTrial:
             self.fail((TrialStatus.CRASHED, "target", text[:400]))
         self._end_run()
 
-    def fail(self, outcome: Outcome) -> NoReturn:
+    def fail(self, outcome: Outcome, hint: str = "") -> NoReturn:
         """Write a failure and end the process."""
         status, cause, error = outcome[0], outcome[1], encodable(outcome[2])
         if not self._leads:
             exit_at_once(1)  # the launcher then ends the leading process as well
+        seconds = self.elapsed_seconds
         self.finish(
-            TrialResult(spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds)
+            TrialResult(spec=self.spec, status=status, cause=cause, error=error, hint=hint, elapsed_seconds=seconds)
         )
 
     def _keep(self, partial: TrialResult) -> None:
@@ -160,6 +161,10 @@ class ScriptTrial:
 
     def _begin(self) -> None:
         self.startup_seconds = self.elapsed_seconds
+        try:
+            require_supported(self.hooks.device, of_script=True)
+        except MachineError as error:
+            self.fail((TrialStatus.CRASHED, "machine", error.message), hint=error.hint)
         limit_device_memory(self.spec.limits.device_memory_limit_bytes, self.hooks.device)
         self._get_source().begin()
         self._resume(lambda run: next(run))

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LINES_RUN = Path(__file__).with_name("lines_run.json")
+"""What `python tests/gpu/fake/on_the_fake.py` has measured: texts of lines, by module and function."""
+
+_BEGINNINGS = ("torch.cuda", "torch.backends.cud", "torch.accelerator", "torch.get_device_module")
+_ASKS = ("_module(", "on_accelerator(")
 
 EXERCISED = {
     "autotune/arithmetics.py": "test_a_knob_trains_as_the_baseline_does",
@@ -50,23 +56,26 @@ paths that a CPU has too run without a GPU; the others are skipped.
 Written by `python tests/gpu/gpu_lines.py`: the functions with lines that only a GPU runs, and the test that exercises
 each.
 
-| module | functions | lines | test |
-| --- | --- | --: | --- |"""
+| module | functions | lines | on the fake | test |
+| --- | --- | --: | --- | --- |"""
 
 
-def find_functions(source: str) -> Iterator[tuple[str, int]]:
-    """Yield the name of each function that asks for a GPU, and on how many lines it does."""
+def find_functions(source: str) -> Iterator[tuple[str, dict[int, str]]]:
+    """Yield the name of each function that asks for a GPU, and the lines on which it does, by number."""
+    texts = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
-            lines = {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno") and _is_about_a_gpu(inner)}
-            if lines:
-                yield node.name, len(lines)
+            numbers = {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno") and _is_about_a_gpu(inner)}
+            if numbers:
+                yield node.name, {number: texts[number - 1].strip() for number in sorted(numbers)}
 
 
 def _is_about_a_gpu(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return node.value == "cuda"
-    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("torch.cuda", "torch.backends.cud"))
+    if isinstance(node, ast.Call):
+        return ast.unparse(node).startswith(_ASKS)
+    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(_BEGINNINGS)
 
 
 def find_test(module: str) -> str | None:
@@ -75,22 +84,28 @@ def find_test(module: str) -> str | None:
     return EXERCISED[max(beginnings, key=len)] if beginnings else None
 
 
-def list_modules() -> dict[str, list[tuple[str, int]]]:
-    """Return the functions that ask for a GPU by the path of their module."""
-    found = {
-        path.relative_to(ROOT).as_posix(): list(find_functions(path.read_text()))
-        for path in sorted((ROOT / "autotune").rglob("*.py"))
-    }
-    return {module: functions for module, functions in found.items() if functions}
+def list_lines() -> dict[str, dict[str, dict[int, str]]]:
+    """Return the lines that ask for a GPU, by module, function and number."""
+    found: dict[str, dict[str, dict[int, str]]] = {}
+    for path in sorted((ROOT / "autotune").rglob("*.py")):
+        for name, lines in find_functions(path.read_text()):  # methods of two classes may have one name
+            found.setdefault(path.relative_to(ROOT).as_posix(), {}).setdefault(name, {}).update(lines)
+    return found
+
+
+def count_run(functions: dict[str, dict[int, str]], run: dict[str, list[str]]) -> int:
+    """Return how many lines of a module the fake GPU has run, as they are now."""
+    return sum(text in run.get(name, ()) for name, lines in functions.items() for text in lines.values())
 
 
 def make_page() -> str:
     """Return the page."""
-    rows = [
-        f"| {module} | {', '.join(name for name, _ in functions)} | {sum(lines for _, lines in functions)} "
-        f"| {find_test(module)} |"
-        for module, functions in list_modules().items()
-    ]
+    run = json.loads(LINES_RUN.read_text())
+    rows = []
+    for module, functions in list_lines().items():
+        lines, on_fake = sum(map(len, functions.values())), count_run(functions, run.get(module, {}))
+        told = "yes" if on_fake == lines else f"{on_fake}" if on_fake else "no"
+        rows.append(f"| {module} | {', '.join(functions)} | {lines} | {told} | {find_test(module)} |")
     return "\n".join([HEAD, *rows]) + "\n"
 
 

@@ -123,7 +123,7 @@ def test_peak_memory_is_predicted(launch: Launch, report: ProbeReport, figure: N
 
 def run(folder: Path, *words: str, seconds: float = 240.0) -> dict[str, Any]:
     """Run a command of ours and return its answer."""
-    command = [sys.executable, "-m", "autotune", *words, "--json"]
+    command = [sys.executable, "-m", "autotune", words[0], "--json", *words[1:]]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
     if ended.returncode == 2 and "is too small for this target" in ended.stdout:
         pytest.skip(json.loads(ended.stdout)["error"]["message"])
@@ -168,6 +168,41 @@ def read_weights(folder: Path) -> dict[str, Any]:
     newest = max((folder / "checkpoints").glob("step-*/state.pt"), key=lambda path: path.parent.name)
     weights: dict[str, Any] = torch.load(newest, weights_only=True, map_location="cpu")["model"]
     return weights
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(2048, 64), torch.randint(8, (2048,)))
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 8)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+total = 0.0
+for epoch in range(EPOCHS):
+    for inputs, labels in DataLoader(data, batch_size=64, shuffle=True):
+        loss = nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item()
+"""
+
+
+def test_a_script_is_probed_and_trained(tmp_path: Path, figure: Note) -> None:
+    (tmp_path / "long.py").write_text(SCRIPT.replace("EPOCHS", "1000"))
+    found = run(tmp_path, "probe", "--", sys.executable, "long.py")["target"]
+    assert found["device"] == ("cuda" if ON_GPU else "cpu")
+    work = found["work"]
+    if work is not None:  # the profiler may be kept from seeing the kernels
+        assert work["host_syncs_per_step"] >= 1
+        assert work["host_sync_places"][0] == "long.py:18"
+    (tmp_path / "short.py").write_text(SCRIPT.replace("EPOCHS", "3"))
+    trained = run(tmp_path, "train", "--", sys.executable, "short.py")
+    assert trained["steps"] == 96
+    figure(f"{0 if work is None else work['host_syncs_per_step']:.0f} waits a step, {trained['steps']} steps")
 
 
 BREAKS = """

@@ -42,10 +42,10 @@ def main(nproc_per_node: str, words: list[str]) -> int:
         nproc_per_node: how many, or `gpu` for one on each GPU.
         words: after `autotune train`.
     """
-    import torch
+    from autotune.engine.device import count_accelerators
 
     try:
-        size = count_ranks(nproc_per_node, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        size = count_ranks(nproc_per_node, count_accelerators())
     except AutotuneError as error:
         _say(error)
         return error.exit_code
