@@ -44,17 +44,50 @@ EXERCISED = {
 
 HEAD = """# On a GPU
 
-Everything that a GPU needs is written; **nothing of it has run on one yet**. It was written against the documentation
-of PyTorch and NVML, and tested with recorded answers of a driver. Until then take a search on a GPU for a preview: its
-claims are made by the same paired launches and checks as on a CPU, but a path that fails is likelier.
+Everything that a GPU needs is written; **nothing of it has run on a real one yet**. It was written against the source
+of PyTorch and the documentation of NVML, tested with recorded answers of a driver, and run on a fake GPU. Until then
+take a search on a GPU for a preview: its claims are made by the same paired launches and checks as on a CPU, but a
+path that fails is likelier.
 
     make test-gpu
 
-runs each path below on one NVIDIA GPU in under ten minutes and prints a table: what passed, and a figure for each. The
-paths that a CPU has too run without a GPU; the others are skipped.
+runs each path below on one NVIDIA GPU in under ten minutes and prints a table: what passed, and a figure for each.
+The paths that a CPU has too run without a GPU; the others are skipped.
 
-Written by `python tests/gpu/gpu_lines.py`: the functions with lines that only a GPU runs, and the test that exercises
-each.
+## The fake GPU
+
+    make test-gpu-fake
+
+runs the same paths without a GPU, on a fake one (`tests/gpu/fake/`): a CUDA back end for a CPU build of PyTorch 2.13,
+in C++, which the tests compile. Its kernels are registered under the dispatcher's CUDA key and are the CPU's, on the
+same memory, so the numbers are a CPU's to the bit. It has a caching allocator that rounds, splits, caches, and runs
+out as CUDA's does, streams with what is pending in them, events, random generators, page-locked memory, copies that
+wait or do not, and an NVML of its own. `torch.cuda` is PyTorch's own, in Python, and nothing of autotune knows of it.
+
+What it cannot tell, and a GPU alone can:
+
+- how long anything takes: a kernel is done when its launch returns, so nothing ever overlaps, and no launch is late
+- what `torch.compile` makes of a model (Triton), and CUDA graphs: gradients accumulated under them are known to fail
+  in PyTorch, so such a launch is a crash, and a training's step down to smaller micro batches leaves the graphs
+- kernels seen by the profiler (CUPTI): without any, a probe says nothing of the step's computation, rather than that
+  the GPU idles
+- TF32, `cudnn.benchmark`, the attention kernels, `expandable_segments`: they are switched on, and change nothing
+  there
+- fragmentation across streams, memory that a context or a library takes, and what is reached by NCCL: several GPUs
+
+## Other accelerators
+
+An AMD GPU is `cuda` to PyTorch (ROCm), and is used as one; NVML tells nothing of it, so its clock and what else is at
+work on it are not known, and nobody has tried it. Any other accelerator of PyTorch's, Intel's `xpu` and Apple's `mps`
+among them, is refused in one sentence: its times and its memory would be read wrongly, and settings that were found
+on the CPU would say nothing about it. `--device cpu` (or `AUTOTUNE_DEVICE=cpu`) keeps a workload on the CPU, there
+and beside a supported GPU. A script chooses its device itself: it is refused once its model is on such a device, and
+`autotune train -- python train.py` trains it there all the same.
+
+## What only a GPU runs
+
+Written by `python tests/gpu/gpu_lines.py`: the functions with lines that ask for a GPU, how many of these the fake
+one has run when that was last measured (yes: all of them), and the test that exercises each on a GPU.
 
 | module | functions | lines | on the fake | test |
 | --- | --- | --: | --- | --- |"""

@@ -75,8 +75,8 @@ def test_the_driver_is_asked(figure: Note) -> None:
         watch.close()
     assert state is not None
     total = torch.cuda.get_device_properties(0).total_memory
-    assert abs(gpu.memory_bytes / total - 1.0) < 0.1
-    figure(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB")
+    assert abs(gpu.memory_total_bytes / total - 1.0) < 0.1
+    figure(f"{gpu.name}, {gpu.memory_total_bytes / 2**30:.0f} GiB")
 
 
 @pytest.mark.parametrize(("changes", "most"), KNOBS)
