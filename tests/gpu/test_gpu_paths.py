@@ -229,9 +229,11 @@ workload = TooLarge()
 def test_a_training_that_runs_out_of_memory_takes_smaller_micro_batches(tmp_path: Path, figure: Note) -> None:
     (tmp_path / "large.py").write_text(BREAKS)
     summary = run(tmp_path, "train", "large.py:workload", "--steps", "10", "--out", "run")
-    text = json.dumps(summary)
-    assert "micro" in text
-    figure(text[:60])
+    downs = [(one["cause"], one["action"]) for one in summary["step_downs"]]
+    assert downs
+    assert set(downs) == {("oom-device", "fewer-samples")}
+    assert summary["config"]["micro_batch_size"] <= 8
+    figure(f"{len(downs)} steps down, to micro batches of {summary['config']['micro_batch_size']}")
 
 
 def count_sharing() -> int:

@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 SOURCES = Path(__file__).with_name("src")
 
 
@@ -43,8 +44,7 @@ def library_path() -> Path:
         *(path.read_text() for path in sorted(SOURCES.iterdir())),
     ]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    kept = Path(os.environ.get("FAKE_GPU_BUILDS") or Path(tempfile.gettempdir()) / f"autotune-fake-gpu-{os.getuid()}")
-    return kept / digest / "fake_gpu_backend.so"
+    return ROOT / "build" / "fake_gpu" / digest / "fake_gpu_backend.so"
 
 
 def build() -> Path:
@@ -105,8 +105,7 @@ def make_environment(**settings: str) -> dict[str, str]:
         settings: `FAKE_GPU_COUNT`, `FAKE_GPU_MEMORY` and `FAKE_GPU_CONTEXT` (bytes), `FAKE_GPU_CAPABILITY` ("8.0").
     """
     library, own = build(), os.environ
-    root = Path(__file__).parents[3]
-    folders = [str(Path(__file__).with_name("site")), str(root), own.get("PYTHONPATH", "")]
+    folders = [str(Path(__file__).with_name("site")), str(ROOT), own.get("PYTHONPATH", "")]
     libraries = [str(library.parent), own.get("LD_LIBRARY_PATH", "")]
     return {
         **own,
