@@ -30,6 +30,9 @@ _PRODUCTS = re.compile(
 
 _SYNCHRONIZING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::unique_dim", "aten::_unique2"})
 
+_COPY_TO_HOST = "Memcpy DtoH (Device -> Pageable"
+"""Name of a copy that the host waits for; of one to pinned memory it need not."""
+
 _COMPILED = "CompiledFxGraph"
 
 _ASIDE = re.compile(r"^enumerate\(DataLoader\)")
@@ -214,7 +217,7 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         operations.append(_read_operation(event, microseconds / 1e6))
         calls += int(event.cpu_parent is None or not _is_operation(event.cpu_parent))
-        syncs += int(event.name in _SYNCHRONIZING and not _is_within(event, stepping))
+        syncs += int(_asks_for_values(event) and not _is_within(event, stepping))
     loading = sum(end - start for start, end in aside) / 1e6
     return WorkProfile(
         operations=operations,
@@ -239,6 +242,12 @@ def _hides_kernels(events: Iterable[Any]) -> bool:
         elif _is_operation(event):
             known += event.self_device_time_total
     return known <= 0.0 or known < _LEAST_KNOWN * kernels
+
+
+def _asks_for_values(event: Any) -> bool:
+    """Return whether the host waits for what a device has computed: a scalar, a size, or `.cpu()` and `.tolist()`."""
+    copies = (kernel.name for kernel in getattr(event, "kernels", ()))
+    return event.name in _SYNCHRONIZING or any(name.startswith(_COPY_TO_HOST) for name in copies)
 
 
 def _is_operation(event: Any) -> bool:

@@ -53,6 +53,30 @@ def test_a_process_without_a_gpu_finds_none() -> None:
     assert told.split() == ["False"]
 
 
+ASKS = """
+import torch
+from autotune.probe.step.syncs import SyncFinder
+
+ones = torch.ones(4, device="cuda")
+host, pinned = torch.empty(4), torch.empty(4, pin_memory=True)
+with SyncFinder() as finder:
+    for _ in range(3):
+        ones.cpu()
+    for _ in range(2):
+        host.copy_(ones)
+    ones.tolist()
+    torch.ones(4).to("cuda")
+    pinned.copy_(ones, non_blocking=True)
+    ones.to(torch.float64)
+print(*finder.places)
+"""
+
+
+def test_lines_that_copy_to_the_host_are_found(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    assert run_python("asks.py", folder=tmp_path).split() == ["asks.py:9", "asks.py:11", "asks.py:12"]
+
+
 LARGE = """
 from autotune.records import TrainConfig
 from autotune.targets.demo import workload as demo

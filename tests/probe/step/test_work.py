@@ -117,6 +117,14 @@ def test_questions_of_the_host_are_counted_but_not_the_optimizers_own() -> None:
     assert read(stepping, own, asked, searched, steps=2).host_syncs == 2
 
 
+@pytest.mark.parametrize(("target", "asked"), [("Pageable", 1), ("Pinned", 0)])
+def test_a_copy_to_the_host_is_a_question_unless_it_is_to_pinned_memory(target: str, asked: int) -> None:
+    kernels = [SimpleNamespace(name=f"Memcpy DtoH (Device -> {target})")]
+    copied = event("aten::copy_", self_device_time_total=10.0, kernels=kernels)
+    uploaded = event("aten::copy_", kernels=[SimpleNamespace(name="Memcpy HtoD (Pageable -> Device)")])
+    assert read(copied, uploaded, on_gpu=True).host_syncs == asked
+
+
 def test_calls_inside_of_calls_are_no_calls_of_their_own() -> None:
     outer = event("aten::linear", 1.0)
     assert read(outer, event("aten::addmm", 50.0, parent=outer), event("aten::relu", 2.0)).calls == 2
