@@ -212,7 +212,7 @@ def search(
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json.
 
-    The exit status is 0 for any answer, "keep your settings" too, and 3 where nothing but these could be measured.
+    The exit status is 0 for any answer, and 3 where nothing but your own settings could be measured.
     """
     with reported_errors(as_json=json_output, quiet=quiet):
         chosen = read_target(
