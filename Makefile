@@ -4,6 +4,7 @@
 # make check  ruff and mypy alone
 # make test-slow   the long tests: an hour and more on two free cores
 # make test-gpu  what only an NVIDIA GPU runs, path by path, with a table: under ten minutes on one
+# make test-gpu-fake  the same on a fake GPU, and docs/gpu.md says which lines that ran; needs a C++ compiler
 # make check-all   the types of benchmarks and examples
 # make docs-site  builds the pages of docs/ as a site in build/site; needs the network
 # make audit  asks whether a vulnerability is known of any version in constraints.txt; needs the network
@@ -13,7 +14,7 @@ BUDGET ?= 2m
 
 QUICK := -q -m "not slow and not gpu" --durations=12
 
-.PHONY: demo test quick test-gpu test-slow check check-all docs-site audit clean
+.PHONY: demo test quick test-gpu test-gpu-fake test-slow check check-all docs-site audit clean
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -46,6 +47,9 @@ check-all: check
 
 test-gpu: .venv/.tested
 	$(BIN)/pytest -q -m gpu --durations=5
+
+test-gpu-fake: .venv/.tested
+	$(BIN)/python tests/gpu/fake/on_the_fake.py --durations=5
 
 test-slow: .venv/.tested
 	$(BIN)/pytest -q -m slow -n 2 --dist worksteal

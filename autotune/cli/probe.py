@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.stopping import StopFlag, stop_on_signals
-from autotune.cli.target import Knobs, Target, announce_target, has_target, read_target, show_target, suggest_trainings
+from autotune.cli.target import (
+    Device,
+    Knobs,
+    Target,
+    announce_target,
+    has_target,
+    read_target,
+    set_device,
+    show_target,
+    suggest_trainings,
+)
 from autotune.cli.view.help import OUTPUT, Quiet
 from autotune.cli.view.terminal import print_json, reported_errors, say, warn
 from autotune.errors import AutotuneError
@@ -27,6 +37,7 @@ def probe(
     full: Annotated[
         bool, typer.Option("--full", rich_help_panel=OUTPUT, help="Print all that was found, not what fits a screen.")
     ] = False,
+    device: Device = None,
     knob: Knobs = None,
     verbose: Annotated[
         bool,
@@ -41,6 +52,7 @@ def probe(
     """
     with reported_errors(as_json=json_output, quiet=quiet):
         chosen, folder = read_target(target, command="probe", knobs=knob), Path.cwd()
+        set_device(device, chosen)
         _warn_of_search(folder)
         with stop_on_signals() as stop:
             try:

@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli.stopping import StopFlag, stop_on_signals
 from autotune.cli.target import (
+    Device,
     Direction,
     Knobs,
     Loggers,
@@ -22,6 +23,7 @@ from autotune.cli.target import (
     announce_target,
     read_nproc_per_node,
     read_target,
+    set_device,
     show_target,
 )
 from autotune.cli.view.help import BASICS, CHANGES, OUTPUT, Quiet
@@ -99,6 +101,7 @@ def search(
         ),
     ] = 0,
     nnodes: Annotated[int | None, typer.Option(hidden=True, help="Refused: of autotune train.")] = None,
+    device: Device = None,
     nproc_per_node: Annotated[
         str | None,
         typer.Option(
@@ -210,7 +213,7 @@ def search(
 ) -> None:
     """Search for faster settings that learn the same, and write them to best.json.
 
-    The exit status is 0 for any answer, "keep your settings" too, and 3 where nothing but these could be measured.
+    The exit status is 0 for any answer, and 3 where nothing but your own settings could be measured.
     """
     with reported_errors(as_json=json_output, quiet=quiet):
         if nnodes not in (None, 1):
@@ -227,6 +230,7 @@ def search(
             quality_steps=quality_steps,
             quality_epochs=quality_epochs,
         )
+        set_device(device, chosen)
         loggers = read_loggers(log or ())
         from autotune.presets import find_preset
         from autotune.records.objective import read_objective

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from autotune.cli.view.help import OUTPUT, SCRIPTS, Command
+from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS, Command
 from autotune.cli.view.terminal import say
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ Knobs = Annotated[
         rich_help_panel=SCRIPTS,
         help="A knob of the script's own, for {NAME} in its command: lr=1e-3,2e-3:semantic.",
         metavar="NAME=V1,V2[:CLASS]",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        rich_help_panel=BASICS,
+        metavar="NAME",
+        help="cpu: keep a workload on the CPU where there is a GPU.",
+        show_default="auto",
     ),
 ]
 MetricRegex = Annotated[
@@ -264,6 +275,28 @@ def show_target(target: str | Script | None) -> str:
     if isinstance(target, Script):
         return f" -- {script_label(target.command)}"
     return f" {DEMO}" if target == DEMO_TARGET else f" {target}" if target else ""
+
+
+def set_device(device: str | None, chosen: str | Script | None) -> None:
+    """Tell this process, and all that it starts, which device a workload is for.
+
+    Args:
+        device: as typed; None leaves it to the environment.
+        chosen: what `read_target` has returned.
+
+    Raises:
+        UsageError: it is no device to choose, or a script is the target.
+    """
+    from autotune.errors import UsageError
+    from autotune.records.trial import DEVICE_VARIABLE
+
+    if device is None:
+        return
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"--device {device}: no device to choose", hint="auto (the GPU where there is one) or cpu")
+    if chosen is not None and not isinstance(chosen, str):
+        raise UsageError("--device is for a workload", hint="a script chooses its device itself: see its own options")
+    os.environ[DEVICE_VARIABLE] = device
 
 
 def read_nproc_per_node(text: str) -> int | Literal["gpu"]:

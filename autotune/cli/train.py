@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from autotune.cli.stopping import stop_on_signals
-from autotune.cli.target import Knobs, Loggers, Target, announce_resolved, read_target
+from autotune.cli.target import Device, Knobs, Loggers, Target, announce_resolved, read_target, set_device
 from autotune.cli.training_session import choose_nodes, choose_ranks, follow_leader, is_relaunched
 from autotune.cli.view.help import BASICS, OUTPUT, SCRIPTS, Quiet
 from autotune.cli.view.terminal import (
@@ -148,6 +148,7 @@ def train(
             help="Use a profile from elsewhere without a second look.",
         ),
     ] = False,
+    device: Device = None,
     nproc_per_node: Annotated[
         str | None,
         typer.Option(
@@ -211,6 +212,7 @@ def train(
         if not is_watched:
             sweep_scratch()
         chosen = read_target(target, command="train", knobs=knob)
+        set_device(device, chosen)
         from autotune.train.options import TrainingOptions
         from autotune.train.settings.target import resolve_training_target
         from autotune.units import parse_duration

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autotune.engine.device import choose_device
 from autotune.errors import AutotuneError
 
 _FOR_EVER = timedelta(days=365)
@@ -198,8 +199,9 @@ def joined_world(meeting: Path | None, patience_seconds: float) -> Iterator[Worl
         RankLostError: they do not all come.
     """
     rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    uses_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if uses_gpu else torch.device("cpu")
+    device = choose_device("auto")
+    uses_gpu = device.type == "cuda"
+    device = torch.device("cuda", local_rank) if uses_gpu else device
     if uses_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group(

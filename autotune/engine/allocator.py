@@ -19,6 +19,7 @@ from autotune.records.config import TrainConfig
 PRELOAD = "LD_PRELOAD"
 """Libraries that the dynamic linker loads before all others, separated by colons or spaces (ld.so(8))."""
 
+_DEVICE_SETTINGS, _NEWER_DEVICE_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 _ONE_GIB = str(2**30)
 _MALLOC_LIBRARY = re.compile(r"lib(jemalloc|tcmalloc|mimalloc|snmalloc|tbbmalloc|hoard)[^/]*\.so")
 
@@ -37,7 +38,8 @@ def launch_environment(
         ValueError: the config wants a library the machine does not have.
     """
     environment: dict[str, str] = {}
-    before = (os.environ if own is None else own).get(PRELOAD, "")
+    own = os.environ if own is None else own
+    before = own.get(PRELOAD, "")
     if config.host_allocator == "glibc-tuned":
         environment |= {"MALLOC_MMAP_THRESHOLD_": _ONE_GIB, "MALLOC_TRIM_THRESHOLD_": _ONE_GIB}
         if find_malloc_libraries(before):  # the thresholds are of a malloc that would not be used
@@ -47,9 +49,20 @@ def launch_environment(
             raise ValueError(f"host_allocator {config.host_allocator!r} is not installed on this machine")
         environment[PRELOAD] = exchange_malloc(before, host_allocators[config.host_allocator])
     if config.device_allocator == "expandable-segments":
-        # Read under this name by every supported release; newer ones add PYTORCH_ALLOC_CONF.
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        environment |= _let_segments_expand(own)
     return environment
+
+
+def _let_segments_expand(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of PyTorch's device allocator with expandable segments; what the user has set stays.
+
+    The older name is read for this by every supported release, where the newer one (2.9) is not set: some releases then
+    read that alone, and 2.9.1 does not (pytorch/pytorch#183387). So where it is set, both are.
+    """
+    value = own.get(_DEVICE_SETTINGS) or own.get(_NEWER_DEVICE_SETTINGS, "")
+    kept = [part for part in value.split(",") if part.strip() and not part.strip().startswith("expandable_segments")]
+    names = [_DEVICE_SETTINGS, *([_NEWER_DEVICE_SETTINGS] if _NEWER_DEVICE_SETTINGS in own else [])]
+    return dict.fromkeys(names, ",".join([*kept, "expandable_segments:True"]))
 
 
 def find_malloc_libraries(preload: str, known: Collection[str] = ()) -> list[str]:

@@ -9,7 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.engine.device import on_accelerator
 from autotune.records.config import TrainConfig
+
+_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+def captures_graphs(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether compiled calls are CUDA graphs: what one returns lies in memory that the next one overwrites.
+
+    Source: `torch._inductor.cudagraph_trees`. So an output that is kept has to be copied, and gradients that are
+    accumulated fail: those of the first micro batch are such outputs.
+    """
+    return config.compile_mode in _GRAPH_MODES and on_accelerator(device)
 
 
 def apply_compilation(model: nn.Module, config: TrainConfig) -> None:

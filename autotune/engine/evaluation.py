@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.device import read_device_generator, restore_device_generator
 from autotune.engine.loop import Training
 from autotune.engine.precision import autocast
 from autotune.records.config import TrainConfig
@@ -52,7 +53,7 @@ def evaluate(
 @contextmanager
 def _evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
     generators = read_generators()
-    device_generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    device_generator = read_device_generator(device)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -61,5 +62,4 @@ def _evaluating(model: nn.Module, device: torch.device) -> Iterator[None]:
         for module, mode in modes.items():  # one by one: a part that the workload froze stays in evaluation mode
             module.training = mode
         restore_generators(generators)
-        if device_generator is not None:
-            torch.cuda.set_rng_state(device_generator, device)
+        restore_device_generator(device_generator, device)

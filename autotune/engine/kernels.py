@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from autotune.engine.device import choose_device, on_accelerator
 from autotune.engine.precision import allows_tf32
 from autotune.records.config import TrainConfig
 
@@ -43,7 +44,7 @@ def cudnn_benchmark(config: TrainConfig) -> Iterator[None]:
 
 def keep_switches(baseline: TrainConfig) -> TrainConfig:
     """Return a workload's settings with what its module has switched on by itself: the engine would put that back."""
-    if not torch.cuda.is_available():
+    if not on_accelerator(choose_device("auto")):
         return baseline
     return baseline.replace(
         allow_tf32=baseline.allow_tf32 or allows_tf32(),

@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing
-from autotune.engine.compilation import apply_compilation
+from autotune.engine.compilation import apply_compilation, captures_graphs
 from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, move_batch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
@@ -177,7 +177,7 @@ class Training:
             note("forward")
             if alone:
                 self._backward(loss)
-                loss_sum = loss.detach()
+                loss_sum = loss.detach().clone() if captures_graphs(self.config, self.device) else loss.detach()
             elif weight is None:
                 # The total of samples is known beforehand, so the gradients come out right as they are.
                 share = count / total

@@ -13,7 +13,15 @@ from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
 Outcome = tuple[TrialStatus, Cause, str]
 """Status, short cause, one sentence."""
 
-_DEVICE_OOM = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "HIP out of memory")
+_DEVICE_OOM = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "HIP out of memory",
+    "HIP error: out of memory",
+)
 _HOST_OOM = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "not enough memory")
 _SHARED_MEMORY = (
     "unable to allocate shared memory",

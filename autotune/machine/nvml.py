@@ -120,7 +120,7 @@ def walk_visible(
 
 
 def read_optional(nvml: Any, function: str, *arguments: Any) -> Any:
-    """Return a fact, None when this GPU or this binding does not offer it; a lost GPU is no missing fact.
+    """Return a fact, None when this GPU, driver or binding does not offer it; a lost GPU is no missing fact.
 
     Args:
         nvml: the open bindings.
@@ -132,7 +132,8 @@ def read_optional(nvml: Any, function: str, *arguments: Any) -> Any:
     """
     try:
         return getattr(nvml, function)(*arguments)
-    except (nvml.NVMLError, AttributeError) as reason:
+    except (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError), AttributeError) as reason:
+        # A mismatch: the binding calls the newest version of a function, the driver has an older one alone.
         if getattr(reason, "value", None) in (_GPU_IS_LOST, _RESET_REQUIRED):
             raise
         return None

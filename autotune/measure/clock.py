@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from autotune.engine.device import synchronize
+
 
 class Clock(Protocol):
     """Reads time; a fake one makes a measurement exact in a test."""
@@ -69,7 +71,7 @@ class CudaClock:
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def mark(self) -> None:
         """Record an event in the current stream."""

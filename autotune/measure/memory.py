@@ -11,6 +11,14 @@ from pathlib import Path
 
 import torch
 
+from autotune.engine.device import (
+    on_accelerator,
+    peak_reserved_bytes,
+    read_device_memory,
+    reserved_bytes,
+    reset_peak,
+    synchronize,
+)
 from autotune.records.measurement import PeakMemory
 
 _STATUS = Path("/proc/self/status")
@@ -40,12 +48,11 @@ class MemoryMeter:
 
     def reset_device(self) -> None:
         """Forget the device's peak so far; called after the optimizer's state exists."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        reset_peak(self._device)
 
     def read(self) -> PeakMemory:
         """Return the peak: resident sets of all processes plus workers, and device memory reserved here by PyTorch."""
-        device = torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
+        device = peak_reserved_bytes(self._device)
         host = peak_host_bytes() + sum(self._others.values()) + self._worker_peak
         return PeakMemory(host_bytes=host, device_bytes=device)
 
@@ -88,20 +95,20 @@ def measure_outside_bytes(device: torch.device, own_bytes: int) -> int:
         own_bytes: what the tensors take; on a GPU all of PyTorch's are left out instead.
     """
     release_free_memory()
-    if device.type != "cuda":
+    if not on_accelerator(device):
         return max(0, resident_bytes() - own_bytes)
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(total - free) - torch.cuda.memory_reserved(device))
+    free, total = read_device_memory(device)
+    return max(0, total - free - reserved_bytes(device))
 
 
 def measure_peak(run: Callable[[], None], device: torch.device) -> int | None:
     """Return the most in use while something ran, as `measure_outside_bytes` counts; None when it cannot be known."""
     outside = measure_outside_bytes(device, 0)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if on_accelerator(device):
+        reset_peak(device)
         run()
-        torch.cuda.synchronize(device)
-        return outside + torch.cuda.max_memory_reserved(device)
+        synchronize(device)
+        return outside + (peak_reserved_bytes(device) or 0)
     forgotten, before = reset_host_peak(), peak_host_bytes()
     run()
     after = peak_host_bytes()

@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from autotune.engine.device import release_cached, synchronize
 from autotune.engine.precision import tf32
 from autotune.engine.threads import single_thread
 from autotune.records.config import TrainConfig
@@ -28,7 +29,7 @@ def time_reference(device: torch.device, *, seconds: float = ROUND_SECONDS) -> f
     if device.type == "cuda":
         with tf32(TrainConfig(), device):  # the same work whatever the training is allowed
             mean = _repeat(device, _CUDA_SIZE, _CUDA_COPY_BYTES, seconds)
-        torch.cuda.empty_cache()  # what the canary held is no part of the training's memory
+        release_cached(device)  # what the canary held is no part of the training's memory
         return mean
     with single_thread():
         return _repeat(device, _CPU_SIZE, _CPU_COPY_BYTES, seconds)
@@ -42,18 +43,13 @@ def _repeat(device: torch.device, size: int, copied_bytes: int, seconds: float) 
         copy = torch.empty_like(source)
         rounds = 0
         torch.mm(left, left, out=product)  # the first call sets up the library
-        _wait(device)
+        synchronize(device)
         began = time.perf_counter()
         elapsed = 0.0
         while elapsed < seconds:
             torch.mm(left, left, out=product)
             copy.copy_(source)
-            _wait(device)
+            synchronize(device)
             rounds += 1
             elapsed = time.perf_counter() - began
     return elapsed / rounds
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

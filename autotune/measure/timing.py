@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.device import on_accelerator, reserved_bytes
 from autotune.engine.loop import Mark, StepOutcome
 from autotune.measure.clock import Clock, clock_for
 from autotune.measure.hopeless import Phase
@@ -163,7 +164,7 @@ def make_timing(
     """
 
     def read_watched() -> dict[str, float | None]:
-        reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else None
+        reserved = reserved_bytes(device) if on_accelerator(device) else None
         return {"the device's memory": reserved, "the loss scale": read_scale()}
 
     return Timing(

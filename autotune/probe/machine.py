@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from autotune.engine.device import count_accelerators, on_accelerator, read_device_memory
 from autotune.engine.threads import intra_op_threads
 from autotune.machine.hardware import read_hardware
 from autotune.machine.limits.all_reduce import measure_all_reduce
@@ -58,29 +59,29 @@ def _count_ranks(spec: TrialSpec, device: str) -> int:
         return (
             int(ranks) if ranks.isdigit() and here in ("", ranks) else 1
         )  # of several machines only this one is known
-    return max(1, torch.cuda.device_count()) if spec.purpose == "machine" and device == "cuda" else 1
+    return max(1, count_accelerators()) if spec.purpose == "machine" and device == "cuda" else 1
 
 
 def used_bytes(device: torch.device) -> int:
     """Return the memory in use: of the whole device, or of this process on a CPU."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(total - free)
+    if on_accelerator(device):
+        free, total = read_device_memory(device)
+        return total - free
     return resident_bytes()
 
 
 def memory_limit(device: torch.device) -> int:
     """Return what a training may use: of the device, or of the host on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
+    if on_accelerator(device):
+        return read_device_memory(device)[1]
     return read_hardware().memory_limit_bytes
 
 
 def room_for_trying(device: torch.device) -> int:
     """Return what a probe may use to try more than the user's own settings: half of what nobody uses, and its own."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(total - free / 2)
+    if on_accelerator(device):
+        free, total = read_device_memory(device)
+        return total - free // 2
     hardware = read_hardware()
     return min(hardware.memory_limit_bytes, resident_bytes() + hardware.memory_available_bytes // 2)
 

@@ -139,6 +139,8 @@ def _measure_machine(
     limits = TrialLimits(time_limit_seconds=policy.limit_seconds, ceilings_seconds=policy.machine_seconds)
     target = Target(spec="", folder=str(scratch))
     result = runner(TrialSpec(number=1, purpose="machine", target=target, config=None, ceilings=known, limits=limits))
+    if result.cause == "machine":
+        raise MachineError(result.error, hint=result.hint)
     if result.ceilings is None:
         raise MachineError(
             f"PyTorch does not run on this machine ({result.status}): {result.error}",
@@ -293,6 +295,8 @@ def explain_failed_baseline(result: TrialResult, log: Path | None = None) -> Usa
         return MachineError(result.error, hint="raise the limit in this shell, then start it again")
     if result.cause == "usage":
         return UsageError(result.error, hint=result.hint)
+    if result.cause == "machine":
+        return MachineError(result.error, hint=result.hint)
     place = "" if log is None else f" (log: {log})"
     if result.cause == "target":
         return TargetError(result.error, hint=f"{result.hint}{place}".strip())

@@ -15,6 +15,9 @@ from autotune.records.measurement import Measurement
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
 
+DEVICE_VARIABLE = "AUTOTUNE_DEVICE"
+"""Environment variable: `cpu` keeps a workload on the CPU of a machine with an accelerator, as `--device cpu` does."""
+
 
 class TrialStatus(StrEnum):
     """How a trial ended."""
@@ -59,6 +62,7 @@ Cause = Literal[
     "no-optimizer-step",
     "target",
     "usage",
+    "machine",
     "budget",
     "disturbed",
     "interrupted",

@@ -115,9 +115,9 @@ class _Look:
 
 
 def _require_devices(spec: TrialSpec) -> None:
-    import torch
+    from autotune.engine.device import count_accelerators
 
-    count_ranks(str(spec.world_size), torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    count_ranks(str(spec.world_size), count_accelerators())
 
 
 def _hand_on_dumps() -> None:

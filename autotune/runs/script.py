@@ -21,10 +21,10 @@ import torch
 
 from autotune.distributed.world import looks_lost
 from autotune.engine.dataloader import read_batch_size
-from autotune.engine.device import limit_device_memory
+from autotune.engine.device import limit_device_memory, require_supported
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.errors import TargetError
+from autotune.errors import MachineError, TargetError
 from autotune.isolation.causes import Outcome, describe_hopeless, encodable, explain_exception
 from autotune.isolation.prepare import exit_at_once, own_record
 from autotune.isolation.progress import ProgressWriter
@@ -121,13 +121,14 @@ class ScriptTrial:
             self.fail((TrialStatus.CRASHED, "target", text[:400]))
         self._end_run()
 
-    def fail(self, outcome: Outcome) -> NoReturn:
+    def fail(self, outcome: Outcome, hint: str = "") -> NoReturn:
         """Write a failure and end the process."""
         status, cause, error = outcome[0], outcome[1], encodable(outcome[2])
         if not self._leads:
             error = f"process {self._rank} of {self._world_size}: {error}"
+        seconds = self.elapsed_seconds
         result = TrialResult(
-            spec=self.spec, status=status, cause=cause, error=error, elapsed_seconds=self.elapsed_seconds
+            spec=self.spec, status=status, cause=cause, error=error, hint=hint, elapsed_seconds=seconds
         )
         if self._leads:
             self.finish(result)
@@ -174,6 +175,10 @@ class ScriptTrial:
 
     def _begin(self) -> None:
         self.startup_seconds = self.elapsed_seconds
+        try:
+            require_supported(self.hooks.device, of_script=True)
+        except MachineError as error:
+            self.fail((TrialStatus.CRASHED, "machine", error.message), hint=error.hint)
         limit_device_memory(self.spec.limits.device_memory_limit_bytes, self.hooks.device)
         self._get_source().begin()
         self._resume(lambda run: next(run))

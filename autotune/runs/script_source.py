@@ -13,6 +13,7 @@ import torch
 
 from autotune.engine.data_trace import FIRST_BATCHES, digest_batches
 from autotune.engine.dataloader import read_batch_size
+from autotune.engine.device import read_device_generator
 from autotune.engine.gradients import StepRecorder
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
@@ -232,4 +233,5 @@ class ScriptSource:
 
 
 def _read_generator(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else torch.get_rng_state()
+    own = read_device_generator(device)
+    return torch.get_rng_state() if own is None else own

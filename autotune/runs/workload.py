@@ -20,7 +20,7 @@ from autotune.distributed.world import RankLostError, World, joined_world
 from autotune.engine.determinism import make_reference
 from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import backend_settings
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.isolation.causes import describe_hopeless, encodable, explain_exception
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.progress import ProgressWriter, open_progress
@@ -126,6 +126,7 @@ def _explain(spec: TrialSpec, error: BaseException, *, started: float) -> TrialR
     traceback.print_exception(error)
     if isinstance(error, AutotuneError):
         cause: Cause = "usage" if isinstance(error, UsageError) else "target"
+        cause = "machine" if isinstance(error, MachineError) else cause
         failed = _failed(spec, TrialStatus.CRASHED, cause, encodable(error.message), started=started)
         return failed.replace(hint=encodable(error.hint))
     return _failed(spec, *explain_exception(error), started=started)

@@ -10,6 +10,7 @@ import torch
 
 from autotune.engine.data_trace import record_data
 from autotune.engine.dataloader import mix_seed, moved_generators, read_generators
+from autotune.engine.device import read_device_generator
 from autotune.engine.evaluation import evaluate
 from autotune.engine.gradients import StepRecorder, name_parameters
 from autotune.engine.loop import StepOutcome, Training, seed_everything
@@ -167,4 +168,4 @@ class WorkloadSource:
             group.update(before)
 
     def _read_device_generator(self) -> torch.Tensor | None:
-        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return read_device_generator(self.device)

@@ -27,7 +27,7 @@ from autotune.records.profile import Profile
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
 from autotune.records.search import PlannedRun, Preset, SearchState
-from autotune.records.trial import Target
+from autotune.records.trial import DEVICE_VARIABLE, Target
 from autotune.scratch import sweep_scratch
 from autotune.search.launch.budget import Budget, measure_seconds_for
 from autotune.search.launch.starter import SearchContext
@@ -282,7 +282,7 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
     """Return what a search is asked to do, as its folder remembers it."""
     return SearchState(
         target=target,
-        world_size=count_ranks(str(options.nproc_per_node or 1), len(read_hardware().gpus)),
+        world_size=count_ranks(str(options.nproc_per_node or 1), 0 if _is_for_cpu() else len(read_hardware().gpus)),
         seed=options.seed,
         max_drift=options.max_drift,
         memory_limit_bytes=options.memory_limit_bytes,
@@ -299,6 +299,10 @@ def describe_search(target: Target, options: SearchOptions) -> SearchState:
     )
 
 
+def _is_for_cpu() -> bool:
+    return os.environ.get(DEVICE_VARIABLE) == "cpu"
+
+
 def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFolder:
     state = describe_search(target, options)
     if not options.resume:
@@ -312,6 +316,9 @@ def _open_folder(work: Path, target: Target, options: SearchOptions) -> SearchFo
     if options.objective is None:
         state = state.replace(objective=found.read_state().objective)
     _require_same_search(found, state)
+    probe = found.read_probe()
+    if _is_for_cpu() and probe is not None and probe.target.device != "cpu":
+        raise UsageError("--device cpu: the search to resume is of the GPU", hint="leave it out, or leave --resume out")
     if not is_sealed(found):
         drop_compiled(found)
     return found

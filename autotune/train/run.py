@@ -128,6 +128,8 @@ def _train(request: RunRequest, began: float) -> _End:
             return _start(request, path, resume_plan(request, read_plan(path), path), began)
     plan = make_plan(request, load_profile(options, request.work, request.note))
     request.callbacks.relaunch(find_missing_environment(plan.config, read_hardware()), plan.reverification)
+    if request.place is None:
+        choose_device("auto")  # a machine that cannot be used is refused before there is a run
     path = make_run(request.work, label, options.out)
     with locked_run(path):
         return _start(request, path, plan, began)

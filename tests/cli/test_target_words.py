@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import app
-from autotune.cli.target import find_command, read_target
+from autotune.cli.target import find_command, read_target, set_device
 from autotune.errors import UsageError
 from autotune.records.script import Script
+from autotune.records.trial import DEVICE_VARIABLE
 
 SCRIPT = 'import torch\nif __name__ == "__main__":\n    open("marker", "w")\n'
 WORKLOAD = """
@@ -198,3 +199,18 @@ def test_a_target_of_the_settings_is_said_alone(folder: Path, capsys: pytest.Cap
     (folder / "autotune.toml").write_text('command = "python train.py"')
     announce_target(None, folder)
     assert capsys.readouterr().err == "target: python train.py (from [tool.autotune])\n"
+
+
+def test_a_device_is_for_all_that_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEVICE_VARIABLE, "auto")
+    set_device("cpu", "demo")
+    assert os.environ[DEVICE_VARIABLE] == "cpu"
+    set_device(None, "demo")
+    assert os.environ[DEVICE_VARIABLE] == "cpu"  # as the environment has it
+
+
+def test_a_device_that_cannot_be_chosen_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--device mps: no device to choose"):
+        set_device("mps", "demo")
+    with pytest.raises(UsageError, match="--device is for a workload"):
+        set_device("cpu", read_target(["--", sys.executable, "train.py"]))

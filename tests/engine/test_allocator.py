@@ -20,6 +20,7 @@ HOST: dict[str, dict[str, str]] = {
     "jemalloc": {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"},
     "tcmalloc": {"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"},
 }
+OLDER, NEWER, EXPAND = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 DEVICE = {"default": {}, "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
 
 
@@ -101,3 +102,22 @@ def test_glibc_keeps_a_freed_block_when_tuned(host: Any, kept: bool) -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert finished.stdout.strip() == str(kept)
+
+
+@pytest.mark.parametrize(
+    ("own", "after"),
+    [
+        ({}, {OLDER: EXPAND}),
+        ({OLDER: "max_split_size_mb:128"}, {OLDER: f"max_split_size_mb:128,{EXPAND}"}),
+        ({OLDER: "expandable_segments:False,backend:native"}, {OLDER: f"backend:native,{EXPAND}"}),
+        (
+            {NEWER: "roundup_power2_divisions:[256:1,512:2]"},
+            dict.fromkeys((OLDER, NEWER), f"roundup_power2_divisions:[256:1,512:2],{EXPAND}"),
+        ),
+    ],
+    ids=["nothing set", "the older name", "switched off", "the newer name"],
+)
+def test_the_users_own_settings_of_the_device_allocator_stay(own: dict[str, str], after: dict[str, str]) -> None:
+    config = TrainConfig(device_allocator="expandable-segments")
+    assert launch_environment(config, {}, own) == after
+    assert launch_environment(config, {}, own | after) == after

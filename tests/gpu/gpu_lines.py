@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LINES_RUN = Path(__file__).with_name("lines_run.json")
+"""What `python tests/gpu/fake/on_the_fake.py` has measured: texts of lines, by module and function."""
+
+_BEGINNINGS = ("torch.cuda", "torch.backends.cud", "torch.accelerator", "torch.get_device_module")
+_ASKS = ("_module(", "on_accelerator(")
 
 EXERCISED = {
     "autotune/arithmetics.py": "test_a_knob_trains_as_the_baseline_does",
@@ -38,35 +44,71 @@ EXERCISED = {
 
 HEAD = """# On a GPU
 
-Everything that a GPU needs is written; **nothing of it has run on one yet**. It was written against the documentation
-of PyTorch and NVML, and tested with recorded answers of a driver. Until then take a search on a GPU for a preview: its
-claims are made by the same paired launches and checks as on a CPU, but a path that fails is likelier.
+Everything that a GPU needs is written; **nothing of it has run on a real one yet**. It was written against the source
+of PyTorch and the documentation of NVML, tested with recorded answers of a driver, and run on a fake GPU. Until then
+take a search on a GPU for a preview: its claims are made by the same paired launches and checks as on a CPU, but a
+path that fails is likelier.
 
     make test-gpu
 
-runs each path below on one NVIDIA GPU in under ten minutes and prints a table: what passed, and a figure for each. The
-paths that a CPU has too run without a GPU; the others are skipped.
+runs each path below on one NVIDIA GPU in under ten minutes and prints a table: what passed, and a figure for each.
+The paths that a CPU has too run without a GPU; the others are skipped.
 
-Written by `python tests/gpu/gpu_lines.py`: the functions with lines that only a GPU runs, and the test that exercises
-each.
+## The fake GPU
 
-| module | functions | lines | test |
-| --- | --- | --: | --- |"""
+    make test-gpu-fake
+
+runs the same paths without a GPU, on a fake one (`tests/gpu/fake/`): a CUDA back end for a CPU build of PyTorch 2.13,
+in C++, which the tests compile. Its kernels are registered under the dispatcher's CUDA key and are the CPU's, on the
+same memory, so the numbers are a CPU's to the bit. It has a caching allocator that rounds, splits, caches, and runs
+out as CUDA's does, streams with what is pending in them, events, random generators, page-locked memory, copies that
+wait or do not, and an NVML of its own. `torch.cuda` is PyTorch's own, in Python, and nothing of autotune knows of it.
+
+What it cannot tell, and a GPU alone can:
+
+- how long anything takes: a kernel is done when its launch returns, so nothing ever overlaps, and no launch is late
+- what `torch.compile` makes of a model (Triton), and CUDA graphs: gradients accumulated under them are known to fail
+  in PyTorch, so such a launch is a crash, and a training's step down to smaller micro batches leaves the graphs
+- kernels seen by the profiler (CUPTI): without any, a probe says nothing of the step's computation, rather than that
+  the GPU idles
+- TF32, `cudnn.benchmark`, the attention kernels, `expandable_segments`: they are switched on, and change nothing
+  there
+- fragmentation across streams, memory that a context or a library takes, and what is reached by NCCL: several GPUs
+
+## Other accelerators
+
+An AMD GPU is `cuda` to PyTorch (ROCm), and is used as one; NVML tells nothing of it, so its clock and what else is at
+work on it are not known, and nobody has tried it. Any other accelerator of PyTorch's, Intel's `xpu` and Apple's `mps`
+among them, is refused in one sentence: its times and its memory would be read wrongly, and settings that were found
+on the CPU would say nothing about it. `--device cpu` (or `AUTOTUNE_DEVICE=cpu`) keeps a workload on the CPU, there
+and beside a supported GPU. A script chooses its device itself: it is refused once its model is on such a device, and
+`autotune train -- python train.py` trains it there all the same.
+
+## What only a GPU runs
+
+Written by `python tests/gpu/gpu_lines.py`: the functions with lines that ask for a GPU, how many of these the fake
+one has run when that was last measured (yes: all of them), and the test that exercises each on a GPU.
+
+| module | functions | lines | on the fake | test |
+| --- | --- | --: | --- | --- |"""
 
 
-def find_functions(source: str) -> Iterator[tuple[str, int]]:
-    """Yield the name of each function that asks for a GPU, and on how many lines it does."""
+def find_functions(source: str) -> Iterator[tuple[str, dict[int, str]]]:
+    """Yield the name of each function that asks for a GPU, and the lines on which it does, by number."""
+    texts = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
-            lines = {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno") and _is_about_a_gpu(inner)}
-            if lines:
-                yield node.name, len(lines)
+            numbers = {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno") and _is_about_a_gpu(inner)}
+            if numbers:
+                yield node.name, {number: texts[number - 1].strip() for number in sorted(numbers)}
 
 
 def _is_about_a_gpu(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return node.value == "cuda"
-    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("torch.cuda", "torch.backends.cud"))
+    if isinstance(node, ast.Call):
+        return ast.unparse(node).startswith(_ASKS)
+    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(_BEGINNINGS)
 
 
 def find_test(module: str) -> str | None:
@@ -75,22 +117,28 @@ def find_test(module: str) -> str | None:
     return EXERCISED[max(beginnings, key=len)] if beginnings else None
 
 
-def list_modules() -> dict[str, list[tuple[str, int]]]:
-    """Return the functions that ask for a GPU by the path of their module."""
-    found = {
-        path.relative_to(ROOT).as_posix(): list(find_functions(path.read_text()))
-        for path in sorted((ROOT / "autotune").rglob("*.py"))
-    }
-    return {module: functions for module, functions in found.items() if functions}
+def list_lines() -> dict[str, dict[str, dict[int, str]]]:
+    """Return the lines that ask for a GPU, by module, function and number."""
+    found: dict[str, dict[str, dict[int, str]]] = {}
+    for path in sorted((ROOT / "autotune").rglob("*.py")):
+        for name, lines in find_functions(path.read_text()):  # methods of two classes may have one name
+            found.setdefault(path.relative_to(ROOT).as_posix(), {}).setdefault(name, {}).update(lines)
+    return found
+
+
+def count_run(functions: dict[str, dict[int, str]], run: dict[str, list[str]]) -> int:
+    """Return how many lines of a module the fake GPU has run, as they are now."""
+    return sum(text in run.get(name, ()) for name, lines in functions.items() for text in lines.values())
 
 
 def make_page() -> str:
     """Return the page."""
-    rows = [
-        f"| {module} | {', '.join(name for name, _ in functions)} | {sum(lines for _, lines in functions)} "
-        f"| {find_test(module)} |"
-        for module, functions in list_modules().items()
-    ]
+    run = json.loads(LINES_RUN.read_text())
+    rows = []
+    for module, functions in list_lines().items():
+        lines, on_fake = sum(map(len, functions.values())), count_run(functions, run.get(module, {}))
+        told = "yes" if on_fake == lines else f"{on_fake}" if on_fake else "no"
+        rows.append(f"| {module} | {', '.join(functions)} | {lines} | {told} | {find_test(module)} |")
     return "\n".join([HEAD, *rows]) + "\n"
 
 

@@ -39,6 +39,7 @@ EXCEPTIONS = {
     "diverged": (DivergedError(7), TrialStatus.DIVERGED, "non-finite"),
     "device memory": (torch.OutOfMemoryError("Tried to allocate 2 GiB"), OUT_OF_MEMORY, "oom-device"),
     "device memory by text": (RuntimeError("CUDA error: out of memory"), OUT_OF_MEMORY, "oom-device"),
+    "cudnn": (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), OUT_OF_MEMORY, "oom-device"),
     "cublas": (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), OUT_OF_MEMORY, "oom-device"),
     "memory": (MemoryError(), OUT_OF_MEMORY, "oom-host"),
     "torch's CPU allocator": (

@@ -287,6 +287,17 @@ def test_old_bindings_without_a_function(plant: Any, monkeypatch: pytest.MonkeyP
     assert "nvmlDeviceGetCount" in missing[0]
 
 
+def test_a_driver_older_than_the_bindings(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # nvmlDeviceGetComputeRunningProcesses is _v3 of it in the bindings of today; a driver of CUDA 11.0 has no such one.
+    def mismatch(_: Any) -> Any:
+        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    nvml = plant(FakeNvml([Gpu("old", "GPU-aaaa")]))
+    nvml.NVMLLibraryMismatchError = pynvml.NVMLLibraryMismatchError
+    monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", mismatch)
+    assert name_gpus() == (["old"], ("the other processes of GPU 0 (old) could not be read",))
+
+
 def test_missing_bindings(plant: Any) -> None:
     plant(None)
     names, missing = name_gpus()

@@ -168,7 +168,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         make = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *args, _make=make, **kw: _make(*args, **{**kw, "device": CPU}))
     monkeypatch.setattr("autotune.measure.speed_reference._CUDA_SIZE", 64)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
 

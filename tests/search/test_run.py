@@ -8,6 +8,7 @@ from autotune.errors import UsageError
 from autotune.machine.hardware import read_software
 from autotune.records import Profile
 from autotune.records.objective import Objective
+from autotune.records.trial import DEVICE_VARIABLE
 from autotune.search.run import SearchOptions, _holds_proof, run_search
 from autotune.search.store.folder import find_search_folder
 from autotune.targets.drift_limits import read_drift_limits
@@ -103,6 +104,18 @@ def test_a_search_is_not_resumed_for_something_else(tmp_path, message, what):
     if what == "target":
         (tmp_path / "helper.py").write_text("LEARNING_RATE = 5.0\n")
     with pytest.raises(UsageError, match=f"--resume: {message}"):
+        run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
+
+
+def test_a_search_of_the_gpu_is_not_resumed_on_the_cpu(tmp_path, monkeypatch):
+    folder = run_simulated(Machine(stop_after=3), tmp_path).folder
+    (tmp_path / "toy.py").write_text(TOY)
+    report = folder.read_probe()
+    assert report is not None
+    fingerprint = fingerprint_workload("toy.py:workload", folder=tmp_path)
+    folder.write_probe(report.replace(target=report.target.replace(device="cuda", fingerprint=fingerprint)))
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    with pytest.raises(UsageError, match="--device cpu: the search to resume is of the GPU"):
         run_search("toy.py:workload", SearchOptions(resume=True), folder=tmp_path)
 
 

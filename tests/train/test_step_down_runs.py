@@ -85,7 +85,7 @@ def test_an_allocator_that_gives_memory_back_again_and_again_is_out_of_memory(
     faulty: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retries = iter(range(1000))
-    monkeypatch.setattr(looks, "count_retries", lambda _device: min(next(retries), 5))
+    monkeypatch.setattr(looks, "count_allocation_retries", lambda _device: min(next(retries), 5))
     summary = train(faulty, "quiet", epochs=8)
     (step_down,) = summary.step_downs
     assert (step_down.cause, step_down.action) == ("allocator-thrash", "fewer-samples")

@@ -205,3 +205,18 @@ def test_once_more_the_same_is_no_advice_for_later() -> None:
     workers = choose_step_down(Fault("dataloader-worker-died", "", 5), plan, ALL, repeats=False)
     assert workers is not None
     assert (workers.action, workers.config.num_workers) == ("no-workers", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("reduce-overhead", "default"),
+        ("max-autotune", "max-autotune-no-cudagraphs"),
+        ("default", "default"),
+        ("off", "off"),
+    ],
+)
+def test_gradients_that_are_accumulated_are_no_cuda_graphs(before: str, after: str) -> None:
+    found = choose("oom-device", make_plan(BASELINE.replace(compile_mode=before)))
+    assert found is not None
+    assert (found[1].gradient_accumulation_steps, found[1].compile_mode) == (2, after)

@@ -24,6 +24,7 @@ from autotune.drift.guard.gradient_watch import GradientWatch, Seen
 from autotune.drift.guard.loss_watch import LossWatch
 from autotune.drift.guard.skipped_steps import WINDOW_STEPS, SkipWatch
 from autotune.drift.record.numerics import SWITCHED, IncomparableGradients, PairedGradients
+from autotune.engine.device import release_cached, reserved_bytes, synchronize
 from autotune.engine.length import count_epoch_steps
 from autotune.engine.loop import Training
 from autotune.isolation.causes import explain_exception
@@ -252,10 +253,8 @@ class DriftGuard:
         )
 
     def _look(self, gradients: GradientWatch, batch: Any, step: int) -> Seen:
-        is_cuda = self._device.type == "cuda"
-        reserved = torch.cuda.memory_reserved(self._device) if is_cuda else 0
-        if is_cuda:
-            torch.cuda.synchronize(self._device)
+        reserved = reserved_bytes(self._device)
+        synchronize(self._device)
         try:
             seen = gradients.look(batch, step=step)
         except IncomparableGradients as error:
@@ -264,10 +263,9 @@ class DriftGuard:
             status, _, text = explain_exception(error)
             short = status is TrialStatus.OUT_OF_MEMORY
             seen, self._off = Seen("fine"), f"not enough memory for both: {text}" if short else f"a look failed: {text}"
-        if is_cuda:
-            torch.cuda.synchronize(self._device)
-            if torch.cuda.memory_reserved(self._device) > reserved:
-                torch.cuda.empty_cache()  # what the other numerics took more is not the training's to keep
+        synchronize(self._device)
+        if reserved_bytes(self._device) > reserved:
+            release_cached(self._device)  # what the other numerics took more is not the training's to keep
         return seen
 
     def _alarm(self, cause: AlarmCause, sentence: str, clean_step: int | None = None) -> Alarm:

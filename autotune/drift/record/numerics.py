@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from autotune.drift.record.object_state import Restore
 from autotune.drift.record.side_computation import side_computation
 from autotune.engine.determinism import without_dropout
+from autotune.engine.device import read_device_generator
 from autotune.engine.gradients import choose, dense_gradient, name_parameters, pick, share_elements
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.loop import Training
@@ -206,7 +207,8 @@ def eagerly() -> Iterator[None]:
 
 
 def _read_generator(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else torch.get_rng_state()
+    own = read_device_generator(device)
+    return torch.get_rng_state() if own is None else own
 
 
 def _steps_in_backward(leaf: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from autotune.drift.record.object_state import Restore, snapshot_objects
 from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.device import read_device_generator, restore_device_generator
 
 
 @contextmanager
@@ -57,11 +58,10 @@ def side_computation(
 def snapshot_generators(device: torch.device) -> Restore:
     """Return what puts the random generators of the CPU and of a device back to where they are now."""
     states = read_generators()
-    device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    device_state = read_device_generator(device)
 
     def restore() -> None:
         restore_generators(states)
-        if device_state is not None:
-            torch.cuda.set_rng_state(device_state, device)
+        restore_device_generator(device_state, device)
 
     return restore

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from autotune.engine.device import synchronize
 from autotune.lifeline import die_with_parent
-from autotune.machine.limits.repetitions import synchronize
 from autotune.scratch import scratch_folder
 
 BYTES = 64 * 2**20

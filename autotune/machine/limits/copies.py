@@ -14,6 +14,7 @@ from time import perf_counter
 import psutil
 import torch
 
+from autotune.engine.device import on_accelerator, read_device_memory
 from autotune.machine.cgroups import read_memory_headroom
 from autotune.machine.cpus import read_affinity, read_last_level_cache_bytes
 from autotune.machine.limits.products import DEVICE_MEMORY_FRACTION
@@ -107,7 +108,7 @@ def _cache_bytes(device: torch.device) -> int:
 
 
 def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if on_accelerator(device):
+        return read_device_memory(device)[0]
     available, headroom = psutil.virtual_memory().available, read_memory_headroom(_ROOT)
     return available if headroom is None else min(available, headroom)

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 import torch
 
+from autotune.engine.device import on_accelerator, release_cached, synchronize
 from autotune.machine.limits.copies import measure_copy, measure_host_copies, measure_memory
 from autotune.machine.limits.products import Burst, list_arithmetics, measure_burst, measure_sustained
-from autotune.machine.limits.repetitions import synchronize, time_repetition
+from autotune.machine.limits.repetitions import time_repetition
 from autotune.records.ceilings import Ceilings, MatmulRate
 
 # Emulated arithmetic is this much slower than fp32; as a ceiling it would only mislead, so it is marked. A CPU that has
@@ -177,9 +178,9 @@ def _measure_calls(device: torch.device) -> tuple[float, float | None]:
 
 
 def _release_memory(device: torch.device) -> None:
-    if device.type != "cuda":
+    if not on_accelerator(device):
         return
-    torch.cuda.empty_cache()
+    release_cached(device)
     # Page-locked memory has a cache of its own. Its public name is newer than the oldest PyTorch supported here (2.6).
     release = getattr(torch.accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
     if release is not None:

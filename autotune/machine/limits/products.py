@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch
 
+from autotune.engine.device import read_device_memory
 from autotune.engine.precision import tf32
 from autotune.machine.limits.repetitions import LEAST_REPETITIONS, best_seconds, sustained_seconds, time_repetition
 from autotune.records.config import TrainConfig
@@ -127,7 +128,7 @@ def _growth(seconds: dict[int, float], edge: int) -> float:
 def _largest_edge(device: torch.device, dtype: torch.dtype) -> int:
     if device.type != "cuda":
         return _EDGES[device.type][1]
-    budget_bytes = DEVICE_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]
+    budget_bytes = DEVICE_MEMORY_FRACTION * read_device_memory(device)[0]
     # Three matrices of this edge, and those of half, a quarter, ... of it: 3 * (1 + 1/4 + 1/16 + ...) = 4.
     return math.isqrt(int(budget_bytes / (4 * dtype.itemsize)))
 

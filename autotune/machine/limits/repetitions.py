@@ -15,6 +15,8 @@ from time import perf_counter
 
 import torch
 
+from autotune.engine.device import synchronize
+
 LEAST_REPETITIONS = 3
 """Made also when no time is left."""
 
@@ -71,9 +73,3 @@ def time_repetition(run: Callable[[], object], device: torch.device, runs: int) 
         run()
     synchronize(device)
     return perf_counter() - start
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has nothing left to do; a CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

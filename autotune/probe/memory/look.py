@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.device import read_device_generator, restore_device_generator
 from autotune.measure.memory import release_free_memory
 from autotune.probe.memory.lines import (
     Calibration,
@@ -181,11 +182,10 @@ def cap_memory(facts: TargetFacts, measurement: Measurement) -> TargetFacts:
 def _undisturbed(device: torch.device) -> Iterator[None]:
     """Put the random generators back afterwards, and release memory that is no longer used."""
     generators = read_generators()
-    device_generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    device_generator = read_device_generator(device)
     try:
         yield
     finally:
         restore_generators(generators)
-        if device_generator is not None:
-            torch.cuda.set_rng_state(device_generator, device)
+        restore_device_generator(device_generator, device)
         release_free_memory()

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.device import on_accelerator, reserved_bytes
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.format import format_share
@@ -99,8 +100,8 @@ class ScriptProbe:
         return nullcontext()  # the script has set torch as it likes
 
     def begin(self) -> tuple[TrainConfig, TrialLimits]:
-        if self.device.type == "cuda":
-            self.base_bytes = max(0, used_bytes(self.device) - torch.cuda.memory_reserved(self.device))
+        if on_accelerator(self.device):
+            self.base_bytes = max(0, used_bytes(self.device) - reserved_bytes(self.device))
         self._clock = clock_for(self.device)
         self._began = time.perf_counter()
         self.steps.on_step = self._note_step

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from autotune.engine.device import synchronize
 from autotune.probe.step.work import OperationTime, WorkProfile
 from autotune.probe.time_shares import ProbePolicy
 
@@ -28,6 +29,9 @@ _PRODUCTS = re.compile(
 )
 
 _SYNCHRONIZING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::unique_dim", "aten::_unique2"})
+
+_COPY_TO_HOST = "Memcpy DtoH (Device -> Pageable"
+"""Name of a copy that the host waits for; of one to pinned memory it need not."""
 
 _COMPILED = "CompiledFxGraph"
 
@@ -72,8 +76,7 @@ class StepProfiler:
         """Note that the steps are over: what happens until `stop` is none of theirs."""
         if self._profiler is None:
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self._seconds = time.perf_counter() - self._began
         with torch.profiler.record_function(_STEPS_ENDED):
             pass
@@ -196,7 +199,7 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
         events: `torch.autograd.profiler_util.FunctionEvent`s; those after the steps' end are left out.
         seconds: wall time in which they happened.
         steps: taken in it.
-        on_gpu: take the time of kernels.
+        on_gpu: take the time of kernels; without any there is no profile.
     """
     ended = min((start for start, _ in _find_spans(events, lambda name: name == _STEPS_ENDED)), default=math.inf)
     events = [event for event in events if event.time_range.start < ended]
@@ -214,7 +217,7 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         operations.append(_read_operation(event, microseconds / 1e6))
         calls += int(event.cpu_parent is None or not _is_operation(event.cpu_parent))
-        syncs += int(event.name in _SYNCHRONIZING and not _is_within(event, stepping))
+        syncs += int(_asks_for_values(event) and not _is_within(event, stepping))
     loading = sum(end - start for start, end in aside) / 1e6
     return WorkProfile(
         operations=operations,
@@ -227,14 +230,24 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
 
 
 def _hides_kernels(events: Iterable[Any]) -> bool:
-    """Return whether much of a GPU's time belongs to nothing we know: CUDA graphs, operators of other libraries."""
+    """Return whether much of a GPU's time belongs to nothing we know: CUDA graphs, operators of other libraries.
+
+    So it does where no kernel was seen: CUPTI is missing, or the driver grants its counters to administrators alone.
+    """
     kernels = known = 0.0
     for event in events:
         if not str(event.device_type).endswith("CPU"):
-            kernels += event.time_range.end - event.time_range.start
+            if not getattr(event, "is_user_annotation", False):  # a span around kernels, e.g. the optimizer's
+                kernels += event.time_range.end - event.time_range.start
         elif _is_operation(event):
             known += event.self_device_time_total
-    return known < _LEAST_KNOWN * kernels
+    return known <= 0.0 or known < _LEAST_KNOWN * kernels
+
+
+def _asks_for_values(event: Any) -> bool:
+    """Return whether the host waits for what a device has computed: a scalar, a size, or `.cpu()` and `.tolist()`."""
+    copies = (kernel.name for kernel in getattr(event, "kernels", ()))
+    return event.name in _SYNCHRONIZING or any(name.startswith(_COPY_TO_HOST) for name in copies)
 
 
 def _is_operation(event: Any) -> bool:

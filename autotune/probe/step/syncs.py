@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotune.engine.device import on_accelerator
+
 _SYNCHRONIZING = frozenset({"_local_scalar_dense", "nonzero", "unique_dim", "_unique2"})
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -40,11 +42,23 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation as it is."""
-        if func.overloadpacket.__name__ in _SYNCHRONIZING:
+        if func.overloadpacket.__name__ in _SYNCHRONIZING or _copies_to_host(func, args, kwargs or {}):
             place = _find_line(sys._getframe(1))
             if place is not None:
                 self._counts[place] += 1
         return func(*args, **(kwargs or {}))
+
+
+def _copies_to_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether values of a device are copied to the host, which waits: `.cpu()`, `.tolist()`."""
+    name = func.overloadpacket.__name__
+    if name == "_to_copy":
+        to, waits = kwargs.get("device"), not kwargs.get("non_blocking", False)
+        return waits and to is not None and to.type == "cpu" and on_accelerator(args[0].device)
+    if name != "copy_":
+        return False
+    waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    return waits and not on_accelerator(args[0].device) and on_accelerator(args[1].device)
 
 
 def _find_line(frame: FrameType | None) -> str | None:

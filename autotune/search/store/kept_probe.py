@@ -20,7 +20,7 @@ from autotune.records.codec import read_record, write_record
 from autotune.records.layout import KEPT_PROBE_FILE
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KeptProbe, SearchState
-from autotune.records.trial import Target, TrialResult
+from autotune.records.trial import DEVICE_VARIABLE, Target, TrialResult
 from autotune.search.store.folder import SearchFolder, prepare_state_folder
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.targets.source.fingerprint import fingerprint_target
@@ -30,7 +30,7 @@ MOST_SECONDS = 3600.0
 
 _NAMED = (
     *("ATEN_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "ONEDNN_"),
-    *("PYTHON", "PYTORCH_", "TCMALLOC_", "TORCH", "WORLD_SIZE", "LOCAL_"),
+    *(DEVICE_VARIABLE, "PYTHON", "PYTORCH_", "TCMALLOC_", "TORCH", "WORLD_SIZE", "LOCAL_"),
 )
 """Beginnings of the variables that change how fast a training runs: told by name where they differ."""
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from autotune.distributed.evaluation import lead_evaluation
 from autotune.distributed.training import RankTraining
+from autotune.engine.device import release_cached
 from autotune.engine.evaluation import evaluate
 from autotune.engine.loop import Training
 from autotune.errors import TargetError
@@ -151,8 +150,7 @@ class Evaluations:
     def _make_smaller(self, step: int) -> bool:
         """Halve the batch of an evaluation that ran out of memory; False when it is as small as it can be."""
         where = f"{self.loaded.label}: evaluate after step {step}"
-        if self.training.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_cached(self.training.device)
         if self._batch_size is None or self._batch_size == 1:
             hint = "give evaluate a parameter batch_size" if self._batch_size is None else "evaluate it elsewhere"
             self.warn(f"{where} ran out of memory and was left out; its checkpoint is there: {hint}")

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from autotune.drift.guard.guard import Alarm, DriftGuard
+from autotune.engine.device import count_allocation_retries
 from autotune.engine.loop import Training
-from autotune.train.loop.meters import Meters, count_retries
+from autotune.train.loop.meters import Meters
 from autotune.train.loop.state import Progress
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.steps_down import Fault, FaultFound
@@ -35,7 +36,7 @@ class HealthChecks:
     ) -> None:
         self._policy = policy
         self._training, self._meters, self._guard, self._warn = training, meters, guard, warn
-        self._retries = count_retries(training.device)
+        self._retries = count_allocation_retries(training.device)
         self._scale = 1.0 if training.scaler is None else training.scaler.get_scale()
         self._thrashing = 0
 
@@ -90,7 +91,7 @@ class HealthChecks:
             _heed(self._guard.record_scale(scale, step=step, skipped=skipped, steps=steps), step)
 
     def _check_allocator(self, step: int) -> None:
-        retries = count_retries(self._training.device)
+        retries = count_allocation_retries(self._training.device)
         new, self._retries = retries - self._retries, retries
         self._meters.allocator_retries += new
         self._thrashing = self._thrashing + 1 if new else 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autotune.engine.device import on_accelerator, peak_reserved_bytes, read_device_memory, reserved_bytes
 from autotune.records.run import Best
 
 _STATM = Path("/proc/self/statm")
@@ -90,9 +91,10 @@ class Meters:
 
     def record_memory(self, device: torch.device) -> int:
         """Return the memory in use now, in bytes, and remember the highest."""
-        if device.type == "cuda":
-            self.peak_memory_bytes = max(self.peak_memory_bytes, torch.cuda.max_memory_reserved(device))
-            return int(torch.cuda.memory_reserved(device))
+        peak = peak_reserved_bytes(device)
+        if peak is not None:
+            self.peak_memory_bytes = max(self.peak_memory_bytes, peak)
+            return reserved_bytes(device)
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
         self.peak_memory_bytes = max(self.peak_memory_bytes, highest)
         return read_resident_bytes()
@@ -108,16 +110,9 @@ def read_resident_bytes() -> int:
 
 def read_memory_limit(device: torch.device) -> int | None:
     """Return how much memory there is: of the device, or of the host without one; None where it does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if on_accelerator(device):
+        return read_device_memory(device)[1]
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
-
-
-def count_retries(device: torch.device) -> int:
-    """Return how often this process's device allocator has given memory back to go on; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

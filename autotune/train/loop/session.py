@@ -20,6 +20,7 @@ from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, World
 from autotune.drift.guard.guard import DriftGuard
 from autotune.engine.activation_checkpointing import can_checkpoint
+from autotune.engine.device import release_cached
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import TargetError
 from autotune.isolation.causes import explain_exception
@@ -293,5 +294,4 @@ class Session:
 
     def _free_memory(self) -> None:
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_cached(self.device)

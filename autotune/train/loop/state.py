@@ -259,4 +259,6 @@ def _restore_generators(training: Training, checkpoint: Mapping[str, Any]) -> No
     if state["cuda_rng"] and isinstance(training, RankTraining):
         torch.cuda.set_rng_state(state["cuda_rng"][0], training.device)
     elif state["cuda_rng"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda_rng"])
+        # As many as both have: `set_rng_state_all` fails where a checkpoint is from a machine with more GPUs.
+        for index, own in enumerate(state["cuda_rng"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(own, index)

@@ -45,10 +45,10 @@ def main(nproc_per_node: str, nodes: Nodes | None, words: list[str]) -> int:
         nodes: how those of several nodes meet; None without others.
         words: after `autotune train`.
     """
-    import torch
+    from autotune.engine.device import count_accelerators
 
     try:
-        size = count_ranks(nproc_per_node, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        size = count_ranks(nproc_per_node, count_accelerators())
     except AutotuneError as error:
         say_error(error)
         return error.exit_code

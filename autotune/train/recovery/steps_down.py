@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.errors import TargetError
 from autotune.knobs import KNOBS
-from autotune.records.config import TrainConfig
+from autotune.records.config import CompileMode, TrainConfig
 from autotune.records.run import RunPlan, StepDown, StepDownAction
 from autotune.records.trial import Cause
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
@@ -35,6 +35,10 @@ DRIFT_CAUSES: tuple[Cause, ...] = ("drift-gradients", "drift-loss")
 DEATH_CAUSES: tuple[Cause, ...] = ("crash-signal", "device-error")
 
 _KEPT = ("host_allocator", "device_allocator", "learning_rate_scale")  # of the process, or of the effective batch
+_WITHOUT_GRAPHS: dict[CompileMode, CompileMode] = {
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
 _RECOMPUTE = {"off": "selective", "selective": "full"}
 
 
@@ -242,7 +246,9 @@ def _take_fewer_samples(situation: _Situation) -> Choice | None:
     effective = config.effective_batch_size
     smaller = _largest_divisor(effective, at_most=config.micro_batch_size // 2)
     changed = config.replace(micro_batch_size=smaller, gradient_accumulation_steps=effective // smaller)
-    return Choice("fewer-samples", changed)
+    # The gradients of a CUDA graph cannot be accumulated: the next one overwrites them.
+    mode = _WITHOUT_GRAPHS.get(config.compile_mode, config.compile_mode)
+    return Choice("fewer-samples", changed.replace(compile_mode=mode))
 
 
 def _recompute(situation: _Situation) -> Choice | None:

@@ -117,6 +117,14 @@ def test_questions_of_the_host_are_counted_but_not_the_optimizers_own() -> None:
     assert read(stepping, own, asked, searched, steps=2).host_syncs == 2
 
 
+@pytest.mark.parametrize(("target", "asked"), [("Pageable", 1), ("Pinned", 0)])
+def test_a_copy_to_the_host_is_a_question_unless_it_is_to_pinned_memory(target: str, asked: int) -> None:
+    kernels = [SimpleNamespace(name=f"Memcpy DtoH (Device -> {target})")]
+    copied = event("aten::copy_", self_device_time_total=10.0, kernels=kernels)
+    uploaded = event("aten::copy_", kernels=[SimpleNamespace(name="Memcpy HtoD (Pageable -> Device)")])
+    assert read(copied, uploaded, on_gpu=True).host_syncs == asked
+
+
 def test_calls_inside_of_calls_are_no_calls_of_their_own() -> None:
     outer = event("aten::linear", 1.0)
     assert read(outer, event("aten::addmm", 50.0, parent=outer), event("aten::relu", 2.0)).calls == 2
@@ -124,7 +132,9 @@ def test_calls_inside_of_calls_are_no_calls_of_their_own() -> None:
 
 def test_compiled_code_on_a_cpu_hides_its_work() -> None:
     assert read_events([event("## Call CompiledFxGraph abc ##")], seconds=1.0, steps=1, on_gpu=False) is None
-    assert read_events([event("## Call CompiledFxGraph abc ##")], seconds=1.0, steps=1, on_gpu=True) is not None
+    kernel = event("triton_poi_fused_relu_0", self_device_time_total=100.0)
+    compiled = [event("## Call CompiledFxGraph abc ##"), kernel]
+    assert read_events(compiled, seconds=1.0, steps=1, on_gpu=True) is not None
     assert read_events([], seconds=1.0, steps=1, on_gpu=False) is None
 
 
@@ -250,6 +260,18 @@ def test_kernels_that_belong_to_no_operation_leave_the_question_open() -> None:
     graph = event("graph_kernel", 0.0, start=0.0, end=900.0, device_type="DeviceType.CUDA")
     assert read_events([known, kernel], seconds=1.0, steps=1, on_gpu=True) is not None
     assert read_events([known, kernel, graph], seconds=1.0, steps=1, on_gpu=True) is None
+
+
+def test_a_gpu_of_which_no_kernel_is_seen_is_not_called_idle() -> None:
+    assert read_events([event("aten::mm", 5.0, input_shapes=MM)], seconds=1.0, steps=1, on_gpu=True) is None
+
+
+def test_a_span_around_kernels_is_none_itself() -> None:
+    known = event("aten::_foreach_add_", 5.0, self_device_time_total=100.0)
+    kernel = event("add", 0.0, start=0.0, end=100.0, device_type="DeviceType.CUDA")
+    span = event("Optimizer.step#SGD.step", 0.0, start=0.0, end=100.0, device_type="DeviceType.CUDA")
+    span.is_user_annotation = True
+    assert read_events([known, kernel, span], seconds=1.0, steps=1, on_gpu=True) is not None
 
 
 @pytest.mark.parametrize(
