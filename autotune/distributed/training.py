@@ -285,19 +285,17 @@ class RankTraining(Training):
 
 
 def require_shards(loaded: LoadedWorkload, model: nn.Module, config: TrainConfig, *, has_average: bool) -> None:
-    """Make sure that a model can be sharded over processes, where its settings ask for it.
+    """Make sure that a model can be sharded over processes.
 
     Args:
         loaded: the workload.
         model: that it has built.
-        config: the settings.
+        config: the settings, which ask for it.
         has_average: the workload keeps an average of the weights.
 
     Raises:
         UsageError: it cannot.
     """
-    if not is_sharded(config):
-        return
     why_not = find_unshardable(model, finds_unused=loaded.finds_unused_parameters, has_average=has_average)
     if not why_not and config.memory_format != "contiguous":
         why_not = "FSDP2 shards contiguous weights, and memory_format is channels_last"
