@@ -159,17 +159,11 @@ class RankTraining(Training):
             shard(self._shared, self.model, self.config, self.device)
 
     def _require_shardable(self) -> None:
-        loaded = self._loaded
+        require_shards(self._loaded, self.model, self.config, has_average=self.averaged is not None)
         with self.world.watching():
             why_not = refuse_sharding(self.device)
-        has_average, finds_unused = self.averaged is not None, loaded.finds_unused_parameters
-        why_not = why_not or find_unshardable(self.model, finds_unused=finds_unused, has_average=has_average)
-        if self.config.memory_format != "contiguous":
-            why_not = why_not or "FSDP2 shards contiguous weights, and memory_format is channels_last"
         if why_not:
-            raise UsageError(
-                f"{loaded.label}: distributed_strategy fsdp: {why_not}", hint="use distributed_strategy ddp"
-            )
+            raise _refuse_shards(self._loaded, why_not)
 
     def call_model(self, call: Callable[[nn.Module], T]) -> T:
         """Return what a call finds with the model that is evaluated; of a sharded one all ranks call it together.
@@ -288,6 +282,29 @@ class RankTraining(Training):
     def announce_pause(self) -> None:
         """Tell the other ranks to wait as long as it takes."""
         self.world.tell(Command.PAUSE)
+
+
+def require_shards(loaded: LoadedWorkload, model: nn.Module, config: TrainConfig, *, has_average: bool) -> None:
+    """Make sure that a model can be sharded over processes.
+
+    Args:
+        loaded: the workload.
+        model: that it has built.
+        config: the settings, which ask for it.
+        has_average: the workload keeps an average of the weights.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    why_not = find_unshardable(model, finds_unused=loaded.finds_unused_parameters, has_average=has_average)
+    if not why_not and config.memory_format != "contiguous":
+        why_not = "FSDP2 shards contiguous weights, and memory_format is channels_last"
+    if why_not:
+        raise _refuse_shards(loaded, why_not)
+
+
+def _refuse_shards(loaded: LoadedWorkload, why_not: str) -> UsageError:
+    return UsageError(f"{loaded.label}: distributed_strategy fsdp: {why_not}", hint="use distributed_strategy ddp")
 
 
 def require_shareable(model: nn.Module, label: str, world_size: int, *, has_fillers: bool) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, RankLostError, World, joined_world
+from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.loop import Training
 from autotune.engine.shards import whole
 from autotune.errors import AutotuneError
@@ -84,6 +85,7 @@ def take_steps(name: str, world: World | None, **changes: Any) -> dict[str, Any]
         "ends": ends,
         "weights": weights,
         "is_gathered": getattr(loaded.workload, "is_gathered", None),
+        "graphs": compiled_graph_count() if changes.get("compile_mode", "off") != "off" else 0,
     }
 
 

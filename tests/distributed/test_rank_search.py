@@ -12,6 +12,7 @@ import pytest
 
 from autotune.records import Profile, TrialResult
 from autotune.records.codec import read_record
+from autotune.records.trial import TrialStatus
 
 WORKLOADS = Path(__file__).with_name("shared_workloads.py")
 
@@ -57,6 +58,21 @@ def test_a_search_of_two_processes_ends_with_an_answer_that_is_trained_by_two(tm
     assert summary["world_size"] == 2
     if profile.verdict == "improved":
         assert summary["promised_samples_per_second"] == profile.evidence.samples_per_second
+
+
+@pytest.mark.slow
+def test_a_search_tries_a_shard_of_the_model_in_each_process(tmp_path: Path) -> None:
+    shutil.copy(WORKLOADS, tmp_path)
+    settings = [word for name in ("strategy", "reshard_after_forward") for word in ("--only", name)]
+    words = ("--nproc-per-node", "2", "--budget", "100s", "--no-history", *settings)
+    status, said = run(tmp_path, "search", "shared_workloads.py:stacked", *words)
+    assert status == 0, said
+    assert Profile.load(tmp_path / "best.json").verdict != "not-tested"
+    (search,) = (tmp_path / ".autotune").glob("shared*")
+    trials = [read_record(file, TrialResult) for file in sorted((search / "trials").glob("*/result.json"))]
+    sharded = [one for one in trials if one.spec.config and one.spec.config.distributed_strategy == "fsdp"]
+    assert sharded
+    assert {one.status for one in sharded} == {TrialStatus.COMPLETED}
 
 
 @pytest.mark.slow

@@ -152,6 +152,7 @@ def test_what_cannot_be_sharded_is_refused(place: Place, name: str, sentence: st
     assert status == 2, said
     assert sentence in said
     assert "use distributed_strategy ddp" in said
+    assert (place.folder / "runs").exists() == (name == "reaching")  # that shows in a step
     assert "Traceback" not in said
 
 

@@ -107,6 +107,7 @@ def test_compiled_blocks_of_a_sharded_model_train_as_one_process(tmp_path: Path)
     for name in COMPILED:
         alone, shared = found["alone"]["knobs"][name], found["rank-0"]["knobs"][name]
         assert shared["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert shared["graphs"] > 0
 
 
 @pytest.mark.parametrize(

@@ -241,14 +241,15 @@ def count_sharing() -> int:
     return max(size for size in (1, 2, 3, 4, 6, 12) if size <= max(1, torch.cuda.device_count()))
 
 
-def test_a_launch_of_a_process_on_each_gpu_is_timed_by_the_slowest(tmp_path: Path, figure: Note) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_launch_of_a_process_on_each_gpu_is_timed_by_the_slowest(strategy: Any, tmp_path: Path, figure: Note) -> None:
     shutil.copy(ROOT / "tests" / "distributed" / "shared_workloads.py", tmp_path)
     with TrialRunner(tmp_path / "trials") as runner:
         spec = TrialSpec(
             number=0,
             purpose="measure",
-            target=Target(spec="shared_workloads.py:counted", folder=str(tmp_path)),
-            config=TrainConfig(micro_batch_size=12),
+            target=Target(spec="shared_workloads.py:stacked", folder=str(tmp_path)),
+            config=TrainConfig(micro_batch_size=12, distributed_strategy=strategy),
             world_size=count_sharing() if ON_GPU else 2,
             limits=TrialLimits(time_limit_seconds=120.0, measure_seconds=2.0),
         )

@@ -764,3 +764,39 @@ def test_a_file_whose_flags_were_damaged_is_none(tmp_path: Path) -> None:
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
     assert read_trace(path) is None
+
+
+FSDP_LOADERS = ("TensorDataset[1797] by DistributedSampler",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "loaders", "baseline", "changes"),
+    [
+        pytest.param(
+            "ddp.py",
+            DDP_LOADERS,
+            OWN.replace(micro_batch_size=32),
+            {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": True},
+            id="ddp",
+        ),
+        pytest.param(
+            "fsdp.py",
+            FSDP_LOADERS,
+            OWN.replace(micro_batch_size=16, gradient_accumulation_steps=2, distributed_strategy="fsdp"),
+            {"reshard_after_forward": False, "sync_each_micro_batch": True},
+            id="fsdp",
+        ),
+    ],
+)
+def test_what_a_script_shares_otherwise_has_the_same_gradients(
+    project: Project, script: str, loaders: tuple[str, ...], baseline: TrainConfig, changes: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"baseline": baseline, "training_loaders": loaders}
+    words = (*TORCHRUN, script)
+    own = capture_script(project, *words, config=baseline, plan=ONE_POINT, **options)
+    other = capture_script(project, *words, config=baseline.replace(**changes), plan=ONE_POINT, **options)
+    assert (own.error, other.error) == ("", "")
+    rows = [captures_of(one).points[0].gradients.rows for one in (own, other)]
+    assert rows[0].any()
+    assert error_of(*rows) < 1e-6

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from autotune.distributed.training import require_shareable
+from autotune.distributed.training import require_shards, require_shareable
 from autotune.engine.device import choose_device
+from autotune.engine.sharing import is_sharded
 from autotune.errors import UsageError
 from autotune.format import format_percent
 from autotune.probe.additivity import measure_additivity
@@ -42,6 +43,8 @@ def require_same_learning(
     with blame_target(f"{loaded.label}: comparing the gradient of a batch with that of its parts"):
         model = loaded.workload.build_model()
         require_shareable(model, loaded.label, world_size, has_fillers=False)
+        if is_sharded(after):
+            require_shards(loaded, model, after, has_average=loaded.build_averaged_model(model) is not None)
         if after.micro_batch_size == before.micro_batch_size:
             return
         # Its statistics are then of the same samples as in one process.

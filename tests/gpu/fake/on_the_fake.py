@@ -2,7 +2,8 @@
 
     python tests/gpu/fake/on_the_fake.py     runs the paths under coverage, writes lines_run.json and docs/gpu.md
 
-A line is known by its module, function and text, so that what has changed since counts as not run.
+What is given after it goes to pytest. A line is known by its module, function and text, so that what has changed since
+counts as not run.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from fake_gpu import make_environment
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from gpu_lines import LINES_RUN, ROOT, list_lines, make_page
 
-PATHS = ("tests/gpu/test_gpu_paths.py", "tests/measure/test_speed_reference.py", "tests/machine/limits")
+PATHS = ("tests/gpu/test_gpu_paths.py", "tests/measure/test_speed_reference.py")
+_KNOB = "tests/gpu/test_gpu_paths.py::test_a_knob_trains_as_the_baseline_does"
+_SEARCH = "tests/gpu/test_gpu_paths.py::test_a_search_ends_in_time_with_an_answer"
 NOT_HERE = {
-    "compiled": "torch.compile writes Triton kernels for a GPU",
-    "CUDA graphs": "the same, and graphs are captured by the driver",
-    "test_a_process_on_each_gpu_takes_the_steps_of_one": "a CPU build of torch has no NCCL",
-    "detector": "a search takes its time, and the demo's shows the same lines",
-    "text price": "the same",
+    f"{_KNOB}[compiled]": "torch.compile writes Triton kernels for a GPU",
+    f"{_KNOB}[CUDA graphs]": "the same, and graphs are captured by the driver",
+    "tests/gpu/test_gpu_paths.py::test_a_process_on_each_gpu_takes_the_steps_of_one": "a CPU build has no NCCL",
+    f"{_SEARCH}[detector]": "a search takes its time, and the demo's shows the same lines",
+    f"{_SEARCH}[text price]": "the same",
 }
-"""Paths that a fake cannot run, or need not, by a part of their name."""
+"""Paths that a fake cannot run, or need not; nor does it tell the rates that tests/machine/limits compare."""
+COMMANDS = (("probe", "--json"), ("probe", "demo", "--json"))
+"""Commands that are run beside the tests: what the machine can do, and the page of a target."""
 
 _COVERAGE = """[run]
 parallel = true
@@ -41,35 +46,36 @@ patch =
 """
 
 
-def make_command(*words: str) -> list[str]:
-    """Return pytest's words for the paths that run on the fake."""
-    left_out = " and ".join(f"not ({' and '.join(name.split())})" for name in NOT_HERE)
-    return ["-m", "pytest", "-q", "-m", "gpu", "-k", left_out, "-p", "no:cacheprovider", *PATHS, *words]
+def list_commands(words: Sequence[str]) -> list[list[str]]:
+    """Return Python's words of all that is run, pytest first."""
+    left_out = [f"--deselect={name}" for name in NOT_HERE]
+    tests = ["-m", "pytest", "-q", "-m", "gpu", *left_out, "-p", "no:cacheprovider", *PATHS, *words]
+    return [tests, *(["-m", "autotune", *one] for one in COMMANDS)]
 
 
-def run_paths(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the paths on the fake."""
-    command = [sys.executable, *make_command(*words)]
-    return subprocess.run(command, cwd=ROOT, env=make_environment(), capture_output=True, text=True, check=False)
+def measure_lines(words: Sequence[str]) -> tuple[dict[str, dict[str, list[str]]], int]:
+    """Run the paths under coverage; return the texts of the lines that were run, by module and function, and a status.
 
-
-def measure_lines(words: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Run the paths under coverage; return the texts of the lines that were run, by module and function."""
+    Args:
+        words: for pytest.
+    """
     import coverage
 
     with tempfile.TemporaryDirectory() as scratch:
-        settings = Path(scratch) / "settings"
+        settings, work, status = Path(scratch) / "settings", Path(scratch) / "work", 0
         settings.write_text(_COVERAGE.format(root=ROOT, folder=scratch))
-        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *make_command(*words)]
-        subprocess.run(command, cwd=ROOT, env=make_environment(), check=True)
+        work.mkdir()
+        for place, command in zip((ROOT, work, work), list_commands(words), strict=True):
+            whole = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *command]
+            status = subprocess.run(whole, cwd=place, env=make_environment(), check=False).returncode or status
         merged = coverage.Coverage(data_file=str(Path(scratch) / "merged"), config_file=False)
         merged.combine([scratch], keep=True)
         data = merged.get_data()
-        return {
-            module: found
+        found = {
+            module: _keep_run(functions, set(data.lines(str(ROOT / module)) or ()))
             for module, functions in list_lines().items()
-            if (found := _keep_run(functions, set(data.lines(str(ROOT / module)) or ())))
         }
+        return {module: functions for module, functions in found.items() if functions}, status
 
 
 def _keep_run(functions: dict[str, dict[int, str]], run: set[int]) -> dict[str, list[str]]:
@@ -78,5 +84,7 @@ def _keep_run(functions: dict[str, dict[int, str]], run: set[int]) -> dict[str, 
 
 
 if __name__ == "__main__":
-    LINES_RUN.write_text(json.dumps(measure_lines(sys.argv[1:]), indent=1, sort_keys=True) + "\n")
+    lines, status = measure_lines(sys.argv[1:])
+    LINES_RUN.write_text(json.dumps(lines, indent=1, sort_keys=True) + "\n")
     (ROOT / "docs" / "gpu.md").write_text(make_page())
+    sys.exit(status)
