@@ -68,8 +68,8 @@ def measure_lines(words: Sequence[str]) -> tuple[dict[str, dict[str, list[str]]]
         for place, command in zip((ROOT, work, work), list_commands(words), strict=True):
             whole = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *command]
             status = subprocess.run(whole, cwd=place, env=make_environment(), check=False).returncode or status
-        merged = coverage.Coverage(data_file=str(Path(scratch) / "merged"), config_file=False)
-        merged.combine([scratch], keep=True)
+        merged = coverage.Coverage(data_file=str(Path(scratch) / "data"), config_file=False)
+        merged.combine([scratch])
         data = merged.get_data()
         found = {
             module: _keep_run(functions, set(data.lines(str(ROOT / module)) or ()))
