@@ -56,6 +56,9 @@ def test_a_change_alone_has_the_class_of_its_row(field: str) -> None:
         "host_allocator": "jemalloc",
         "device_allocator": "expandable-segments",
         "num_threads": 1,
+        "distributed_strategy": "fsdp",
+        "reshard_after_forward": False,
+        "reduce_dtype": "bf16",
     }.get(field, other)
     config = TrainConfig().replace(**{field: value})
     assert classify_changes(config, TrainConfig()) == {field: TABLE[field]}
