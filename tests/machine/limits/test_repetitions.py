@@ -31,7 +31,7 @@ def test_a_few_repetitions_are_made_without_time(time: FakeTime) -> None:
 def test_short_runs_are_timed_many_at_once(
     monkeypatch: pytest.MonkeyPatch, time: FakeTime, device: str, factor: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
     runs = 0
 
     def run() -> None:
@@ -76,6 +76,6 @@ def test_a_repetition_holds_all_its_runs(time: FakeTime) -> None:
 
 def test_a_gpu_is_waited_for_before_and_after_but_not_between(monkeypatch: pytest.MonkeyPatch, time: FakeTime) -> None:
     events: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("wait"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: events.append("wait"))
     time_repetition(lambda: events.append("run"), torch.device("cuda"), 3)
     assert events == ["wait", "run", "run", "run", "wait"]

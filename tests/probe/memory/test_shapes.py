@@ -150,7 +150,7 @@ def test_a_workers_share_is_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
-        monkeypatch.setattr(memory, "list_children", lambda: [process.pid for process in processes])
+        monkeypatch.setattr(memory, "list_children", lambda _parent: [process.pid for process in processes])
         found = worker_bytes()
         assert found is not None
         assert 30 * MIB < found < 60 * MIB
