@@ -80,7 +80,9 @@ def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
         points = " and ".join(dict.fromkeys(one.point for one in found.fidelity))
         windows = min(one.windows for one in found.fidelity)
         what = "gradients" if any(one.subject == "gradients" for one in found.fidelity) else "optimizer's steps"
-        return f"the {what} of {windows} batches are the same at {points}; no training is part of the proof"
+        is_shown = all(one.verdict == "non-inferior" for one in found.fidelity)
+        same = "are the same" if is_shown else "differ by no more than is lost in their noise"
+        return f"the {what} of {windows} batches {same} at {points}; no training is part of the proof"
     data = next((check for check in checks if check.test == "tape"), None)
     return None if data is None else f"the training data are the same: {data.reason}; nothing else is changed"
 
@@ -132,7 +134,7 @@ def describe_untold(check: QualityCheck) -> str:
     estimate, most = (format_drift(one, check.margin) for one in (check.difference.estimate, check.difference.high))
     return (
         f"{check.metric}: {estimate}, up to {most}, in {count(check.seeds, 'short training')}, too noisy for a "
-        f"limit of {format_margin(check.margin).lstrip('+')}; the gradients are the same"
+        f"limit of {format_margin(check.margin).lstrip('+')}; the gradients show no difference that matters"
     )
 
 

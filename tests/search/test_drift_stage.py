@@ -22,6 +22,7 @@ from autotune.records.script import Script
 from autotune.records.search import Screens
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
+from autotune.search.policy import USUAL_POLICY
 from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
 
@@ -760,6 +761,17 @@ def test_rounding_that_is_lost_in_the_noise_of_a_converged_training_is_not_refus
     assert verdict.items() <= dict(stage.tests_of(CAST)).items()
     # Where something is still learned, the losses have to show that as much is.
     assert ("paired-losses" in dict(stage.tests_of(CAST))) == learns
+
+
+def test_a_training_too_short_to_learn_anything_has_not_converged(tmp_path: Path) -> None:
+    """What is lost in the noise at the initial weights passes by no training of a few steps."""
+    stage = open_late(
+        tmp_path, Converged(learns=False), 60.0, script=Script(command=("python", "train.py")), startup=3.0
+    )
+    assert stage.choose(CAST) == []
+    (steps,) = {spec.quality_steps for spec in stage.machine.specs if spec.purpose == "quality"}
+    assert steps < USUAL_POLICY.loss_check.good_steps
+    assert dict(stage.tests_of(CAST))["gradients"] == "inconclusive"
 
 
 @dataclass

@@ -153,7 +153,8 @@ def accept_lost(checks: Sequence[QualityCheck]) -> tuple[QualityCheck, ...]:
     """Return the checks of a training that learns nothing any more: what is lost in its noise is none worse."""
     return tuple(
         check.replace(
-            verdict="non-inferior", reason=f"lost in the noise of a training that has converged: {check.reason}"
+            verdict="non-inferior",
+            reason=f"lost in the noise of a training that learns nothing any more: {check.reason}",
         )
         if are_lost_in_noise([check])
         else check

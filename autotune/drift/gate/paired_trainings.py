@@ -56,9 +56,10 @@ class Trainings:
         return self._learner.least_seconds(self._drift.plan if self._drift is not None and self.have_run else None)
 
     @property
-    def learns(self) -> bool:
-        """The baseline learns in these trainings; true where it was not trained."""
-        return self._drift is None or self._drift.learns
+    def shows_standstill(self) -> bool:
+        """The baseline was trained for long enough to be seen to learn, and does not."""
+        drift = self._drift
+        return drift is not None and self.have_run and self._learner.is_long(drift.plan) and not drift.learns
 
     def check(self, config: TrainConfig, arms: Arms, *, shown: bool, lost: bool) -> tuple[QualityCheck, ...] | None:
         """Return the checks of paired trainings; None when there was no time for them.
@@ -81,6 +82,7 @@ class Trainings:
         entry = log.ranking.find(config)
         outlook = None if entry is None else math.exp(entry.speed)
         predicted = self._predict_samples(config, arms)
+        lost = lost and self._learner.is_long(self._drift.plan)  # a short training learns nothing either
         checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown, lost=lost)
         log.add_baseline_trainings(self._drift.baseline_curves)
         for name in sorted(self._drift.zeros):

@@ -280,7 +280,7 @@ class GateStage:
             lost=are_lost_in_noise(checks),
         )
         if trained is not None:
-            return (*(checks if self._trainings.learns else accept_lost(checks)), *trained)
+            return (*(accept_lost(checks) if self._trainings.shows_standstill else checks), *trained)
         return None if needs_training else checks
 
     def _is_always_trained(self, config: TrainConfig) -> bool:

@@ -66,6 +66,10 @@ class TrainingRuns:
         """Return whether a plan is long enough to tell something of a config whose gradients have passed."""
         return plan.evaluate or plan.steps >= (self._asked_steps() or self._policy.good_steps)
 
+    def is_long(self, plan: DriftPlan) -> bool:
+        """Return whether a training of a plan has the steps in which one that still learns would be seen to."""
+        return plan.steps >= self._policy.good_steps
+
     def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
         """Train a config with every seed as planned; None when the time is up or the user stopped.
 
