@@ -21,8 +21,9 @@ SYSTEM_LIBRARY = re.compile(r"/(usr/)?lib/[a-z0-9_/.-]+\.so[.0-9]*")
 """Where a distribution's package puts one: the same on every machine."""
 
 
-def test_there_is_one_of_the_demo_of_text_of_images_and_of_a_recipe() -> None:
-    assert {"demo", "gpt", "digits", "knowledge_tracing"} <= {path.stem for path in RECORDED}
+def test_there_is_one_of_the_demo_and_of_each_example_with_a_workload() -> None:
+    examples = {path.parent.name for path in (ROOT / "examples").glob("*/workload.py")}
+    assert {"demo", *examples} == {path.stem for path in RECORDED}
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
