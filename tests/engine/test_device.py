@@ -148,3 +148,13 @@ def test_a_script_whose_model_is_elsewhere_is_not_timed_wrongly(tmp_path: Path) 
     code, told = run_with_another_accelerator(*words, folder=tmp_path)
     assert code == MachineError.exit_code, told
     assert "the script's model is on an accelerator of type meta, which is not supported" in told
+
+
+@pytest.mark.slow
+def test_a_script_on_the_cpu_is_probed_beside_it(tmp_path: Path) -> None:
+    on_cpu = ELSEWHERE.replace(', device="meta"', "").replace('.to("meta")', "").replace("640", "64000")
+    (tmp_path / "train.py").write_text(on_cpu)
+    words = ("-m", "autotune", "probe", "--json", "--", sys.executable, "train.py")
+    code, told = run_with_another_accelerator(*words, folder=tmp_path)
+    assert code == 0, told
+    assert '"device": "cpu"' in told
