@@ -80,10 +80,13 @@ class NodeReport(Record):
     oom_kills: Count | None = None
     """Kills for want of memory that the kernel counted there meanwhile; None where that cannot be read."""
 
+    is_cut: bool = False
+    """They had not ended when they were waited for no longer, because of another node."""
+
     @property
     def is_clean(self) -> bool:
         """All of them exited with 0."""
-        return not self.ends and not self.exits
+        return not self.ends and not self.exits and not self.is_cut
 
 
 def read_endpoint(text: str) -> tuple[str, int]:

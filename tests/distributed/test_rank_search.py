@@ -79,7 +79,7 @@ def test_a_search_tries_a_shard_of_the_model_in_each_process(tmp_path: Path) -> 
 def test_what_several_processes_would_learn_otherwise_is_refused(tmp_path: Path) -> None:
     shutil.copy(WORKLOADS, tmp_path)
     for name, told in (
-        ("normed", "BatchNorm (2) takes its statistics from the samples of one process"),
+        ("normed", "several processes would learn something else than one: BatchNorm normalises over the micro batch"),
         ("pairs", "--nproc-per-node 2: several processes would learn something else than one"),
         ("streamed", "an iterable dataset cannot be shared out over processes"),
     ):

@@ -57,6 +57,7 @@ class NodeLauncher:
         self._hosts: dict[int, str] = {}
         self._ended_at: float | None = None
         self._alone_since: float | None = None
+        self._is_cut = False
 
     def run(self, words: tuple[str, ...]) -> int:
         """Run them to their end and return what to exit with, on every node the same.
@@ -107,7 +108,8 @@ class NodeLauncher:
         now = time.monotonic()
         self._alone_since = None if list_children() else self._alone_since or now
         is_done = self._alone_since is not None and now - self._alone_since > _AGENT_SECONDS
-        return is_done or now - self._ended_at > _GRACE_SECONDS
+        self._is_cut = not is_done and now - self._ended_at > _GRACE_SECONDS
+        return is_done or self._is_cut
 
     def _report(self, store: NodeStore, agent: ElasticAgent, relay: NodeRelay, *, oom_kills: int | None) -> NodeReport:
         first, world = store.node * self._size, self._nodes.count * self._size
@@ -125,6 +127,7 @@ class NodeLauncher:
             exits=tuple(agent.exits.items()),
             lines=tuple((rank, line) for rank, line in lines if line),
             oom_kills=oom_kills,
+            is_cut=self._is_cut,
         )
 
     def _conclude(self, here: int, verdict: Verdict, reports: Sequence[NodeReport]) -> int:
