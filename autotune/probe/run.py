@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from autotune.errors import MachineError, TargetError, UsageError
 from autotune.isolation.runner import TrialRunner
@@ -81,7 +80,9 @@ def run_probe(
         known, age = _find_known(hardware, software)
         if known is None:  # in a process of its own, which no training has changed
             with TrialRunner(scratch, should_stop=should_stop, warm=False) as runner:
-                ceilings, age = _measure_machine_for(resolved.target, runner, scratch, hardware, software)
+                ceilings, age = _measure_machine(
+                    runner, scratch, hardware, software, of_script=resolved.target.script is not None
+                )
             known = _leave_out_ranks(ceilings)
         # Started as a search starts its trials, whose start-up it stands for.
         with TrialRunner(scratch, should_stop=should_stop, warm=resolved.target.script is None) as runner:
@@ -127,37 +128,29 @@ def run_machine_probe(*, should_stop: Callable[[], bool] = lambda: False) -> Mac
     )
 
 
-def _measure_machine_for(
-    target: Target, runner: TrialRunner, scratch: Path, hardware: HardwareInfo, software: SoftwareInfo
-) -> tuple[Ceilings, float]:
-    """Return the machine's limits and their age; of a script, which chooses its device itself, the CPU's if need be."""
-    try:
-        return _measure_machine(runner, scratch, hardware, software)
-    except MachineError:  # an accelerator that is not supported, which the script may leave alone
-        if target.script is None:
-            raise
-        return _measure_machine(runner, scratch, hardware, software, device="cpu")
-
-
 def _measure_machine(
     runner: TrialRunner,
     scratch: Path,
     hardware: HardwareInfo,
     software: SoftwareInfo,
     *,
-    device: Literal["auto", "cpu"] = "auto",
+    of_script: bool = False,
 ) -> tuple[Ceilings, float]:
     """Return the machine's limits and their age; measured in a process of their own, they are kept for later probes.
 
+    A script chooses its device itself: beside an accelerator that is not supported it may train on the CPU.
+
     Raises:
-        MachineError: PyTorch does not run here.
+        MachineError: PyTorch does not run here, or has an accelerator alone that is not supported.
     """
     known, age = _find_known(hardware, software)
     policy = ProbePolicy()
     limits = TrialLimits(time_limit_seconds=policy.limit_seconds, ceilings_seconds=policy.machine_seconds)
     target = Target(spec="", folder=str(scratch))
     spec = TrialSpec(number=1, purpose="machine", target=target, config=None, ceilings=known, limits=limits)
-    result = runner(spec.replace(device=device, number=1 if device == "auto" else 2))
+    result = runner(spec)
+    if result.cause == "machine" and of_script:
+        result = runner(spec.replace(number=2, device="cpu"))
     if result.cause == "machine":
         raise MachineError(result.error, hint=result.hint)
     if result.ceilings is None:

@@ -250,3 +250,11 @@ def test_a_training_that_its_leader_has_ended_is_done_whatever_comes_later() -> 
 def test_how_the_leader_ended_counts_for_all_nodes() -> None:
     reports = [NodeReport(node=0, host="a", exits=((0, 138),)), NodeReport(node=1, host="b")]
     assert judge_nodes(reports, count=2, per_node=1).status == 138
+
+
+def test_processes_that_were_cut_off_are_none_that_ended_well() -> None:
+    """Node 0 waits for a process of another node that has refused to train."""
+    cut = NodeReport(node=0, host="host0", is_cut=True)
+    end = RankEnd(rank=1, status=2, cause="usage", detail="the source on this node is not that of node 0")
+    verdict = judge_nodes([cut, NodeReport(node=1, host="host1", ends=(end,))], count=2, per_node=1)
+    assert (verdict.status, verdict.end) == (2, end)
