@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from record_factory import make_target
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_search, run_simulated
@@ -735,6 +736,9 @@ class Converged(Machine):
     shift = 0.005
     """Its size over the spread of a window's own gradient."""
 
+    is_warming_up = False
+    """The learning rate rises from window to window."""
+
     def _capture(self, spec: TrialSpec, config: TrainConfig) -> str | None:
         path = super()._capture(spec, config)
         found = read_trace(path) if path is not None else None
@@ -742,7 +746,10 @@ class Converged(Machine):
             return path
         arm = found.points[0].gradients
         rows = arm.rows - arm.rows.mean(axis=0) + self.shift * (config.precision == "bf16")
-        point = Point(GradientRows(arm.keys, rows), found.points[0].updates, found.points[0].learning_rates)
+        rates = found.points[0].learning_rates
+        if self.is_warming_up:
+            rates = rates * np.arange(len(rates))[:, None]
+        point = Point(GradientRows(arm.keys, rows), found.points[0].updates, rates)
         write_trace(Path(path), GradientTrace(found.layers, (point,) * len(found.points)))
         return path
 
@@ -772,6 +779,17 @@ def test_a_training_too_short_to_learn_anything_has_not_converged(tmp_path: Path
     (steps,) = {spec.quality_steps for spec in stage.machine.specs if spec.purpose == "quality"}
     assert steps < USUAL_POLICY.loss_check.good_steps
     assert dict(stage.tests_of(CAST))["gradients"] == "inconclusive"
+
+
+@pytest.mark.parametrize("is_warming_up", [False, True])
+def test_a_training_that_learns_nothing_in_its_warm_up_has_not_converged(tmp_path: Path, is_warming_up: bool) -> None:
+    machine = Converged(learns=False)
+    machine.is_warming_up = is_warming_up
+    stage = open_stage(tmp_path, machine)
+    assert stage.choose(CAST) == ([] if is_warming_up else [CAST])
+    assert dict(stage.tests_of(CAST))["gradients"] == ("inconclusive" if is_warming_up else "non-inferior")
+    (steps,) = {spec.quality_steps for spec in stage.machine.specs if spec.purpose == "quality"}
+    assert steps >= USUAL_POLICY.loss_check.good_steps
 
 
 @dataclass

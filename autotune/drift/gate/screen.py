@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.drift.compare.additivity import check_additivity
 from autotune.drift.compare.gradients import judge
 from autotune.drift.compare.noise_scale import gradient_noise_scale
@@ -47,6 +49,9 @@ REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", 
 OPTIMIZER = "optimizer_implementation"
 
 ALLOCATORS = frozenset({"host_allocator", "device_allocator"})
+
+_RISE = 0.01
+"""A learning rate that is higher by this in the steps that were looked at is one of a warm-up."""
 
 
 @dataclass
@@ -130,6 +135,15 @@ class Gate:
             return None
         rows = captures.points[-1].gradients.rows
         return gradient_noise_scale(rows, captures.layers, batch_size=self.facts.baseline.effective_batch_size)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """The baseline's learning rate still rises in the steps that were looked at."""
+        found = self.trials.find_baseline()
+        if found is None:
+            return False
+        first, last = found.points[0].learning_rates[:1], found.points[-1].learning_rates[-1:]
+        return bool(np.any(last > (1 + _RISE) * first))
 
     @property
     def _planned(self) -> GradientPlan:

@@ -59,6 +59,11 @@ class GateTrials:
         """The baseline was seen to draw random numbers: there is dropout or the like."""
         return any(one.draws_random for one in self._results.values() if one.spec.config == self._baseline)
 
+    def find_baseline(self) -> GradientTrace | None:
+        """Return what some trial of the baseline wrote down; None where none did."""
+        found = (self.read(one) for one in self._results.values() if one.spec.config == self._baseline)
+        return next((trace for trace in found if trace is not None and trace.points), None)
+
     def read(self, result: TrialResult) -> GradientTrace | None:
         """Return what a trial wrote down; the baseline's are kept, for they are compared again and again."""
         if result.captures is None:

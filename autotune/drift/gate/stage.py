@@ -273,14 +273,16 @@ class GateStage:
             or not is_passed(checks)
             or not (compared or self._is_exact(config))
         )
+        # In a warm-up next to nothing is learned yet, however many steps there are.
+        is_lost = are_lost_in_noise(checks) and not self._gate.is_warming_up
         trained = self._trainings.check(
             config,
             Arms(min(self._policy.most_finalists, candidates), self._left, self._gate.noise_scale),
             shown=not needs_training,
-            lost=are_lost_in_noise(checks),
+            lost=is_lost,
         )
         if trained is not None:
-            return (*(accept_lost(checks) if self._trainings.shows_standstill else checks), *trained)
+            return (*(accept_lost(checks) if is_lost and self._trainings.shows_standstill else checks), *trained)
         return None if needs_training else checks
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
