@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from autotune.records.finals import FinalsRecord
 from autotune.search.finals.claim import THRESHOLD
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, Finalist, FinalsOutcome, rounds_needed
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
+from autotune.search.finals.prover import Prover
+from autotune.search.finals.reserve import Reserve
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.finals.stage import confirm, find_pilot, plan_finals, recall
@@ -218,6 +221,30 @@ def test_a_candidate_that_has_nothing_to_win_is_not_tested(speed, order):
     search = searched(machine=machine, gain=0.18, luck=0.01)
     hold(search, plan_for(search, order))
     assert {number_of(spec.config) for spec in machine.specs if spec.config} == {0, number_of(order[0])}
+
+
+class NothingToCheck:
+    """A loss check that nobody asks."""
+
+    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+        raise AssertionError
+
+    def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_after_a_proof_nothing_is_explored_that_could_not_be_proven_any_more(is_proven: bool):
+    """Before it a candidate to go on with is worth the time that is left; then there is an answer to give."""
+    machine = Machine(speed=lambda config: 1.5 if number_of(config) else 1.0, noise=0.0)
+    search = searched(machine=machine, gain=0.4 if is_proven else -0.1, luck=0.03)
+    if is_proven:
+        plan = plan_for(search, [ONE])
+        search.log.add_finals(plan, hold(search, plan))
+    machine.now = search.budget.seconds - 15.0
+    reserve = Reserve(search.log, search.budget, lambda _config: 10.0, lambda _config: 10.0, lambda _config: 5)
+    kept = Prover(search.log, search.starter, NothingToCheck(), RiskPurse(), reserve).kept_seconds()
+    assert kept == (pytest.approx(reserve.seconds_for(None)) if is_proven else 0.0)
 
 
 def test_the_simpler_of_two_gets_as_many_pairs_as_the_faster_before_it_stands():

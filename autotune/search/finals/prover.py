@@ -92,8 +92,9 @@ class Prover:
         leaders, prices = self._leaders(), self.log.prices
         kept = self.reserve.seconds_for(leaders[0] if leaders else None)
         left = self.starter.budget.remaining_seconds - kept - KILL_SECONDS
-        # Nothing leads and nothing more would fit: time for a proof is of no use, a candidate to go on with is.
-        return 0.0 if not leaders and left < prices.usual_seconds(self.log.problem.baseline) else kept
+        if leaders or self._has_winner or left >= prices.usual_seconds(self.log.problem.baseline):
+            return kept
+        return 0.0  # time for a proof is of no use, a candidate to go on with is
 
     def look_at(self, config: TrainConfig) -> None:
         """Have the loss check look at a new leader, as long as what remains could still prove it."""
@@ -106,6 +107,10 @@ class Prover:
         seconds = min(self.reserve.check_seconds(config), max(needed, policy.look_share * budget.seconds))
         if seconds > 0:
             self.loss_check.look_at(config, seconds=seconds)
+
+    @property
+    def _has_winner(self) -> bool:
+        return self.log.finals is not None and self.log.finals.winner is not None
 
     def _leaders(self) -> list[TrainConfig]:
         """Return the leaders, but for those that there was no time to check, the one to prove first."""
