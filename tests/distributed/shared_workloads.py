@@ -101,7 +101,9 @@ class Slow(Noisy):
 
 
 def _stop_at(place: str, call: int) -> None:
-    """Stop this process where STOPS says so, `1:loss:5`, or kill it where KILLS does."""
+    """Stop this process where STOPS says so, `1:loss:5`, or kill it where KILLS does; all hang where HANGS says so."""
+    if os.environ.get("HANGS") == f"{place}:{call}":
+        time.sleep(3600.0)
     here = f"{os.environ.get('RANK')}:{place}:{call}"
     if os.environ.get("STOPS") == here:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -24,7 +24,7 @@ def run(folder: Path, *words: str) -> tuple[int, str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=400,
         check=False,
     )
     assert "Traceback" not in done.stderr
@@ -37,9 +37,8 @@ def test_a_search_of_two_processes_ends_with_an_answer_that_is_trained_by_two(tm
     target = "shared_workloads.py:plain"
     # A few settings: the budget is for the loss check and the proof, where there is one to make.
     settings = [word for name in ("micro_batch_size", "optimizer_implementation") for word in ("--only", name)]
-    status, said = run(
-        tmp_path, "search", target, "--nproc-per-node", "2", "--budget", "110s", "--no-history", *settings
-    )
+    words = ("--nproc-per-node", "2", "--budget", "4m", "--no-history", *settings)
+    status, said = run(tmp_path, "search", target, *words)
     assert status == 0, said
     profile = Profile.load(tmp_path / "best.json")
     assert profile.world_size == 2
@@ -64,7 +63,7 @@ def test_a_search_of_two_processes_ends_with_an_answer_that_is_trained_by_two(tm
 def test_a_search_tries_a_shard_of_the_model_in_each_process(tmp_path: Path) -> None:
     shutil.copy(WORKLOADS, tmp_path)
     settings = [word for name in ("strategy", "reshard_after_forward") for word in ("--only", name)]
-    words = ("--nproc-per-node", "2", "--budget", "100s", "--no-history", *settings)
+    words = ("--nproc-per-node", "2", "--budget", "4m", "--no-history", *settings)
     status, said = run(tmp_path, "search", "shared_workloads.py:stacked", *words)
     assert status == 0, said
     assert Profile.load(tmp_path / "best.json").verdict != "not-tested"
