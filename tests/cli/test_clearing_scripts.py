@@ -88,7 +88,7 @@ def test_a_script_that_clears_its_folder_is_searched_and_nothing_is_lost(tmp_pat
     numbers = read_numbers(found)
     assert len(numbers) >= 3
     assert Profile.load(work / "best.json").evidence.notes
-    assert sorted(path.name for path in work.iterdir()) == [".autotune", "best.json", "train.py"]
+    assert sorted(path.name for path in work.iterdir()) == [".autotune", "best.json", "report.html", "train.py"]
     again = search(work, kind, "--resume", "--json")
     assert json.loads(again.stdout)["target"] == json.loads((work / "best.json").read_text())["target"]
     assert {*numbers} <= {*read_numbers(found)}

@@ -83,7 +83,7 @@ def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
     return {
         str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in files
-        if path.name != "best.json"
+        if path.name not in ("best.json", "report.html")
     }
 
 
