@@ -163,7 +163,7 @@ def test_it_is_probed_and_searched_and_its_folder_stays_as_it_was(name: str, tmp
     assert probed.returncode == 0, probed.stderr
     searched = run(work, "-m", "autotune", "search", "--budget", BUDGET, "--max-drift", "2%", *script, seconds=400)
     assert searched.returncode == 0, searched.stderr
-    assert sorted(path.name for path in work.iterdir()) == [".autotune", "best.json", "train.py"]
+    assert sorted(path.name for path in work.iterdir()) == [".autotune", "best.json", "report.html", "train.py"]
     profile = Profile.load(work / "best.json")
     assert profile.config.effective_batch_size == profile.baseline_config.effective_batch_size in (32, 128)
     assert profile.config.precision != "fp16"  # none of the scripts scales its loss
