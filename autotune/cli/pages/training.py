@@ -79,8 +79,10 @@ def describe_throughput(summary: TrainingSummary) -> str:
         return "not compared: no step was taken"
     if not promised:
         return f"{format_rate(came)}; the search did not measure these settings"
-    verdict = f"{judge_throughput(came, promised)} ({format_factor(came / promised)})"
-    return f"{verdict}: {format_rate(came)}, the search measured {format_rate(promised, unit='')}"
+    noise = summary.promised_noise
+    verdict = f"{judge_throughput(came, promised, noise)} ({format_factor(came / promised)})"
+    differing = "" if noise is None else f"; its launches differed by {100 * noise:.1f} %"
+    return f"{verdict}: {format_rate(came)}, the search measured {format_rate(promised, unit='')}{differing}"
 
 
 def describe_guard(guard: GuardSummary | None) -> str:

@@ -120,6 +120,11 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
             {"samples_per_second": 15_000.0},
             "faster than expected (1.23x): 15,000 samples/s, the search measured 12,200",
         ),
+        (
+            {"samples_per_second": 15_000.0, "promised_noise": 0.118},
+            "as expected, within the noise (1.23x): 15,000 samples/s, the search measured 12,200; its launches "
+            "differed by 11.8 %",
+        ),
     ],
 )
 def test_a_throughput_is_held_against_what_was_promised(changes: dict[str, Any], words: str) -> None:
