@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.drift.gate.stage import GateStage
+from autotune.format import count
 from autotune.probe.run import probe_target
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
@@ -171,7 +172,8 @@ def run_session(
     answer("running")
     _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
-    starter.enter("search", f"{len(log.problem.space.choices)} knobs, {len(log.judged)} trials known")
+    told = f", {count(len(log.judged), 'launch', 'launches')} known" if log.judged else ""
+    starter.enter("search", f"{count(len(log.problem.space.choices), 'setting')} to vary{told}")
     price = partial(price_proposal, log, gate.foretell_seconds)
     study = _open_study(open_study, folder, log, context, price, fleet)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
@@ -325,7 +327,7 @@ def _probe(
     if report is not None and probed is not None:
         return _Probed(report, probed, is_new=False)
     progress = context.describe_progress("probe", trials=number, log=None)
-    context.reporter.stage_started(progress, "the machine, the target, and its own settings measured")
+    context.reporter.stage_started(progress, "measures the machine, the training and your settings")
     context.reporter.trial_started(progress, None)
     report, probed = probe_target(
         state.target,
