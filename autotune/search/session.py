@@ -169,9 +169,9 @@ def run_session(
     if not known:
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save, fleet)
-    answer("running")
     _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
+    answer("running")
     told = f", {count(len(log.judged), 'launch', 'launches')} known" if log.judged else ""
     starter.enter("search", f"{count(len(log.problem.space.choices), 'setting')} to vary{told}")
     price = partial(price_proposal, log, gate.foretell_seconds)

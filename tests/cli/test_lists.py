@@ -114,7 +114,10 @@ def test_a_search_at_work_is_told_with_how_far_it_is(folder: Path) -> None:
     assert f"at work: process {os.getpid()} on " in shown
     own = format_rate(make_measurement().samples_per_second)
     assert f"3 launches; no answer yet; your settings: {own}" in shown
+    told = "its search is still at work, or was cut off: autotune status says which"
+    assert told in invoke("show", str(search.profile))[2]
     save(search.profile, evidence=evidence.replace(stop_reason="budget"))
+    assert told not in invoke("show", str(search.profile))[2]
     assert "improved: at least 1.30x faster" in invoke("status")[1]
 
 
