@@ -172,8 +172,7 @@ def run_session(
     _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
     answer("running")
-    told = f", {count(len(log.judged), 'launch', 'launches')} known" if log.judged else ""
-    starter.enter("search", f"{count(len(log.problem.space.choices), 'setting')} to vary{told}")
+    starter.enter("search", _describe_start(log))
     price = partial(price_proposal, log, gate.foretell_seconds)
     study = _open_study(open_study, folder, log, context, price, fleet)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
@@ -190,6 +189,12 @@ def run_session(
     study.save(_summarise(profile))
     folder.remember(log, profile, study.list_effects())
     return SessionOutcome(profile, log)
+
+
+def _describe_start(log: SearchLog) -> str:
+    """Return what there is to try, and how many launches are known from before."""
+    known = f", {count(len(log.judged), 'launch', 'launches')} known" if log.judged else ""
+    return f"{count(len(log.problem.space.choices), 'setting')} to vary{known}"
 
 
 def _summarise(profile: Profile) -> dict[str, Any]:

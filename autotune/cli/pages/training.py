@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from autotune.cli.pages.layout import LinePage, Part, open_page
 from autotune.cli.view.terminal import forgiven_output, one_line
 from autotune.format import (
@@ -149,4 +151,10 @@ def _show_places(page: LinePage, summary: TrainingSummary) -> None:
     if summary.weights:
         page.facts("weights", [summary.weights, "load them with safetensors.torch.load_model(model, FILE)"])
     if summary.finished:
-        page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])
+        page.facts("compare", [f"autotune compare {_show_path(summary.folder)} ANOTHER-RUN"])
+
+
+def _show_path(path: str) -> str:
+    """Return a path as it is typed here: from this folder where it is in it."""
+    near = os.path.relpath(path)
+    return path if near.startswith("..") else near

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +110,13 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
     assert "1 skipped step\n" in shown
     assert "2 allocator retries\n" in shown
     assert "ANOTHER-RUN" not in shown
+
+
+def test_a_run_in_this_folder_is_named_from_here(show: Show, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = show(make_summary(folder=str(tmp_path / "runs" / "a")))
+    assert "autotune compare runs/a ANOTHER-RUN\n" in shown
+    assert "autotune compare /elsewhere/a ANOTHER-RUN\n" in show(make_summary(folder="/elsewhere/a"))
 
 
 @pytest.mark.parametrize(
