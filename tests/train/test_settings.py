@@ -566,7 +566,7 @@ def test_a_script_that_changed_or_has_other_flags_asks_for_a_look(script: Target
     assert settings.needs_reverification
     other = of_script(script, label="python train.py", fingerprint="f" * 12)
     settings, told = choose_for(script, other)
-    assert told == ["the command is not the one that was measured: what other flags change was not tested"]
+    assert told == ["the search was of 'python train.py': what the words that differ change was not measured"]
     assert settings.needs_reverification
     assert settings.promised_samples_per_second is None
 
