@@ -32,6 +32,8 @@ def show(
             print_json(answer.to_json())
         else:
             print_answer(answer, profile, explain_answer(answer, profile), is_new=False)
+            if answer.evidence.stop_reason == "running":
+                say("its search is still at work, or was cut off: autotune status says which")
 
 
 def export(

@@ -69,7 +69,7 @@ Direction = Annotated[
     typer.Option(
         rich_help_panel=SCRIPTS,
         metavar="WAY",
-        help="minimize or maximize: for all metrics, or one for each, --metric-regex first.",
+        help="minimize or maximize: for all metrics, or one each, regexes first.",
         show_default=False,
     ),
 ]

@@ -347,6 +347,7 @@ def train_script_target(
         UsageError: an option is given that only the script's own command can set.
     """
     from autotune.cli.pages.training import print_summary
+    from autotune.sentences.settings import describe_changes
     from autotune.train.script.recovery import train_script
     from autotune.train.script.run import list_workload_options, prepare_script_run, refuse_workload_options
     from autotune.train.script.settings import choose_settings
@@ -356,6 +357,8 @@ def train_script_target(
         settings = choose_settings(target, options, Path.cwd(), warn=warn, say=say, should_stop=stop)
         stop.exit_if_set()
     run = prepare_script_run(settings, target)
+    if run.knows_settings:
+        say(f"autotune: trains with {describe_changes(run.config, run.baseline_config)} ({run.origin})")
     end = train_script(run, say=lambda text: say(f"autotune: {text}"), max_restarts=max_restarts, as_json=as_json)
     if as_json:
         with forgiven_output():

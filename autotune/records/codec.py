@@ -22,6 +22,11 @@ SCHEMA_VERSION = 1
 """Version of every file this release writes. 1: the first."""
 
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_HINTS = {
+    "Profile": "mend it, or let autotune search write it again",
+    "Preset": "mend it; autotune presets --json shows how one is written",
+}
+"""What to do about a file that people may write or change; any other is autotune's own."""
 _NOT_KEPT: set[str] = set()
 """Stands for the names of the fields that were given."""
 
@@ -79,20 +84,16 @@ def parse_record(
     """
     if len(text.encode("utf-8", "surrogatepass")) > max_bytes:
         raise error(f"{name} is larger than {max_bytes} bytes", hint="this is not a file autotune wrote")
+    hint = _HINTS.get(kind.__name__, f"expected a {kind.__name__} of schema_version {SCHEMA_VERSION}")
     try:
         plain = parse_json(text)
     except ValueError as reason:
-        raise error(
-            f"{name} is not valid JSON: {_printable(str(reason))}", hint="write it again with autotune search"
-        ) from None
+        raise error(f"{name} is not valid JSON: {_printable(str(reason))}", hint=hint) from None
     _check_schema_version(plain, name=name, error=error)
     try:
         return kind.model_validate_json(text)
     except ValidationError as reason:
-        raise error(
-            f"{name}: {_printable(explain_misfit(reason, kind))}",
-            hint=f"expected a {kind.__name__} of schema_version {SCHEMA_VERSION}",
-        ) from None
+        raise error(f"{name}: {_printable(explain_misfit(reason, kind))}", hint=hint) from None
 
 
 def explain_misfit(error: ValidationError, kind: type[BaseModel]) -> str:

@@ -77,6 +77,8 @@ class RunPlan(Record):
     """Where the settings came from: `profile`, `preset NAME`, `baseline`."""
     promised_samples_per_second: NonNegative | None = None
     """What the search measured for them; None when it did not."""
+    promised_noise: NonNegative | None = None
+    """Standard deviation of the log throughput of the search's launches; None when it is not known."""
     flops_utilization: NonNegative | None = None
     """Model FLOPs utilization of one sample a second with them; None when it is not known."""
     loss_band: LossBand | None = None
@@ -199,6 +201,8 @@ class TrainingSummary(Record):
     when no step was taken."""
     promised_samples_per_second: NonNegative | None
     """What the search measured for these settings; None when it did not."""
+    promised_noise: NonNegative | None = None
+    """Standard deviation of the log throughput of the search's launches; None when it is not known."""
     data_wait_fraction: Fraction | None = None
     """Share of the stepping time spent waiting for the loader."""
     mfu: NonNegative | None = None

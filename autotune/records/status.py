@@ -21,6 +21,8 @@ class SearchStatus(Record):
     """That have ended, by what they were for."""
     profile: Profile | None
     """Its answer as it stands; None before the user's own settings are measured."""
+    own_rate: float | None = None
+    """Samples per second of the user's own settings, the mean of the launches so far; None before the first."""
 
 
 class TrainingStatus(Record):

@@ -252,7 +252,8 @@ def _search(
         context = SearchContext(budget, runner, reporter, should_stop, place.find_log)
         profile = run_session(place, state, context, save, number=place.next_number(), fleet=fleet).profile
     if place.database.exists():
-        reporter.told(f"every launch: optuna-dashboard sqlite:///{os.path.relpath(place.database)}")
+        shown = f"optuna-dashboard sqlite:///{os.path.relpath(place.database)}"
+        reporter.told(f"every launch, with optuna-dashboard installed: {shown}")
     return profile
 
 

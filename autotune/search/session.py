@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.drift.gate.stage import GateStage
+from autotune.format import count
 from autotune.probe.run import probe_target
 from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
@@ -168,10 +169,10 @@ def run_session(
     if not known:
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save, fleet)
-    answer("running")
     _take_up(log, prover, known, probed)
     gate.restore(folder.read_screens())
-    starter.enter("search", f"{len(log.problem.space.choices)} knobs, {len(log.judged)} trials known")
+    answer("running")
+    starter.enter("search", _describe_start(log))
     price = partial(price_proposal, log, gate.foretell_seconds)
     study = _open_study(open_study, folder, log, context, price, fleet)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
@@ -188,6 +189,12 @@ def run_session(
     study.save(_summarise(profile))
     folder.remember(log, profile, study.list_effects())
     return SessionOutcome(profile, log)
+
+
+def _describe_start(log: SearchLog) -> str:
+    """Return what there is to try, and how many launches are known from before."""
+    known = f", {count(len(log.judged), 'launch', 'launches')} known" if log.judged else ""
+    return f"{count(len(log.problem.space.choices), 'setting')} to vary{known}"
 
 
 def _summarise(profile: Profile) -> dict[str, Any]:
@@ -325,7 +332,7 @@ def _probe(
     if report is not None and probed is not None:
         return _Probed(report, probed, is_new=False)
     progress = context.describe_progress("probe", trials=number, log=None)
-    context.reporter.stage_started(progress, "the machine, the target, and its own settings measured")
+    context.reporter.stage_started(progress, "measures the machine, the training and your settings")
     context.reporter.trial_started(progress, None)
     report, probed = probe_target(
         state.target,

@@ -202,5 +202,5 @@ def _require_probe(state: SearchState, folder: Path) -> KeptProbe:
     reason = "none was made in this folder" if kept is None else f"the last one is not taken: {refusal}"
     raise UsageError(
         f"--dry-run looks ahead from a probe of this training, and {reason}",
-        hint="make one with the same target and options of it: autotune probe TARGET",
+        hint=f"make one: autotune probe {'-- ' if state.target.script is not None else ''}{state.target.spec}",
     )

@@ -16,7 +16,7 @@ from autotune.records.measurement import Interval
 from autotune.records.objective import Objective
 from autotune.records.profile import Candidate, OneOffCosts, Profile
 from autotune.sentences.loss_check import describe_drift, find_extra_samples
-from autotune.sentences.noise import describe_noise
+from autotune.sentences.noise import describe_busy_machine, describe_noise
 from autotune.sentences.objective import describe_gain, describe_least, describe_less
 from autotune.sentences.settings import describe_changes, name_setting
 from autotune.sentences.trials import name_status
@@ -97,6 +97,7 @@ def list_evidence(profile: Profile) -> list[str]:
     lines = [describe_drift(profile), describe_power(profile), *describe_untested(profile), describe_saving(profile)]
     if evidence.noise is not None:
         lines.append(f"noise: {describe_noise(evidence.noise)}")
+        lines.append(None if profile.verdict == "improved" else describe_busy_machine(evidence.noise))
     trials = ", ".join(f"{number} {name_status(status)}" for status, number in sorted(evidence.trials.items()))
     share = evidence.measured_fraction
     measured = "" if share is None else f", {format_share(share)} of it inside measured blocks"

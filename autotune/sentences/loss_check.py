@@ -90,7 +90,8 @@ def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
 def describe_check(check: QualityCheck) -> str:
     """Return a drift check as one line."""
     if check.test not in JUDGED_BY_BOUNDS:
-        return f"{check.metric}: {check.reason}: {VERDICTS[check.verdict]}"
+        named = check.reason if check.reason.startswith(f"{check.metric}, ") else f"{check.metric}: {check.reason}"
+        return f"{named}: {VERDICTS[check.verdict]}"
     shown = "bit for bit the same" if check.test == "exact-losses" else describe_worsening(check)
     covered = f"{count(check.seeds, 'seed')} x {check.samples:,} samples"
     return f"{check.metric}: {shown}, limit {format_margin(check.margin)}, {covered}: {VERDICTS[check.verdict]}"

@@ -14,6 +14,18 @@ _TELLING_RANGE = 1.10
 _TELLING_SHARE = 0.05
 """Judgement: of the CPU time; less is a machine's own housekeeping."""
 
+_HIDING_SHARE = 0.25
+"""Judgement: of the CPU time; where others have more, launches differ by more than most settings bring."""
+
+
+def describe_busy_machine(noise: MachineNoise) -> str | None:
+    """Return what to do where others had so much of the CPUs that a gain cannot be seen; None on a quiet machine."""
+    reading = noise.interference
+    share = None if reading is None else reading.foreign_cpu_fraction
+    if share is None or share < _HIDING_SHARE:
+        return None
+    return "a machine as busy as that hides gains: search again when it is quieter"
+
 
 def describe_noise(noise: MachineNoise) -> str:
     """Return how much the machine's figures vary, and why, as one line."""

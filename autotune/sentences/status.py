@@ -9,15 +9,14 @@ from autotune.sentences.answer import describe_speedup
 
 def describe_search(search: SearchStatus) -> str:
     """Return what a search has done, and its answer as it stands."""
-    trials = ", ".join(f"{number} {purpose}" for purpose, number in sorted(search.trials.items()))
-    done = f"{count(sum(search.trials.values()), 'trial')} ({trials})" if trials else "no trial has ended"
+    done = count(sum(search.trials.values()), "launch", "launches")
     profile = search.profile
     if profile is None:
-        return f"{done}; your own settings are not measured yet"
+        yet = "your own settings are not measured yet"
+        return f"{done}; {yet if search.holder else 'ended before your own settings were measured'}"
     taken = format_duration(profile.one_off.search_seconds)
     if profile.evidence.stop_reason == "running":
-        rate = profile.evidence.baseline_samples_per_second
-        own = "" if rate is None else f"; your settings: {format_rate(rate)}"
+        own = "" if search.own_rate is None else f"; your settings: {format_rate(search.own_rate)}"
         return f"{done}; no answer yet{own}"
     return f"{done} in {taken}; {describe_speedup(profile)}"
 

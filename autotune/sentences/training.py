@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from autotune.format import count, format_factor, format_figure, format_rate, format_share
 from autotune.records.run import Best
 
 AS_PROMISED_FRACTION = 0.03
 """A throughput this close to what the search measured is as expected."""
+
+_NOISE_SDS = 2.0
+"""Standard deviations of single launches: further apart, two of them hardly are by chance."""
 
 
 def list_speed(samples_per_second: float, promised: float | None) -> list[str]:
@@ -19,11 +24,19 @@ def list_speed(samples_per_second: float, promised: float | None) -> list[str]:
     return [rate, f"{format_factor(samples_per_second / promised)} of the expected {format_rate(promised, unit='')}"]
 
 
-def judge_throughput(came: float, promised: float) -> str:
-    """Return in plain words how a throughput compares with the promised one."""
+def judge_throughput(came: float, promised: float, noise: float | None = None) -> str:
+    """Return in plain words how a throughput compares with the promised one.
+
+    Args:
+        came: samples per second.
+        promised: what the search measured.
+        noise: standard deviation of the log throughput of its launches; None when it is not known.
+    """
     change = round(came / promised - 1.0, 6)
     if abs(change) <= AS_PROMISED_FRACTION:
         return "as expected"
+    if noise is not None and came > 0 and abs(math.log(came / promised)) <= _NOISE_SDS * noise:
+        return "as expected, within the noise"
     return "faster than expected" if change > 0 else "slower than expected"
 
 

@@ -176,7 +176,7 @@ def _explain_missing_name(spec: str, first: str, names: SourceNames) -> UsageErr
     near = _find_near(first, names.workloads) or _find_near(first, sorted(names.names))
     suggestion = f"did you mean {near!r}? " if near else ""
     listed = ", ".join(names.workloads[:_MOST_SHOWN])
-    described = f"its workloads are {listed}" if listed else "no object in it has a workload's methods, as far as seen"
+    described = f"workloads in it: {listed}" if listed else "no object in it has a workload's methods, as far as seen"
     return UsageError(f"target {spec!r}: {location} has no {first!r}", hint=f"{suggestion}{described}")
 
 

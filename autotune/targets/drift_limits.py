@@ -143,8 +143,10 @@ def _require_relative(margin: Margin, given: str, example: str) -> Margin:
 def _read_limit(limit: str, given: str, *, before: str = "", hint: str = _HINT) -> Margin:
     found = _LIMIT.fullmatch(limit)
     if found is None or (found["form"] and found["unit"]):
-        name, colon, last = limit.rpartition(":")
-        meant = f"write {name}={last}" if colon and not before and _LIMIT.fullmatch(last) else hint
+        of_loss = hint == _LOSS_HINT
+        name, sign, last = limit.rpartition("=" if of_loss and "=" in limit else ":")
+        option = f"{name_option('metric_limit')} " if of_loss else ""
+        meant = f"write {option}{name}={last}" if sign and not before and _LIMIT.fullmatch(last) else hint
         raise UsageError(f"{given} is not a limit", hint=meant)
     if not found["form"] and not found["unit"]:
         bare = f"{before}{limit.lstrip('-')}"

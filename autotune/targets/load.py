@@ -124,7 +124,7 @@ def _get_attribute(module: ModuleType, attribute: str, *, spec: str) -> Any:
             near = difflib.get_close_matches(part, workloads or vars(module), n=1)
             suggestion = f"did you mean {near[0]!r}? " if near else ""
             listed = ", ".join(workloads[:_MOST_SHOWN])
-            described = f"its workloads are {listed}" if listed else "nothing in it has a workload's methods"
+            described = f"workloads in it: {listed}" if listed else "nothing in it has a workload's methods"
             name = module.__name__ if file is None else Path(file).stem
             raise UsageError(f"target {spec!r}: {name} has no {part!r}", hint=suggestion + described)
         found = getattr(found, part)

@@ -100,6 +100,7 @@ def make_plan(request: RunRequest, profile: Profile | None) -> RunPlan:
         baseline_config=baseline,
         origin=settings.origin,
         promised_samples_per_second=settings.promised_samples_per_second if size == measured else None,
+        promised_noise=evidence.noise.launch_sd if evidence is not None and evidence.noise is not None else None,
         flops_utilization=_find_flops_utilization(settings) if size == measured == 1 else None,
         world_size=size,
         loss_band=None if evidence is None else evidence.loss_band,

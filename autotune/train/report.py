@@ -94,6 +94,7 @@ def summarize(plan: RunPlan, progress: TrainingProgress, *, finished: bool, elap
         metrics={},
         samples_per_second=samples / seconds if samples and seconds > 0 else None,
         promised_samples_per_second=plan.promised_samples_per_second,
+        promised_noise=plan.promised_noise,
         data_wait_fraction=min(1.0, max(0.0, progress.data_wait_seconds / seconds)) if seconds > 0 else None,
         peak_memory_bytes=progress.peak_memory_bytes or None,
         training_seconds=seconds,

@@ -21,7 +21,7 @@ from autotune.search import run as stage
 from autotune.search.progress import SearchProgress
 
 def play(target, options, *, reporter, **_others):
-    reporter.stage_started(SearchProgress("search", 1, 48.0), "9 knobs, <b>0</b> trials known")
+    reporter.stage_started(SearchProgress("search", 1, 48.0), "<b>9</b> settings to vary")
     for number in range(40):
         reporter.told(f"line {number}")
         time.sleep(0.05)
@@ -108,7 +108,7 @@ def test_a_search_is_shown_in_a_real_notebook(tmp_path: Path) -> None:
     (shown, table, printed), replaced = execute(tmp_path, PLAYED, "profile", "print(profile)", timeout=120)
     assert [output.output_type for output in shown] == ["display_data"]
     assert shown[0].data["text/plain"].splitlines()[1:] == [f"line {number}" for number in range(40)]
-    assert "&lt;b&gt;0&lt;/b&gt; trials known" in shown[0].data["text/html"]
+    assert "&lt;b&gt;9&lt;/b&gt; settings to vary" in shown[0].data["text/html"]
     assert 1 <= len(replaced) <= 8  # of two seconds
     assert any(re.search(r"^search, .* left; stopping the cell keeps", one, re.MULTILINE) for one in replaced)
     assert table[0].data["text/plain"].startswith("<Profile improved: at least 1.20x faster")

@@ -8,15 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import MIB, make_interval, make_plan, make_profile, make_result, make_spec, make_state, make_target
+from record_factory import (
+    MIB,
+    make_interval,
+    make_measurement,
+    make_plan,
+    make_profile,
+    make_result,
+    make_spec,
+    make_state,
+    make_target,
+)
 from typer.testing import CliRunner
 
 from autotune.cli import app
-from autotune.records import Evidence, PeakMemory
-from autotune.records.profile import Profile
+from autotune.format import format_rate
+from autotune.records import Evidence, PeakMemory, TrainConfig
+from autotune.records.profile import Candidate, Profile
 from autotune.search.store.folder import create_search_folder, lock_searches
 from autotune.train.runs.folder import locked_run
 from autotune.train.runs.status import read_status
+
+BASELINE, TUNED = TrainConfig(), TrainConfig(num_workers=2)
 
 
 @pytest.fixture
@@ -49,6 +62,23 @@ def test_an_answer_is_shown_once_more(folder: Path) -> None:
     assert invoke("show", "other.json")[0] == 7
 
 
+@pytest.mark.parametrize(
+    ("verdict", "passed", "said"),
+    [
+        ("keep", False, "nothing to change: train as before"),
+        ("not-tested", False, "nothing to change: train as before"),
+        ("inconclusive", False, "next: autotune search --resume --budget "),
+        ("inconclusive", True, "next: autotune train --profile best.json --use-candidate, for settings that are not"),
+    ],
+)
+def test_what_to_do_next_is_nothing_where_no_setting_changes(
+    folder: Path, verdict: Any, passed: bool, said: str
+) -> None:
+    candidate = Candidate(config=TUNED, passed_checks=True, reason="few pairs") if passed else None
+    make_profile(verdict=verdict, candidate=candidate).save(folder / "best.json")
+    assert invoke("show")[2].startswith(said)
+
+
 def test_an_export_goes_to_a_new_file_and_takes_the_answer_that_is_there(folder: Path) -> None:
     save(folder / "best.json")
     code, printed, _ = invoke("export", "--to", "torch")
@@ -72,15 +102,22 @@ def test_a_search_at_work_is_told_with_how_far_it_is(folder: Path) -> None:
     for number in range(3):
         place = search.trials / f"{number:04d}"
         place.mkdir()
-        (place / "result.json").write_text(make_result(make_spec(number=number)).to_json())
-    assert "your own settings are not measured yet" in invoke("status")[1]
-    evidence = Evidence(stop_reason="running", baseline_samples_per_second=512.0)
-    make_profile(evidence=evidence).save(search.profile)
+        spec = make_spec(number=number, config=BASELINE if number else TUNED)
+        (place / "result.json").write_text(make_result(spec, measurement=make_measurement()).to_json())
+    assert "3 launches; ended before your own settings were measured" in invoke("status")[1]
+    with lock_searches(folder):
+        assert "3 launches; your own settings are not measured yet" in invoke("status")[1]
+    evidence = Evidence(stop_reason="running", baseline_samples_per_second=512.0)  # what the probe read
+    make_profile(baseline_config=BASELINE, evidence=evidence).save(search.profile)
     with lock_searches(folder):
         _, shown, _ = invoke("status")
     assert f"at work: process {os.getpid()} on " in shown
-    assert "3 trials (3 measure); no answer yet; your settings: 512 samples/s" in shown
+    own = format_rate(make_measurement().samples_per_second)
+    assert f"3 launches; no answer yet; your settings: {own}" in shown
+    told = "its search is still at work, or was cut off: autotune status says which"
+    assert told in invoke("show", str(search.profile))[2]
     save(search.profile, evidence=evidence.replace(stop_reason="budget"))
+    assert told not in invoke("show", str(search.profile))[2]
     assert "improved: at least 1.30x faster" in invoke("status")[1]
 
 

@@ -170,6 +170,7 @@ def test_the_final_training_is_the_script_itself_with_the_settings_hung_on_it(fo
     assert tuned.stdout.replace("workers 1", "workers 0").startswith(plain.stdout + "stopped (python train.py")
     assert "130 steps" in tuned.stderr
     assert "of the expected 1,300" in tuned.stderr
+    assert "autotune: trains with workers=1" in tuned.stderr
     assert len((folder / "log.txt").read_text().splitlines()) == 6
     assert sorted(path.name for path in folder.glob("runs/train-001/*")) == ["script.json", "summary.json"]
 

@@ -21,6 +21,7 @@ from autotune.search.finals.more_time import budget_for
 from autotune.search.finals.rounds import FinalsPlan, Terms
 from autotune.search.scores.objective import Judged
 from autotune.search.scores.ranking import Ranking
+from autotune.sentences.answer import describe_speedup
 
 ONE, TWO = make_placebos(2)
 FASTER = [0.21, 0.19, 0.20, 0.22, 0.18, 0.20]
@@ -67,7 +68,9 @@ def test_without_finals_the_baseline_is_kept_and_the_hope_is_told():
     assert profile.candidate.speedup_estimate == pytest.approx(math.exp(0.24))
     assert not profile.candidate.passed_checks
     assert profile.evidence.confirmation is None
-    assert profile.evidence.notes == (f"unconfirmed: the search's best ran at {math.exp(0.24):.2f}x the baseline",)
+    assert profile.evidence.notes == ()
+    told = "inconclusive: keep your settings (best candidate about 1.27x, in the search alone)"
+    assert describe_speedup(profile) == told
 
 
 def check(verdict):

@@ -83,7 +83,7 @@ def test_the_next_search_begins_with_what_the_last_has_read(tmp_path: Path) -> N
     assert second.profile.verdict == "improved"
     assert find_first(second).num_workers > 0
     recalled = second.folder.recall(second.log.problem.report)
-    assert "the last search of it read" in recalled.sentence
+    assert "the last search of it, " in recalled.sentence
     known = {(one.knob, one.value): one for one in recalled.effects}
     best = max(known.values(), key=lambda one: one.log_speedup)
     assert best.knob == "num_workers"
@@ -150,7 +150,10 @@ def test_of_the_same_all_is_taken_a_little_less_sure() -> None:
     recalled = take()
     assert [one.knob for one in recalled.effects] == ["num_workers", "user_knobs.kernel", "precision"]
     assert recalled.effects[0].log_sd == pytest.approx(math.hypot(0.04, SAME_SD))
-    assert recalled.sentence == "begins with what the last search of it read 2h00m ago of 3 changes: a guess, no proof"
+    assert (
+        recalled.sentence
+        == "the last search of it, 2h00m ago, says what to try first: a guess about 3 changes, no proof"
+    )
 
 
 def test_a_target_that_was_changed_begins_with_what_it_was_before() -> None:

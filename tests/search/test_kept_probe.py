@@ -95,7 +95,7 @@ def test_another_probe_is_not_taken(work: Path, change: Callable[[KeptProbe], Ke
     rewrite(work, change)
     told, place = take(work)
     assert told is not None
-    assert told.startswith(f"probe: made anew, the last one is not taken: {reason}")
+    assert told.startswith(f"probe: made again, and the last one is not used: {reason}")
     assert place.read_probe() is None
     assert place.read_all_trials() == []
 
@@ -126,7 +126,7 @@ def test_a_probe_of_other_code_is_not_taken(work: Path, source: str | None, reas
 def test_a_probe_under_another_environment_is_not_taken(work: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, os.environ.get(name, "") + "1")
     told = take(work)[0] or ""
-    assert "the environment is another: " in told
+    assert "the environment has changed: " in told
     assert told.endswith("a variable of your own" if name == "BATCH_SIZE" else name)
 
 

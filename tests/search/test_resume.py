@@ -63,6 +63,15 @@ def test_what_was_refused_stays_refused(tmp_path: Path) -> None:
     assert second.profile.verdict == "improved"
 
 
+def test_its_first_answer_knows_what_was_launched(tmp_path: Path) -> None:
+    first = search(tmp_path, stop_after=9)
+    assert first.profile.verdict != "not-tested"
+    begun = resume(first, tmp_path).saved[0]
+    assert begun.evidence.stop_reason == "running"
+    assert begun.verdict == first.profile.verdict
+    assert begun.candidate_config == first.profile.candidate_config
+
+
 @pytest.mark.parametrize("stop_after", [9, 12, 14])
 def test_it_goes_on_as_it_would_have(tmp_path: Path, stop_after: int) -> None:
     """Without noise, up to the first proof: but for the baseline, launched first as the machine may be another one."""

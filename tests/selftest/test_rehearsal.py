@@ -88,5 +88,5 @@ def test_without_a_probe_it_says_how_to_make_one(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "--dry-run looks ahead from a probe of this training, and none was made in this folder" in done.stderr
-    assert "autotune probe TARGET" in done.stderr
+    assert "make one: autotune probe autotune.targets.demo:workload" in done.stderr
     assert "Traceback" not in done.stderr

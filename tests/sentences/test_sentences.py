@@ -26,7 +26,7 @@ from autotune.sentences.answer import (
     list_evidence,
 )
 from autotune.sentences.loss_check import describe_check, describe_limits, describe_refusal, format_drift, format_margin
-from autotune.sentences.noise import describe_interference, describe_noise
+from autotune.sentences.noise import describe_busy_machine, describe_interference, describe_noise
 
 QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
 
@@ -53,6 +53,23 @@ def profile(verdict: str = "improved", *, estimate: float = 1.38, **changes: obj
         "evidence": Evidence(pairs=8, confirmation=confirmation, noise=QUIET, measured_fraction=0.423),
     }
     return make_profile(**(fields | changes))
+
+
+def test_a_busy_machine_is_told_with_what_to_do_unless_a_gain_was_proven() -> None:
+    busy = QUIET.replace(interference=Interference(foreign_cpu_fraction=0.853))
+    evidence = Evidence(noise=busy)
+    told = "a machine as busy as that hides gains: search again when it is quieter"
+    assert told in list_evidence(profile("keep", evidence=evidence))
+    assert told not in list_evidence(profile(evidence=evidence))
+    assert describe_busy_machine(QUIET.replace(interference=Interference(foreign_cpu_fraction=0.1))) is None
+    assert describe_busy_machine(QUIET) is None
+
+
+def test_a_check_names_its_metric_once() -> None:
+    reason = "gradients, after 200 steps: no difference"
+    assert describe_check(make_check(test="gradients", metric="gradients", reason=reason)) == f"{reason}: not worse"
+    told = describe_check(make_check(test="tape", metric="training data", reason="equal byte for byte"))
+    assert told == "training data: equal byte for byte: not worse"
 
 
 def test_the_headline_is_the_lower_end_rounded_down() -> None:

@@ -207,7 +207,7 @@ def test_a_missing_module_is_named(tmp_path: Path, location: str) -> None:
 def test_a_missing_attribute_is_named_with_those_there_are(folder: Path) -> None:
     error = refusal("complete.py:workloda", folder, UsageError)
     assert "complete has no 'workloda'" in error.message
-    assert error.hint == "did you mean 'workload'? its workloads are workload"
+    assert error.hint == "did you mean 'workload'? workloads in it: workload"
 
 
 def test_a_class_in_place_of_an_instance_is_told_how_to_make_one(folder: Path) -> None:

@@ -434,7 +434,8 @@ def test_what_is_more_than_a_preset_makes_it_out_to_be_is_left_out() -> None:
     drawn = facts(numerics={"num_workers": "rounding", "persistent_workers": "semantic"})
     exact = fit_preset(find_preset("reproducible"), drawn)
     assert (exact.config.num_workers, exact.config.host_allocator) == (0, "glibc-tuned")
-    assert any("num_workers=2 (on this target it does more than it should)" in text for text in exact.left_out)
+    told = "num_workers=2 (here it changes what is computed, and the preset promises not to)"
+    assert any(told in text for text in exact.left_out)
     rounding = fit_preset(find_preset("balanced"), drawn)
     assert (rounding.config.num_workers, rounding.config.persistent_workers) == (2, False)
 
@@ -566,7 +567,7 @@ def test_a_script_that_changed_or_has_other_flags_asks_for_a_look(script: Target
     assert settings.needs_reverification
     other = of_script(script, label="python train.py", fingerprint="f" * 12)
     settings, told = choose_for(script, other)
-    assert told == ["the command is not the one that was measured: what other flags change was not tested"]
+    assert told == ["the search was of 'python train.py': what the words that differ change was not measured"]
     assert settings.needs_reverification
     assert settings.promised_samples_per_second is None
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autotune.cli.view.console import result_console
 from autotune.cli.view.terminal import printable_text, say
-from autotune.format import format_bytes, format_duration, format_rate
+from autotune.format import format_budget, format_bytes, format_duration, format_rate
 from autotune.records.config import changed_fields, get_knob
 from autotune.records.explanation import Explanation
 from autotune.records.measurement import PeakMemory
@@ -37,13 +37,22 @@ def print_answer(profile: Profile, out: Path, explanation: Explanation | None = 
     console = result_console()
     print_lines(console, list_answer(profile, explanation))
     sys.stdout.flush()
-    usable = profile.candidate is not None and profile.candidate.passed_checks
-    more = " (with --use-candidate for the candidate's settings)" if usable else ""
-    written = f"{out} written; " if is_new else ""
-    say(f"{written}next: autotune train --profile {out}{more}")
+    say(f"{f'{out} written; ' if is_new else ''}{describe_next(profile, out)}")
     if profile.verdict == "improved":
         say("autotune explain says what each change is worth, autotune report makes a page of it")
         say("autotune export --to torch prints it as code")
+
+
+def describe_next(profile: Profile, out: Path) -> str:
+    """Return what to do after an answer: the next command, or nothing where it changes nothing."""
+    if profile.verdict == "improved":
+        return f"next: autotune train --profile {out}"
+    if profile.candidate is not None and profile.candidate.passed_checks:
+        return f"next: autotune train --profile {out} --use-candidate, for settings that are not proven faster"
+    if profile.verdict == "inconclusive" and profile.evidence.confirmation is None:
+        more = format_budget(max(60.0, profile.one_off.search_seconds))
+        return f"next: autotune search --resume --budget {more}, which goes on where this one ended"
+    return "nothing to change: train as before"
 
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:

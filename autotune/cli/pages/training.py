@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from autotune.cli.pages.layout import LinePage, Part, open_page
 from autotune.cli.view.terminal import forgiven_output, one_line
 from autotune.format import (
@@ -79,8 +81,10 @@ def describe_throughput(summary: TrainingSummary) -> str:
         return "not compared: no step was taken"
     if not promised:
         return f"{format_rate(came)}; the search did not measure these settings"
-    verdict = f"{judge_throughput(came, promised)} ({format_factor(came / promised)})"
-    return f"{verdict}: {format_rate(came)}, the search measured {format_rate(promised, unit='')}"
+    noise = summary.promised_noise
+    verdict = f"{judge_throughput(came, promised, noise)} ({format_factor(came / promised)})"
+    differing = "" if noise is None else f"; its launches differed by {100 * noise:.1f} %"
+    return f"{verdict}: {format_rate(came)}, the search measured {format_rate(promised, unit='')}{differing}"
 
 
 def describe_guard(guard: GuardSummary | None) -> str:
@@ -147,4 +151,10 @@ def _show_places(page: LinePage, summary: TrainingSummary) -> None:
     if summary.weights:
         page.facts("weights", [summary.weights, "load them with safetensors.torch.load_model(model, FILE)"])
     if summary.finished:
-        page.facts("compare", [f"autotune compare {summary.folder} ANOTHER-RUN"])
+        page.facts("compare", [f"autotune compare {_show_path(summary.folder)} ANOTHER-RUN"])
+
+
+def _show_path(path: str) -> str:
+    """Return a path as it is typed here: from this folder where it is in it."""
+    near = os.path.relpath(path)
+    return path if near.startswith("..") else near

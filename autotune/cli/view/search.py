@@ -97,7 +97,8 @@ class SearchView(SearchReporter):
         config, rate = result.spec.config, progress.baseline_samples_per_second
         is_own = self._report is not None and config == self._report.target.baseline
         what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
-        best = ", best so far" if config is not None and config == progress.best and what == "" else ""
+        is_best = config is not None and config == progress.best and what == "" and not is_own
+        best = ", best so far" if is_best else ""
         name = f": {self._name(config)}" if self._name(config) else ""
         self._is_unit_due |= is_own and what == ""  # what it has changed is known once it is judged
         head = f"{what} #{result.spec.number}".strip()
@@ -132,7 +133,9 @@ class SearchView(SearchReporter):
             is_speed = progress.objective is not Objective.MEMORY
             unit = f" your {format_rate(rate)}," if rate and is_speed else ","
             gain = describe_gain(progress.objective, progress.best_ratio)
-            best = f"{gain}{unit} unconfirmed ({self._name(progress.best)})"
+            is_own = progress.best == self._report.target.baseline
+            named = self._name(progress.best)
+            best = f"{named}, so far" if is_own else f"{gain}{unit} unconfirmed ({named})"
         stage = _STAGES.get(progress.stage, progress.stage) if progress else "start"
         return [
             *(Text(printable(line), no_wrap=True) for line in (f"now:  {self._running}", f"best: {best}")),

@@ -38,7 +38,7 @@ def describe_ending(log: SearchLog, *, is_stopped: bool, elsewhere: str = "") ->
         )
     if log.finals is None and not is_stopped:
         notes.append(elsewhere or _explain_no_finals(log))
-    return notes
+    return [note for note in notes if note]
 
 
 def _explain_no_finals(log: SearchLog) -> str:
@@ -50,7 +50,7 @@ def _explain_no_finals(log: SearchLog) -> str:
     if better:
         return "there was no time for the loss checks, so nothing is claimed"
     if any(one.config != log.problem.baseline and one.score.value is not None for one in log.judged):
-        return "nothing that was tried beat your settings"
+        return ""  # the verdict says it
     return "nothing but your own settings could be measured"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from autotune.drift.compare.loss_band import calibrate_band
-from autotune.format import format_factor, format_factor_down, format_share
+from autotune.format import format_factor_down, format_share
 from autotune.measure.confidence import hodges_lehmann
 from autotune.probe.analysis.figures import name_arithmetic
 from autotune.records.config import TrainConfig
@@ -32,7 +32,6 @@ from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.log import samples_ratio
 from autotune.search.scores.noise import summarise_noise
 from autotune.search.scores.ranking import Ranking
-from autotune.sentences.objective import describe_gain
 
 WORTH_PROVING = 1.05
 """Where nothing is proven, the budget that would prove at least this gain is told."""
@@ -182,14 +181,6 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
             f"{format_share(aside)} of your run is validation and the like, which stays as it is: the whole of it gets "
             f"at least {format_factor_down(whole)} faster"
         )
-    leader = _find_leader(findings, ranking)
-    best = ranking.find(leader) if leader is not None else None
-    if finals is None and best is not None and not findings.checks:
-        if findings.objective is Objective.MEMORY:
-            saved = describe_gain(findings.objective, math.exp(best.score))
-            notes.append(f"unconfirmed: the search's best needs {saved} at {format_factor(math.exp(best.speed))}")
-        else:
-            notes.append(f"unconfirmed: the search's best ran at {format_factor(math.exp(best.score))} the baseline")
     launches = [*(one.result for one in findings.judged), *(finals.results if finals else ())]
     used = findings.elapsed_seconds
     return Evidence(

@@ -72,7 +72,8 @@ def recall(report: ProbeReport, folder: Path, *, now: float | None = None) -> Re
     whose = "the last search of it" if is_same else f"a search {'of it as it was' if is_own else f'of {past.label}'}"
     age = format_duration(max(0.0, (time.time() if now is None else now) - past.ended_at))
     read = count(len(effects), "change")
-    return Recalled(sentence=f"begins with what {whose} read {age} ago of {read}: a guess, no proof", effects=effects)
+    sentence = f"{whose}, {age} ago, says what to try first: a guess about {read}, no proof"
+    return Recalled(sentence=sentence, effects=effects)
 
 
 _SAME, _CHANGED = 0.0, 0.5

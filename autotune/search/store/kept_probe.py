@@ -80,7 +80,7 @@ def take_kept_probe(folder: Path, state: SearchState, place: SearchFolder) -> st
     age = time.time() - kept.made_at
     reason = find_refusal(kept, state, age)
     if reason is not None:
-        return f"probe: made anew, the last one is not taken: {reason}"
+        return f"probe: made again, and the last one is not used: {reason}"
     place.adopt_probe(kept.report, kept.trial)
     return f"probe: taken from `autotune probe`, {format_duration(age)} ago"
 
@@ -121,7 +121,7 @@ def find_refusal(kept: KeptProbe, state: SearchState, age: float) -> str | None:
     here = read_environment(os.environ)
     changed = sorted(name for name in {*here, *kept.environment} if here.get(name) != kept.environment.get(name))
     if changed:  # first, for some of it makes the machine another
-        return f"the environment is another: {', '.join(changed)}"
+        return f"the environment has changed: {', '.join(changed)}"
     if kept.report.hardware.fingerprint != read_hardware().fingerprint:
         return "the machine is another"
     return None if kept.report.software == read_software() else "the versions are others"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from autotune.errors import AutotuneError
 from autotune.lock import find_holder
@@ -38,12 +39,21 @@ def read_search(search: SearchFolder, holder: str | None) -> SearchStatus:
         search: its folder.
         holder: who holds the lock of the folder's searches, in words; None when nobody does.
     """
-    trials = Counter[str](one.spec.purpose for one in search.read_all_trials())
+    results = search.read_all_trials()
+    trials = Counter[str](one.spec.purpose for one in results)
     try:
         profile = Profile.load(search.profile)
     except AutotuneError:
         profile = None  # the baseline is not measured yet
-    return SearchStatus(label=search.read_state().target.spec, holder=holder, trials=dict(trials), profile=profile)
+    own = None if profile is None else profile.baseline_config
+    rates = [one.measurement.samples_per_second for one in results if one.measurement and own == one.spec.config]
+    return SearchStatus(
+        label=search.read_state().target.spec,
+        holder=holder,
+        trials=dict(trials),
+        profile=profile,
+        own_rate=fmean(rates) if rates else None,
+    )
 
 
 def read_training(path: Path, folder: Path, holder: str) -> TrainingStatus:

@@ -88,6 +88,7 @@ def train_script(
 @contextmanager
 def opened_folder(run: ScriptRun, say: Callable[[str], None]) -> Iterator[RunFolder]:
     """Make the folder of a new training; a temporary one, and a word about it, where that is not possible."""
+    noise = None if run.profile is None else run.profile.evidence.noise
     plan = RunPlan(
         target=run.profile_target,
         asked_config=run.config,
@@ -95,6 +96,7 @@ def opened_folder(run: ScriptRun, say: Callable[[str], None]) -> Iterator[RunFol
         baseline_config=run.baseline_config,
         origin=run.origin,
         promised_samples_per_second=run.promised_samples_per_second,
+        promised_noise=None if noise is None else noise.launch_sd,
         seed=0,
         steps=None,
         epochs=None,

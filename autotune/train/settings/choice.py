@@ -160,7 +160,8 @@ def choose_script_settings(
     known = None if has_other_words else fingerprint
     differences = find_differences(profile, target_fingerprint=known, data_fingerprint=None)
     if has_other_words:
-        differences += ("the command is not the one that was measured: what other flags change was not tested",)
+        searched = printable(profile.target.label)
+        differences += (f"the search was of '{searched}': what the words that differ change was not measured",)
     # Only what differs between the two is applied to a script, so the rest may be another machine's.
     loaders = profile.target.training_loaders
     config, baseline = profile.config, profile.baseline_config

@@ -137,5 +137,5 @@ def _find_inexact(config: TrainConfig, preset: Preset, facts: TargetFacts) -> It
 
 def _explain(name: str, value: KnobValue, space: SearchSpace, inexact: list[str]) -> str:
     if name in inexact:
-        return "on this target it does more than it should"
+        return "here it changes what is computed, and the preset promises not to"
     return space.explain_left_out(name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,13 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
     assert "ANOTHER-RUN" not in shown
 
 
+def test_a_run_in_this_folder_is_named_from_here(show: Show, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = show(make_summary(folder=str(tmp_path / "runs" / "a")))
+    assert "autotune compare runs/a ANOTHER-RUN\n" in shown
+    assert "autotune compare /elsewhere/a ANOTHER-RUN\n" in show(make_summary(folder="/elsewhere/a"))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -119,6 +127,11 @@ def test_a_stopped_training_says_how_it_stepped_down_and_how_to_go_on(show: Show
         (
             {"samples_per_second": 15_000.0},
             "faster than expected (1.23x): 15,000 samples/s, the search measured 12,200",
+        ),
+        (
+            {"samples_per_second": 15_000.0, "promised_noise": 0.118},
+            "as expected, within the noise (1.23x): 15,000 samples/s, the search measured 12,200; its launches "
+            "differed by 11.8 %",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def tell_all(view: SearchView) -> None:
-    view.stage_started(PROGRESS, "9 knobs, 0 trials known")
+    view.stage_started(PROGRESS, "9 settings to vary")
     view.trial_started(PROGRESS, None)
     view.probed(PROBE)
     view.trial_started(PROGRESS, FASTER)
@@ -52,7 +52,7 @@ def test_a_pipe_gets_a_line_for_all_that_happens(clock: Clock) -> None:
     tell_all(view)
     view.view.tick()
     stage, probed, trial, told = read(console).splitlines()
-    assert stage == "search: 9 knobs, 0 trials known (48s left)"
+    assert stage == "search: 9 settings to vary (48s left)"
     assert probed == PROBE.verdict.sentence
     assert trial == "#1 1.25x, 1,250 samples/s, 9 GiB, best so far: workers=4"
     assert told == "something to know at once"
@@ -90,6 +90,20 @@ def test_a_pipe_gets_a_sign_of_life_each_minute_in_which_nothing_happens(clock: 
     ]
 
 
+def test_the_own_settings_are_no_best_of_themselves(clock: Clock) -> None:
+    progress = replace(PROGRESS, best=BASELINE, best_ratio=1.0)
+    console = make_console(width=70)
+    view = SearchView(console, 60.0, is_live=True)
+    with view.view.opened():
+        view.probed(PROBE)
+        view.trial_started(progress, FASTER)
+        view.trial_finished(progress, make_trial(1, BASELINE, rate=1000.0))
+        view.view.tick()
+        shown = strip(read(console))
+    assert "best: your settings, so far" in shown
+    assert "best so far" not in shown
+
+
 def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
     console = make_console(width=70)
     view = SearchView(console, 60.0, is_live=True)
@@ -99,7 +113,7 @@ def test_a_terminal_gets_a_block_that_is_gone_at_the_end(clock: Clock) -> None:
         clock.now += 15.0
         view.view.tick()
         lines = strip(read(console)).split("\n")
-        assert "search: 9 knobs, 0 trials known" in "".join(lines)
+        assert "search: 9 settings to vary" in "".join(lines)
         assert "something to know at once" in "".join(lines)
         assert [line.strip("\r").rpartition("\r")[2] for line in lines[-4:-2]] == [
             "now:  workers=4",

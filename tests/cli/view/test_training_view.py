@@ -202,6 +202,14 @@ def test_a_throughput_within_three_percent_is_as_promised(came: float, words: st
     assert judge_throughput(came, 100.0) == words
 
 
+@pytest.mark.parametrize(
+    ("came", "words"),
+    [(90.0, "as expected, within the noise"), (80.0, "slower than expected"), (0.0, "slower than expected")],
+)
+def test_a_throughput_within_the_noise_of_the_search_is_as_promised(came: float, words: str) -> None:
+    assert judge_throughput(came, 100.0, 0.06) == words
+
+
 def test_the_best_evaluation_stands_beside_the_metric_it_is_of() -> None:
     shown = list_metrics({"accuracy": 0.5, "bits_per_byte": 1.25}, BEST)
     assert shown == ["accuracy 0.5000", "bits_per_byte 1.2500", "best 1.1987 at step 11,250"]
