@@ -31,6 +31,7 @@ _ONE_PER_INTERPRETER = ("multiprocessing.resource_tracker", "torch/_inductor/com
 """Helpers that the standard library and torch start once and end with the interpreter."""
 _SET_BY_LIBRARIES = frozenset(
     {
+        "CUDA_MODULE_LOADING",  # a CUDA build of torch, when it looks for a GPU
         "KMP_DUPLICATE_LIB_OK",  # scikit-learn and torch, when imported
         "KMP_INIT_AT_FORK",  # scikit-learn, when imported
         "PYTEST_CURRENT_TEST",
