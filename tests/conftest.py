@@ -31,9 +31,12 @@ _ONE_PER_INTERPRETER = ("multiprocessing.resource_tracker", "torch/_inductor/com
 """Helpers that the standard library and torch start once and end with the interpreter."""
 _SET_BY_LIBRARIES = frozenset(
     {
+        "CUDA_MODULE_LOADING",  # a CUDA build of torch, when it looks for a GPU
+        "DISABLE_CUPTI_LAZY_REINIT",  # the same, when a mode of torch.compile with CUDA graphs is named
         "KMP_DUPLICATE_LIB_OK",  # scikit-learn and torch, when imported
         "KMP_INIT_AT_FORK",  # scikit-learn, when imported
         "PYTEST_CURRENT_TEST",
+        "TEARDOWN_CUPTI",  # as DISABLE_CUPTI_LAZY_REINIT
         "TORCHINDUCTOR_CACHE_DIR",  # torch.compile, at its first use
         "TRITON_CACHE_DIR",  # torch.compile, at its first use
         "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",  # torch.compile, when it loads what it has built

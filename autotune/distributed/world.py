@@ -34,6 +34,8 @@ from autotune.errors import AutotuneError
 
 _FOR_EVER = timedelta(days=365)
 _SILENT = ("timed out", "timeout")
+_KEPT: list[dist.ProcessGroup] = []
+"""Groups of gloo, to the end of the process: up to torch 2.7 one that is freed may wait for ever for its own thread."""
 _LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe", "operation timed out")
 
 
@@ -216,5 +218,8 @@ def joined_world(meeting: Path | None, patience_seconds: float) -> Iterator[Worl
     answers = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_seconds))
     assert isinstance(commands, dist.ProcessGroup)
     assert isinstance(answers, dist.ProcessGroup)
+    _KEPT.extend([commands, answers])
+    if not uses_gpu and dist.group.WORLD is not None:
+        _KEPT.append(dist.group.WORLD)
     yield World(rank, size, device, patience_seconds, commands, answers)
     dist.destroy_process_group()  # not after an error: it might wait for who is gone

@@ -36,8 +36,9 @@ def choose_device(name: str) -> torch.device:
     asked = os.environ.get(DEVICE_VARIABLE) or "auto"
     if asked not in ("auto", "cpu"):
         raise UsageError(f"{DEVICE_VARIABLE}={asked}: no device to choose", hint="auto or cpu")
-    found = None if asked == "cpu" else torch.accelerator.current_accelerator()
-    if found is None or not torch.accelerator.is_available():
+    available = asked != "cpu" and torch.accelerator.is_available()
+    found = torch.accelerator.current_accelerator() if available else None  # of none, PyTorch 2.6 raises an error
+    if found is None:
         return torch.device("cpu")
     require_supported(found)
     return found

@@ -36,10 +36,12 @@ def refuse_sharding(device: torch.device) -> str:
     """Return why a model cannot be sharded over the processes; empty where it can. All of them have to ask.
 
     Args:
-        device: of this process. On a CPU older releases of gloo cannot do what FSDP2 asks of it.
+        device: of this process. On a CPU older releases of FSDP2, or of gloo, cannot do it.
     """
     if device.type != "cpu":
         return ""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        return f"FSDP2 of torch {torch.__version__} does not run on a CPU"
     size = dist.get_world_size()
     # The older name has a warning since torch 2.13, and the newer one was not there before.
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -19,6 +19,7 @@ from autotune.distributed.shards import METADATA_FILE, _DataUnpickler
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import World, joined_world
 from autotune.engine.loop import Training
+from autotune.engine.sharing import refuse_sharding
 from autotune.errors import CheckpointError
 from autotune.records.codec import read_record, write_record
 from autotune.records.layout import MANIFEST_FILE
@@ -36,6 +37,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("GLOO_SOCKET_IFNAME", "lo")):
             patch.setenv(name, value)
         with joined_world(tmp_path_factory.mktemp("world") / "meeting", 30.0) as joined:
+            if why_not := refuse_sharding(CPU):
+                pytest.skip(why_not)
             yield joined
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from emit_records import BASELINE, TUNED, make_profile
 from exported_source import CHANGED, OTHER_VALUES, PLAIN, ask, read_call, run_source
 from hypothesis import given, settings

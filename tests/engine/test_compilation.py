@@ -27,6 +27,7 @@ class Own(nn.Module):
         pytest.param(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), id="torch's", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
 def test_a_model_is_compiled_whatever_its_class(model: nn.Module) -> None:
     x = torch.randn(3, 4)
     eager, names = model(x), list(model.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import random
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
@@ -349,7 +350,7 @@ def test_the_loader_has_the_configs_settings() -> None:
 
 
 def test_workers_chosen_by_measurement_are_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with pytest.warns(UserWarning, match="worker processes in total"):
         own = DataLoader(Numbers(8), num_workers=2)
     loader, _ = build_loader(Numbers(8), TrainConfig(micro_batch_size=4, num_workers=2), SHUFFLED, collate=None)

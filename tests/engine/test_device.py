@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import backend_registration
 
 from autotune.engine import device as devices
 from autotune.engine.compilation import captures_graphs
@@ -19,6 +20,11 @@ from autotune.records.trial import DEVICE_VARIABLE
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
+
+needs_accelerators_of_python = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason=f"torch {torch.__version__} has no accelerators written in Python",
+)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +59,16 @@ def test_the_environment_asks_for_the_cpu_or_is_told_what_it_may_ask(monkeypatch
     monkeypatch.setenv(DEVICE_VARIABLE, "mps")
     with pytest.raises(UsageError, match="AUTOTUNE_DEVICE=mps: no device to choose"):
         choose_device("auto")
+
+
+def test_no_accelerator_is_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def current_accelerator() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")  # of PyTorch 2.6
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    assert devices.count_accelerators() == 0
 
 
 def test_of_a_cpu_there_is_nothing_to_ask() -> None:
@@ -100,6 +116,7 @@ def run_with_another_accelerator(*words: str, folder: Path | None = None) -> tup
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@needs_accelerators_of_python
 def test_a_vendors_accelerator_is_found_and_refused() -> None:
     code, told = run_with_another_accelerator("-c", PROGRAM)
     assert code == 0, told
@@ -107,6 +124,7 @@ def test_a_vendors_accelerator_is_found_and_refused() -> None:
     assert told.endswith("\ncpu 0\n")
 
 
+@needs_accelerators_of_python
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("probe",), ("probe", "demo"), ("search", "demo", "--budget", "20s"), ("train", "demo", "--steps", "3")]
@@ -119,6 +137,7 @@ def test_a_command_refuses_it_in_one_sentence_and_leaves_no_run(words: tuple[str
     assert not (tmp_path / "runs").exists()
 
 
+@needs_accelerators_of_python
 @pytest.mark.slow
 def test_a_command_that_is_told_to_trains_on_the_cpu(tmp_path: Path) -> None:
     code, told = run_with_another_accelerator(
@@ -141,6 +160,7 @@ for inputs, labels in DataLoader(TensorDataset(torch.randn(640, 4), torch.zeros(
 """
 
 
+@needs_accelerators_of_python
 @pytest.mark.slow
 def test_a_script_whose_model_is_elsewhere_is_not_timed_wrongly(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ELSEWHERE)
@@ -150,6 +170,7 @@ def test_a_script_whose_model_is_elsewhere_is_not_timed_wrongly(tmp_path: Path) 
     assert "the script's model is on an accelerator of type meta, which is not supported" in told
 
 
+@needs_accelerators_of_python
 @pytest.mark.slow
 def test_a_script_on_the_cpu_is_probed_beside_it(tmp_path: Path) -> None:
     on_cpu = ELSEWHERE.replace(', device="meta"', "").replace('.to("meta")', "").replace("640", "64000")

@@ -15,6 +15,10 @@ from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
 from autotune.probe.sources.script_sharing import find_fixed_sharing, read_sharing
 from autotune.records.config import SHARED_KNOBS, TrainConfig
 
+needs_shards_on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason=f"FSDP2 of torch {torch.__version__} does not run on a CPU"
+)
+
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
@@ -161,6 +165,7 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
+@needs_shards_on_cpu
 @pytest.mark.parametrize("own", [True, False])
 def test_resharding_is_read_and_exchanged_before_the_first_call(own: bool) -> None:
     hooks = make_hooks()
@@ -180,6 +185,7 @@ def test_resharding_is_read_and_exchanged_before_the_first_call(own: bool) -> No
         assert hooks.sharing.read_resharding() is not own
 
 
+@needs_shards_on_cpu
 def test_sharded_gradients_of_each_micro_batch_meet_where_that_is_asked_for() -> None:
     for meets in (True, False):
         hooks = make_hooks(**({"sync_each_micro_batch": True} if meets else {}))

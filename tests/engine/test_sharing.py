@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.engine.sharing import find_blocks_to_shard, find_unshardable, reduces_in_bf16
+from autotune.engine.sharing import find_blocks_to_shard, find_unshardable, reduces_in_bf16, refuse_sharding
 from autotune.records import TrainConfig
 
 
@@ -53,6 +53,12 @@ def test_what_cannot_be_sharded_has_a_reason(model: nn.Module, words: dict[str, 
     found = find_unshardable(model, **({"finds_unused": False, "has_average": False} | words))
     assert reason in found
     assert bool(found) == bool(reason)
+
+
+def test_an_older_release_shards_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "Stream", object)  # torch 2.6's has no `record_event`, which FSDP2 calls
+    assert "does not run on a CPU" in refuse_sharding(torch.device("cpu"))
+    assert refuse_sharding(torch.device("cuda")) == ""
 
 
 def test_gradients_are_summed_in_bf16_beside_a_forward_pass_in_it_alone() -> None:

@@ -35,6 +35,8 @@ WITH_VALUE = (
     "--numa-binding",
     "--signals-to-handle",
     "--shutdown-timeout",
+    "--log-line-prefix-template",
+    "--print-completion",
 )
 WITHOUT_VALUE = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
