@@ -572,6 +572,25 @@ def test_a_script_that_changed_or_has_other_flags_asks_for_a_look(script: Target
     assert settings.promised_samples_per_second is None
 
 
+def test_a_script_that_trains_for_another_length_is_the_one_that_was_searched(script: Target) -> None:
+    assert script.script is not None
+
+    def start(*more: str) -> Target:
+        words = (*script.script.command, *more) if script.script else ()
+        return script.replace(spec=" ".join(words), script=script.script.replace(command=words))
+
+    measured = of_script(start("--epochs", "1000"))
+    settings, told = choose_for(start("--epochs", "30"), measured)
+    assert (told, settings.needs_reverification, settings.promised_samples_per_second) == ([], False, 1300.0)
+    settings, told = choose_for(start("--epochs", "30", "--depth", "8"), measured)
+    assert settings.needs_reverification
+    assert "--epochs 1000': what the words that differ change was not measured" in told[0]
+    Path(script.folder, "train.py").write_text("print('goodbye')\n")
+    settings, told = choose_for(start("--epochs", "30"), measured)
+    assert settings.needs_reverification
+    assert len(told) == 1
+
+
 def test_a_scripts_settings_of_another_machine_are_kept_whole(script: Target, this_machine: Any) -> None:
     this_machine(make_hardware(usable_cpu_count=2))
     measured = of_script(script)

@@ -120,8 +120,12 @@ def _is_own(file: Path, content: bytes) -> bool:
     return isinstance(written, dict) and written.keys() >= _OWN_KEYS
 
 
-def fingerprint_target(target: Target) -> str | None:
+def fingerprint_target(target: Target, *, command: Sequence[str] = ()) -> str | None:
     """Return the fingerprint of a target as it is on disk now; None for a workload whose file is not found.
+
+    Args:
+        target: a workload or a script.
+        command: words that a script is taken to be started with; its own where there are none.
 
     Raises:
         UsageError: a script's command cannot be started any more.
@@ -129,7 +133,7 @@ def fingerprint_target(target: Target) -> str | None:
     folder = Path(target.folder)
     if target.script is not None:
         words = render_command(target.script, own_values(target.script))
-        return fingerprint_script(find_launch(words, folder=folder), target.script.command, folder=folder)
+        return fingerprint_script(find_launch(words, folder=folder), command or target.script.command, folder=folder)
     return fingerprint_workload(target.spec, folder=folder)
 
 

@@ -31,6 +31,7 @@ from autotune.train.settings.profile_check import (
     check_batch,
     check_own_settings,
     check_script_settings,
+    find_same_words,
     require_same_script,
     require_same_workload,
 )
@@ -150,7 +151,7 @@ def choose_script_settings(
     if profile is None:
         return Settings(TrainConfig(), TrainConfig(), "baseline", None, None, ())
     assert target.script is not None
-    fingerprint = fingerprint_target(target)
+    fingerprint = fingerprint_target(target, command=find_same_words(profile, target.script))
     require_same_script(profile, target, fingerprint)
     check_script_settings(profile, target.script, is_same=fingerprint == profile.target.fingerprint)
     batch = check_batch(profile)

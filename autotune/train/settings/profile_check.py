@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.errors import ProfileError
@@ -15,10 +16,12 @@ from autotune.knobs import LARGER_BATCHES
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob
 from autotune.records.profile import Profile
 from autotune.records.script import Script
+from autotune.records.secrets import mask_words
 from autotune.records.trial import Target
 from autotune.space import scale_learning_rate
 from autotune.targets.launch.command import find_launch
 from autotune.targets.script import own_values, render_command
+from autotune.targets.source.length import differ_in_length_alone
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.settings.differences import printable
 
@@ -57,16 +60,31 @@ def require_same_script(profile: Profile, target: Target, fingerprint: str | Non
     assert script is not None
     if fingerprint == profile.target.fingerprint or label == target.spec:
         return
-    try:
-        measured = shlex.split(label)
-    except ValueError:
-        measured = []
+    measured = _split_label(label)
     name = find_launch(render_command(script, own_values(script)), folder=Path(target.folder)).name
     if name not in measured:
         raise ProfileError(
             f"the profile was measured on {printable(label)}, and this is {target.spec}",
             hint="name the script it belongs to, or search again for this one",
         )
+
+
+def find_same_words(profile: Profile, script: Script) -> Sequence[str]:
+    """Return the words of a search where a script differs from them in how long it trains alone, else its own.
+
+    Args:
+        profile: of the search.
+        script: as it is to be trained.
+    """
+    searched = _split_label(profile.target.label)
+    return searched if differ_in_length_alone(searched, mask_words(script.command)) else script.command
+
+
+def _split_label(label: str) -> list[str]:
+    try:
+        return shlex.split(label)
+    except ValueError:  # it may be anybody's
+        return []
 
 
 def check_batch(profile: Profile) -> str | None:
