@@ -361,7 +361,7 @@ def read_options(
     budget, memory = texts["budget"], texts["memory_limit"]
 
     def name(option: str, typed: object) -> str:
-        return f"--{option.replace('_', '-')}" if typed else f"{settings.file}: {option}"
+        return f"{settings.file}: {option}" if typed is None else f"--{option.replace('_', '-')}"
 
     return SearchOptions(
         budget_seconds=DEFAULT_BUDGET_SECONDS

@@ -367,7 +367,7 @@ def test_what_breaks_some_settings_only_costs_those(bench: Bench) -> None:
     outcome="exit 3 with the cause; no settings are recommended",
 )
 def test_a_training_that_fails_after_its_probe_recommends_nothing(bench: Bench) -> None:
-    done = run_search_of(bench, "works_once")
+    done = run_search_of(bench, "works_once", budget="3m")
     assert done.status in (3, 4), done.said
     assert "the licence server is gone" in done.said
     assert "Traceback" not in done.said

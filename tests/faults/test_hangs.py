@@ -102,7 +102,8 @@ def check(folder: Path, place: str, outcome: tuple[int, float, str, dict[int, st
     assert "Traceback (most recent call last)" not in said
     if place in HANGS_AT_ONCE:
         assert (folder / "reached").exists(), said
-        assert status == 4, said
+        # Within seconds a hang is not told from a slow start: that is what it says.
+        assert (status, "did not get through its first steps in the" in said) == (2, True), said
 
 
 @pytest.mark.fault("6", injected="a workload that hangs in each place", outcome="ends within its budget, none left")
