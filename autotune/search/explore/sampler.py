@@ -46,10 +46,6 @@ _MISFIT = 2.0
 """Root mean square of five standard scores: more has a chance of about 1 in 1,000."""
 
 
-_NEW_COUNTS = 2.0
-"""Times that what a first trial is expected to bring counts: it tells of the changes that others share, too."""
-
-
 @dataclass(frozen=True)
 class Floor:
     """A second figure of each trial, which counts as additive too and has to stay above something.
@@ -266,8 +262,13 @@ class LogAdditiveSampler(BaseSampler):
         sums = np.where(self._closed | self._find_rows(self.closed_values), -np.inf, promise)
         sums[self._running] = -np.inf
 
+        factors = np.ones(len(sums))
+        for values, factor in self.dear_values:
+            rows = self._find_rows([values])
+            factors[rows] = np.maximum(factors[rows], factor)
+
         def worth(row: int) -> float:
-            gain, price = float(sums[row]), self._count_price(self._decode(row))
+            gain, price = float(sums[row]), float(factors[row]) * self._price(self._decode(row))
             return gain / price if gain > 0 else gain * price
 
         looked_at = self._list_best(sums)
@@ -290,17 +291,12 @@ class LogAdditiveSampler(BaseSampler):
         second, best = np.sort(worths)[-2:]
         ahead = worths - np.where(worths == best, second, best)
         gains = knowledge_gain(ahead, np.array([one.sd for one in known]), model.spread.noise_sd)
-        asked = _NEW_COUNTS * self._foretell_gain(new, best) / self._count_price(new)
+        asked = self._foretell_gain(new, best) / self._price(new)
         likely = np.argsort(-gains, kind="stable")[:_LOOKED_AT].tolist()
         params = [(gains[place], self._spell(known[place].key)) for place in likely if known[place].changes]
-        rates = [(gain / self._count_price(one), one) for gain, one in params]
+        rates = [(gain / self._price(one), one) for gain, one in params]
         better = sorted((one for one in rates if one[0] > asked), key=lambda one: -one[0])
         return next((one for _, one in better if self.may_repeat(one)), None)
-
-    def _count_price(self, params: Params) -> float:
-        """Return the price of some params, so many times as what they have of dear values is counted."""
-        dear = (factor for values, factor in self.dear_values if values.items() <= params.items())
-        return max(dear, default=1.0) * self._price(params)
 
     def _foretell_gain(self, params: Params, best: float) -> float:
         """Return what a first trial of some params is worth, likewise."""
