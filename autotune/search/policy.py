@@ -43,9 +43,10 @@ class SearchPolicy:
         anchor_seconds: after which the baseline is launched again.
         least_between_anchors: launches between two of the baseline where the canary asks for the second.
         canary_change: log ratio of the canary's times that says that the machine has changed.
-        top_k: configs of which whichever has the fewest launches is launched again, once there is nothing new to try.
+        top_k: configs of which whichever has the fewest launches is launched again.
         most_repeats: launches of one of these, after which it has none any more.
-        last_repeats: the same of those the noise cannot tell from the fastest, and of what is launched again before.
+        last_repeats: the same once there is nothing new to try, of those the noise cannot tell from the fastest.
+        repeat_every: one launch of so many goes to them.
         repeat_contender_after: launches of something new, after which what looks best is launched a second time.
         racing_confidence: one-sided; a config equal to the incumbent is called clearly slower for its launch's luck
             less often than this.
@@ -103,6 +104,7 @@ class SearchPolicy:
     top_k: int = 5
     most_repeats: int = 4
     last_repeats: int = 12
+    repeat_every: int = 4
     repeat_contender_after: int = 2
     racing_confidence: float = 0.997
     least_racing_degrees: float = 5.0

@@ -345,7 +345,7 @@ class Placebos:
     def open(self, config: TrainConfig) -> Proposal:
         return Proposal(config)
 
-    def propose(self, tried: Container[object], *_others: object, **_more: object) -> Proposal | None:
+    def propose(self, tried: Container[object], together: object = (), dear: object = ()) -> Proposal | None:
         left = (config for config in self.configs if config not in tried)
         return next((Proposal(config) for config in left), None)
 

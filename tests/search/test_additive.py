@@ -132,7 +132,7 @@ def test_a_reading_counts_as_far_as_it_is_the_configs_own():
     singles = rows_of((1, "off", "plain"), (0, "on", "plain"))
     model = learn(features, np.repeat(singles, 8, axis=0), [0.1] * 8 + [0.2] * 8)
     model.add(rows_of((1, "on", "plain"))[0].tolist(), 0.5)
-    one, other, both = (estimate.mean for estimate in model.list_estimates())
+    (_, one), (_, other), (_, both) = model.list_estimates()
     assert (one, other) == (pytest.approx(0.1, abs=0.03), pytest.approx(0.2, abs=0.03))
     assert 0.3 < both < 0.5
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from autotune.search.explore.additive import Effect, Prior
-from autotune.search.explore.sampler import LogAdditiveSampler, enumerate_rows, knowledge_gain, list_values
+from autotune.search.explore.sampler import LogAdditiveSampler, enumerate_rows, list_values
 
 SPACE = {
     "allocator": CategoricalDistribution(("default", "tuned")),
@@ -58,46 +57,6 @@ def test_it_finds_the_best_of_32_in_ten(seed):
 def test_nothing_is_proposed_twice_while_there_is_something_new():
     tried = [tuple(params.items()) for params in run(make_study(), 32)]
     assert len(set(tried)) == 32
-
-
-def run_noisy(noise: float, *, seed: int, may_repeat: Callable[[dict[str, Any]], bool]) -> list[tuple[Any, ...]]:
-    """Return what is proposed after half of the space was read, where two of the best read alike."""
-    study, rng = make_study(seed=seed), np.random.default_rng(seed)
-    for _ in range(16):
-        trial = study.ask(SPACE)
-        study.tell(trial, rate(trial.params) + noise * rng.standard_normal() * (trial.params != BASELINE))
-    study.sampler.may_repeat = may_repeat
-    for _ in range(8):
-        trial = study.ask(SPACE)
-        study.tell(trial, rate(trial.params) + noise * rng.standard_normal())
-    return [tuple(trial.params.values()) for trial in study.trials]
-
-
-def count_repeats(tried: list[tuple[Any, ...]]) -> int:
-    return len(tried) - len(set(tried))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_what_was_read_is_tried_again_where_the_noise_hides_who_is_best(seed):
-    noisy = run_noisy(0.15, seed=seed, may_repeat=lambda _params: True)
-    assert count_repeats(noisy) > count_repeats(run_noisy(0.001, seed=seed, may_repeat=lambda _params: True))
-    assert count_repeats(run_noisy(0.15, seed=seed, may_repeat=lambda _params: False)) == 0
-    again = {one for one in noisy if noisy.count(one) > 1}
-    assert tuple(BASELINE.values()) not in again  # its value is 0 by definition
-    best = sorted({one: rate(dict(zip(BASELINE, one, strict=True))) for one in noisy}.values())
-    assert all(rate(dict(zip(BASELINE, one, strict=True))) >= best[len(best) // 2] for one in again)
-
-
-def test_the_knowledge_gradient_is_what_a_reading_is_expected_to_bring():
-    """Against a simulation: draw the truth, read it, take whoever is best by then."""
-    rng, noise = np.random.default_rng(0), 0.2
-    for ahead, sd in ((0.1, 0.3), (-0.1, 0.3), (-0.5, 0.1), (0.0, 0.2)):
-        truths = ahead + sd * rng.standard_normal(200_000)
-        readings = truths + noise * rng.standard_normal(200_000)
-        posterior = ahead + (readings - ahead) * sd**2 / (sd**2 + noise**2)
-        gained = float(np.maximum(posterior, 0.0).mean()) - max(ahead, 0.0)
-        (foretold,) = knowledge_gain(np.array([ahead]), np.array([sd]), noise)
-        assert foretold == pytest.approx(gained, abs=0.002)
 
 
 def test_what_is_closed_is_not_proposed():

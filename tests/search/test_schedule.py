@@ -43,6 +43,7 @@ def test_right_after_an_anchor_something_new_is_tried():
 
 @pytest.mark.parametrize("between", range(ANCHOR_SPACING + 3))
 def test_the_baseline_is_due_after_eight_launches(between):
+    # A repeat every fourth launch is something else; here nothing is worth one.
     due = schedule([make_judged(BASELINE, 0.0), *slower(between)]).find_due()
     assert (due == BASELINE) == (between >= ANCHOR_SPACING)
 
@@ -123,15 +124,21 @@ def elites(*launches: int, since: int) -> list[Judged]:
     return judged + slower(since)
 
 
-def test_once_there_is_nothing_new_the_best_five_with_the_fewest_are_launched_again():
-    assert schedule(elites(3, 2, 3, since=3)).find_due() is None
-    assert schedule(elites(3, 2, 3, since=3)).find_due(exhausted=True) == TWO
-    assert schedule(elites(3, 3, 2, since=3)).find_due(exhausted=True) == THREE
+def test_every_fourth_launch_is_of_the_best_five_with_the_fewest():
+    assert schedule(elites(3, 2, 3, since=2)).find_due() is None
+    assert schedule(elites(3, 2, 3, since=3)).find_due() == TWO
+    assert schedule(elites(3, 3, 2, since=3)).find_due() == THREE
 
 
 def test_an_elite_is_one_of_five_and_faster_than_the_baseline():
-    assert schedule(elites(4, 4, 4, 4, 4, 2, since=3)).find_due(exhausted=True) in PLACEBOS[:5]
+    assert schedule(elites(4, 4, 4, 4, 4, 1, since=3)).find_due() is None
     assert schedule([make_judged(BASELINE, 0.0)] * 2 + slower(5)).find_due(exhausted=True) is None
+
+
+def test_an_elite_has_had_enough_after_four_launches():
+    most = USUAL_POLICY.most_repeats
+    assert schedule(elites(*[most] * 5, since=3)).find_due() is None
+    assert schedule(elites(most, most - 1, since=3)).find_due() == TWO
 
 
 @pytest.mark.parametrize(

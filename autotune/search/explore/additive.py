@@ -232,21 +232,16 @@ class LogAdditiveModel:
         for one in self._readings.values():
             self._update(_Reading(one.columns, one.changes), one)
 
-    def list_estimates(self) -> list[Estimate]:
-        """Return what all readings say of each config that was read: mean and sd of x·w + own given all of them.
+    def list_estimates(self) -> list[tuple[tuple[int, ...], float]]:
+        """Return each config that was read, as the indices of its values, and its log speed-up by all readings.
 
-        A reading counts as far as it is the config's own and not noise.
+        The mean of x·w + own given all of them: a reading counts as far as it is the config's own and not noise.
         """
-        readings = self._readings.values()
-        most = max((len(one.columns) for one in readings), default=0)
-        columns = np.full((len(readings), most), self._features.count)
-        for row, one in enumerate(readings):
-            columns[row, : len(one.columns)] = one.columns
+        mean = self.mean
         found = []
-        for (key, one), total, sd in zip(self._readings.items(), *self.foretell(columns), strict=True):
-            share = self.spread.own_share(one)
-            variance = (1 - share) ** 2 * sd**2 + (1 - share) * self.spread.own_variance(one)
-            found.append(Estimate(key, one.changes, float(total + share * (one.mean - total)), math.sqrt(variance)))
+        for key, one in self._readings.items():
+            total = float(mean[one.columns].sum())
+            found.append((key, total + self.spread.own_share(one) * (one.mean - total)))
         return found
 
     def find_best(self, least_gain: float = 0.0, able: Container[tuple[int, ...]] | None = None) -> float:
@@ -307,23 +302,6 @@ class LogAdditiveModel:
         means, sds = self.foretell(new.columns[None])
         variance = float(sds[0]) ** 2 + self.spread.own_variance(new) + self.spread.noise_sd**2
         self._last_scores.append((value - float(means[0])) / math.sqrt(variance))
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What all readings together say of a config that was read.
-
-    Attributes:
-        key: the config, as the indices of its values.
-        changes: knobs that are not the baseline's.
-        mean: log speed-up.
-        sd: standard deviation.
-    """
-
-    key: tuple[int, ...]
-    changes: int
-    mean: float
-    sd: float
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class _Held:
 
     def list_able(self) -> set[tuple[int, ...]]:
         """Return what was read and is taken to stay above the floor."""
-        return {one.key for one in self.model.list_estimates() if one.mean >= self.floor.least}
+        return {key for key, value in self.model.list_estimates() if value >= self.floor.least}
 
 
 class LogAdditiveSampler(BaseSampler):
@@ -119,8 +119,6 @@ class LogAdditiveSampler(BaseSampler):
         is_open: returns whether some params may be proposed now, all of them unless it is set; those of trials that
             run, or ended with a result, are not. A failed trial has none, as everywhere in Optuna: what it was about
             may be proposed again.
-        may_repeat: returns whether some params may be proposed although they were read: where the noise leaves open who
-            is best, and one more trial of them tells more of that, for its price, than anything new. None, unless set.
         closed_values: values that may not come together now, by param: whatever has them is closed without being asked
             about.
         dear_values: values that cost far more than others, by param, and times which the price of what has them counts:
@@ -160,7 +158,6 @@ class LogAdditiveSampler(BaseSampler):
         self._price, self._is_valid, self._seed = price, is_valid, seed
         self._independent = RandomSampler(seed)
         self.is_open: Callable[[Params], bool] = lambda _params: True
-        self.may_repeat: Callable[[Params], bool] = lambda _params: False
         self.closed_values: Sequence[Params] = ()
         self.dear_values: Sequence[tuple[Params, float]] = ()
 
@@ -192,7 +189,6 @@ class LogAdditiveSampler(BaseSampler):
                 promise = sum_weights(drawn, self._columns) - self._asked - best
             params = self._choose(promise if held is None else held.weigh(promise))
         self.exhausted = params is None
-        params = params and (self._find_again(params) or params)
         return params or {}
 
     def sample_independent(
@@ -230,7 +226,7 @@ class LogAdditiveSampler(BaseSampler):
             study: whose trials say so.
         """
         self._learn(study.get_trials(deepcopy=False))
-        estimates = {one.key: one.mean for one in self._told_of[1].list_estimates()}
+        estimates = dict(self._told_of[1].list_estimates())
         return {number: estimates[key] for number in self._learnt if (key := self._keys[number]) in estimates}
 
     @property
@@ -276,35 +272,6 @@ class LogAdditiveSampler(BaseSampler):
             is_dear = self._find_rows([values for values, _ in self.dear_values])
             looked_at += self._list_best(np.where(is_dear, -np.inf, sums))
         return self._decode(max(looked_at, key=worth)) if looked_at else None
-
-    def _find_again(self, new: Params) -> Params | None:
-        """Return the params that were read of which one more trial is worth more for its price than one of new params.
-
-        Worth is by how much the best is expected to be better for it.
-        """
-        model, held = self._model, self._held
-        able = None if held is None else held.list_able()
-        known = [one for one in model.list_estimates() if able is None or one.key in able]
-        worths = np.array([one.mean - self._least_gain * one.changes for one in known])
-        if len(known) < 2:
-            return None
-        second, best = np.sort(worths)[-2:]
-        ahead = worths - np.where(worths == best, second, best)
-        gains = knowledge_gain(ahead, np.array([one.sd for one in known]), model.spread.noise_sd)
-        asked = self._foretell_gain(new, best) / self._price(new)
-        likely = np.argsort(-gains, kind="stable")[:_LOOKED_AT].tolist()
-        params = [(gains[place], self._spell(known[place].key)) for place in likely if known[place].changes]
-        rates = [(gain / self._price(one), one) for gain, one in params]
-        better = sorted((one for one in rates if one[0] > asked), key=lambda one: -one[0])
-        return next((one for _, one in better if self.may_repeat(one)), None)
-
-    def _foretell_gain(self, params: Params, best: float) -> float:
-        """Return what a first trial of some params is worth, likewise."""
-        rows = np.array([self._find_row(params)], dtype=np.int64)
-        means, sds = self._model.foretell(self._features.encode(rows))
-        ahead = means - self._least_gain * self._features.count_changes(rows) - best
-        sds = np.hypot(sds, self._model.spread.own_sd)
-        return float(knowledge_gain(ahead, sds, self._model.spread.noise_sd)[0])
 
     def _list_best(self, sums: Vector) -> list[int]:
         """Return open rows of the largest sums [rows]: of the first so many that have any."""
@@ -377,10 +344,7 @@ class LogAdditiveSampler(BaseSampler):
         return key
 
     def _decode(self, row: int) -> Params:
-        return self._spell(self._rows[row].tolist())
-
-    def _spell(self, key: Sequence[int]) -> Params:
-        return {name: values[place] for place, (name, values) in zip(key, self._values.items(), strict=True)}
+        return {name: values[self._rows[row, axis]] for axis, (name, values) in enumerate(self._values.items())}
 
     def _promise(self, features: Features) -> dict[str, float]:
         """Return for each knob the most that one of its values may bring: prior mean and standard deviation."""
@@ -403,20 +367,6 @@ def expected_gain(means: Vector, sds: Vector) -> Vector:
     below = np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores])
     gain: Vector = means * below + sds * density
     return gain
-
-
-def knowledge_gain(ahead: Vector, sds: Vector, noise_sd: float) -> Vector:
-    """Return by how much the best of some normal variables is expected to grow by one noisy reading of each.
-
-    The knowledge gradient (Frazier, Powell & Dayanik 2008).
-
-    Args:
-        ahead: mean of each over the best of the others [rows].
-        sds: of each [rows].
-        noise_sd: of a reading.
-    """
-    moves = sds**2 / np.sqrt(sds**2 + noise_sd**2)  # how far the reading moves the mean: its sd
-    return expected_gain(-np.abs(ahead), moves)
 
 
 def list_values(distribution: BaseDistribution) -> list[Any]:

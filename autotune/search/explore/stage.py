@@ -47,12 +47,10 @@ class Proposals(Protocol):
         closed: Container[object],
         together: Iterable[frozenset[str]] = (),
         dear: Mapping[str, float] = MappingProxyType({}),
-        may_repeat: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> Proposal | None:
         """Return something new that is not closed and does not make changes together that are; None without any.
 
-        What dear changes may bring is weighed against the best without them, their price counted so many times. Where
-        the noise leaves open who leads, it may be something known that may be repeated.
+        What dear changes may bring is weighed against the best without them, their price counted so many times.
         """
         ...
 
@@ -275,22 +273,14 @@ class Explorer:
         unproven, together = self._find_unproven(), tried.together
         early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
         if not self.log.attempted:
-            proposal = self.study.propose(tried, early, self._list_dear(), self._may_repeat)
+            proposal = self.study.propose(tried, early, self._list_dear())
             if proposal is not None:
                 return proposal
         best, baseline = self.log.ranking.leader, self.log.problem.baseline
         base = revert_knobs(best.config, baseline, ["compile_mode"]) if best else baseline  # it may fail: then soon
         alone = (self.log.problem.space.keep(with_knobs(base, {name: value})) for name, value in unproven)
         config = next((config for config in alone if config not in tried), None)
-        if config is not None:
-            return self.study.open(config)
-        return self.study.propose(tried, early, may_repeat=self._may_repeat)
-
-    def _may_repeat(self, config: TrainConfig) -> bool:
-        entry = self.log.ranking.find(config)
-        if entry is None or len(entry.launches) >= self._policy.last_repeats:
-            return False
-        return self._price(config) <= self._seconds_left() - KILL_SECONDS
+        return self.study.propose(tried, early) if config is None else self.study.open(config)
 
     def _list_dear(self) -> dict[str, float]:
         """Return the values that take much of the budget to prove or to compile, with the times their price counts.

@@ -134,7 +134,6 @@ class Study:
         closed: Container[object],
         together: Iterable[frozenset[str]] = (),
         dear: Mapping[str, float] = MappingProxyType({}),
-        may_repeat: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> Proposal | None:
         """Return the sampler's proposal; None when nothing is left that is not closed.
 
@@ -143,15 +142,12 @@ class Study:
             together: changes, as `name=value`, that are not to be proposed wherever all of them are made.
             dear: changes, likewise, that cost far more than others, each with the times that its price counts: the best
                 without them is weighed against the best of all.
-            may_repeat: returns whether a config that was timed may be launched again, where that tells more of who is
-                best than anything new.
         """
         if not self._distributions:
             return None
         self._sampler.closed_values = self._read_combinations(together)
         self._sampler.dear_values = [(dict([self._known[one]]), factor) for one, factor in dear.items()]
         self._sampler.is_open = lambda params: self._complete(params) not in closed
-        self._sampler.may_repeat = lambda params: may_repeat(self._complete(params))
         trial = self._study.ask(self._distributions)
         if not self._sampler.exhausted:
             return Proposal(self._complete(trial.params), trial)

@@ -231,6 +231,11 @@ class Ranking:
         sd, degrees = self.score_noise
         return student_t_quantile(_SETTLED_CONFIDENCE, degrees) * math.sqrt(2) * sd
 
+    def has_rivals(self) -> bool:
+        """Return whether the noise cannot tell the best from another: only then do repeats change the answer."""
+        scores = sorted((one.score for one in self.entries), reverse=True)
+        return len(scores) > 1 and scores[0] - scores[1] < 2 * math.sqrt(2) * self.score_noise[0]
+
     @cached_property
     def leader(self) -> Entry | None:
         """The config that is taken for the best by all launches, less what its changes have to be worth.

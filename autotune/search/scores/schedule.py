@@ -5,10 +5,8 @@ baseline again   every 8 launches or 120 s, when the canary says that the machin
 contender        looks better than the incumbent, and has to do it twice where one launch may be luck; something new
                  comes in between, which may be better still
 across a change  near the top, but the machine changed around its launch
-top k            once there is nothing new, whichever of the best five has the fewest, as long as noise hides who leads
-
-Before that it is the model of what changes bring that proposes to launch something again because of the noise: it knows
-what something new may bring instead.
+top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads;
+                 every launch, and more of them, once there is nothing new
 """
 
 from __future__ import annotations
@@ -60,7 +58,8 @@ class Schedule:
         """
         if self._is_anchor_due():
             return self.baseline
-        contender, since_repeat = self.ranking.contender, self._launches_since_repeat()
+        since_repeat = self._launches_since_repeat()
+        contender = self.ranking.contender
         if contender is not None and (exhausted or since_repeat >= self.policy.repeat_contender_after):
             return contender.config
         best = [one for one in self.ranking.entries if one.key != self._baseline_key]
@@ -68,9 +67,10 @@ class Schedule:
         across_change = [one for one in best if one.valid_launches == 0 and one.upper_score > bar]
         if across_change:
             return max(across_change, key=lambda one: one.upper_score).config
-        if not exhausted:
+        is_turn = since_repeat >= self.policy.repeat_every - 1 and self.ranking.has_rivals()
+        if not (exhausted or is_turn):
             return None
-        most, ties = self.policy.most_repeats, self.ranking.near_best
+        most, ties = self.policy.most_repeats, self.ranking.near_best if exhausted else []
         if len(ties) > 1:  # there is time to tell them apart
             best, most = [one for one in best if one in ties], self.policy.last_repeats
         top_k = [one for one in best[: self.policy.top_k] if one.score > 0 and len(one.launches) < most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -69,13 +69,12 @@ class SharedStudy(Study):
         closed: Container[object],
         together: Iterable[frozenset[str]] = (),
         dear: Mapping[str, float] = MappingProxyType({}),
-        may_repeat: Callable[[TrainConfig], bool] = lambda _config: False,
     ) -> Proposal | None:
         """Return what a dead worker left, what leads elsewhere, or else the sampler's proposal; as of `Study`."""
         for reading in self._others.list_new_readings():
             self._study.add_trial(reading)
         wanted = self._others.find_wanted(closed)
-        return super().propose(closed, together, dear, may_repeat) if wanted is None else self.open(wanted)
+        return super().propose(closed, together, dear) if wanted is None else self.open(wanted)
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended, and the others."""
