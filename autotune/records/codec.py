@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar, get_args
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,17 +22,15 @@ SCHEMA_VERSION = 1
 """Version of every file this release writes. 1: the first."""
 
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
-_HINTS = {
-    "Profile": "mend it, or let autotune search write it again",
-    "Preset": "mend it; autotune presets --json shows how one is written",
-}
-"""What to do about a file that people may write or change; any other is autotune's own."""
 _NOT_KEPT: set[str] = set()
 """Stands for the names of the fields that were given."""
 
 
 class Record(BaseModel):
     """A frozen value that flows between stages: strict types, no unknown field, no NaN."""
+
+    hint_to_mend: ClassVar[str] = ""
+    """What to do about a file of it that does not parse, where people may write or change one."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -84,7 +82,7 @@ def parse_record(
     """
     if len(text.encode("utf-8", "surrogatepass")) > max_bytes:
         raise error(f"{name} is larger than {max_bytes} bytes", hint="this is not a file autotune wrote")
-    hint = _HINTS.get(kind.__name__, f"expected a {kind.__name__} of schema_version {SCHEMA_VERSION}")
+    hint = kind.hint_to_mend or f"expected a {kind.__name__} of schema_version {SCHEMA_VERSION}"
     try:
         plain = parse_json(text)
     except ValueError as reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -201,6 +201,9 @@ class Evidence(Record):
 
 class Profile(Record):
     """Record out of the search: the settings to train with and why they can be trusted."""
+
+    hint_to_mend: ClassVar[str] = "mend it, or let autotune search write it again"
+    """What to do about a file of it that does not parse."""
 
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     """Version of this file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -32,6 +32,9 @@ class PlannedRun(GivenRecord):
 
 class Preset(GivenRecord):
     """A named set of knob values; what it leaves out stays the baseline's."""
+
+    hint_to_mend: ClassVar[str] = "mend it; autotune presets --json shows how one is written"
+    """What to do about a file of it that does not parse."""
 
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     """Version of this file."""

@@ -67,7 +67,7 @@ class GivenLimits:
     def _list(self) -> Iterator[tuple[str, Margin, str]]:
         if self.loss is not None:
             given = f"{self.name('max_loss_increase')} {self.loss!r}"
-            yield _LOSS, _require_relative(_read_limit(self.loss.strip(), given, hint=_LOSS_HINT), given, "0.5%"), given
+            yield _LOSS, _require_relative(_read_limit(self.loss.strip(), given, of_loss=True), given, "0.5%"), given
         for text in self.metrics:
             given = f"{self.name('metric_limit')} {text!r}"
             metric, limit = _split_metric(text)
@@ -140,21 +140,20 @@ def _require_relative(margin: Margin, given: str, example: str) -> Margin:
     return margin
 
 
-def _read_limit(limit: str, given: str, *, before: str = "", hint: str = _HINT) -> Margin:
+def _read_limit(limit: str, given: str, *, before: str = "", of_loss: bool = False) -> Margin:
     found = _LIMIT.fullmatch(limit)
     if found is None or (found["form"] and found["unit"]):
-        of_loss = hint == _LOSS_HINT
         name, sign, last = limit.rpartition("=" if of_loss and "=" in limit else ":")
         option = f"{name_option('metric_limit')} " if of_loss else ""
-        meant = f"write {option}{name}={last}" if sign and not before and _LIMIT.fullmatch(last) else hint
-        raise UsageError(f"{given} is not a limit", hint=meant)
+        meant = f"write {option}{name}={last}" if sign and not before and _LIMIT.fullmatch(last) else None
+        raise UsageError(f"{given} is not a limit", hint=meant or (_LOSS_HINT if of_loss else _HINT))
     if not found["form"] and not found["unit"]:
         bare = f"{before}{limit.lstrip('-')}"
-        also = "" if hint == _LOSS_HINT else f" or {bare}pp"
+        also = "" if of_loss else f" or {bare}pp"
         raise UsageError(f"{given} is a number without a unit", hint=f"{bare}%{also}?")
     if found["sign"]:
         better = "min-improvement=0.01 is how an improvement is required"
-        strict = "0% is the strictest" if hint == _LOSS_HINT else better
+        strict = "0% is the strictest" if of_loss else better
         raise UsageError(f"{given} is negative", hint=strict)
     return _read_margin(found, given)
 
