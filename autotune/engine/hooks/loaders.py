@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.engine.dataloader import count_samples, moved_generators, read_generators
 from autotune.engine.hooks.iteration import OwnSettings, PlainIter, start_changed
+from autotune.engine.hooks.models import look_for_no_models
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 from autotune.lifeline import die_with_parent
 from autotune.records.config import TrainConfig
@@ -186,7 +187,7 @@ class LoaderHooks:
 
 
 class _WorkerStart:
-    """What a worker does first: it ties its life to the training's, then does what the script wants.
+    """What a worker does first: it ties its life to the training's, and drops its hooks; then what the script wants.
 
     Args:
         training: the process that starts it; None for a fork server, which ends with the training itself.
@@ -198,6 +199,7 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         die_with_parent(os.getppid() if self._training is None else self._training)
+        look_for_no_models()
         if self._own is not None:
             self._own(worker)
 

@@ -67,7 +67,7 @@ class ModelHooks:
     def stop_finding(self) -> None:
         """Look for no further root: calls of other modules cost nothing from here on."""
         self._finding = False
-        nn.Module._compiled_call_impl = None
+        look_for_no_models()
 
     def _look(self) -> None:
         hooks = self
@@ -81,8 +81,8 @@ class ModelHooks:
     def unseen(self) -> Iterator[None]:
         """Take module calls inside for parts of something larger: a root's own, or those of a backward pass."""
         self._depth += 1
-        # A compiler that traces inner calls must not see that roots are looked for.
-        nn.Module._compiled_call_impl = None
+        if self._finding:  # a class that is written to forgets where it found its methods, and all that are made of it
+            look_for_no_models()  # a compiler that traces inner calls must not see that roots are looked for
         try:
             yield
         finally:
@@ -169,6 +169,11 @@ class _RootCall:
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
+
+
+def look_for_no_models() -> None:
+    """Let calls of modules cost nothing: in a loader's worker, whose modules make samples, or where all are found."""
+    nn.Module._compiled_call_impl = None
 
 
 def is_compiled(root: nn.Module) -> bool:
