@@ -3,6 +3,7 @@
     python benchmarks/record_table.py demo --name demo --vary "host_allocator;num_workers;num_threads"
     python benchmarks/record_table.py examples/gpt/workload.py:workload --name gpt \
         --vary "precision;host_allocator;num_workers=0,2" --most 150
+    python benchmarks/record_table.py --name vae --vary "precision;host_allocator" -- python main.py --epochs 1000
     ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/record_table.py ... --imitates "no bf16 arithmetic"
     taskset -c 0 python benchmarks/record_table.py ... --imitates "one CPU"
     python benchmarks/record_table.py --list                what there is, and how far it is
@@ -42,6 +43,7 @@ from autotune.records.trial import Target
 from autotune.selftest.table import Table, format_line, make_launch, parse_table, read_table
 from autotune.space import SearchSpace, build_space, needs_compilation
 from autotune.targets.resolve import resolve_target
+from autotune.targets.script import read_script
 
 TABLES = Path(__file__).parent / "tables"
 LAUNCHES = 3
@@ -206,12 +208,12 @@ def choose_space(report: ProbeReport, vary: Sequence[str], most: int) -> tuple[S
     return replace(space, choices=choices), most
 
 
-def record(arguments: argparse.Namespace) -> int:
-    """Record one table, and return the exit status: 0 when it is whole, 3 when its time was up."""
+def record(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+    """Record one table, of a script where there is its command; return 0 when it is whole, 3 when its time was up."""
     path = TABLES / f"{arguments.name}.jsonl"
     until = time.monotonic() + 60 * arguments.minutes
     named = None if arguments.target == "demo" else arguments.target
-    target = resolve_target(named, folder=Path.cwd()).target
+    target = resolve_target(read_script(command) if command else named, folder=Path.cwd()).target
     with (
         tempfile.TemporaryDirectory(prefix="autotune-table-") as scratch,
         TrialRunner(
@@ -253,7 +255,9 @@ def describe(path: Path) -> None:
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", nargs="?", help="file.py:attr, package.module:attr; the demo when left out")
+    parser.add_argument(
+        "target", nargs="?", help="file.py:attr, package.module:attr; the demo when left out; or -- COMMAND"
+    )
     parser.add_argument("--name", help="of the table")
     parser.add_argument("--vary", default="", help='knobs, some with values: num_workers=0,2;precision="fp32","bf16"')
     parser.add_argument("--most", type=int, default=150, help="configs to record of a larger space")
@@ -261,13 +265,15 @@ def main() -> int:
     parser.add_argument("--imitates", default="", help="what machine the environment imitates")
     parser.add_argument("--drifting", default="", help="values known to learn something else: user_knobs.layers=2")
     parser.add_argument("--list", action="store_true")
-    arguments = parser.parse_args()
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    arguments, command = parser.parse_args(words[:end]), words[end + 1 :]
     if arguments.list or arguments.name is None:
         for path in sorted(TABLES.glob("*.jsonl*")):
             describe(path)
         return 0
     try:
-        return record(arguments)
+        return record(arguments, command)
     except AutotuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
