@@ -17,7 +17,7 @@ from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 REPEATED_CAUSES = ("crash-signal", "server-died")
 """What may have been the machine's bad luck, and not the settings': such a trial gets a second chance."""
 
-_TIMED = ("measure", "final")
+_TIMED = ("measure", "reference", "final")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from autotune.isolation.turns import Turns, open_turns
 from autotune.measure.hopeless import Beat, Phase
 
 PROGRESS_FILE = "progress"
@@ -71,8 +72,8 @@ class ProgressReader:
 class ProgressWriter:
     """The trial's end. A process that is forked off has it too, but takes no steps of the trial's."""
 
-    def __init__(self, page: mmap.mmap) -> None:
-        self._page = page
+    def __init__(self, page: mmap.mmap, turns: Turns | None = None) -> None:
+        self._page, self._turns = page, turns
         self._beat = Beat(Phase.STARTING, time.monotonic())
 
     def enter(self, phase: Phase) -> None:
@@ -89,6 +90,10 @@ class ProgressWriter:
         """
         first = self._beat.first_step_seconds if self._beat.steps else seconds
         self._write(Beat(Phase.LOADING, time.monotonic(), self._beat.steps + 1, first, seconds))
+
+    def rest(self) -> float:
+        """Let the other trial of a pair go on, and return after how many seconds; 0 for a trial that is alone."""
+        return 0.0 if self._turns is None else self._turns.rest()
 
     def _write(self, beat: Beat) -> None:
         self._beat = beat
@@ -107,7 +112,7 @@ def open_progress(folder: Path) -> ProgressWriter | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != _PAGE_BYTES:
             return None
-        return ProgressWriter(mmap.mmap(descriptor, _PAGE_BYTES))
+        return ProgressWriter(mmap.mmap(descriptor, _PAGE_BYTES), open_turns(folder))
     except (OSError, ValueError):
         return None
     finally:

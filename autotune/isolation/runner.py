@@ -5,6 +5,8 @@
 The kill ladder: a stack dump into the log (SIGUSR2), SIGTERM, SIGKILL to the whole process group. The sweep then
 ends everything else that the trial has started, found by the mark it bears.
 
+Two trials can be run in turns (`turns`): a second runner, made for the first such pair, has the second one.
+
 A trial that a signal of nobody's ended, or that this process or the machine slept through, is run once more if its time
 allows it.
 """
@@ -16,6 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,6 +33,7 @@ from autotune.isolation.keeper import Keeper
 from autotune.isolation.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
 from autotune.isolation.progress import ProgressReader
 from autotune.isolation.script_starter import ScriptStarter
+from autotune.isolation.turns import run_in_turns
 from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
@@ -92,12 +96,27 @@ class TrialRunner:
         self._server = self._open_server()
         self._scripts = ScriptStarter(self._keeper.take, should_stop)
         self._adopted_before = False
+        self._make_second = partial(
+            TrialRunner,
+            trials_folder,
+            host_allocators=host_allocators,
+            environment=environment,
+            should_stop=should_stop,
+            warm=warm,
+        )
+        self._second: TrialRunner | None = None
 
     def __enter__(self) -> Self:
         self._adopted_before = adopt_orphans()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._close()
+        adopt_orphans(self._adopted_before)
+
+    def _close(self) -> None:
+        if self._second is not None:
+            self._second._close()
         self._close_server()
         self._keeper.sweep()
         self._keeper.close()
@@ -105,7 +124,22 @@ class TrialRunner:
         if self._temporary is not None:
             with suppress(OSError):  # what cannot be removed is left to the next sweep
                 remove_scratch(self._temporary)
-        adopt_orphans(self._adopted_before)
+
+    def run_in_turns(self, first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
+        """Run two trials at a time, their blocks in turns: a machine whose speed wanders does both the same.
+
+        Args:
+            first: is started first.
+            second: once that one is warm; its numbers differ.
+
+        Raises:
+            OSError: a trial's folder cannot be written.
+        """
+        second_runner = self._second = self._second or self._make_second()
+        folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
+        for folder in folders:
+            make_folder(folder)
+        return run_in_turns(folders, partial(self, first), partial(second_runner, second))
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
         """Run one trial to its end, its deadline or a stop.

@@ -3,6 +3,7 @@
     canary ── warm-up until settled ──┬── block ──┬── block ──┬── ... ── enough ── canary
               (compilation apart)     sync        sync        sync
 
+Between the blocks of a trial that takes turns with another one it rests while that one runs (`isolation/turns.py`).
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +40,10 @@ PRECISION = 0.02
 _LONGEST_BLOCK = 4
 """A block may take so many times as long as it is meant to: steps of very different length, as where batches come in
 bursts, would make one of many steps endless."""
+_TURN_SECONDS = 0.1
+"""Of a block where two take turns: a shared machine's speed wanders within a second."""
+_LEAST_WAKING = 8
+"""Steps of a block, before which one more is taken that is not timed, where two take turns."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 _SAMPLES_PATIENCE = 4.0
@@ -75,11 +81,22 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
     block_seconds = _block_seconds(timing.clock)
     steps_per_block = max(1, math.ceil(block_seconds / max(warm_up.block_step_seconds, 1e-9)))
-    began = timing.clock.now()
-    while (ending := timed.find_ending(timing.clock.now() - began)) is None:
+    rested = timing.rest()
+    in_turns = rested > 0.0
+    if in_turns:
+        timed.is_in_turns = True
+        if limits.measure_samples is not None:
+            steps_per_block, block_seconds = _share_out(limits, timing.samples / warm_up.steps), math.inf
+        else:
+            steps_per_block = max(1, math.ceil(_TURN_SECONDS / max(warm_up.block_step_seconds, 1e-9)))
+    began, rested = timing.clock.now(), 0.0
+    while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
+        if in_turns and steps_per_block >= _LEAST_WAKING:
+            yield from _wake(timing)
         timed.ended = yield from _time_block(timing, steps_per_block, _LONGEST_BLOCK * block_seconds, timed)
         memory.sample()
         timing.read_losses()
+        rested += timing.rest()
     if not timed.blocks:
         raise TrainingEndedError
     peak = memory.read()
@@ -100,6 +117,19 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     )
 
 
+def _share_out(limits: TrialLimits, samples_per_step: float) -> int:
+    """Return the steps of a block where two take turns: as many blocks for both, however fast they are."""
+    blocks = max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))
+    return max(1, math.ceil((limits.measure_samples or 0) / samples_per_step / blocks))
+
+
+def _wake(timing: Timing) -> Generator[None, object, None]:
+    """Take a step that is not timed: in the rest the caches were another's."""
+    with suppress(TrainingEndedError):  # the block that follows will hear of it too
+        yield
+    timing.clock.synchronize()
+
+
 def finite_or_none(value: float) -> float | None:
     """Return a number as a record holds it: None for what is not finite."""
     return value if math.isfinite(value) else None
@@ -114,6 +144,7 @@ class TimedBlocks:
     blocks: list[Block] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     ended: bool = False
+    is_in_turns: bool = False
 
     def find_ending(self, elapsed: float) -> Ending | None:
         """Return why no further block is to be timed; None to go on."""
@@ -130,8 +161,10 @@ class TimedBlocks:
         if len(blocks) < least:
             overruns = blocks and least == LEAST_BLOCKS and elapsed >= 2 * limits.measure_seconds
             return "time" if overruns else None
-        if elapsed >= limits.measure_seconds:
+        if elapsed >= (limits.measure_seconds / 2 if self.is_in_turns else limits.measure_seconds):
             return "time"
+        if self.is_in_turns:  # for both to be done at a time
+            return None
         rates = [block.samples / block.seconds for block in blocks]
         precise = len(blocks) >= PRECISE_BLOCKS and relative_half_width(rates) <= PRECISION
         return "precision" if precise else None

@@ -57,6 +57,10 @@ class Progress(Protocol):
         """Hear how long a step took, without the wait for its batch."""
         ...
 
+    def rest(self) -> float:
+        """Let the other one of a pair go on, and return after how many seconds; 0 where there is none."""
+        ...
+
 
 @dataclass
 class Timing:
@@ -126,6 +130,10 @@ class Timing:
         self.phase = Phase.STEPPING
         if self.progress is not None:
             self.progress.end_step(seconds)
+
+    def rest(self) -> float:
+        """Let the other one of a pair go on between two blocks, and return after how many seconds."""
+        return 0.0 if self.progress is None else self.progress.rest()
 
     def read_losses(self) -> tuple[float, ...]:
         """Return all losses as numbers.

@@ -179,9 +179,10 @@ class TrialSpec(Record):
     """Version of this file."""
     number: Annotated[int, Field(ge=0)]
     """Position in the search; also the folder's name."""
-    purpose: Literal["machine", "probe", "measure", "final", "quality", "fidelity", "tape"]
-    """machine: measure its limits, without a target; probe: find the target's facts; measure, final: time it; quality:
-    train for its losses; fidelity: write down its gradients; tape: write down its data."""
+    purpose: Literal["machine", "probe", "measure", "reference", "final", "quality", "fidelity", "tape"]
+    """machine: measure its limits, without a target; probe: find the target's facts; measure, final: time it;
+    reference: time the user's settings in turns with another one; quality: train for its losses; fidelity: write down
+    its gradients; tape: write down its data."""
     target: Target
     """What is tuned."""
     config: TrainConfig | None
@@ -254,6 +255,8 @@ class TrialResult(Record):
     """From the start of the process to the first training step."""
     measurement: Measurement | None = None
     """The timing; None when the trial did not get that far, or was not a timing."""
+    reference: Measurement | None = None
+    """The timing of the user's settings in turns with it; None where it was timed alone."""
     samples_per_second_bound: Annotated[float, Field(gt=0)] | None = None
     """Of a trial that was too slow: its settings reach this at most; None for any other."""
     curves: tuple[LossCurve, ...] = ()

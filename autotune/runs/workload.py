@@ -40,7 +40,7 @@ from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload
 
 _ALONE = ("machine", "probe")
-_TIMED = ("measure", "final")
+_TIMED = ("measure", "reference", "final")
 
 
 def main(folder: Path, *, started: float) -> int:

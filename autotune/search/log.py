@@ -38,7 +38,12 @@ class SearchLog:
         problem: what the search has to solve.
         measured_seconds: inside measured blocks before the first launch: the probe's, where it was run now.
         interrupted_before: timings of earlier sessions that were cut.
+
+    Attributes:
+        takes_turns: the two launches of a pair of the finals are timed in turns.
     """
+
+    takes_turns = False
 
     def __init__(self, problem: SearchProblem, *, measured_seconds: float = 0.0, interrupted_before: int = 0) -> None:
         self.problem = problem

@@ -72,6 +72,10 @@ class SearchPolicy:
 
         most_pilot_degrees: degrees of freedom that the search's launches may lend to the finals.
         pilot_share: of the degrees that the search has seen: its launches are not quite those of the finals.
+        noise_in_turns: of a pair that is timed in turns, as a share of two launches in a row (seen: 0.1 to 0.5).
+        least_in_turns: launches beside the baseline that a budget has room for, where the search explores so.
+        quiet_noise: of a launch alone; where it is no more, none is timed in turns while the search explores.
+        least_noise_degrees: of freedom, from which on that is known.
         second_look: times the pairs planned, both looks together: three times as many prove 0.6 of the gain.
         least_second_look: of the rounds planned; fewer are no second look, they are run at once.
         finals_patience: times the seconds that a launch of the finals is expected to take, until it is killed.
@@ -127,6 +131,10 @@ class SearchPolicy:
 
     most_pilot_degrees: float = 6.0
     pilot_share: float = 0.5
+    noise_in_turns: float = 0.5
+    least_in_turns: float = 30.0
+    quiet_noise: float = 0.02
+    least_noise_degrees: float = 6.0
     second_look: float = 3.0
     least_second_look: float = 0.5
     finals_patience: float = 4.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -249,7 +250,14 @@ def _search(
         say=reporter.told,
         warm=state.target.script is None,
     ) as runner:
-        context = SearchContext(budget, runner, reporter, should_stop, place.find_log)
+        context = SearchContext(
+            budget,
+            runner,
+            reporter,
+            should_stop,
+            place.find_log,
+            runner.run_in_turns if sys.platform == "linux" else None,
+        )
         profile = run_session(place, state, context, save, number=place.next_number(), fleet=fleet).profile
     if place.database.exists():
         shown = f"optuna-dashboard sqlite:///{os.path.relpath(place.database)}"

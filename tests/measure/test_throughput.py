@@ -15,7 +15,7 @@ from autotune.measure.clock import Clock, CudaClock, HostClock, clock_for
 from autotune.measure.throughput import TrainingEndedError, finite_or_none
 from autotune.measure.timing import DivergedError, make_timing
 from autotune.measure.warmup import backlog_steps
-from autotune.records import Block, Measurement, PeakMemory, TrainConfig
+from autotune.records import Block, Measurement, PeakMemory, TrainConfig, TrialLimits
 from autotune.records.measurement import Interference, SpeedReference
 
 FEW_WORKERS = PLAIN.replace(num_workers=2, prefetch_factor=4)
@@ -321,3 +321,58 @@ def test_a_block_of_bursts_ends_after_four_times_its_length() -> None:
     measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=4.0, measure_seconds=6.0))
     assert all(1.0 <= block.seconds <= 1.5 for block in measured.blocks)
     assert measured.seconds <= 7.5
+
+
+class Resting:
+    """The end of a pair's other trial: each rest takes ten seconds by the clock."""
+
+    def __init__(self, script: Scripted, *, alone: bool = False) -> None:
+        self._script, self._alone = script, alone
+
+    def enter(self, phase: object) -> None:
+        pass
+
+    def end_step(self, seconds: float) -> None:
+        pass
+
+    def rest(self) -> float:
+        self._script.note("rest")
+        if self._alone:
+            return 0.0
+        self._script.clock.seconds += 10.0
+        return 10.0
+
+
+def measure_in_turns(step: float, limits: TrialLimits, *, alone: bool = False) -> tuple[Measurement, list[str]]:
+    script = Scripted([step])
+    script.timing.progress = Resting(script, alone=alone)
+    return script.measure(limits=limits), script.events
+
+
+def test_what_takes_turns_rests_before_and_after_each_block_and_no_rest_is_timed() -> None:
+    measured, events = measure_in_turns(STEP, LIMITS.replace(measure_seconds=4.0))
+    blocks = (Block(optimizer_steps=1, samples=10, seconds=STEP),) * 16
+    assert measured.blocks == blocks  # two seconds: the other one has as many
+    assert measured.ended_by == "time"
+    assert events.count("rest") == 17
+    assert measured.warmup_seconds == WARM * STEP
+
+
+@pytest.mark.parametrize("step", [2.0**-10, 2.0**-8, 2.0**-6])
+def test_two_in_turns_time_as_many_samples_in_as_many_blocks_however_fast_they_are(step: float) -> None:
+    limits = LIMITS.replace(measure_seconds=2.0, measure_samples=4000)
+    measured, events = measure_in_turns(step, limits)
+    assert len(measured.blocks) == 20
+    assert {block.samples for block in measured.blocks} == {200}
+    assert {block.seconds for block in measured.blocks} == {20 * step}
+    assert measured.ended_by == "samples"
+    # The first step after a rest has the caches of the other one.
+    last = len(events) - events[::-1].index("rest") - 1
+    before = len(events[:last]) - events[:last][::-1].index("rest") - 1
+    assert events[before:last].count("step") == 21
+
+
+def test_what_may_rest_and_is_alone_is_timed_as_ever() -> None:
+    measured, _ = measure_in_turns(STEP, LIMITS, alone=True)
+    assert measured.blocks == (Block(optimizer_steps=2, samples=20, seconds=0.25),) * 8
+    assert measured.ended_by == "precision"

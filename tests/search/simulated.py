@@ -56,7 +56,7 @@ from autotune.search.explore.study import Proposal, Study
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.rounds import Terms, run_finals
 from autotune.search.launch.budget import Budget
-from autotune.search.launch.starter import SearchContext, TrialStarter
+from autotune.search.launch.starter import RunInTurns, SearchContext, TrialStarter
 from autotune.search.log import SearchLog
 from autotune.search.problem import SearchProblem
 from autotune.search.progress import SearchReporter
@@ -93,6 +93,7 @@ class Machine:
         metrics: what a config's evaluation returns.
         fate: status of a config's trials.
         noise: standard deviation of a launch's log throughput, the same for all of its blocks.
+        wander: standard deviation of the log of the machine's own speed at each launch; two in turns have the same.
         block_noise: standard deviation of the log throughput of a block within a launch.
         drift: factor on everything's speed at a time of the clock.
         canary: what the canary takes at a time of the clock; None where there is none.
@@ -115,6 +116,7 @@ class Machine:
     metrics: Callable[[TrainConfig], dict[str, float | None]] = lambda _config: {}
     fate: Callable[[TrainConfig], TrialStatus] = lambda _config: TrialStatus.COMPLETED
     noise: float = 0.01
+    wander: float = 0.0
     block_noise: float = 0.0
     drift: Callable[[float], float] = lambda _now: 1.0
     canary: Callable[[float], float] | None = None
@@ -138,6 +140,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self._shift = self._draw_shift()
 
     def clock(self) -> float:
         return self.now
@@ -145,10 +148,22 @@ class Machine:
     def should_stop(self) -> bool:
         return self.stop_after is not None and len(self.specs) >= self.stop_after
 
+    def run_in_turns(self, first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
+        shift = self._draw_shift()
+        results = [self._run(one, shift) for one in (first, second)]
+        return results[0], results[1]
+
+    def _draw_shift(self) -> float:
+        return self.random.gauss(0, self.wander) if self.wander else 0.0
+
     def __call__(self, spec: TrialSpec) -> TrialResult:
+        return self._run(spec, self._draw_shift())
+
+    def _run(self, spec: TrialSpec, shift: float) -> TrialResult:
+        self._shift = shift
         self.specs.append(spec)
         config = spec.config or BASELINE
-        timed = spec.purpose in ("probe", "measure", "final")
+        timed = spec.purpose in ("probe", "measure", "reference", "final")
         measurement = self._measure(spec, config) if timed else None
         full = self.seconds + self.compile_seconds(config)
         if measurement is not None:
@@ -195,7 +210,7 @@ class Machine:
 
     def _measure(self, spec: TrialSpec, config: TrainConfig) -> Measurement:
         speed = self.speed(config) * self.drift(self.now)
-        rate = BASE_RATE * speed * math.exp(self.random.gauss(0, self.noise))
+        rate = BASE_RATE * speed * math.exp(self.random.gauss(0, self.noise) + self._shift)
         blocks, ended_by = self._time_blocks(spec, rate)
         return make_measurement(
             blocks,
@@ -326,12 +341,15 @@ def open_search(
     *,
     budget: float = 600.0,
     run_trial: Callable[[TrialSpec], TrialResult] | None = None,
+    run_in_turns: RunInTurns | None = None,
     **changes: Any,
 ) -> Search:
     """Return a search on a machine; what is changed are fields of its problem or its state."""
     log = SearchLog(make_problem(machine, **changes))
     clock = Budget(budget, machine.now, machine.clock)
-    context = SearchContext(clock, run_trial or machine, SearchReporter(), machine.should_stop)
+    context = SearchContext(
+        clock, run_trial or machine, SearchReporter(), machine.should_stop, run_in_turns=run_in_turns
+    )
     return Search(log, TrialStarter(log, context, number=1))
 
 

@@ -94,7 +94,8 @@ class SearchView(SearchReporter):
     def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
         """Tell how a trial ended."""
         self._progress = progress
-        config, rate = result.spec.config, progress.baseline_samples_per_second
+        config, beside = result.spec.config, result.reference
+        rate = progress.baseline_samples_per_second if beside is None else beside.samples_per_second
         is_own = self._report is not None and config == self._report.target.baseline
         what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
         is_best = config is not None and config == progress.best and what == "" and not is_own

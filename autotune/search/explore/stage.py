@@ -28,6 +28,7 @@ from autotune.search.explore.study import Proposal, SpeedFloor
 from autotune.search.launch.forecast import Forecast
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
+from autotune.search.launch.turns import explores_in_turns, is_blamed_on_turns
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
@@ -314,9 +315,13 @@ class Explorer:
             full = max(price, min(full, policy.most_compile_patience * self.starter.budget.seconds))
         left = self._seconds_left()
         rival = self.log.schedule.make_rival(proposal.config)
-        return self.starter.launch(
-            proposal.config, "measure", min(left, full), ends_with_stage=left < full, rival=rival
-        )
+        config, seconds = proposal.config, min(left, full)
+        if explores_in_turns(self.log, config, self.starter.budget.seconds):
+            result = self.starter.launch_beside(config, seconds, ends_with_stage=left < full, rival=rival)
+            if not is_blamed_on_turns(self.log, result):
+                return result
+            self.log.takes_turns = False
+        return self.starter.launch(config, "measure", seconds, ends_with_stage=left < full, rival=rival)
 
     def _is_at_bound(self) -> bool:
         policy = self._policy

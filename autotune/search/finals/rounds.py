@@ -2,6 +2,9 @@
 
     round 1: base A B     round 2: B A base     round 3: A base B     ...     orders drawn beforehand, balanced
 
+Where one candidate is left, it and the baseline are timed in turns, block by block, if they can be: what the machine
+does in that time, it does to both (`isolation/turns.py`).
+
 The number of rounds is fixed before the first one, not by what the pairs show. What the lower ends of the t intervals
 of paired log ratios have to clear is in `claim`; several candidates in one look, and several looks, split the risks
 between them (Bonferroni, `purse`). What the search saw of the noise of a speed counts beside the pairs' own
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.measure.confidence import NO_PILOT, Pilot, mean_interval, standard_deviation
@@ -30,6 +33,9 @@ _FUTILE = 0.10
 
 Launch = Callable[[TrainConfig], TrialResult | None]
 """Runs one config in a fresh process; None when the time is up or the user stopped."""
+
+LaunchPair = Callable[[TrainConfig, TrainConfig], tuple[TrialResult, TrialResult] | None]
+"""Runs two in fresh processes, their blocks in turns; None likewise."""
 
 Cost = Callable[[TrainConfig, Sequence[TrialResult]], float]
 """What compiling takes off the log throughput of the run that is planned."""
@@ -99,6 +105,7 @@ def run_finals(
     seed: int,
     terms: Terms | None = None,
     cost: Cost = free_of_cost,
+    launch_pair: LaunchPair | None = None,
 ) -> FinalsOutcome:
     """Measure baseline and candidates in interleaved rounds and pick the winner: one look.
 
@@ -112,20 +119,21 @@ def run_finals(
         seed: of the orders.
         terms: of the look; None for one with the whole risk, of which nothing is known before.
         cost: what compiling takes off the log throughput of the run that is planned.
+        launch_pair: runs both arms of a round, where there are two.
 
     Raises:
         ValueError: earlier pairs, and not one candidate.
     """
     terms = terms or Terms()
     finalists = [Finalist(config, pilot=terms.pilot, claim=terms.claim) for config in candidates]
-    finals = _Finals(Finalist(baseline), finalists, terms, cost)
+    finals = _Finals(Finalist(baseline), finalists, terms, cost, launch, launch_pair)
     if terms.earlier:
         (only,) = finals.finalists
         count_pairs(only, finals.base, terms.earlier)
     for number, order in enumerate(_draw_orders(1 + len(candidates), rounds, random.Random(seed))):
         if number == rounds // 2 and finals.is_futile(rounds):
             return finals.end(futile=True)
-        if not finals.run_round(order, launch):
+        if not finals.run_round(order):
             return finals.end(futile=False)
     return finals.end(futile=terms.to_follow > 0 and finals.is_futile(rounds))
 
@@ -138,15 +146,17 @@ class _Finals:
     finalists: list[Finalist]
     terms: Terms
     cost: Cost
+    launch: Launch
+    launch_pair: LaunchPair | None
 
     @property
     def share(self) -> float:
         return self.terms.share / max(1, len(self.finalists))
 
-    def run_round(self, order: Sequence[int], launch: Launch) -> bool:
+    def run_round(self, order: Sequence[int]) -> bool:
         """Run a round; return False when there cannot be another one."""
         arms = [(self.base, *self.finalists)[position] for position in order]
-        if not _run_round(self.base, [arm for arm in arms if not arm.failure], launch):
+        if not _run_round(self.base, [arm for arm in arms if not arm.failure], self.launch, self.launch_pair):
             return False
         if self.base.failure or all(one.failure for one in self.finalists):
             return False
@@ -230,11 +240,15 @@ def _draw_orders(arms: int, rounds: int, rng: random.Random) -> list[list[int]]:
     return orders[:rounds]
 
 
-def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch) -> bool:
+def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch, launch_pair: LaunchPair | None = None) -> bool:
     """Measure every arm once; return False when the time is up, and then count none of the round."""
     results: list[tuple[Finalist, TrialResult]] = []
-    for arm in arms:
-        result = launch(arm.config)
+    if launch_pair is not None and len(arms) == 2:
+        pair = launch_pair(arms[0].config, arms[1].config)
+        found: Iterable[TrialResult | None] = pair or (None,)
+    else:
+        found = (launch(arm.config) for arm in arms)
+    for arm, result in zip(arms, found, strict=False):
         if result is None:
             return False
         if result.measurement is None:

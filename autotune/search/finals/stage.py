@@ -21,9 +21,20 @@ from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.claim import THRESHOLD, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, Finalist, FinalsOutcome, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, SHARE_OF_A_LOOK, RiskPurse
-from autotune.search.finals.rounds import Cost, FinalsPlan, Launch, Terms, count_pairs, is_open, pick_best, run_finals
+from autotune.search.finals.rounds import (
+    Cost,
+    FinalsPlan,
+    Launch,
+    LaunchPair,
+    Terms,
+    count_pairs,
+    is_open,
+    pick_best,
+    run_finals,
+)
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import TrialStarter
+from autotune.search.launch.turns import fit_together
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
@@ -59,16 +70,16 @@ def plan_finals(
     reserve = min(most, math.ceil(policy.second_look * total) - kept) - rounds
     if reserve < policy.least_second_look * rounds:
         rounds, reserve = rounds + reserve, 0
-    ranking = log.ranking
+    pair_sd, pilot = find_pair_noise(log)
     return FinalsPlan(
         finalists=list(candidates),
         rounds=rounds,
-        pair_sd=math.sqrt(2) * ranking.noise[0],
+        pair_sd=pair_sd,
         round_seconds=round_seconds,
         samples=count_samples(log),
         reserve=reserve,
         kept=kept,
-        pilot=find_pilot(ranking, policy),
+        pilot=pilot,
         purse=purse,
     )
 
@@ -106,8 +117,50 @@ def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
     return launch
 
 
+def make_pair_launch(log: SearchLog, starter: TrialStarter, samples: int) -> LaunchPair | None:
+    """Return what runs the two launches of a pair in turns; None where that cannot be.
+
+    Where one of them fails so, both are run again one after the other, and no pair is run in turns any more: what fails
+    beside another process need not fail alone.
+
+    Args:
+        log: of the search, for what launches take.
+        starter: starts them.
+        samples: that each of them measures.
+    """
+    policy, launch = log.problem.policy, make_launch(log, starter, samples)
+
+    def launch_pair(first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
+        if not (log.takes_turns and fit_together(log, first, second)):
+            return _launch_both(launch, first, second)
+        expected = pair_seconds(log, max(first, second, key=log.prices.launch_seconds))
+        remaining = starter.budget.remaining_seconds
+        if starter.should_stop() or remaining < expected:
+            return None
+        full = policy.finals_patience * expected + policy.finals_patience_seconds
+        pair = starter.launch_in_turns(
+            first, second, min(remaining, full), ends_with_stage=remaining < full, measure_samples=samples
+        )
+        if any(one.status is TrialStatus.INTERRUPTED for one in pair):
+            return None
+        if all(one.measurement is not None for one in pair):
+            return pair
+        log.takes_turns = False
+        return _launch_both(launch, first, second)
+
+    return launch_pair if log.takes_turns else None
+
+
+def _launch_both(launch: Launch, first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
+    ours = launch(first)
+    theirs = None if ours is None else launch(second)
+    return None if ours is None or theirs is None else (ours, theirs)
+
+
 def pair_seconds(log: SearchLog, candidate: TrainConfig) -> float:
-    """Return the expected time of one pair."""
+    """Return the expected time of one pair: of a launch in turns it is the launch's own."""
+    if any(one.reference is not None for one in log.judged if one.key == candidate.key):
+        return log.prices.launch_seconds(candidate)
     return log.prices.launch_seconds(log.problem.baseline) + log.prices.launch_seconds(candidate)
 
 
@@ -133,11 +186,22 @@ def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | Non
         risk_share=max(LEAST_SHARE, purse.share_for(candidate)),
     )
     speed = ranking.estimate_speed(entry) if entry and claim.saving else gain
-    degrees = find_pilot(ranking, log.problem.policy).degrees
-    rounds = count(math.sqrt(2) * ranking.noise[0], speed, bars=claim.speed, pilot_degrees=degrees)
+    pair_sd, pilot = find_pair_noise(log)
+    rounds = count(pair_sd, speed, bars=claim.speed, pilot_degrees=pilot.degrees)
     if not claim.saving:
         return rounds
     return max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, bars=claim.saving))
+
+
+def find_pair_noise(log: SearchLog) -> tuple[float, Pilot]:
+    """Return the standard deviation of a pair's log ratio as the search has seen it, and what of it counts as known.
+
+    Pairs in turns differ by less than launches one after the other; by how much less, only they themselves tell.
+    """
+    if log.takes_turns and not log.ranking.is_in_turns:
+        return log.problem.policy.noise_in_turns * math.sqrt(2) * log.ranking.noise[0], NO_PILOT
+    ratio = 1.0 if log.ranking.is_in_turns else math.sqrt(2)
+    return ratio * log.ranking.noise[0], find_pilot(log.ranking, log.problem.policy)
 
 
 def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY) -> Pilot:
@@ -147,7 +211,8 @@ def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY) -> Pilot:
     if seen <= 0.0:
         return NO_PILOT
     variance = max(0.0, sd * sd * degrees - PRIOR_SD * PRIOR_SD * PRIOR_DEGREES) / seen
-    return Pilot(math.sqrt(2 * variance), min(policy.most_pilot_degrees, policy.pilot_share * seen))
+    launches = 1 if ranking.is_in_turns else 2
+    return Pilot(math.sqrt(launches * variance), min(policy.most_pilot_degrees, policy.pilot_share * seen))
 
 
 def confirm(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> FinalsOutcome:
@@ -265,6 +330,7 @@ def _take_look(
             share, plan.pilot, plan.pair_sd, to_follow, earlier, heard=purse.add, claim=find_claim(problem.objective)
         ),
         cost=_cost_of(log),
+        launch_pair=make_pair_launch(log, starter, plan.samples),
     )
     purse.end(proven=outcome.winner is not None, futile=outcome.futile, failure=outcome.candidates[0].failure)
     return outcome

@@ -71,7 +71,7 @@ class Prices:
 
     def overdue(self) -> list[TrialResult]:
         """Return launches that were cut only after twice what the baseline's take: they count as timed out."""
-        usual = 2 * self.usual_seconds(self.report.target.baseline)
+        usual = 2 * max(self.usual_seconds(self.report.target.baseline), self._plain_seconds)
         return [
             one.replace(status=TrialStatus.TIMED_OUT)
             for one in self.interrupted

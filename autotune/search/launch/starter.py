@@ -18,7 +18,8 @@ from autotune.search.log import SearchLog
 from autotune.search.progress import SearchProgress, SearchReporter
 
 RunTrial = Callable[[TrialSpec], TrialResult]
-Purpose = Literal["measure", "final", "quality", "fidelity", "tape"]
+RunInTurns = Callable[[TrialSpec, TrialSpec], tuple[TrialResult, TrialResult]]
+Purpose = Literal["measure", "reference", "final", "quality", "fidelity", "tape"]
 
 _LEAST_SECONDS = 0.5
 
@@ -33,6 +34,7 @@ class SearchContext:
         reporter: hears what happens.
         should_stop: True once the user asked to stop.
         find_log: returns where what a trial prints is, by its number; None where that is not kept.
+        run_in_turns: runs two trials, their blocks in turns; None where that cannot be.
     """
 
     budget: Budget
@@ -40,6 +42,7 @@ class SearchContext:
     reporter: SearchReporter
     should_stop: Callable[[], bool]
     find_log: Callable[[int], Path | None] = lambda _number: None
+    run_in_turns: RunInTurns | None = None
 
     def describe_progress(self, stage: str, *, trials: int, log: SearchLog | None) -> SearchProgress:
         """Return where the search stands.
@@ -93,6 +96,10 @@ class TrialStarter:
     def __init__(self, log: SearchLog, context: SearchContext, *, number: int) -> None:
         self._log, self._context, self._number = log, context, number
         self._stage = "probe"
+        # On a GPU the memory of two would be one's limit, and its clock hardly wanders; processes that train together
+        # wait for each other already.
+        is_alone = log.problem.state.world_size == 1 and log.problem.report.target.device == "cpu"
+        log.takes_turns = context.run_in_turns is not None and is_alone
 
     @property
     def budget(self) -> Budget:
@@ -135,9 +142,77 @@ class TrialStarter:
             rival: end the timing early once it is clearly slower than this, in its first steps if it is hopeless.
             measure_samples: time this many, whatever the precision.
         """
+        limits = self._trial_limits(seconds).replace(
+            ends_with_stage=ends_with_stage,
+            measure_samples=measure_samples,
+            rival=rival,
+            pace=make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None,
+        )
+        spec = self._make_spec(config, purpose, limits, task)
+        self._context.reporter.trial_started(self._describe_progress(), config)
+        return self._take(self._context.run_trial(spec))
+
+    def launch_in_turns(
+        self, first: TrainConfig, second: TrainConfig, seconds: float, *, ends_with_stage: bool, measure_samples: int
+    ) -> tuple[TrialResult, TrialResult]:
+        """Run a pair of the finals, their blocks in turns, and return both results.
+
+        Args:
+            first: is started first.
+            second: once that one is warm.
+            seconds: until both are killed, the kill included.
+            ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
+            measure_samples: that each of them times.
+
+        Raises:
+            ValueError: trials cannot be run in turns here.
+        """
+        if self._context.run_in_turns is None:
+            raise ValueError("trials cannot be run in turns here")
+        limits = self._trial_limits(seconds).replace(ends_with_stage=ends_with_stage, measure_samples=measure_samples)
+        specs = [self._make_spec(config, "final", limits, _TIMED) for config in (first, second)]
+        self._context.reporter.trial_started(self._describe_progress(), first)
+        ours, theirs = self._context.run_in_turns(*specs)
+        return self._take(ours), self._take(theirs)
+
+    def launch_beside(
+        self, config: TrainConfig, seconds: float, *, ends_with_stage: bool, rival: Rival | None
+    ) -> TrialResult:
+        """Time a config in turns with the user's settings and return its result, which has both timings.
+
+        Args:
+            config: the settings.
+            seconds: until both are killed, the kill included.
+            ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
+            rival: as of `launch`.
+
+        Raises:
+            ValueError: trials cannot be run in turns here.
+        """
+        if self._context.run_in_turns is None:
+            raise ValueError("trials cannot be run in turns here")
+        baseline = self._log.problem.baseline
+        limits = self._trial_limits(seconds).replace(ends_with_stage=ends_with_stage)
+        pace = make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None
+        first = self._make_spec(baseline, "reference", limits, _TIMED)
+        second = self._make_spec(config, "measure", limits.replace(rival=rival, pace=pace), _TIMED)
+        self._context.reporter.trial_started(self._describe_progress(), config)
+        began = self.budget.elapsed_seconds
+        reference, result = self._context.run_in_turns(first, second)
+        self._log.add_trial(reference)
+        taken = self.budget.elapsed_seconds - began
+        return self._take(result.replace(reference=reference.measurement, elapsed_seconds=taken))
+
+    def _take(self, result: TrialResult) -> TrialResult:
+        self._log.add_trial(result)
+        self._context.reporter.trial_finished(self._describe_progress(), result)
+        return result
+
+    def _make_spec(self, config: TrainConfig, purpose: Purpose, limits: TrialLimits, task: TrialTask) -> TrialSpec:
         state, target = self._log.problem.state, self._log.problem.report.target
-        spec = TrialSpec(
-            number=self._number,
+        self._number += 1
+        return TrialSpec(
+            number=self._number - 1,
             purpose=purpose,
             target=state.target,
             config=config,
@@ -150,19 +225,8 @@ class TrialStarter:
             random_sources=target.data.random_sources,
             baseline=None if state.target.script is None else target.baseline,
             training_loaders=target.training_loaders,
-            limits=self._trial_limits(seconds).replace(
-                ends_with_stage=ends_with_stage,
-                measure_samples=measure_samples,
-                rival=rival,
-                pace=make_pace(config, target.baseline, self._log.judged) if rival is not None else None,
-            ),
+            limits=limits,
         )
-        self._number += 1
-        self._context.reporter.trial_started(self._describe_progress(), config)
-        result = self._context.run_trial(spec)
-        self._log.add_trial(result)
-        self._context.reporter.trial_finished(self._describe_progress(), result)
-        return result
 
     def _describe_progress(self) -> SearchProgress:
         return self._context.describe_progress(self._stage, trials=self._number, log=self._log)

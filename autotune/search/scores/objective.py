@@ -100,6 +100,8 @@ def trim_launch(result: TrialResult, baseline: LossCurve) -> TrialResult:
     """
     if result.measurement is not None:
         result = result.replace(measurement=result.measurement.replace(step_seconds=()))
+    if result.reference is not None:
+        result = result.replace(reference=result.reference.replace(step_seconds=()))
     return result.replace(curves=tuple(_share_losses(curve, baseline) for curve in result.curves))
 
 
@@ -136,6 +138,12 @@ class Judged:
         """The settings that were tried."""
         assert self.result.spec.config is not None
         return self.result.spec.config
+
+    @property
+    def reference(self) -> float | None:
+        """Log samples per second of the user's settings in turns with it; None where it was timed alone."""
+        reference = self.result.reference
+        return None if reference is None else math.log(reference.samples_per_second)
 
     @cached_property
     def key(self) -> str:

@@ -116,9 +116,10 @@ class Ranking:
         launched = [(place, one) for place, one in enumerate(judged) if one.key == self._baseline_key]
         quiet = [(place, one) for place, one in launched if not is_disturbed(one.result)]
         # What others took from one launch says nothing of the machine at another, unless they never leave it alone.
-        anchors = ((place, one.score.value) for place, one in quiet or launched)
+        anchors = [(place, one.score.value) for place, one in quiet or launched]
+        anchors += [(place, one.reference) for place, one in enumerate(judged) if one.key != self._baseline_key]
         self.baseline_level = BaselineLevel(
-            [(place, value) for place, value in anchors if value is not None], len(judged)
+            sorted((place, value) for place, value in anchors if value is not None), len(judged)
         )
 
     @cached_property
@@ -153,7 +154,7 @@ class Ranking:
         if not plain:
             return {}
         variance = self.score_noise[0] ** 2
-        level = variance / self.baseline_level.level_now()[1]
+        level = 0.0 if self.is_in_turns else variance / self.baseline_level.level_now()[1]
         noises = [level + variance / max(1, one.valid_launches) for one in plain]
         spread = spread_variance([one.score for one in plain], noises)
         middle = statistics.fmean(one.score for one in plain)
@@ -166,10 +167,28 @@ class Ranking:
 
     @cached_property
     def noise(self) -> tuple[float, float]:
-        """Standard deviation of a launch's log throughput, and its degrees of freedom."""
+        """Standard deviation of a speed, and its degrees of freedom.
+
+        Of a launch's log throughput; of a pair's log ratio where launches are timed in turns with the baseline.
+        """
+        if self.is_in_turns:
+            return pooled_sd(self._repeats, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
         return pooled_sd(
             [*self.baseline_level.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES
         )
+
+    @cached_property
+    def is_in_turns(self) -> bool:
+        """Most launches that are not the baseline's were timed in turns with it."""
+        others = [one.reference is not None for one in self._judged if one.key != self._baseline_key]
+        return 2 * sum(others) > len(others)
+
+    @cached_property
+    def machine_noise(self) -> tuple[float, float]:
+        """Standard deviation of the log throughput of a launch that is alone, and its degrees of freedom."""
+        if not self.is_in_turns:
+            return self.noise
+        return pooled_sd(self.baseline_level.quiet_pairs(), prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
 
     @cached_property
     def score_noise(self) -> tuple[float, float]:
@@ -283,14 +302,15 @@ class Ranking:
             return None
         place = next(place for place in reversed(range(len(self._judged))) if self._judged[place] is judged)
         cost = 0.0 if judged.key == self._baseline_key else self._extra_cost([judged])
-        return judged.score.value - self.baseline_level.level(place)[0] - cost
+        level = self.baseline_level.level(place)[0] if judged.reference is None else judged.reference
+        return judged.score.value - level - cost
 
     @cached_property
     def _all(self) -> dict[str, Entry | None]:
         """Every config that was launched by its key; None for one that was not timed."""
         before, self._before = self._before, None
         known = 0 if before is None else len(before._judged)
-        if before is None or any(one.key == self._baseline_key for one in self._judged[known:]):
+        if before is None or any(self._moves_levels(one) for one in self._judged[known:]):
             before, known = None, 0  # the levels have moved
         if not self.baseline_level:
             return {}
@@ -301,19 +321,22 @@ class Ranking:
         entries = {} if before is None else before._all
         return entries | {key: self._enter(key, group) for key, group in moved.items()}
 
+    def _moves_levels(self, one: Judged) -> bool:
+        return one.key == self._baseline_key or one.reference is not None
+
     def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
         measured = [(place, one) for place, one in group if one.score.status is not TrialStatus.TOO_SLOW]
-        timed = [(place, one.score.value) for place, one in measured if one.score.value is not None]
+        timed = [(place, one.score.value, one.reference) for place, one in measured if one.score.value is not None]
         if not timed:
             return None
-        launches = tuple(one for _, one in group)
-        speeds = tuple(value - self.baseline_level.level(place)[0] for place, value in timed)
-        across_change = tuple(self.baseline_level.is_across_change(place) for place, _ in timed)
+        launches, level = tuple(one for _, one in group), self.baseline_level
+        speeds = tuple(value - (level.level(place)[0] if own is None else own) for place, value, own in timed)
+        across_change = tuple(own is None and level.is_across_change(place) for place, _, own in timed)
         valid = [speed for speed, bad in zip(speeds, across_change, strict=True) if not bad]
         # Where every launch was made around a change, nothing may lead for it: the faster level is the one to beat.
-        valid = valid or [value - self.baseline_level.highest_level(place) for place, value in timed]
+        valid = valid or [value - level.highest_level(place) for place, value, _ in timed]
         speed = 0.0 if key == self._baseline_key else statistics.fmean(valid) - self._extra_cost(launches)
-        upper = max(value - self.baseline_level.lowest_level(place) for place, value in timed)
+        upper = max(value - (level.lowest_level(place) if own is None else own) for place, value, own in timed)
         saved = self._save(_list_peaks(launches)) if self._least_speed is not None else None
         return Entry(
             config=launches[0].config,

@@ -87,7 +87,7 @@ class Schedule:
         if incumbent is None or config in (self.baseline, incumbent.config):
             return None
         level, launches = self.ranking.baseline_level.level_now()
-        noise, degrees = self.ranking.noise
+        noise, degrees = self.ranking.machine_noise
         speed, known_by = self.ranking.rival
         own = 1.5 / known_by if known_by else 0.0
         block_sd = self.ranking.block_sd
@@ -105,6 +105,8 @@ class Schedule:
         since = self._since_anchor()
         if since is None:
             return True
+        if since and since[0].reference is not None:
+            return False  # the last launch had the baseline beside it
         if not since and self.ranking.baseline_level.may_have_changed and self.judged[-1].score.value is not None:
             return True
         if not since and is_disturbed(self.judged[-1].result) and not self._is_second_in_a_row():

@@ -1,0 +1,203 @@
+"""Two trials that are timed in turns: one runs a block while the other one rests, its loader workers stopped.
+
+    conductor        ── go ──▶ A ▓▓▓▓        ▓▓▓▓ ── at rest ──▶        what the machine does in these seconds,
+                     ── go ──▶ B      ▓▓▓▓▓▓▓▓      ...                 both of them meet
+
+A shared machine's speed wanders within seconds: of two launches one after the other each meets a speed of its own, of
+two in turns both meet the same. The second is started once the first one is warm, so neither disturbs the other.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+TURNS_FILES = ("turn", "rest")
+"""Named pipes in the folder of a trial that takes turns: from the conductor to it, and back."""
+
+_CHILDREN = Path("/proc/thread-self/children")
+"""Not every kernel has it (proc(5): CONFIG_PROC_CHILDREN)."""
+
+_Result = TypeVar("_Result")
+
+_GO, _FREE, _AT_REST = b"g", b"f", b"r"
+_POLL_SECONDS = 0.2
+
+
+class Turns:
+    """The trial's end of the pipes."""
+
+    def __init__(self, word: int, at_rest: int) -> None:
+        self._word, self._at_rest, self._free = word, at_rest, False
+
+    def rest(self) -> float:
+        """Stop what this process has started, let the other trial go on, and return after how many seconds."""
+        if self._free:
+            return 0.0
+        began = time.monotonic()
+        stopped = [child for child in _list_children() if _signal(child, signal.SIGSTOP)]
+        try:
+            os.write(self._at_rest, _AT_REST)
+            self._free = os.read(self._word, 1) == _FREE
+        finally:
+            for child in stopped:
+                _signal(child, signal.SIGCONT)
+        return time.monotonic() - began
+
+
+def open_turns(folder: Path) -> Turns | None:
+    """Return the trial's end of the pipes; None for a trial that takes no turns."""
+    descriptors: list[int] = []
+    try:
+        for name in TURNS_FILES:
+            # Open at both ends, a pipe never says that the other side is gone: whoever is left is killed, or let go.
+            descriptors.append(os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except OSError:
+        for one in descriptors:
+            os.close(one)
+        return None
+    return Turns(*descriptors)
+
+
+class Conductor:
+    """Gives two trials their turns, in a thread of its own; a context manager.
+
+    Blocks come in the order 0 1 1 0, so that a machine that becomes slower all the time favours neither. Where one has
+    ended, the other goes on without rests.
+
+    Args:
+        folders: of the two trials, in the order in which they are started.
+
+    Attributes:
+        first_is_warm: set once the first one rests or has ended: the second one may be started.
+    """
+
+    def __init__(self, folders: tuple[Path, Path]) -> None:
+        self.first_is_warm = threading.Event()
+        self._paths = [[folder / name for name in TURNS_FILES] for folder in folders]
+        self._pipes: list[tuple[int, int]] = []
+        self._resting, self._ended = {0: False, 1: False}, {0: False, 1: False}
+        self._turn = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._conduct, name="autotune-turns", daemon=True)
+
+    def __enter__(self) -> Conductor:
+        for paths in self._paths:
+            for path in paths:
+                path.unlink(missing_ok=True)
+                os.mkfifo(path, 0o600)
+            word, at_rest = (os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for path in paths)
+            self._pipes.append((word, at_rest))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        self._thread.join()
+        for pipes in self._pipes:
+            for one in pipes:
+                os.close(one)
+        for paths in self._paths:
+            for path in paths:
+                with suppress(OSError):
+                    path.unlink()
+
+    def end(self, place: int) -> None:
+        """Hear that a trial has ended.
+
+        Args:
+            place: 0 for the first one.
+        """
+        self._ended[place] = True
+        self.first_is_warm.set()
+
+    def _conduct(self) -> None:
+        by_pipe = {at_rest: place for place, (_, at_rest) in enumerate(self._pipes)}
+        while not self._closed:
+            for pipe in select.select(list(by_pipe), [], [], _POLL_SECONDS)[0]:
+                if os.read(pipe, 1) == _AT_REST:
+                    self._resting[by_pipe[pipe]] = True
+                    self.first_is_warm.set()
+            if any(self._ended.values()):
+                for place in (0, 1):
+                    self._tell(place, _FREE)
+            elif all(self._resting.values()):
+                self._tell((0, 1, 1, 0)[self._turn % 4], _GO)
+                self._turn += 1
+
+    def _tell(self, place: int, word: bytes) -> None:
+        if self._resting[place]:
+            self._resting[place] = False
+            os.write(self._pipes[place][0], word)
+
+
+def run_in_turns(
+    folders: tuple[Path, Path], first: Callable[[], _Result], second: Callable[[], _Result]
+) -> tuple[_Result, _Result]:
+    """Run two trials in turns and return what came of them.
+
+    Args:
+        folders: of the two, each other's.
+        first: runs the one that is started first, in this thread.
+        second: runs the other one, in a thread of its own.
+
+    Raises:
+        Exception: what one of them raised, once both have ended.
+    """
+    found: list[_Result] = []
+    failed: list[BaseException] = []
+    with Conductor(folders) as conductor:
+
+        def follow() -> None:
+            conductor.first_is_warm.wait()
+            try:
+                found.append(second())
+            except BaseException as error:  # it is raised in the thread that waits for this one
+                failed.append(error)
+            finally:
+                conductor.end(1)
+
+        thread = threading.Thread(target=follow, name="autotune-second", daemon=True)
+        thread.start()
+        try:
+            result = first()
+        finally:
+            conductor.end(0)
+            thread.join()
+    if failed:
+        raise failed[0]
+    return result, found[0]
+
+
+def _list_children() -> list[int]:
+    """Return what this process and its children have started; quickly, for loader workers go on in the meantime."""
+    if _CHILDREN.exists():
+        return [*_walk("self")]
+    with suppress(psutil.Error):
+        return [one.pid for one in psutil.Process().children(recursive=True)]
+    return []
+
+
+def _walk(pid: str) -> Iterator[int]:
+    with suppress(OSError):  # it has ended
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in path.read_text().split():
+                yield int(child)
+                yield from _walk(child)
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True

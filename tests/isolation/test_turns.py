@@ -1,0 +1,143 @@
+"""Two trials in turns: whose turn it is, what rests meanwhile, and that an end of one lets the other go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from trial_world import make_spec, open_world
+
+from autotune.isolation.turns import TURNS_FILES, open_turns, run_in_turns
+from autotune.records.trial import TrialStatus
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    found = tmp_path / "0001", tmp_path / "0002"
+    for one in found:
+        one.mkdir()
+    return found
+
+
+def make_trial(folder: Path, name: str, blocks: int, said: list[str]) -> Callable[[], int]:
+    """Return what warms up, and then times so many blocks with a rest before each and after the last."""
+
+    def run() -> int:
+        turns = open_turns(folder)
+        assert turns is not None
+        said.append(f"{name} is warm")
+        turns.rest()
+        for _ in range(blocks):
+            said.append(name)
+            turns.rest()
+        return blocks
+
+    return run
+
+
+def test_the_second_starts_once_the_first_is_warm_and_neither_is_always_first(folders: tuple[Path, Path]) -> None:
+    said: list[str] = []
+    found = run_in_turns(folders, make_trial(folders[0], "A", 4, said), make_trial(folders[1], "B", 4, said))
+    assert found == (4, 4)
+    assert said == ["A is warm", "B is warm", *"ABBAABBA"]
+    assert [[*one.iterdir()] for one in folders] == [[], []]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 6), (6, 1), (0, 3), (3, 0)])
+def test_where_one_has_ended_the_other_goes_on(folders: tuple[Path, Path], ours: int, theirs: int) -> None:
+    said: list[str] = []
+    found = run_in_turns(folders, make_trial(folders[0], "A", ours, said), make_trial(folders[1], "B", theirs, said))
+    assert found == (ours, theirs)
+    assert (said.count("A"), said.count("B")) == (ours, theirs)
+
+
+def test_one_that_fails_before_it_is_warm_lets_the_other_run(folders: tuple[Path, Path]) -> None:
+    said: list[str] = []
+
+    def fail() -> int:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        run_in_turns(folders, fail, make_trial(folders[1], "B", 2, said))
+    assert said == ["B is warm", "B", "B"]
+    with pytest.raises(OSError, match="no space left"):
+        run_in_turns(folders, make_trial(folders[0], "A", 2, said), fail)
+    assert said[3:] == ["A is warm", "A", "A"]
+
+
+def test_a_trial_alone_has_no_turns(tmp_path: Path) -> None:
+    assert open_turns(tmp_path) is None
+    (tmp_path / TURNS_FILES[0]).symlink_to(tmp_path / "elsewhere")
+    assert open_turns(tmp_path) is None
+
+
+@contextmanager
+def started() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def read_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Path, Path]) -> None:
+    states: list[str] = []
+    with started() as child:
+        os.kill(child, 0)
+
+        def first() -> None:
+            turns = open_turns(folders[0])
+            assert turns is not None
+            assert turns.rest() > 0.0
+            while (state := read_state(child)) == "T":  # it is being woken up
+                continue
+            states.append(state)
+
+        def second() -> None:
+            states.append(read_state(child))
+
+        run_in_turns(folders, first, second)
+    assert states[0] == "T"
+    assert states[1] in "SR"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [False, True])
+def test_two_real_trials_time_the_same_samples_in_as_many_blocks(tmp_path: Path, warm: bool) -> None:
+    with open_world(tmp_path, warm=warm) as world:
+        specs = [
+            make_spec("Toy", number=number, purpose="final", measure_samples=1600, measure_seconds=0.5)
+            for number in (1, 2)
+        ]
+        ours, theirs = world.runner.run_in_turns(*specs)
+        again, _ = world.runner.run_in_turns(*(one.replace(number=one.number + 2) for one in specs))
+    for one in (ours, theirs, again):
+        assert one.status is TrialStatus.COMPLETED, one.error
+        assert one.measurement is not None
+        assert one.measurement.samples >= 1600
+        assert one.measurement.ended_by == "samples"
+    assert ours.measurement is not None
+    assert theirs.measurement is not None
+    assert len(ours.measurement.blocks) == len(theirs.measurement.blocks) >= 8
+
+
+@pytest.mark.slow
+def test_a_trial_that_crashes_beside_another_costs_that_one_nothing(tmp_path: Path) -> None:
+    with open_world(tmp_path, warm=False) as world:
+        fails = make_spec("Raises", number=1, purpose="final", measure_samples=800)
+        works = make_spec("Toy", number=2, purpose="final", measure_samples=800)
+        for specs in ((fails, works), (works.replace(number=3), fails.replace(number=4))):
+            by_toy = dict(zip([one.target.spec for one in specs], world.runner.run_in_turns(*specs), strict=True))
+            assert by_toy[fails.target.spec].status is TrialStatus.CRASHED
+            assert by_toy[works.target.spec].status is TrialStatus.COMPLETED

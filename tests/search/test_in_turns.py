@@ -1,0 +1,145 @@
+"""Launches in turns with the user's settings: what they are held against, when they are made, and what fails so."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, open_search
+
+from autotune.measure.confidence import NO_PILOT
+from autotune.records.config import TrainConfig
+from autotune.records.trial import TrialSpec, TrialStatus
+from autotune.search.finals.risk import RiskPurse
+from autotune.search.finals.stage import confirm, find_pair_noise, make_pair_launch, plan_finals
+from autotune.search.launch.turns import explores_in_turns, fit_together
+
+BF16 = BASELINE.replace(precision="bf16")
+WANDERING = {"noise": 0.01, "wander": 0.10}
+
+
+def open_pairs(machine: Machine, **changes: Any) -> Search:
+    search = open_search(machine, run_in_turns=machine.run_in_turns, **changes)
+    search.log.add_launch(search.starter.launch(BASELINE, "measure", 60.0))
+    return search
+
+
+def launch(search: Search, config: TrainConfig) -> None:
+    result = search.starter.launch_beside(config, 60.0, ends_with_stage=False, rival=None)
+    search.log.add_launch(result)
+
+
+def test_what_the_machine_did_is_in_neither_speed_nor_noise() -> None:
+    search = open_pairs(Machine(**WANDERING))
+    for _ in range(10):
+        launch(search, BF16)
+    ranking = search.log.ranking
+    entry = ranking.find(BF16)
+    assert entry is not None
+    assert entry.speed == pytest.approx(math.log(1.5), abs=0.02)
+    assert statistics.stdev(entry.speeds) < 0.03
+    assert entry.valid_launches == 10
+    assert ranking.noise[0] < 0.03 < 0.06 < ranking.machine_noise[0]
+    assert search.log.schedule.find_due() != BASELINE
+
+
+def test_a_launch_in_turns_keeps_both_timings_and_has_the_time_of_both() -> None:
+    search = open_pairs(Machine())
+    result = search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
+    assert result.spec.config == BF16
+    assert result.spec.purpose == "measure"
+    assert result.reference is not None
+    assert result.elapsed_seconds == pytest.approx(2 * LAUNCH_SECONDS)
+    assert search.starter.number == 4
+
+
+def test_alone_without_turns_nothing_has_changed() -> None:
+    machine = Machine(**WANDERING)
+    search = open_search(machine)
+    assert not search.log.takes_turns
+    assert not explores_in_turns(search.log, BF16, 1e6)
+    with pytest.raises(ValueError, match="cannot be run in turns"):
+        search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "expected"),
+    [
+        (WANDERING, 1e4, True),
+        ({"noise": 0.01}, 1e4, False),
+        (WANDERING, 10 * LAUNCH_SECONDS, False),  # too few would fit
+    ],
+)
+def test_the_search_explores_in_turns_where_the_machine_wanders_and_there_is_time(
+    changes: dict[str, float], budget: float, expected: bool
+) -> None:
+    search = open_pairs(Machine(**changes))
+    for _ in range(8):
+        launch(search, BF16)
+    assert explores_in_turns(search.log, BF16, budget) is expected
+    assert not explores_in_turns(search.log, BASELINE, budget)
+
+
+def test_two_that_do_not_fit_into_memory_take_no_turns() -> None:
+    search = open_pairs(Machine(), memory_limit_bytes=900 * 2**20)
+    assert search.log.takes_turns
+    assert fit_together(search.log, BASELINE)
+    assert not fit_together(search.log, BASELINE, BASELINE)
+    assert not fit_together(search.log, BF16)  # what it takes is not known
+    assert not explores_in_turns(search.log, BF16, 1e6)
+
+
+def test_finals_in_turns_prove_a_gain_that_the_machine_would_hide() -> None:
+    def gains(config: TrainConfig) -> float:
+        return 1.06 if config == BF16 else 1.0
+
+    outcomes = []
+    for takes_turns in (False, True):
+        search = open_pairs(Machine(gains, **WANDERING), budget=10_000.0)
+        for _ in range(6):
+            launch(search, BF16)
+        search.log.takes_turns = takes_turns
+        purse = RiskPurse()
+        plan = plan_finals(search.log, search.budget, [BF16], look=purse, seconds=20 * LAUNCH_SECONDS)
+        outcomes.append(confirm(search.log, search.starter, plan))
+    alone, in_turns = outcomes
+    assert alone.winner is None
+    assert in_turns.winner is not None
+    assert in_turns.winner.gain == pytest.approx(math.log(1.06), abs=0.02)
+
+
+def test_before_any_launch_in_turns_their_noise_is_guessed_and_counts_for_nothing() -> None:
+    search = open_pairs(Machine(**WANDERING))
+    for _ in range(6):
+        search.log.add_launch(search.starter.launch(BF16, "measure", 60.0))
+    sd, pilot = find_pair_noise(search.log)
+    assert pilot == NO_PILOT
+    search.log.takes_turns = False
+    alone, known = find_pair_noise(search.log)
+    assert sd == pytest.approx(0.5 * alone)
+    assert known.degrees > 0
+
+
+def test_what_fails_in_turns_is_run_alone_and_no_turns_are_taken_any_more() -> None:
+    machine = Machine()
+    beside: list[int] = []
+
+    def fail_beside(first: TrialSpec, second: TrialSpec):  # type: ignore[no-untyped-def]
+        beside.append(first.number)
+        ours, theirs = machine.run_in_turns(first, second)
+        return ours, theirs.replace(status=TrialStatus.CRASHED, cause="user-error", error="locked", measurement=None)
+
+    search = open_search(machine, run_in_turns=fail_beside)
+    for config in (BASELINE, BF16):
+        search.log.add_launch(search.starter.launch(config, "measure", 60.0))
+    launch_pair = make_pair_launch(search.log, search.starter, 320)
+    assert launch_pair is not None
+    pairs = [launch_pair(BF16, BASELINE) for _ in range(2)]
+    assert len(beside) == 1
+    assert not search.log.takes_turns
+    for pair in pairs:
+        assert pair is not None
+        assert [one.spec.config for one in pair] == [BF16, BASELINE]
+        assert all(one.measurement is not None for one in pair)
