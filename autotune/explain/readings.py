@@ -73,7 +73,8 @@ class Readings:
 
     def compare_launched(self, without: TrainConfig) -> Interval | None:
         """Return the settings over some others by the rounds of the explanation; None where they are too few."""
-        return self._pair_up(self.launched_ratios(without), self._search_pilot)
+        pilot = find_pilot(self.log.ranking_of_all, self.log.problem.policy, alone=True)
+        return self._pair_up(self.launched_ratios(without), pilot)
 
     def compare_searched(self, without: TrainConfig) -> tuple[Interval | None, tuple[int, int]]:
         """Return the settings over some others by what the search launched anyway, and the launches of either."""

@@ -129,8 +129,8 @@ class TrialRunner:
         """Run two trials at a time, their blocks in turns: a machine whose speed wanders does both the same.
 
         Args:
-            first: is started first.
-            second: once that one is warm; its numbers differ.
+            first: is started first; a reference is kept with the other one's result.
+            second: once that one is warm; its number is another one.
 
         Raises:
             OSError: a trial's folder cannot be written.
@@ -139,7 +139,11 @@ class TrialRunner:
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         for folder in folders:
             make_folder(folder)
-        return run_in_turns(folders, partial(self, first), partial(second_runner, second))
+        ours, theirs = run_in_turns(folders, partial(self, first), partial(second_runner, second))
+        if first.purpose == "reference":
+            theirs = theirs.with_reference(ours)
+            write_record(folders[1] / RESULT_FILE, theirs)
+        return ours, theirs
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
         """Run one trial to its end, its deadline or a stop.

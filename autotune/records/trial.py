@@ -275,3 +275,12 @@ class TrialResult(Record):
     """Files a script made, changed or deleted in its disposable view, relative to the working folder."""
     written_elsewhere: tuple[str, ...] = ()
     """Files outside of it that the script opened for writing by an absolute path: these are real."""
+
+    def with_reference(self, reference: TrialResult) -> TrialResult:
+        """Return it with the timing of the user's settings that was made in turns with it, and the time of both.
+
+        Args:
+            reference: of a trial that was started before this one, and ended about when it did.
+        """
+        seconds = max(self.elapsed_seconds, reference.elapsed_seconds)
+        return self.replace(reference=reference.measurement, elapsed_seconds=seconds)

@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_generators, restore_generators
+from autotune.engine.hooks import models
 from autotune.engine.hooks.loaders import describe_loader
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, asynchronous_copies, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
@@ -1101,3 +1102,37 @@ def test_a_seed_reaches_a_gpu_shifted_once(monkeypatch: pytest.MonkeyPatch) -> N
     with shifted_seeds(5, lambda: None):
         torch.manual_seed(11)
     assert seeds == [16]
+
+
+class ByModule(Dataset[tuple[Tensor, Tensor]]):
+    """Makes its samples by a module, as transforms do; their targets say whether anything looks at its calls."""
+
+    def __init__(self) -> None:
+        self.transform = nn.Identity()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        is_watched = nn.Module._compiled_call_impl is not None
+        return self.transform(torch.randn(6)), torch.tensor(float(is_watched))
+
+
+@pytest.mark.parametrize("own_workers", [0, 1])
+def test_modules_that_make_samples_in_a_worker_are_not_watched(own_workers: int) -> None:
+    loader = DataLoader(ByModule(), batch_size=8, num_workers=own_workers)
+    with hang({"num_workers": 1}, training_loaders=(describe_loader(loader),)):
+        watched = torch.cat([target for _, target in loader])
+        assert nn.Module._compiled_call_impl is not None  # in this process models are still looked for
+    assert watched.tolist() == [0.0] * 16
+
+
+def test_once_all_models_are_found_no_call_writes_to_the_class_of_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, written = make_model(), list[str]()
+    with hang() as hung:
+        fit(model, DataLoader(make_data(), batch_size=8))
+        hung.hooks.models.stop_finding()
+        monkeypatch.setattr(models, "look_for_no_models", lambda: written.append("written"))
+        fit(model, DataLoader(make_data(), batch_size=8))
+        assert len(hung.roots) == 1
+        assert written == []

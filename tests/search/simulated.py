@@ -149,9 +149,10 @@ class Machine:
         return self.stop_after is not None and len(self.specs) >= self.stop_after
 
     def run_in_turns(self, first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
-        shift = self._draw_shift()
-        results = [self._run(one, shift) for one in (first, second)]
-        return results[0], results[1]
+        shift, began = self._draw_shift(), self.now
+        ours, theirs = self._run(first, shift), self._run(second, shift)
+        ours = ours.replace(elapsed_seconds=self.now - began)
+        return ours, theirs.with_reference(ours) if first.purpose == "reference" else theirs
 
     def _draw_shift(self) -> float:
         return self.random.gauss(0, self.wander) if self.wander else 0.0

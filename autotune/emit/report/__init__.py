@@ -38,12 +38,13 @@ def render_report(
     Args:
         profile: the answer.
         probe: what was found before the search.
-        trials: every trial, in any order; they are shown by number.
+        trials: every trial, in any order; they are shown by number, those in turns with another one as part of it.
         explanation: what each change is worth; None where that is not known.
         origin: what is known of the search beside its records.
     """
     limit = profile.evidence.loss_limit or DriftLimits().loss
-    ordered = _mark_drifted(sorted(trials, key=lambda trial: trial.spec.number), limit)
+    told = (trial for trial in trials if trial.spec.purpose != "reference")  # their timings are in the other one's
+    ordered = _mark_drifted(sorted(told, key=lambda trial: trial.spec.number), limit)
     baseline_rate = tables.find_baseline_rate(profile, probe)
     context = _describe_search(profile, probe, ordered, explanation, origin or Origin())
     context |= {

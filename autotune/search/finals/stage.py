@@ -198,20 +198,28 @@ def find_pair_noise(log: SearchLog) -> tuple[float, Pilot]:
 
     Pairs in turns differ by less than launches one after the other; by how much less, only they themselves tell.
     """
-    if log.takes_turns and not log.ranking.is_in_turns:
-        return log.problem.policy.noise_in_turns * math.sqrt(2) * log.ranking.noise[0], NO_PILOT
-    ratio = 1.0 if log.ranking.is_in_turns else math.sqrt(2)
-    return ratio * log.ranking.noise[0], find_pilot(log.ranking, log.problem.policy)
+    ranking, policy = log.ranking, log.problem.policy
+    if not log.takes_turns:
+        return math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True)
+    if ranking.is_in_turns:
+        return ranking.noise[0], find_pilot(ranking, policy)
+    return policy.noise_in_turns * math.sqrt(2) * ranking.noise[0], NO_PILOT
 
 
-def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY) -> Pilot:
-    """Return what a search's repeats say of the noise of a pair; what it took for granted before is left out."""
-    sd, degrees = ranking.noise
+def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY, *, alone: bool = False) -> Pilot:
+    """Return what a search's repeats say of the noise of a pair; what it took for granted before is left out.
+
+    Args:
+        ranking: of the search's launches.
+        policy: how much of what they say counts.
+        alone: of two launches one after the other, whatever was timed in turns.
+    """
+    sd, degrees = ranking.machine_noise if alone else ranking.noise
+    launches = 1 if ranking.is_in_turns and not alone else 2
     seen = degrees - PRIOR_DEGREES
     if seen <= 0.0:
         return NO_PILOT
     variance = max(0.0, sd * sd * degrees - PRIOR_SD * PRIOR_SD * PRIOR_DEGREES) / seen
-    launches = 1 if ranking.is_in_turns else 2
     return Pilot(math.sqrt(launches * variance), min(policy.most_pilot_degrees, policy.pilot_share * seen))
 
 

@@ -34,7 +34,8 @@ class SearchContext:
         reporter: hears what happens.
         should_stop: True once the user asked to stop.
         find_log: returns where what a trial prints is, by its number; None where that is not kept.
-        run_in_turns: runs two trials, their blocks in turns; None where that cannot be.
+        run_in_turns: runs two trials, their blocks in turns, and gives the second one the timing of a reference; None
+            where that cannot be.
     """
 
     budget: Budget
@@ -197,11 +198,9 @@ class TrialStarter:
         first = self._make_spec(baseline, "reference", limits, _TIMED)
         second = self._make_spec(config, "measure", limits.replace(rival=rival, pace=pace), _TIMED)
         self._context.reporter.trial_started(self._describe_progress(), config)
-        began = self.budget.elapsed_seconds
         reference, result = self._context.run_in_turns(first, second)
         self._log.add_trial(reference)
-        taken = self.budget.elapsed_seconds - began
-        return self._take(result.replace(reference=reference.measurement, elapsed_seconds=taken))
+        return self._take(result)
 
     def _take(self, result: TrialResult) -> TrialResult:
         self._log.add_trial(result)

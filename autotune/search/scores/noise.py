@@ -33,7 +33,7 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
     measurements = [one.measurement for one in ended if one.measurement is not None]
     too_slow = sum(one.status is TrialStatus.TOO_SLOW for one in ended)
     blocks = [block for one in measurements for block in one.blocks]
-    sd, degrees = ranking.noise
+    sd, degrees = ranking.machine_noise
     anchors = ranking.baseline_level.values
     return MachineNoise(
         launch_sd=sd,
