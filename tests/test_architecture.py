@@ -69,7 +69,7 @@ TORCH_FREE = (
     "autotune.isolation.endings",
     "autotune.isolation.keeper",
     "autotune.isolation.process",
-    "autotune.isolation.progress",
+    "autotune.isolation.channel.progress",
     "autotune.isolation.runner",
     "autotune.knobs",
     "autotune.lifeline",

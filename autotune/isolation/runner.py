@@ -28,12 +28,12 @@ import psutil
 from autotune.engine.allocator import launch_environment
 from autotune.format import format_bytes
 from autotune.isolation.causes import Outcome
+from autotune.isolation.channel.progress import ProgressReader
+from autotune.isolation.channel.turns import can_take_turns, run_in_turns
 from autotune.isolation.endings import Ending, describe_disturbance, read_result, why_again
 from autotune.isolation.keeper import Keeper
 from autotune.isolation.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
-from autotune.isolation.progress import ProgressReader
 from autotune.isolation.script_starter import ScriptStarter
-from autotune.isolation.turns import run_in_turns
 from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
@@ -124,6 +124,11 @@ class TrialRunner:
         if self._temporary is not None:
             with suppress(OSError):  # what cannot be removed is left to the next sweep
                 remove_scratch(self._temporary)
+
+    def takes_turns(self) -> bool:
+        """Return whether `run_in_turns` can be used here."""
+        make_folder(self._folder)
+        return can_take_turns(self._folder)
 
     def run_in_turns(self, first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
         """Run two trials at a time, their blocks in turns: a machine whose speed wanders does both the same.

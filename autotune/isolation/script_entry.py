@@ -15,8 +15,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from autotune.isolation.channel.progress import open_progress
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
-from autotune.isolation.progress import open_progress
 from autotune.isolation.sandbox.audit import watch_writes
 from autotune.isolation.sandbox.view import View, enter_view
 from autotune.isolation.script_starter import enter_temporary_folder, find_script, forget_hidden, unpack_hidden

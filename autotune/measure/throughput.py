@@ -3,7 +3,7 @@
     canary ── warm-up until settled ──┬── block ──┬── block ──┬── ... ── enough ── canary
               (compilation apart)     sync        sync        sync
 
-Between the blocks of a trial that takes turns with another one it rests while that one runs (`isolation/turns.py`).
+Between the blocks of a trial that takes turns with another one it rests while that one runs (`isolation/channel/turns.py`).
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
@@ -79,21 +79,13 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     timed = TimedBlocks(limits, None if unsettled else rival)
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
-    block_seconds = _block_seconds(timing.clock)
-    steps_per_block = max(1, math.ceil(block_seconds / max(warm_up.block_step_seconds, 1e-9)))
-    rested = timing.rest()
-    in_turns = rested > 0.0
-    if in_turns:
-        timed.is_in_turns = True
-        if limits.measure_samples is not None:
-            steps_per_block, block_seconds = _share_out(limits, timing.samples / warm_up.steps), math.inf
-        else:
-            steps_per_block = max(1, math.ceil(_TURN_SECONDS / max(warm_up.block_step_seconds, 1e-9)))
+    timed.is_in_turns = timing.rest() > 0.0
+    steps_per_block, longest = _plan_blocks(timing, warm_up, limits, in_turns=timed.is_in_turns)
     began, rested = timing.clock.now(), 0.0
     while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
-        if in_turns and steps_per_block >= _LEAST_WAKING:
+        if timed.is_in_turns and steps_per_block >= _LEAST_WAKING:
             yield from _wake(timing)
-        timed.ended = yield from _time_block(timing, steps_per_block, _LONGEST_BLOCK * block_seconds, timed)
+        timed.ended = yield from _time_block(timing, steps_per_block, longest, timed)
         memory.sample()
         timing.read_losses()
         rested += timing.rest()
@@ -117,10 +109,18 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     )
 
 
-def _share_out(limits: TrialLimits, samples_per_step: float) -> int:
-    """Return the steps of a block where two take turns: as many blocks for both, however fast they are."""
-    blocks = max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))
-    return max(1, math.ceil((limits.measure_samples or 0) / samples_per_step / blocks))
+def _plan_blocks(timing: Timing, warm_up: WarmUp, limits: TrialLimits, *, in_turns: bool) -> tuple[int, float]:
+    """Return the steps of a block, and the seconds after which it ends with fewer.
+
+    Two in turns that time the same number of samples do so in as many blocks, however fast they are.
+    """
+    if in_turns and limits.measure_samples is not None:
+        blocks = max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))
+        samples_per_step = timing.samples / warm_up.steps
+        return max(1, math.ceil(limits.measure_samples / samples_per_step / blocks)), math.inf
+    least = _block_seconds(timing.clock)
+    wanted = _TURN_SECONDS if in_turns else least
+    return max(1, math.ceil(wanted / max(warm_up.block_step_seconds, 1e-9))), _LONGEST_BLOCK * least
 
 
 def _wake(timing: Timing) -> Generator[None, object, None]:

@@ -26,8 +26,8 @@ from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, shifted_se
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.errors import MachineError, TargetError
 from autotune.isolation.causes import Outcome, describe_hopeless, encodable, explain_exception
+from autotune.isolation.channel.progress import ProgressWriter
 from autotune.isolation.prepare import exit_at_once, own_record
-from autotune.isolation.progress import ProgressWriter
 from autotune.measure.hopeless import TooSlowError
 from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import DivergedError

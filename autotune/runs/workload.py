@@ -22,8 +22,8 @@ from autotune.engine.device import choose_device, limit_device_memory
 from autotune.engine.loop import backend_settings
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.isolation.causes import describe_hopeless, encodable, explain_exception
+from autotune.isolation.channel.progress import ProgressWriter, open_progress
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
-from autotune.isolation.progress import ProgressWriter, open_progress
 from autotune.measure.hopeless import TooSlowError
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig, spread_config

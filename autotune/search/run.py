@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -256,7 +255,7 @@ def _search(
             reporter,
             should_stop,
             place.find_log,
-            runner.run_in_turns if sys.platform == "linux" else None,
+            runner.run_in_turns if runner.takes_turns() else None,
         )
         profile = run_session(place, state, context, save, number=place.next_number(), fleet=fleet).profile
     if place.database.exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.isolation.progress import PROGRESS_FILE, ProgressReader, open_progress
+from autotune.isolation.channel.progress import PROGRESS_FILE, ProgressReader, open_progress
 from autotune.measure.hopeless import Phase
 
 

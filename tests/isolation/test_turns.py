@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from trial_world import make_spec, open_world
 
-from autotune.isolation.turns import TURNS_FILES, open_turns, run_in_turns
+from autotune.isolation.channel.turns import TURNS_FILES, can_take_turns, open_turns, run_in_turns
 from autotune.records.trial import TrialStatus
 
 
@@ -74,6 +74,18 @@ def test_a_trial_alone_has_no_turns(tmp_path: Path) -> None:
     assert open_turns(tmp_path) is None
     (tmp_path / TURNS_FILES[0]).symlink_to(tmp_path / "elsewhere")
     assert open_turns(tmp_path) is None
+
+
+def test_a_folder_that_holds_no_pipes_has_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_take_turns(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+    def refuse(path: Path, mode: int = 0o666) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    assert not can_take_turns(tmp_path)
+    assert not can_take_turns(tmp_path / "missing")
 
 
 @contextmanager

@@ -94,6 +94,7 @@ class Machine:
         fate: status of a config's trials.
         noise: standard deviation of a launch's log throughput, the same for all of its blocks.
         wander: standard deviation of the log of the machine's own speed at each launch; two in turns have the same.
+        takes_turns: a whole search on it may run trials in turns.
         block_noise: standard deviation of the log throughput of a block within a launch.
         drift: factor on everything's speed at a time of the clock.
         canary: what the canary takes at a time of the clock; None where there is none.
@@ -117,6 +118,7 @@ class Machine:
     fate: Callable[[TrainConfig], TrialStatus] = lambda _config: TrialStatus.COMPLETED
     noise: float = 0.01
     wander: float = 0.0
+    takes_turns: bool = False
     block_noise: float = 0.0
     drift: Callable[[float], float] = lambda _now: 1.0
     canary: Callable[[float], float] | None = None
@@ -489,18 +491,25 @@ def run_simulated(
     saved: list[Profile] = []
     machine.trials = folder.trials
 
-    def run_and_keep(spec: TrialSpec) -> TrialResult:
-        result = machine(spec)
-        place = folder.trials / f"{spec.number:04d}"
+    def keep(result: TrialResult) -> TrialResult:
+        place = folder.trials / f"{result.spec.number:04d}"
         place.mkdir(exist_ok=True)
         (place / "result.json").write_text(result.to_json())
         return result
+
+    def run_pair(first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
+        ours, theirs = machine.run_in_turns(first, second)
+        return keep(ours), keep(theirs)
 
     outcome = run_session(
         folder,
         folder.read_state(),
         SearchContext(
-            Budget(budget, machine.now, machine.clock), run_and_keep, reporter or SearchReporter(), machine.should_stop
+            Budget(budget, machine.now, machine.clock),
+            lambda spec: keep(machine(spec)),
+            reporter or SearchReporter(),
+            machine.should_stop,
+            run_in_turns=run_pair if machine.takes_turns else None,
         ),
         saved.append,
         number=folder.next_number(),

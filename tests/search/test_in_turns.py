@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, open_search
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, open_search, run_simulated
 
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
@@ -17,7 +19,8 @@ from autotune.search.finals.stage import confirm, find_pair_noise, make_pair_lau
 from autotune.search.launch.turns import explores_in_turns, fit_together
 
 BF16 = BASELINE.replace(precision="bf16")
-WANDERING = {"noise": 0.01, "wander": 0.10}
+WANDERING: dict[str, Any] = {"noise": 0.01, "wander": 0.10}
+IN_TURNS = WANDERING | {"takes_turns": True}
 
 
 def open_pairs(machine: Machine, **changes: Any) -> Search:
@@ -143,3 +146,29 @@ def test_what_fails_in_turns_is_run_alone_and_no_turns_are_taken_any_more() -> N
         assert pair is not None
         assert [one.spec.config for one in pair] == [BF16, BASELINE]
         assert all(one.measurement is not None for one in pair)
+
+
+def test_a_search_on_a_wandering_machine_explores_and_proves_in_turns(tmp_path: Path) -> None:
+    run = run_simulated(Machine(**IN_TURNS), tmp_path, budget=600.0)
+    purposes = Counter(one.purpose for one in run.machine.specs)
+    assert run.profile.verdict == "improved"
+    assert run.profile.config.precision == "bf16"
+    assert purposes["reference"] > 10
+    assert purposes["measure"] <= purposes["reference"] + 4  # those before the machine was seen to wander
+    assert run.profile.evidence.noise is not None
+    assert run.profile.evidence.noise.launch_sd > 0.05
+
+
+def test_a_resumed_search_knows_both_timings_of_its_earlier_launches(tmp_path: Path) -> None:
+    run = run_simulated(Machine(**IN_TURNS, stop_after=60), tmp_path, budget=600.0)
+    again = run_simulated(Machine(**IN_TURNS, stop_after=1), tmp_path, budget=600.0, folder=run.folder)
+    before = [(one.key, one.reference) for one in run.log.judged]
+    assert sum(reference is not None for _, reference in before) > 5
+    assert [(one.key, one.reference) for one in again.log.judged] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_where_nothing_is_faster_turns_claim_nothing(tmp_path: Path, seed: int) -> None:
+    run = run_simulated(Machine(lambda _config: 1.0, **IN_TURNS, seed=seed), tmp_path, budget=400.0)
+    assert run.profile.verdict != "improved"

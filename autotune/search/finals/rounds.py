@@ -3,7 +3,7 @@
     round 1: base A B     round 2: B A base     round 3: A base B     ...     orders drawn beforehand, balanced
 
 Where one candidate is left, it and the baseline are timed in turns, block by block, if they can be: what the machine
-does in that time, it does to both (`isolation/turns.py`).
+does in that time, it does to both (`isolation/channel/turns.py`).
 
 The number of rounds is fixed before the first one, not by what the pairs show. What the lower ends of the t intervals
 of paired log ratios have to clear is in `claim`; several candidates in one look, and several looks, split the risks

@@ -1,4 +1,4 @@
-"""Which launches are timed in turns with the user's settings (`isolation/turns.py`). Pure.
+"""Which launches are timed in turns with the user's settings (`isolation/channel/turns.py`). Pure.
 
 finals       each pair, wherever both fit into memory
 exploring    where the machine's speed wanders by more than pairs do, and the budget has room for enough of the longer

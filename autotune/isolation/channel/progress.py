@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.isolation.turns import Turns, open_turns
+from autotune.isolation.channel.turns import Turns, open_turns
 from autotune.measure.hopeless import Beat, Phase
 
 PROGRESS_FILE = "progress"

@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +68,22 @@ def open_turns(folder: Path) -> Turns | None:
             os.close(one)
         return None
     return Turns(*descriptors)
+
+
+def can_take_turns(folder: Path) -> bool:
+    """Return whether trials can be run in turns: on Linux, where their folder can hold named pipes.
+
+    Args:
+        folder: in which trials get theirs.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="turns-") as place:
+            os.mkfifo(Path(place) / TURNS_FILES[0])
+    except OSError:
+        return False
+    return True
 
 
 class Conductor:

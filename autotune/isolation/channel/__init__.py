@@ -1,0 +1,1 @@
+"""What a trial and its supervisor share while it runs."""
