@@ -3,7 +3,7 @@
     canary ── warm-up until settled ──┬── block ──┬── block ──┬── ... ── enough ── canary
               (compilation apart)     sync        sync        sync
 
-Between the blocks of a trial that takes turns with another one it rests while that one runs (`isolation/channel/turns.py`).
+Between the blocks of a trial that takes turns with another one it rests, while that one runs.
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
