@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -79,16 +78,10 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     timed = TimedBlocks(limits, None if unsettled else rival)
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
-    timed.is_in_turns = timing.rest() > 0.0
-    steps_per_block, longest = _plan_blocks(timing, warm_up, limits, in_turns=timed.is_in_turns)
-    began, rested = timing.clock.now(), 0.0
-    while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
-        if timed.is_in_turns and steps_per_block >= _LEAST_WAKING:
-            yield from _wake(timing)
-        timed.ended = yield from _time_block(timing, steps_per_block, longest, timed)
-        memory.sample()
-        timing.read_losses()
-        rested += timing.rest()
+    try:
+        ending = yield from _time_blocks(timing, warm_up, timed, memory)
+    finally:
+        timing.go_on()  # stopped workers would never end
     if not timed.blocks:
         raise TrainingEndedError
     peak = memory.read()
@@ -109,6 +102,22 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     )
 
 
+def _time_blocks(
+    timing: Timing, warm_up: WarmUp, timed: TimedBlocks, memory: MemoryMeter
+) -> Generator[None, object, Ending]:
+    """Time blocks until it is enough, with a rest before and after each where two take turns; return why it is."""
+    timing.halt()
+    timed.is_in_turns = timing.rest() > 0.0
+    steps_per_block, longest = _plan_blocks(timing, warm_up, timed.limits, in_turns=timed.is_in_turns)
+    began, rested = timing.clock.now(), 0.0
+    while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
+        timed.ended = yield from _time_block(timing, steps_per_block, longest, timed)
+        memory.sample()
+        timing.read_losses()
+        rested += timing.rest()
+    return ending
+
+
 def _plan_blocks(timing: Timing, warm_up: WarmUp, limits: TrialLimits, *, in_turns: bool) -> tuple[int, float]:
     """Return the steps of a block, and the seconds after which it ends with fewer.
 
@@ -123,11 +132,14 @@ def _plan_blocks(timing: Timing, warm_up: WarmUp, limits: TrialLimits, *, in_tur
     return max(1, math.ceil(wanted / max(warm_up.block_step_seconds, 1e-9))), _LONGEST_BLOCK * least
 
 
-def _wake(timing: Timing) -> Generator[None, object, None]:
-    """Take a step that is not timed: in the rest the caches were another's."""
-    with suppress(TrainingEndedError):  # the block that follows will hear of it too
+def _wake(timing: Timing) -> Generator[None, object, bool]:
+    """Take a step that is not timed: in the rest the caches were another's; return whether the training ended."""
+    try:
         yield
+    except TrainingEndedError:
+        return True
     timing.clock.synchronize()
+    return False
 
 
 def finite_or_none(value: float) -> float | None:
@@ -254,9 +266,13 @@ def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) 
     clock, graphs = timing.clock, timing.compiled_graphs()
     clock.synchronize()
     clock.take_intervals()
-    taken, samples, ended = 0, timing.samples, False
     if timing.interference is not None:
         timing.interference.start()
+    timing.go_on()
+    ended = False
+    if timed.is_in_turns and steps >= _LEAST_WAKING:
+        ended = yield from _wake(timing)
+    taken, samples = 0, timing.samples
     began = clock.now()
     clock.mark()
     while taken < steps and not ended and (taken == 0 or clock.now() - began < longest):
@@ -269,6 +285,7 @@ def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) 
             clock.mark()
     clock.synchronize()
     seconds = clock.now() - began
+    timing.halt()
     if taken == 0:
         return ended
     block = Block(

@@ -57,8 +57,16 @@ class Progress(Protocol):
         """Hear how long a step took, without the wait for its batch."""
         ...
 
+    def halt(self) -> None:
+        """Stop what this process has started, where it takes turns with another one."""
+        ...
+
     def rest(self) -> float:
         """Let the other one of a pair go on, and return after how many seconds; 0 where there is none."""
+        ...
+
+    def go_on(self) -> None:
+        """Let what was stopped go on."""
         ...
 
 
@@ -131,9 +139,19 @@ class Timing:
         if self.progress is not None:
             self.progress.end_step(seconds)
 
+    def halt(self) -> None:
+        """Stop loader workers at the end of a block, where a pair takes turns: they would get ahead."""
+        if self.progress is not None:
+            self.progress.halt()
+
     def rest(self) -> float:
         """Let the other one of a pair go on between two blocks, and return after how many seconds."""
         return 0.0 if self.progress is None else self.progress.rest()
+
+    def go_on(self) -> None:
+        """Let loader workers go on."""
+        if self.progress is not None:
+            self.progress.go_on()
 
     def read_losses(self) -> tuple[float, ...]:
         """Return all losses as numbers.

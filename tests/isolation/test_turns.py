@@ -111,7 +111,10 @@ def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Pat
         def first() -> None:
             turns = open_turns(folders[0])
             assert turns is not None
+            turns.halt()
             assert turns.rest() > 0.0
+            assert read_state(child) == "T"  # until the next block begins
+            turns.go_on()
             while (state := read_state(child)) == "T":  # it is being woken up
                 continue
             states.append(state)

@@ -335,6 +335,12 @@ class Resting:
     def end_step(self, seconds: float) -> None:
         pass
 
+    def halt(self) -> None:
+        self._script.note("halt")
+
+    def go_on(self) -> None:
+        self._script.note("go on")
+
     def rest(self) -> float:
         self._script.note("rest")
         if self._alone:
@@ -355,6 +361,11 @@ def test_what_takes_turns_rests_before_and_after_each_block_and_no_rest_is_timed
     assert measured.blocks == blocks  # two seconds: the other one has as many
     assert measured.ended_by == "time"
     assert events.count("rest") == 17
+    assert [one for one in events if one in ("halt", "rest", "go on", "step")][WARM:] == [
+        *("halt", "rest"),
+        *("go on", "step", "halt", "rest") * 16,
+        "go on",
+    ]
     assert measured.warmup_seconds == WARM * STEP
 
 

@@ -91,6 +91,16 @@ class ProgressWriter:
         first = self._beat.first_step_seconds if self._beat.steps else seconds
         self._write(Beat(Phase.LOADING, time.monotonic(), self._beat.steps + 1, first, seconds))
 
+    def halt(self) -> None:
+        """Stop what this process has started, until it goes on; nothing for a trial that is alone."""
+        if self._turns is not None:
+            self._turns.halt()
+
+    def go_on(self) -> None:
+        """Let what was stopped go on."""
+        if self._turns is not None:
+            self._turns.go_on()
+
     def rest(self) -> float:
         """Let the other trial of a pair go on, and return after how many seconds; 0 for a trial that is alone."""
         return 0.0 if self._turns is None else self._turns.rest()

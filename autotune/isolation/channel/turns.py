@@ -33,6 +33,9 @@ _Result = TypeVar("_Result")
 
 _GO, _FREE, _AT_REST = b"g", b"f", b"r"
 _POLL_SECONDS = 0.2
+_SPIN_SECONDS = 0.25
+"""Longest that threads are waited for: Intel's OpenMP spins for 0.2 s (KMP_BLOCKTIME), GNU's for some milliseconds."""
+_SPIN_POLL_SECONDS = 0.001
 
 
 class Turns:
@@ -40,20 +43,28 @@ class Turns:
 
     def __init__(self, word: int, at_rest: int) -> None:
         self._word, self._at_rest, self._free = word, at_rest, False
+        self._stopped: list[int] = []
+
+    def halt(self) -> None:
+        """Stop what this process has started: loader workers would get ahead while nothing is timed."""
+        if not self._free:
+            self._stopped += [child for child in _list_children() if _signal(child, signal.SIGSTOP)]
 
     def rest(self) -> float:
-        """Stop what this process has started, let the other trial go on, and return after how many seconds."""
+        """Let the other trial go on, and return after how many seconds; what is stopped stays so."""
         if self._free:
             return 0.0
         began = time.monotonic()
-        stopped = [child for child in _list_children() if _signal(child, signal.SIGSTOP)]
-        try:
-            os.write(self._at_rest, _AT_REST)
-            self._free = os.read(self._word, 1) == _FREE
-        finally:
-            for child in stopped:
-                _signal(child, signal.SIGCONT)
+        _wait_for_threads()
+        os.write(self._at_rest, _AT_REST)
+        self._free = os.read(self._word, 1) == _FREE
         return time.monotonic() - began
+
+    def go_on(self) -> None:
+        """Let what was stopped go on."""
+        for child in self._stopped:
+            _signal(child, signal.SIGCONT)
+        self._stopped.clear()
 
 
 def open_turns(folder: Path) -> Turns | None:
@@ -194,6 +205,27 @@ def run_in_turns(
     if failed:
         raise failed[0]
     return result, found[0]
+
+
+def _wait_for_threads() -> None:
+    """Wait until no other thread of this process runs: those of OpenMP spin for a while before they sleep."""
+    own, until = str(threading.get_native_id()), time.monotonic() + _SPIN_SECONDS
+    while time.monotonic() < until and any(_runs(thread) for thread in _list_threads() if thread.name != own):
+        time.sleep(_SPIN_POLL_SECONDS)
+
+
+def _list_threads() -> list[Path]:
+    try:
+        return [*Path("/proc/self/task").iterdir()]
+    except OSError:
+        return []
+
+
+def _runs(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"R"]
+    except OSError:
+        return False  # it has ended
 
 
 def _list_children() -> list[int]:
