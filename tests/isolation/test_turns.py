@@ -132,7 +132,7 @@ def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Pat
 def test_two_real_trials_time_the_same_samples_in_as_many_blocks(tmp_path: Path, warm: bool) -> None:
     with open_world(tmp_path, warm=warm) as world:
         specs = [
-            make_spec("Toy", number=number, purpose="final", measure_samples=1600, measure_seconds=0.5)
+            make_spec("trains", number=number, purpose="final", measure_samples=1600, measure_seconds=0.5)
             for number in (1, 2)
         ]
         ours, theirs = world.runner.run_in_turns(*specs)
@@ -150,8 +150,8 @@ def test_two_real_trials_time_the_same_samples_in_as_many_blocks(tmp_path: Path,
 @pytest.mark.slow
 def test_a_trial_that_crashes_beside_another_costs_that_one_nothing(tmp_path: Path) -> None:
     with open_world(tmp_path, warm=False) as world:
-        fails = make_spec("Raises", number=1, purpose="final", measure_samples=800)
-        works = make_spec("Toy", number=2, purpose="final", measure_samples=800)
+        fails = make_spec("raises", number=1, purpose="final", measure_samples=800)
+        works = make_spec("trains", number=2, purpose="final", measure_samples=800)
         for specs in ((fails, works), (works.replace(number=3), fails.replace(number=4))):
             by_toy = dict(zip([one.target.spec for one in specs], world.runner.run_in_turns(*specs), strict=True))
             assert by_toy[fails.target.spec].status is TrialStatus.CRASHED
