@@ -40,7 +40,7 @@ class SearchLog:
         interrupted_before: timings of earlier sessions that were cut.
 
     Attributes:
-        takes_turns: the two launches of a pair of the finals are timed in turns.
+        takes_turns: launches may be timed in turns; until one has failed for it. Not what was found out, but how.
     """
 
     takes_turns = False

@@ -13,10 +13,13 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, open_search, ru
 
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
-from autotune.records.trial import TrialSpec, TrialStatus
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, find_pair_noise, make_pair_launch, plan_finals
+from autotune.search.launch.budget import Budget
+from autotune.search.launch.starter import SearchContext, TrialStarter
 from autotune.search.launch.turns import explores_in_turns, fit_together
+from autotune.search.progress import SearchProgress, SearchReporter
 
 BF16 = BASELINE.replace(precision="bf16")
 WANDERING: dict[str, Any] = {"noise": 0.01, "wander": 0.10}
@@ -172,3 +175,21 @@ def test_a_resumed_search_knows_both_timings_of_its_earlier_launches(tmp_path: P
 def test_where_nothing_is_faster_turns_claim_nothing(tmp_path: Path, seed: int) -> None:
     run = run_simulated(Machine(lambda _config: 1.0, **IN_TURNS, seed=seed), tmp_path, budget=400.0)
     assert run.profile.verdict != "improved"
+
+
+def test_what_is_told_of_a_pair_is_held_against_its_own_baseline() -> None:
+    told: list[TrialResult] = []
+
+    class Listener(SearchReporter):
+        def trial_finished(self, progress: SearchProgress, result: TrialResult) -> None:
+            told.append(result)
+
+    machine = Machine()
+    context = SearchContext(
+        Budget(60.0, 0.0, machine.clock), machine, Listener(), machine.should_stop, run_in_turns=machine.run_in_turns
+    )
+    log = open_search(machine).log
+    starter = TrialStarter(log, context, number=1)
+    pair = starter.launch_in_turns(BASELINE, BF16, 30.0, ends_with_stage=False, measure_samples=640)
+    assert [one.reference for one in told] == [None, pair[0].measurement]
+    assert [one.reference for one in pair] == [None, None]

@@ -133,7 +133,7 @@ def make_pair_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Lau
     def launch_pair(first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
         if not (log.takes_turns and fit_together(log, first, second)):
             return _launch_both(launch, first, second)
-        expected = pair_seconds(log, max(first, second, key=log.prices.launch_seconds))
+        expected = pair_seconds(log, second if first == log.problem.baseline else first)
         remaining = starter.budget.remaining_seconds
         if starter.should_stop() or remaining < expected:
             return None

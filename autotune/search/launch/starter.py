@@ -174,7 +174,7 @@ class TrialStarter:
         specs = [self._make_spec(config, "final", limits, _TIMED) for config in (first, second)]
         self._context.reporter.trial_started(self._describe_progress(), first)
         ours, theirs = self._context.run_in_turns(*specs)
-        return self._take(ours), self._take(theirs)
+        return self._take(ours, beside=theirs), self._take(theirs, beside=ours)
 
     def launch_beside(
         self, config: TrainConfig, seconds: float, *, ends_with_stage: bool, rival: Rival | None
@@ -202,9 +202,12 @@ class TrialStarter:
         self._log.add_trial(reference)
         return self._take(result)
 
-    def _take(self, result: TrialResult) -> TrialResult:
+    def _take(self, result: TrialResult, *, beside: TrialResult | None = None) -> TrialResult:
         self._log.add_trial(result)
-        self._context.reporter.trial_finished(self._describe_progress(), result)
+        told = result  # of a pair the gain is that of the pair, not over the level of the search
+        if beside is not None and beside.spec.config == self._log.problem.baseline:
+            told = result.replace(reference=beside.measurement)
+        self._context.reporter.trial_finished(self._describe_progress(), told)
         return result
 
     def _make_spec(self, config: TrainConfig, purpose: Purpose, limits: TrialLimits, task: TrialTask) -> TrialSpec:
