@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+import torch.compiler.config as compiler_config
 from torch import nn
 
 from autotune.engine.device import on_accelerator
 from autotune.records.config import TrainConfig
 
 _GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+MISSING_IN_CACHE_KEY = ("attention_backend", "precision", "num_threads")
+"""Knobs that decide which code is compiled, and that the keys of PyTorch's caches of such code leave out.
+
+The attention kernel in every version with an AOTAutograd cache (github.com/pytorch/pytorch/issues/185449), bf16 against
+fp16 and the number of threads before 2.13.
+"""
 
 
 def captures_graphs(config: TrainConfig, device: torch.device) -> bool:
@@ -38,6 +47,23 @@ def apply_compilation(model: nn.Module, config: TrainConfig) -> None:
         return model._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
     model._compiled_call_impl = torch.compile(call, mode=mode)
+
+
+@contextmanager
+def distinct_compile_cache(config: TrainConfig, changed: Collection[str] = MISSING_IN_CACHE_KEY) -> Iterator[None]:
+    """Keep code compiled with other settings from being taken for these out of a cache that processes share.
+
+    Args:
+        config: the settings.
+        changed: knobs that are applied; what a script does by itself has the cache that it has without us.
+    """
+    before = compiler_config.cache_key_tag
+    told = [f"{name}={getattr(config, name)}" for name in MISSING_IN_CACHE_KEY if name in changed]
+    compiler_config.cache_key_tag = " ".join(filter(None, (before, *told)))
+    try:
+        yield
+    finally:
+        compiler_config.cache_key_tag = before
 
 
 def compile_blocks(blocks: Sequence[nn.Module], config: TrainConfig) -> None:

@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing
-from autotune.engine.compilation import apply_compilation, captures_graphs
+from autotune.engine.compilation import apply_compilation, captures_graphs, distinct_compile_cache
 from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, move_batch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
@@ -272,6 +272,7 @@ def backend_settings(config: TrainConfig, device: torch.device) -> Iterator[None
         stack.enter_context(tf32(config, device))
         stack.enter_context(cudnn_benchmark(config))
         stack.enter_context(attention_backend(config))
+        stack.enter_context(distinct_compile_cache(config))
         yield
 
 

@@ -80,6 +80,14 @@ def reference_losses(config: TrainConfig, workload: Tiny) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize(("mode", "tag"), [("off", ""), ("default", "attention=math")])
+def test_compiled_attention_is_not_taken_from_another_kernels_cache(mode: Any, tag: str) -> None:
+    names = run_source(export_snippet(ask(TrainConfig(attention_backend="math", compile_mode=mode))).text)
+    with torch.compiler.config.patch(cache_key_tag=""):
+        names["set_process_options"](torch.device("cpu"))
+        assert torch.compiler.config.cache_key_tag == tag
+
+
 @pytest.mark.usefixtures("torch_settings")
 @settings(max_examples=25, deadline=None)
 @given(micro=st.integers(1, 5), accumulation=st.integers(1, 4), samples=st.integers(1, 17))

@@ -103,7 +103,11 @@ def hooked_places() -> dict[str, Any]:
         "before steps": len(optimizer_module._global_optimizer_pre_hooks),
         "after steps": len(optimizer_module._global_optimizer_post_hooks),
     }
-    return places | {"threads": torch.get_num_threads(), "attention": torch.backends.cuda.flash_sdp_enabled()}
+    return places | {
+        "threads": torch.get_num_threads(),
+        "attention": torch.backends.cuda.flash_sdp_enabled(),
+        "compile cache": torch.compiler.config.cache_key_tag,
+    }
 
 
 def make_model(dropout: float = 0.0) -> nn.Sequential:

@@ -209,6 +209,7 @@ def global_state() -> dict[str, Any]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "grad": torch.is_grad_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "compile cache": torch.compiler.config.cache_key_tag,
     }
 
 

@@ -132,7 +132,10 @@ def _attention(request: Request, _fields: Collection[str]) -> str:
     if request.config.attention_backend == "auto":
         return "# leave the choice of the attention kernel to PyTorch"
     backend = f"torch.nn.attention.SDPBackend.{SDPA_BACKENDS[request.config.attention_backend]}"
-    return f"with torch.nn.attention.sdpa_kernel({backend}): ...  # around the training"
+    around = f"with torch.nn.attention.sdpa_kernel({backend}): ...  # around the training"
+    if request.config.compile_mode == "off":
+        return around
+    return f"{around}, in a TORCHINDUCTOR_CACHE_DIR of its own: the cache mixes up attention kernels"
 
 
 def _precision(request: Request, _fields: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from autotune.engine.activation_checkpointing import apply_activation_checkpointing, can_checkpoint
-from autotune.engine.compilation import apply_compilation
+from autotune.engine.compilation import apply_compilation, distinct_compile_cache
 from autotune.engine.dataloader import move_batch
 from autotune.engine.determinism import make_reference
 from autotune.engine.hooks.compiled import EagerFallback
@@ -220,6 +220,7 @@ def process_settings(config: TrainConfig, changed: Collection[str], device: torc
         for name, context in contexts.items():
             if name in changed:
                 stack.enter_context(context())
+        stack.enter_context(distinct_compile_cache(config, changed))
         yield
 
 
