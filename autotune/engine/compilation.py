@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,11 +16,11 @@ from autotune.records.config import TrainConfig
 
 _GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
-MISSING_IN_CACHE_KEY = ("attention_backend", "precision", "num_threads")
+_MISSING_IN_CACHE_KEY = ("attention_backend", "precision", "num_threads")
 """Knobs that decide which code is compiled, and that the keys of PyTorch's caches of such code leave out.
 
 The attention kernel in every version with an AOTAutograd cache (github.com/pytorch/pytorch/issues/185449), bf16 against
-fp16 and the number of threads before 2.13.
+fp16 and the number of threads before 2.13. What a user's own knob switches in the process is no more part of them.
 """
 
 
@@ -50,15 +50,11 @@ def apply_compilation(model: nn.Module, config: TrainConfig) -> None:
 
 
 @contextmanager
-def distinct_compile_cache(config: TrainConfig, changed: Collection[str] = MISSING_IN_CACHE_KEY) -> Iterator[None]:
-    """Keep code compiled with other settings from being taken for these out of a cache that processes share.
-
-    Args:
-        config: the settings.
-        changed: knobs that are applied; what a script does by itself has the cache that it has without us.
-    """
+def distinct_compile_cache(config: TrainConfig) -> Iterator[None]:
+    """Keep code compiled with other settings from being taken for these out of a cache that processes share."""
     before = compiler_config.cache_key_tag
-    told = [f"{name}={getattr(config, name)}" for name in MISSING_IN_CACHE_KEY if name in changed]
+    settings = {name: getattr(config, name) for name in _MISSING_IN_CACHE_KEY} | dict(sorted(config.user_knobs.items()))
+    told = [f"{name}={value}" for name, value in settings.items()]
     compiler_config.cache_key_tag = " ".join(filter(None, (before, *told)))
     try:
         yield

@@ -133,6 +133,9 @@ class TrialRunner:
     def run_in_turns(self, first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
         """Run two trials at a time, their blocks in turns: a machine whose speed wanders does both the same.
 
+        Both have ended when the longer of their limits has passed. None is run once more, whatever it died of: the
+        other one would have lost its turns.
+
         Args:
             first: is started first; a reference is kept with the other one's result.
             second: once that one is warm; its number is another one.
@@ -144,7 +147,10 @@ class TrialRunner:
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         for folder in folders:
             make_folder(folder)
-        ours, theirs = run_in_turns(folders, partial(self, first), partial(second_runner, second))
+        until = time.monotonic() + max(one.limits.time_limit_seconds for one in (first, second))
+        ours, theirs = run_in_turns(
+            folders, partial(self._complete, first, until), partial(second_runner._complete, second, until)
+        )
         if first.purpose == "reference":
             theirs = theirs.with_reference(ours)
             write_record(folders[1] / RESULT_FILE, theirs)
@@ -156,13 +162,19 @@ class TrialRunner:
         Raises:
             OSError: the trial's folder cannot be written.
         """
+        return self._complete(spec)
+
+    def _complete(self, spec: TrialSpec, until: float | None = None) -> TrialResult:
+        """Run one trial; until when says that it takes turns with another one."""
         folder = self._folder / trial_name(spec.number)
         make_folder(folder)
         write_record(folder / SPEC_FILE, spec)
         seconds = spec.limits.time_limit_seconds
+        if until is not None:
+            seconds = min(seconds, until - time.monotonic())
         result, asleep = self._attempt(spec, folder, seconds)
         why, left = why_again(result, asleep), seconds - result.elapsed_seconds
-        if why and left >= result.elapsed_seconds and not self._should_stop():
+        if until is None and why and left >= result.elapsed_seconds and not self._should_stop():
             self._say(f"{why}; it is run once more")
             again, asleep_again = self._attempt(spec, folder, left)
             if again.status is not TrialStatus.TIMED_OUT:  # of that it had less than it deserves

@@ -43,6 +43,9 @@ _TURN_SECONDS = 0.1
 """Of a block where two take turns: a shared machine's speed wanders within a second."""
 _LEAST_WAKING = 8
 """Steps of a block, before which one more is taken that is not timed, where two take turns."""
+_SETTLING_BLOCKS = 2
+"""Blocks that are not timed where two take turns: the other one's start took what this one had let go of, and memory
+that a virtual machine has not touched before costs it more than twice as much."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 _SAMPLES_PATIENCE = 4.0
@@ -109,6 +112,9 @@ def _time_blocks(
     timing.halt()
     timed.is_in_turns = timing.rest() > 0.0
     steps_per_block, longest = _plan_blocks(timing, warm_up, timed.limits, in_turns=timed.is_in_turns)
+    if timed.is_in_turns:
+        timed.ended = timed.ended or (yield from _settle(timing, steps_per_block))
+        timing.data_wait_seconds = 0.0
     began, rested = timing.clock.now(), 0.0
     while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
         timed.ended = yield from _time_block(timing, steps_per_block, longest, timed)
@@ -130,6 +136,18 @@ def _plan_blocks(timing: Timing, warm_up: WarmUp, limits: TrialLimits, *, in_tur
     least = _block_seconds(timing.clock)
     wanted = _TURN_SECONDS if in_turns else least
     return max(1, math.ceil(wanted / max(warm_up.block_step_seconds, 1e-9))), _LONGEST_BLOCK * least
+
+
+def _settle(timing: Timing, steps: int) -> Generator[None, object, bool]:
+    """Take the first turns without timing them; return whether the training ended."""
+    ended = False
+    for _ in range(_SETTLING_BLOCKS):
+        timing.go_on()
+        for _ in range(steps):
+            ended = ended or (yield from _wake(timing))
+        timing.halt()
+        timing.rest()
+    return ended
 
 
 def _wake(timing: Timing) -> Generator[None, object, bool]:

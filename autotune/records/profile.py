@@ -35,6 +35,8 @@ class ProfileTarget(Record):
     """Which of a script's loaders its loader settings are for, by description."""
     data_fingerprint: str | None = None
     """`SAMPLES:DIGEST`, twelve hex digits over some of the samples; None where they cannot be told, as of a script."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where it was measured; None in profiles of before it was kept."""
 
     @property
     def is_script(self) -> bool:

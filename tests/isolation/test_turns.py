@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,3 +157,15 @@ def test_a_trial_that_crashes_beside_another_costs_that_one_nothing(tmp_path: Pa
             by_toy = dict(zip([one.target.spec for one in specs], world.runner.run_in_turns(*specs), strict=True))
             assert by_toy[fails.target.spec].status is TrialStatus.CRASHED
             assert by_toy[works.target.spec].status is TrialStatus.COMPLETED
+
+
+@pytest.mark.slow
+def test_both_have_ended_when_their_time_is_over(tmp_path: Path) -> None:
+    with open_world(tmp_path, warm=False) as world:
+        specs = [make_spec("hangs", number=number, purpose="final", seconds=12.0) for number in (1, 2)]
+        began = time.monotonic()
+        ours, theirs = world.runner.run_in_turns(*specs)
+        took = time.monotonic() - began
+    assert (ours.status, theirs.status) == (TrialStatus.TIMED_OUT, TrialStatus.TIMED_OUT)
+    assert theirs.elapsed_seconds < 0.5 * ours.elapsed_seconds
+    assert took < 1.6 * ours.elapsed_seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, open_search, run_simulated
+from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, open_search, run_simulated
 
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
@@ -120,10 +120,10 @@ def test_before_any_launch_in_turns_their_noise_is_guessed_and_counts_for_nothin
     search = open_pairs(Machine(**WANDERING))
     for _ in range(6):
         search.log.add_launch(search.starter.launch(BF16, "measure", 60.0))
-    sd, pilot = find_pair_noise(search.log)
+    sd, pilot = find_pair_noise(search.log, BF16)
     assert pilot == NO_PILOT
     search.log.takes_turns = False
-    alone, known = find_pair_noise(search.log)
+    alone, known = find_pair_noise(search.log, BF16)
     assert sd == pytest.approx(0.5 * alone)
     assert known.degrees > 0
 
@@ -140,15 +140,76 @@ def test_what_fails_in_turns_is_run_alone_and_no_turns_are_taken_any_more() -> N
     search = open_search(machine, run_in_turns=fail_beside)
     for config in (BASELINE, BF16):
         search.log.add_launch(search.starter.launch(config, "measure", 60.0))
-    launch_pair = make_pair_launch(search.log, search.starter, 320)
+    apart: list[bool] = []
+    launch_pair = make_pair_launch(search.log, search.starter, 320, lambda: apart.append(True))
     assert launch_pair is not None
     pairs = [launch_pair(BF16, BASELINE) for _ in range(2)]
-    assert len(beside) == 1
+    assert len(beside) == len(apart) == 1
     assert not search.log.takes_turns
     for pair in pairs:
         assert pair is not None
         assert [one.spec.config for one in pair] == [BF16, BASELINE]
         assert all(one.measurement is not None for one in pair)
+
+
+def test_where_pairs_are_no_longer_in_turns_their_noise_is_not_known_beforehand() -> None:
+    machine = Machine(**WANDERING)
+
+    def fail_in_finals(first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
+        ours, theirs = machine.run_in_turns(first, second)
+        if first.purpose == "reference":
+            return ours, theirs
+        return ours, theirs.replace(status=TrialStatus.CRASHED, cause="user-error", error="locked", measurement=None)
+
+    search = open_search(machine, budget=10_000.0, run_in_turns=fail_in_finals)
+    search.log.add_launch(search.starter.launch(BASELINE, "measure", 60.0))
+    for _ in range(6):
+        launch(search, BF16)
+    purse = RiskPurse()
+    plan = plan_finals(search.log, search.budget, [BF16], look=purse)
+    assert plan.pilot.degrees > 0
+    outcome = confirm(search.log, search.starter, plan)
+    assert not search.log.takes_turns
+    assert outcome.candidates[0].pilot == NO_PILOT
+
+
+def test_a_pair_that_does_not_fit_together_has_the_noise_of_launches_alone() -> None:
+    search = open_pairs(Machine(**WANDERING))
+    for _ in range(6):
+        launch(search, BF16)
+    together, _ = find_pair_noise(search.log, BF16)
+    large = BF16.replace(num_threads=1)  # nothing is known of what it holds
+    alone, _ = find_pair_noise(search.log, large)
+    assert together < 0.03 < 0.06 < alone
+
+
+class Narrow(Machine):
+    """Two trials at a time are too much for its memory where one of them is compiled."""
+
+    def run_in_turns(self, first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
+        ours, theirs = super().run_in_turns(first, second)
+        if second.config is None or second.config.compile_mode == "off":
+            return ours, theirs
+        gone = {"status": TrialStatus.OUT_OF_MEMORY, "cause": "oom-host", "error": "no memory", "measurement": None}
+        return ours, theirs.replace(**gone)
+
+
+def test_what_lacks_memory_beside_your_settings_is_run_alone_and_others_go_on_in_turns(tmp_path: Path) -> None:
+    run = run_simulated(Narrow(**IN_TURNS), tmp_path, budget=600.0)
+    judged = run.log.judged
+    alone = [place for place, one in enumerate(judged) if one.config.compile_mode != "off"]
+    assert alone
+    for place in alone:
+        assert judged[place].result.measurement is not None
+        assert judged[place].reference is None
+    assert sum(one.reference is not None for one in judged[alone[0] :]) > 5
+
+
+def test_a_script_of_several_processes_takes_no_turns() -> None:
+    machine = Machine()
+    report = make_problem(machine).report
+    several = report.replace(target=report.target.replace(launched_processes=2))
+    assert not open_search(machine, run_in_turns=machine.run_in_turns, report=several).log.takes_turns
 
 
 def test_a_search_on_a_wandering_machine_explores_and_proves_in_turns(tmp_path: Path) -> None:

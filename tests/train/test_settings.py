@@ -174,6 +174,18 @@ def test_each_difference_is_told_in_one_sentence_and_asks_for_a_look(name: str) 
     assert settings.fall_back().origin == "baseline"
 
 
+def test_another_device_of_the_same_machine_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint=DATA, device="cpu")
+    monkeypatch.setenv("AUTOTUNE_DEVICE", "cpu")
+    assert choose(profile(target=target))[0].differences == ()
+    monkeypatch.setattr("autotune.train.settings.differences.choose_device", lambda _name: torch.device("cuda"))
+    settings, told = choose(profile(target=target))
+    assert told == [
+        "the profile was measured on a CPU, this training runs on a GPU; --device cpu keeps it there",
+    ]
+    assert settings.needs_reverification
+
+
 def test_several_differences_are_told_one_by_one() -> None:
     changes = {name: value for key in ("gpu", "torch", "source") for name, value in ELSEWHERE[key][0].items()}
     settings, told = choose(profile(**changes), data="999:0123456789ab")

@@ -220,7 +220,7 @@ def process_settings(config: TrainConfig, changed: Collection[str], device: torc
         for name, context in contexts.items():
             if name in changed:
                 stack.enter_context(context())
-        stack.enter_context(distinct_compile_cache(config, changed))
+        stack.enter_context(distinct_compile_cache(config))
         yield
 
 

@@ -94,6 +94,7 @@ def _name_target(facts: TargetFacts) -> ProfileTarget:
         fingerprint=facts.fingerprint,
         training_loaders=facts.training_loaders,
         data_fingerprint=facts.data.fingerprint,
+        device=facts.device,
     )
 
 

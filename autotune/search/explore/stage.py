@@ -22,7 +22,7 @@ from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
 from autotune.records.objective import Objective
 from autotune.records.profile import StopReason
-from autotune.records.trial import TrialResult, TrialStatus
+from autotune.records.trial import Rival, TrialResult, TrialStatus
 from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal, SpeedFloor
 from autotune.search.launch.forecast import Forecast
@@ -313,15 +313,21 @@ class Explorer:
         full = max(policy.least_trial_seconds, policy.patience * price)
         if needs_compilation(proposal.config):
             full = max(price, min(full, policy.most_compile_patience * self.starter.budget.seconds))
+        config, rival = proposal.config, self.log.schedule.make_rival(proposal.config)
+        if not explores_in_turns(self.log, config, self.starter.budget.seconds):
+            return self._run_alone(config, full, rival)
         left = self._seconds_left()
-        rival = self.log.schedule.make_rival(proposal.config)
-        config, seconds = proposal.config, min(left, full)
-        if explores_in_turns(self.log, config, self.starter.budget.seconds):
-            result = self.starter.launch_beside(config, seconds, ends_with_stage=left < full, rival=rival)
-            if not is_blamed_on_turns(self.log, result):
-                return result
+        beside = self.starter.launch_beside(config, min(left, full), ends_with_stage=left < full, rival=rival)
+        if not is_blamed_on_turns(self.log, beside):
+            return beside
+        alone = self._run_alone(config, full, rival)
+        if alone.measurement is not None and beside.status is not TrialStatus.OUT_OF_MEMORY:
             self.log.takes_turns = False
-        return self.starter.launch(config, "measure", seconds, ends_with_stage=left < full, rival=rival)
+        return alone
+
+    def _run_alone(self, config: TrainConfig, full: float, rival: Rival | None) -> TrialResult:
+        left = self._seconds_left()
+        return self.starter.launch(config, "measure", min(left, full), ends_with_stage=left < full, rival=rival)
 
     def _is_at_bound(self) -> bool:
         policy = self._policy

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotune.measure.confidence import Pilot
+from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.finals import FinalsRecord, LookTaken, Round
 from autotune.records.probe import ProbeReport
@@ -119,6 +119,14 @@ class RiskPurse:
         self._pairs[-1].append(pair)
         one = Round(candidate=pair.candidate.spec.number, baseline=pair.baseline.spec.number)
         self._change(rounds=(*self._looks[-1].rounds, one))
+
+    def forget_pilot(self) -> None:
+        """Take nothing of the noise for known beforehand, in the look that was begun last: its pairs are others now."""
+        self._change(pilot_sd=NO_PILOT.sd, pilot_degrees=NO_PILOT.degrees)
+
+    def has_forgotten(self, pilot: Pilot) -> bool:
+        """Return whether the look that was begun last with some pilot goes without it."""
+        return self._looks[-1].pilot_degrees != pilot.degrees
 
     def end(self, *, proven: bool, futile: bool = False, failure: str = "") -> None:
         """End the look that was begun last; one that saw nothing new has risked nothing."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from autotune.measure.confidence import NO_PILOT, Pilot
@@ -70,7 +70,7 @@ def plan_finals(
     reserve = min(most, math.ceil(policy.second_look * total) - kept) - rounds
     if reserve < policy.least_second_look * rounds:
         rounds, reserve = rounds + reserve, 0
-    pair_sd, pilot = find_pair_noise(log)
+    pair_sd, pilot = find_pair_noise(log, first)
     return FinalsPlan(
         finalists=list(candidates),
         rounds=rounds,
@@ -117,16 +117,19 @@ def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
     return launch
 
 
-def make_pair_launch(log: SearchLog, starter: TrialStarter, samples: int) -> LaunchPair | None:
+def make_pair_launch(
+    log: SearchLog, starter: TrialStarter, samples: int, on_apart: Callable[[], None] = lambda: None
+) -> LaunchPair | None:
     """Return what runs the two launches of a pair in turns; None where that cannot be.
 
-    Where one of them fails so, both are run again one after the other, and no pair is run in turns any more: what fails
-    beside another process need not fail alone.
+    Where one of them fails so, both are run again one after the other. If they work then, no pair is run in turns any
+    more: what fails beside another process need not fail alone.
 
     Args:
         log: of the search, for what launches take.
         starter: starts them.
         samples: that each of them measures.
+        on_apart: told that pairs are not in turns any more.
     """
     policy, launch = log.problem.policy, make_launch(log, starter, samples)
 
@@ -145,8 +148,11 @@ def make_pair_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Lau
             return None
         if all(one.measurement is not None for one in pair):
             return pair
-        log.takes_turns = False
-        return _launch_both(launch, first, second)
+        both = _launch_both(launch, first, second)
+        if both is not None and all(one.measurement is not None for one in both):
+            log.takes_turns = False
+            on_apart()
+        return both
 
     return launch_pair if log.takes_turns else None
 
@@ -186,20 +192,24 @@ def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | Non
         risk_share=max(LEAST_SHARE, purse.share_for(candidate)),
     )
     speed = ranking.estimate_speed(entry) if entry and claim.saving else gain
-    pair_sd, pilot = find_pair_noise(log)
+    pair_sd, pilot = find_pair_noise(log, candidate)
     rounds = count(pair_sd, speed, bars=claim.speed, pilot_degrees=pilot.degrees)
     if not claim.saving:
         return rounds
     return max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, bars=claim.saving))
 
 
-def find_pair_noise(log: SearchLog) -> tuple[float, Pilot]:
+def find_pair_noise(log: SearchLog, candidate: TrainConfig) -> tuple[float, Pilot]:
     """Return the standard deviation of a pair's log ratio as the search has seen it, and what of it counts as known.
 
     Pairs in turns differ by less than launches one after the other; by how much less, only they themselves tell.
+
+    Args:
+        log: of the search.
+        candidate: of the pair, beside the user's settings.
     """
     ranking, policy = log.ranking, log.problem.policy
-    if not log.takes_turns:
+    if not (log.takes_turns and fit_together(log, log.problem.baseline, candidate)):
         return math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True)
     if ranking.is_in_turns:
         return ranking.noise[0], find_pilot(ranking, policy)
@@ -318,6 +328,8 @@ def _prove(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> None:
     outcome = _take_look(log, starter, plan, plan.rounds, to_follow=plan.reserve)
     done = len(outcome.candidates[0].rates) == plan.kept + plan.rounds
     if plan.reserve and done and not outcome.futile and is_open(outcome.candidates):
+        if plan.purse.has_forgotten(plan.pilot):
+            plan = dataclasses.replace(plan, pilot=NO_PILOT)
         _take_look(log, starter, plan, plan.reserve, to_follow=0)
 
 
@@ -338,9 +350,12 @@ def _take_look(
             share, plan.pilot, plan.pair_sd, to_follow, earlier, heard=purse.add, claim=find_claim(problem.objective)
         ),
         cost=_cost_of(log),
-        launch_pair=make_pair_launch(log, starter, plan.samples),
+        launch_pair=make_pair_launch(log, starter, plan.samples, purse.forget_pilot),
     )
-    purse.end(proven=outcome.winner is not None, futile=outcome.futile, failure=outcome.candidates[0].failure)
+    proven = outcome.winner is not None
+    if proven and purse.has_forgotten(plan.pilot):
+        proven = _settle(log, purse, config)[0].outcome == "proven"
+    purse.end(proven=proven, futile=outcome.futile, failure=outcome.candidates[0].failure)
     return outcome
 
 

@@ -14,6 +14,7 @@ from autotune.records.objective import Objective
 from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.pace import make_pace
+from autotune.search.launch.turns import memory_beside
 from autotune.search.log import SearchLog
 from autotune.search.progress import SearchProgress, SearchReporter
 
@@ -99,7 +100,8 @@ class TrialStarter:
         self._stage = "probe"
         # On a GPU the memory of two would be one's limit, and its clock hardly wanders; processes that train together
         # wait for each other already.
-        is_alone = log.problem.state.world_size == 1 and log.problem.report.target.device == "cpu"
+        target = log.problem.report.target
+        is_alone = max(log.problem.state.world_size, target.launched_processes) == 1 and target.device == "cpu"
         log.takes_turns = context.run_in_turns is not None and is_alone
 
     @property
@@ -196,7 +198,8 @@ class TrialStarter:
         limits = self._trial_limits(seconds).replace(ends_with_stage=ends_with_stage)
         pace = make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None
         first = self._make_spec(baseline, "reference", limits, _TIMED)
-        second = self._make_spec(config, "measure", limits.replace(rival=rival, pace=pace), _TIMED)
+        room = limits.replace(host_memory_limit_bytes=memory_beside(self._log, baseline))
+        second = self._make_spec(config, "measure", room.replace(rival=rival, pace=pace), _TIMED)
         self._context.reporter.trial_started(self._describe_progress(), config)
         reference, result = self._context.run_in_turns(first, second)
         self._log.add_trial(reference)

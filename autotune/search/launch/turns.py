@@ -26,6 +26,8 @@ def explores_in_turns(log: SearchLog, config: TrainConfig, budget_seconds: float
     policy, baseline = log.problem.policy, log.problem.baseline
     if not log.takes_turns or config == baseline or not fit_together(log, baseline, baseline):
         return False
+    if any(one.config == config for one in log.judged) and not fit_together(log, baseline, config):
+        return False
     if policy.least_in_turns * 2 * log.prices.usual_seconds(baseline) > budget_seconds:
         return False
     noise, degrees = log.ranking.machine_noise
@@ -33,16 +35,18 @@ def explores_in_turns(log: SearchLog, config: TrainConfig, budget_seconds: float
 
 
 def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
-    """Return whether a launch in turns has failed, and none before it has shown that two can run at a time.
+    """Return whether a launch has failed in turns that need not fail alone.
+
+    Memory is short for two sooner than for one; whatever else fails, it does so alone as well once launches before it
+    have shown that two can run at a time.
 
     Args:
         log: of the search, without it.
         result: of the launch.
     """
-    if result.status in (TrialStatus.INTERRUPTED, TrialStatus.TOO_SLOW):
+    if result.measurement is not None or result.status in (TrialStatus.INTERRUPTED, TrialStatus.TOO_SLOW):
         return False
-    is_whole = result.measurement is not None and result.reference is not None
-    return not is_whole and not any(one.reference is not None for one in log.judged)
+    return result.status is TrialStatus.OUT_OF_MEMORY or not any(one.reference is not None for one in log.judged)
 
 
 def fit_together(log: SearchLog, *configs: TrainConfig) -> bool:
@@ -52,10 +56,22 @@ def fit_together(log: SearchLog, *configs: TrainConfig) -> bool:
         log: of the search.
         configs: each counts once for every time it is given.
     """
-    peaks: dict[str, int] = {}
-    for one in log.judged:
-        if one.result.measurement is not None:
-            peaks[one.key] = max(peaks.get(one.key, 0), one.result.measurement.peak_memory.host_bytes)
-    keys = [config.key for config in configs]
+    peaks = [_find_peak(log, config) for config in configs]
     room = _MOST_MEMORY * log.problem.limits.host_memory_bytes
-    return all(key in peaks for key in keys) and sum(peaks[key] for key in keys) <= room
+    return all(peaks) and sum(peaks) <= room
+
+
+def memory_beside(log: SearchLog, config: TrainConfig) -> int:
+    """Return how many bytes another trial may hold while this config runs: together they may hold what one may alone.
+
+    Args:
+        log: of the search.
+        config: whose launches have been measured.
+    """
+    return log.problem.limits.host_memory_bytes - _find_peak(log, config)
+
+
+def _find_peak(log: SearchLog, config: TrainConfig) -> int:
+    """Return the most bytes that a launch of a config held; 0 where none was measured."""
+    measured = [one.result.measurement for one in log.judged if one.key == config.key]
+    return max((one.peak_memory.host_bytes for one in measured if one is not None), default=0)

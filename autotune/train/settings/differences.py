@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from autotune.engine.device import choose_device
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.profile import Profile
 from autotune.targets.source.fingerprint import is_older
 
 _LONGEST = 80
+_NAMES = {"cpu": "CPU", "cuda": "GPU"}
 _COUNTED = re.compile(r"([0-9]{1,15}):")
 
 
@@ -27,7 +29,7 @@ def find_differences(
         target_fingerprint: of the target as it is now; None to leave it out.
         data_fingerprint: of its data set as it is now; None where it has none.
     """
-    found = [*_compare_hardware(profile), *_compare_software(profile)]
+    found = [*_compare_hardware(profile), *_compare_device(profile), *_compare_software(profile)]
     is_same_machine = not found
     label = printable(profile.target.label)
     if target_fingerprint is not None and is_older(profile.target.fingerprint, target_fingerprint):
@@ -58,6 +60,15 @@ def _compare_hardware(profile: Profile) -> Iterator[str]:
     before, now = profile.hardware, read_hardware()
     if before.fingerprint != now.fingerprint:
         yield f"the profile was measured on other hardware ({_contrast(_name_parts(before), _name_parts(now))})"
+
+
+def _compare_device(profile: Profile) -> Iterator[str]:
+    if profile.target.device is None or profile.target.is_script:  # a script chooses its device by itself
+        return
+    before, now = profile.target.device, choose_device("auto").type
+    if before != now:
+        keep = "; --device cpu keeps it there" if before == "cpu" else ""
+        yield f"the profile was measured on a {_NAMES[before]}, this training runs on a {_NAMES.get(now, now)}{keep}"
 
 
 def _name_parts(hardware: HardwareInfo) -> tuple[str, ...]:
