@@ -19,7 +19,7 @@ from autotune.selftest.tally import count_outcomes
 SEARCHES = 2000
 """Of each machine; five machines make the ten thousand."""
 
-FEW_SEARCHES = 20
+FEW_SEARCHES = 8
 
 
 def count(outcomes: list[Outcome]) -> Tally:
@@ -46,7 +46,7 @@ def test_searches_in_which_nothing_is_faster_claim_nothing(searches: int, most_c
 @pytest.mark.parametrize(
     ("name", "percent", "least_power", "searches"),
     [
-        ("quiet", 10, 0.95, 120),
+        ("quiet", 10, 0.95, 60),
         *(
             pytest.param(*case, 400, marks=pytest.mark.slow)
             for case in (("quiet", 5, 0.9), ("drifting", 10, 0.8), ("noisy", 20, 0.8), ("spiky", 20, 0.6))
@@ -83,7 +83,7 @@ def test_without_noise_the_estimate_is_the_truth() -> None:
 
 
 def test_a_search_keeps_its_budget_on_the_simulated_clock() -> None:
-    for seed in range(20):
+    for seed in range(6):
         assert replay_one(Case("loaded", MACHINES["loaded"]), seed).elapsed_seconds <= BUDGET_SECONDS
 
 
