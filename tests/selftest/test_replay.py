@@ -46,7 +46,7 @@ def test_searches_in_which_nothing_is_faster_claim_nothing(searches: int, most_c
 @pytest.mark.parametrize(
     ("name", "percent", "least_power", "searches"),
     [
-        ("quiet", 10, 0.95, 60),
+        ("quiet", 10, 0.95, 120),
         *(
             pytest.param(*case, 400, marks=pytest.mark.slow)
             for case in (("quiet", 5, 0.9), ("drifting", 10, 0.8), ("noisy", 20, 0.8), ("spiky", 20, 0.6))

@@ -178,7 +178,7 @@ def test_another_device_of_the_same_machine_is_a_difference(monkeypatch: pytest.
     target = ProfileTarget(label=LABEL, fingerprint=PRINT, data_fingerprint=DATA, device="cpu")
     monkeypatch.setenv("AUTOTUNE_DEVICE", "cpu")
     assert choose(profile(target=target))[0].differences == ()
-    monkeypatch.setattr("autotune.train.settings.differences.choose_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr("autotune.engine.device.choose_device", lambda _name: torch.device("cuda"))
     settings, told = choose(profile(target=target))
     assert told == [
         "the profile was measured on a CPU, this training runs on a GPU; --device cpu keeps it there",

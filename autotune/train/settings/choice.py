@@ -74,6 +74,15 @@ class Settings:
         )
 
 
+def _look_at_process(loaded: LoadedWorkload) -> tuple[TrainConfig, str]:
+    """Return a workload's own settings with what its module has switched on, and the type of device it trains on."""
+    # torch is of no other use to the parent of a script
+    from autotune.engine.device import choose_device
+    from autotune.engine.kernels import keep_switches
+
+    return keep_switches(loaded.baseline), choose_device("auto").type
+
+
 def choose_settings(
     loaded: LoadedWorkload,
     *,
@@ -98,9 +107,7 @@ def choose_settings(
         ProfileError: the profile was measured on another target or does not fit it, or there is no such preset.
     """
     _refuse_both(profile, preset)
-    from autotune.engine.kernels import keep_switches  # torch is of no other use to the parent of a script
-
-    own = keep_switches(loaded.baseline)
+    own, device = _look_at_process(loaded)
     if preset is not None:
         return _apply_preset(preset, lambda: find_facts().replace(baseline=own), note)
     if profile is None:
@@ -110,7 +117,12 @@ def choose_settings(
     if is_same:
         loaded.find_choices(profile.config)
     batch = check_batch(profile)
-    differences = find_differences(profile, target_fingerprint=loaded.fingerprint, data_fingerprint=data_fingerprint)
+    differences = find_differences(
+        profile,
+        target_fingerprint=loaded.fingerprint,
+        data_fingerprint=data_fingerprint,
+        device=device,
+    )
     baseline, config = profile.baseline_config, profile.config
     if is_same and is_measured_here(profile):
         check_own_settings(profile, own)

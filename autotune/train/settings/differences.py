@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from autotune.engine.device import choose_device
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.hardware import HardwareInfo, SoftwareInfo
 from autotune.records.profile import Profile
@@ -20,7 +19,7 @@ _COUNTED = re.compile(r"([0-9]{1,15}):")
 
 
 def find_differences(
-    profile: Profile, *, target_fingerprint: str | None, data_fingerprint: str | None
+    profile: Profile, *, target_fingerprint: str | None, data_fingerprint: str | None, device: str | None = None
 ) -> tuple[str, ...]:
     """Return what is not as it was when a profile was measured, one sentence each; empty when everything is.
 
@@ -28,8 +27,9 @@ def find_differences(
         profile: as read.
         target_fingerprint: of the target as it is now; None to leave it out.
         data_fingerprint: of its data set as it is now; None where it has none.
+        device: type of that of the training; None for a script, which chooses it by itself.
     """
-    found = [*_compare_hardware(profile), *_compare_device(profile), *_compare_software(profile)]
+    found = [*_compare_hardware(profile), *_compare_device(profile, device), *_compare_software(profile)]
     is_same_machine = not found
     label = printable(profile.target.label)
     if target_fingerprint is not None and is_older(profile.target.fingerprint, target_fingerprint):
@@ -62,13 +62,11 @@ def _compare_hardware(profile: Profile) -> Iterator[str]:
         yield f"the profile was measured on other hardware ({_contrast(_name_parts(before), _name_parts(now))})"
 
 
-def _compare_device(profile: Profile) -> Iterator[str]:
-    if profile.target.device is None or profile.target.is_script:  # a script chooses its device by itself
-        return
-    before, now = profile.target.device, choose_device("auto").type
-    if before != now:
+def _compare_device(profile: Profile, now: str | None) -> Iterator[str]:
+    before = profile.target.device
+    if before is not None and now not in (None, before):
         keep = "; --device cpu keeps it there" if before == "cpu" else ""
-        yield f"the profile was measured on a {_NAMES[before]}, this training runs on a {_NAMES.get(now, now)}{keep}"
+        yield f"the profile was measured on a {_NAMES[before]}, this training runs on a {_NAMES[now]}{keep}"
 
 
 def _name_parts(hardware: HardwareInfo) -> tuple[str, ...]:
