@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -29,6 +29,18 @@ def attention_backend(config: TrainConfig) -> Iterator[None]:
     backend = _ATTENTION_BACKENDS.get(config.attention_backend)
     with nullcontext() if backend is None else sdpa_kernel(backend):
         yield
+
+
+def list_attention_kernels() -> list[SDPBackend]:
+    """Return the kernels that scaled_dot_product_attention may choose from."""
+    cuda = torch.backends.cuda
+    switches: dict[SDPBackend, Callable[[], bool]] = {
+        SDPBackend.MATH: cuda.math_sdp_enabled,
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled,
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled,
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled,
+    }
+    return [kernel for kernel, is_allowed in switches.items() if is_allowed()]
 
 
 @contextmanager

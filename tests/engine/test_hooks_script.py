@@ -15,9 +15,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.optim import optimizer as optimizer_module
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.engine.compilation import compiled_graph_count
@@ -26,6 +35,7 @@ from autotune.engine.hooks import models
 from autotune.engine.hooks.loaders import describe_loader
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, asynchronous_copies, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.engine.kernels import list_attention_kernels
 from autotune.machine.toolchain import has_cpp_compiler
 from autotune.records import TrainConfig
 
@@ -664,6 +674,91 @@ def test_an_epoch_cut_short_learns_the_same_with_kept_workers() -> None:
     changes = {"num_workers": 2, "persistent_workers": True}
     with hang(changes, training_loaders=(key,)):
         assert train() == expected
+
+
+class Resampled(TensorDataset):
+    """Draws other targets before each epoch, as recommenders draw negatives."""
+
+    def redraw(self, epoch: int) -> None:
+        x, y = self.tensors
+        self.tensors = (x, (y + epoch) % 3)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Subset(one, range(ROWS))], ids=["itself", "within"])
+def test_data_that_a_script_exchanges_between_epochs_reach_workers_that_are_kept(wrap: Any) -> None:
+    def train() -> list[float]:
+        seed_all(8)
+        model, data = make_model(), Resampled(*make_data().tensors)
+        loader = DataLoader(wrap(data), batch_size=8, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses: list[float] = []
+        for epoch in range(3):
+            data.redraw(epoch)
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        loader._iterator = None
+        return losses
+
+    expected = train()
+    key = describe_loader(DataLoader(wrap(Resampled(*make_data().tensors)), batch_size=8, shuffle=True))
+    with hang({"num_workers": 1, "persistent_workers": True}, training_loaders=(key,)):
+        assert train() == expected
+
+
+class Endless(RandomSampler):
+    def __len__(self) -> int:
+        raise ValueError("not known before the epoch is over")
+
+
+def test_a_sampler_need_not_have_a_length() -> None:
+    loader = DataLoader(make_data(), batch_size=8, sampler=Endless(make_data()))
+    assert describe_loader(loader) == f"TensorDataset[{ROWS}] by Endless"
+
+
+def test_an_evaluation_without_eval_mode_is_no_training() -> None:
+    model, optimizer = make_model(), torch.optim.SGD
+    loader = DataLoader(make_data(), batch_size=8, shuffle=True)
+    validation = DataLoader(make_data(), batch_size=4)
+    with hang() as hung:
+        stepping = optimizer(model.parameters(), lr=0.1)
+        for _ in range(3):
+            for x, y in loader:
+                stepping.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                stepping.step()
+            with torch.no_grad():
+                for x, _ in validation:
+                    model(x)
+        trained = hung.hooks.watch.training_loaders
+    assert trained == {describe_loader(loader)}
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 3
+
+
+def test_an_attention_kernel_is_for_training_calls_alone() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.allowed: list[list[SDPBackend]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.allowed.append(list_attention_kernels())
+            return x * self.scale
+
+    model, x = Attends(), torch.ones(4, 6)
+    own = list_attention_kernels()
+    with hang({"attention_backend": "math"}):
+        take_step(model, x)
+        with torch.no_grad():
+            model(x)
+        model.eval()(x)
+        take_step(model.train(), x)
+    assert model.allowed == [[SDPBackend.MATH], own, own, [SDPBackend.MATH]]
+    assert list_attention_kernels() == own
 
 
 @pytest.mark.parametrize("replacement", [True, False])

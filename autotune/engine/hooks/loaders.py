@@ -32,7 +32,8 @@ def describe_loader(loader: DataLoader[Any]) -> str:
         length = str(len(dataset))  # type: ignore[arg-type]
     except Exception:  # a length that cannot be told is no reason to end somebody's training
         length = "?"
-    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.batch_sampler or loader.sampler
+    samplers = (getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler, loader.sampler)
+    sampler = next(one for one in samplers if one is not None)  # a sampler need not have a length, nor be true
     return f"{type(dataset).__qualname__}[{length}] by {type(sampler).__qualname__}"
 
 

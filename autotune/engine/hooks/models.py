@@ -8,7 +8,7 @@ the one that owns most parameters (tied weights hide it) and not a loss module. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,13 +41,14 @@ class ModelHooks:
         turn: Callable[[bool], None],
         *,
         on_error: Callable[[Exception], None],
+        outside: Callable[[], AbstractContextManager[None]] = nullcontext,
         inspects: bool = False,
     ) -> None:
         self.roots: list[nn.Module] = []
         self.compiles_itself = False
         self.seen = Operations()
         self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._on_error, self._inspects = on_error, inspects
+        self._on_error, self._inspects, self._outside = on_error, inspects, outside
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
         self._finding = False
@@ -98,7 +99,8 @@ class ModelHooks:
         with self.unseen():
             if has_something_to_train and not module.training:
                 self._leave_training(module)
-            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            with self._outside():
+                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _adopt(self, root: nn.Module) -> None:
         compiled = is_compiled(root)
@@ -116,9 +118,10 @@ class ModelHooks:
                         to_inspect.clear()
                         return self._inspect(root, run, inner, args, kwargs)
                     return self._train(root, run, inner, args, kwargs)
-                if not root.training:
+                if not root.training:  # a generator that makes samples for its critic still trains
                     self._leave_training(root)
-                return inner(*args, **kwargs)  # a generator that makes samples for its critic still trains
+                with self._outside():
+                    return inner(*args, **kwargs)
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
         root.__dict__["_compiled_call_impl"] = _RootCall(call)

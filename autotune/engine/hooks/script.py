@@ -5,13 +5,14 @@ from __future__ import annotations
 import numbers
 import random
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -25,7 +26,7 @@ from autotune.engine.hooks.models import Call, ModelHooks
 from autotune.engine.hooks.optimizers import OptimizerHooks
 from autotune.engine.hooks.sharing import SharingHooks
 from autotune.engine.hooks.steps import PhaseTimer, ScriptStep, StepWatch
-from autotune.engine.kernels import attention_backend, cudnn_benchmark
+from autotune.engine.kernels import attention_backend, cudnn_benchmark, list_attention_kernels
 from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_optimizer_implementation
 from autotune.engine.precision import autocast, tf32
@@ -95,12 +96,19 @@ class ScriptHooks:
         self._stack = ExitStack()
         self._device: torch.device | None = None
         self._our_autocast = False
+        self._own_kernels: list[SDPBackend] = []
         self._fallback: EagerFallback | None = None
         self.watch = StepWatch(self._end_step, settings.training_loaders)
         self.timer = PhaseTimer(now)
         self.loaders = LoaderHooks(self.watch, self.timer, self._prepare_loader, turn, inspects=inspects)
         self.models = ModelHooks(
-            self.watch, self.timer, self._prepare_model, turn, on_error=on_error, inspects=inspects
+            self.watch,
+            self.timer,
+            self._prepare_model,
+            turn,
+            on_error=on_error,
+            outside=self._leave_kernels,
+            inspects=inspects,
         )
         self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models, on_error)
         self.sharing = SharingHooks(settings.config, settings.changed)
@@ -182,7 +190,13 @@ class ScriptHooks:
 
     def _enter_process_settings(self, device: torch.device) -> None:
         # At the first training call: whatever the script itself sets at its start has been set by now.
+        if "attention_backend" in self._settings.changed:
+            self._own_kernels = list_attention_kernels()
         self._stack.enter_context(process_settings(self._settings.config, self._settings.changed, device))
+
+    def _leave_kernels(self) -> AbstractContextManager[None]:
+        """Allow the script's own attention kernels: ours was chosen for training calls, which may be in other types."""
+        return sdpa_kernel(self._own_kernels) if self._own_kernels else nullcontext()
 
     @contextmanager
     def _watch_autocast(self) -> Iterator[None]:

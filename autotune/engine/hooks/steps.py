@@ -76,6 +76,7 @@ class StepWatch:
             self._pending.clear()
             return
         if self._fresh:
+            self._drop_evaluated()
             self._pending = set(self._fresh)
             self._commit()
         calls = self._called.setdefault(model, [])
@@ -113,6 +114,16 @@ class StepWatch:
         # The first step of an optimizer that joins the cycle ends it, so that cycles end where the loop's body does.
         if is_new or self._stepped >= self._missed.keys():
             self._end_step()
+
+    def _drop_evaluated(self) -> None:
+        """Drop what an evaluation took that showed by no call of a model in eval mode: many batches beside a known one.
+
+        A second loader to train from gives no more of them than the first.
+        """
+        known = self._fresh.keys() & self.training_loaders
+        most = max((len(self._fresh[key]) for key in known), default=0)
+        if known:
+            self._fresh = {key: counts for key, counts in self._fresh.items() if key in known or len(counts) <= most}
 
     def _commit(self) -> None:
         """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
