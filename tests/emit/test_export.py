@@ -17,6 +17,7 @@ from emit_records import BASELINE, TUNED, make_profile
 from exported_source import CHANGED, OTHER_VALUES, PLAIN, ask, read_call, run_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_group import joined_alone
 
 from autotune.emit.export import EXPORTERS, Export, export_profile
 from autotune.emit.export.by_hand import list_lines
@@ -275,8 +276,7 @@ def test_lines_for_several_processes_are_taken_by_torch(strategy: Any) -> None:
     config, baseline = shared.replace(distributed_strategy=strategy), shared.replace(distributed_strategy="fsdp")
     baseline = baseline if strategy == "ddp" else PLAIN
     lines = {name: line.partition("  #")[0] for name, line in export(config, "torch", baseline).unmapped.items()}
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
+    with joined_alone():
         block = torch.nn.Linear(3, 3)
         if strategy == "fsdp":
             names: dict[str, Any] = {"block": block, "model": block}
@@ -291,8 +291,6 @@ def test_lines_for_several_processes_are_taken_by_torch(strategy: Any) -> None:
             assert (model.bucket_bytes_cap, model.gradient_as_bucket_view) == (100 * 2**20, True)
             assert callable(default_hooks.bf16_compress_hook)
             assert "default_hooks.bf16_compress_hook" in whole["reduce_dtype"]
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def _fragment_lines(config: TrainConfig) -> dict[str, str]:

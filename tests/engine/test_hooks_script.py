@@ -23,6 +23,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -672,6 +673,39 @@ def test_an_epoch_cut_short_learns_the_same_with_kept_workers() -> None:
     key = describe_loader(DataLoader(make_data(), batch_size=8, shuffle=True))
     changes = {"num_workers": 2, "persistent_workers": True}
     with hang(changes, training_loaders=(key,)):
+        assert train() == expected
+
+
+class Resampled(TensorDataset):
+    """Draws other targets before each epoch, as recommenders draw negatives."""
+
+    def redraw(self, epoch: int) -> None:
+        x, y = self.tensors
+        self.tensors = (x, (y + epoch) % 3)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Subset(one, range(ROWS))], ids=["itself", "within"])
+def test_data_that_a_script_exchanges_between_epochs_reach_workers_that_are_kept(wrap: Any) -> None:
+    def train() -> list[float]:
+        seed_all(8)
+        model, data = make_model(), Resampled(*make_data().tensors)
+        loader = DataLoader(wrap(data), batch_size=8, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses: list[float] = []
+        for epoch in range(3):
+            data.redraw(epoch)
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        loader._iterator = None
+        return losses
+
+    expected = train()
+    key = describe_loader(DataLoader(wrap(Resampled(*make_data().tensors)), batch_size=8, shuffle=True))
+    with hang({"num_workers": 1, "persistent_workers": True}, training_loaders=(key,)):
         assert train() == expected
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from process_group import joined_alone
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,9 +22,8 @@ needs_shards_on_cpu = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
+    with joined_alone():
+        yield
 
 
 def make_hooks(**changes: Any) -> ScriptHooks:

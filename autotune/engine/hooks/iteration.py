@@ -18,9 +18,12 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 PlainIter = Callable[[DataLoader[Any]], Any]
+
+_MOST_PARTS = 100
+"""Of a list in a data set, to be looked at for data sets that it is made of."""
 
 
 @dataclass
@@ -31,11 +34,13 @@ class OwnSettings:
         num_workers: its workers.
         persistent_workers: it keeps them from epoch to epoch.
         epochs: how often it was iterated.
+        held: what its data set held when workers were started last.
     """
 
     num_workers: int
     persistent_workers: bool
     epochs: int = 0
+    held: tuple[Any, ...] = ()
 
 
 def start_changed(loader: DataLoader[Any], own: OwnSettings, plain_iter: PlainIter) -> Any:
@@ -47,6 +52,8 @@ def start_changed(loader: DataLoader[Any], own: OwnSettings, plain_iter: PlainIt
         plain_iter: PyTorch's `DataLoader.__iter__`.
     """
     own.epochs += 1
+    if loader.persistent_workers and not own.persistent_workers:
+        _renew_workers(loader, own)
     sampler = iter(loader._index_sampler)
     number = own.epochs
     if own.epochs == 1 or not (own.persistent_workers and own.num_workers > 0):
@@ -64,6 +71,34 @@ def start_changed(loader: DataLoader[Any], own: OwnSettings, plain_iter: PlainIt
     if loader.num_workers == 0:
         iterator._sampler_iter = chain(list(_first(iterator._sampler_iter)), iterator._sampler_iter)
     return iterator
+
+
+def _renew_workers(loader: DataLoader[Any], own: OwnSettings) -> None:
+    """Let kept workers go where the data set has been given something else: they hold a copy of what it was.
+
+    A script that draws new negatives for each epoch, or sets its epoch's number, counts on workers that start anew.
+    What is changed within an array or a list is not seen.
+    """
+    held = _list_held(loader.dataset)
+    if len(held) != len(own.held) or any(now is not before for now, before in zip(held, own.held, strict=True)):
+        loader._iterator = None
+    own.held = held
+
+
+def _list_held(dataset: Any) -> tuple[Any, ...]:
+    """Return the values of a data set's attributes, and of the data sets' that it is made of."""
+    found: list[Any] = []
+    waiting, seen = [dataset], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        values = list(getattr(one, "__dict__", {}).values())
+        found += values
+        parts = chain(values, *(value for value in values if isinstance(value, list) and len(value) <= _MOST_PARTS))
+        waiting += [part for part in parts if isinstance(part, Dataset)]
+    return tuple(found)
 
 
 class LateIterator:
