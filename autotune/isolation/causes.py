@@ -19,6 +19,7 @@ _DEVICE_OOM = (
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine to execute this computation",  # cuDNN: none whose workspace could be had
     "HIP out of memory",
     "HIP error: out of memory",
 )
@@ -30,7 +31,14 @@ _SHARED_MEMORY = (
     "out of shared memory",
     "</torch_",  # PyTorch's own files there, named when one cannot be written or grown
 )
-_NO_KERNEL = ("No available kernel", "No viable backend", "not implemented for", "Unsupported", "does not support")
+_NO_KERNEL = (
+    "No available kernel",
+    "No viable backend",
+    "not implemented for",
+    "Unsupported",
+    "does not support",
+    "output of CUDAGraphs that has been overwritten",  # kept from one step to the next, by an evaluation say
+)
 _CRASHES: dict[Cause, tuple[str, ...]] = {
     # "Caught ... in DataLoader worker process" is the dataset's own error
     "dataloader-worker-died": ("DataLoader worker (pid",),

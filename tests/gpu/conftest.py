@@ -56,11 +56,11 @@ def launch(demo: Target, report: ProbeReport, tmp_path: Path) -> Iterator[Launch
     """Launch configs of the demo, as a search does."""
     with open_runner(tmp_path) as runner:
 
-        def run(config: TrainConfig, **limits: Any) -> TrialResult:
+        def run(config: TrainConfig, target: Target = demo, **limits: Any) -> TrialResult:
             spec = TrialSpec(
                 number=len(list((tmp_path / "trials").glob("*"))) + 1,
                 purpose="measure",
-                target=demo,
+                target=target,
                 config=config,
                 device=report.target.device,
                 random_sources=report.target.data.random_sources,

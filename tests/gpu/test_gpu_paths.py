@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
 from autotune.isolation.runner import TrialRunner
 from autotune.machine.gpu_state import GpuWatch
 from autotune.machine.hardware import read_hardware
@@ -26,6 +28,7 @@ from autotune.records import ProbeReport, Target, TrainConfig, TrialLimits, Tria
 from autotune.records.config import with_knobs
 from autotune.search.launch.forecast import Forecast
 from autotune.search.scores.objective import Limits
+from autotune.targets.resolve import resolve_target
 
 pytestmark = pytest.mark.gpu
 
@@ -93,6 +96,61 @@ def test_a_knob_trains_as_the_baseline_does(
     assert after.measurement is not None
     ratio = after.measurement.samples_per_second / before.measurement.samples_per_second
     figure(f"{ratio:.2f}x, loss {100 * (other / own - 1.0):+.2f} % over {steps} steps")
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", ["math", "flash", "efficient", "cudnn"])
+def test_an_attention_kernel_trains_as_the_default_does(kernel: Any, launch: Launch, figure: Note) -> None:
+    target = resolve_target(str(ROOT / "examples" / "gpt" / "workload.py:workload"), folder=ROOT).target
+    own = TrainConfig(micro_batch_size=32, precision="bf16")
+    before, after = launch(own, target), launch(own.replace(attention_backend=kernel), target)
+    assert before.measurement is not None, before.error
+    if after.measurement is None:
+        assert kernel == "cudnn", after.error  # of which a card or a release may have none
+        pytest.skip(f"{after.status}: {after.error}")
+    pairs = [pair for pair in zip(before.curves[0].losses, after.curves[0].losses, strict=False) if None not in pair]
+    first, second = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))  # type: ignore[arg-type]
+    assert abs(second / first - 1.0) < 0.05
+    ratio = after.measurement.samples_per_second / before.measurement.samples_per_second
+    figure(f"{ratio:.2f}x, loss {100 * (second / first - 1.0):+.2f} % over {len(pairs)} steps")
+
+
+class LossInside(nn.Module):
+    """A model that computes its loss, as those of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layers(inputs), labels)
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("default:TensorFloat32:UserWarning")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_losses_that_a_compiled_model_of_a_script_computes_are_read(mode: Any, figure: Note) -> None:
+    def train(**changes: Any) -> list[float]:
+        torch.manual_seed(5)
+        losses: list[torch.Tensor] = []
+        settings = ScriptSettings(TrainConfig(**changes), frozenset(changes))
+        hooks = ScriptHooks(
+            settings, on_step=lambda step: losses.extend(step.losses), turn=lambda _is: None, now=lambda: 0.0
+        )
+        with hooks.installed():
+            model = LossInside().to("cuda")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            inputs, labels = torch.randn(64, 16, device="cuda"), torch.randint(4, (64,), device="cuda")
+            for _ in range(12):
+                optimizer.zero_grad()
+                model(inputs, labels).backward()
+                optimizer.step()
+        return [float(loss) for loss in losses]
+
+    own, compiled = train(), train(compile_mode=mode)
+    assert len(set(own)) == 12
+    assert compiled == pytest.approx(own, rel=1e-3)
+    figure(f"{len(compiled)} losses, up to {max(abs(a / b - 1) for a, b in zip(compiled, own, strict=True)):.0e} apart")
 
 
 def test_what_does_not_fit_is_a_result_and_the_next_launch_runs(

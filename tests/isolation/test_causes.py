@@ -40,6 +40,16 @@ EXCEPTIONS = {
     "device memory": (torch.OutOfMemoryError("Tried to allocate 2 GiB"), OUT_OF_MEMORY, "oom-device"),
     "device memory by text": (RuntimeError("CUDA error: out of memory"), OUT_OF_MEMORY, "oom-device"),
     "cudnn": (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), OUT_OF_MEMORY, "oom-device"),
+    "no workspace for cudnn": (
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        OUT_OF_MEMORY,
+        "oom-device",
+    ),
+    "an output of a graph that was kept": (
+        RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run."),
+        UNSUPPORTED,
+        "not-supported",
+    ),
     "cublas": (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), OUT_OF_MEMORY, "oom-device"),
     "memory": (MemoryError(), OUT_OF_MEMORY, "oom-host"),
     "torch's CPU allocator": (

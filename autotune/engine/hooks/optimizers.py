@@ -142,4 +142,7 @@ def _scalar(tensors: Any) -> Tensor | None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         return None
     unscaled: Tensor = getattr(loss, _UNSCALED, loss)
-    return unscaled.detach()
+    kept = unscaled.detach()
+    return (
+        kept.clone() if kept.is_cuda else kept
+    )  # a model that computes it may be a CUDA graph: the next run overwrites it

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.engine.dataloader import read_generators, restore_generators
-from autotune.engine.device import read_device_generator, restore_device_generator
+from autotune.engine.device import on_accelerator, read_device_generator, restore_device_generator
 from autotune.measure.memory import release_free_memory
 from autotune.probe.memory.lines import (
     Calibration,
@@ -128,11 +128,13 @@ def look_at_memory(
     modes = list_modes(baseline, supported, checkpoints=checkpoints)
     deadline = time.monotonic() + budget_seconds
     with _undisturbed(device):
-        found = attempt(lambda: _look(subject, facts, modes, deadline))
+        found = attempt(lambda: _look(subject, facts, modes, device, deadline))
         return facts.replace(missing=f"it could not be looked at: {found}") if isinstance(found, str) else found
 
 
-def _look(subject: MemorySubject, facts: MemoryFacts, modes: Sequence[TrainConfig], deadline: float) -> MemoryFacts:
+def _look(
+    subject: MemorySubject, facts: MemoryFacts, modes: Sequence[TrainConfig], device: torch.device, deadline: float
+) -> MemoryFacts:
     subject.build(modes[0], deadline)
     weights, gradients = count_weights(subject.models, subject.optimizers)
     tracer, line = _find_tracer(subject, modes[0])
@@ -143,6 +145,8 @@ def _look(subject: MemorySubject, facts: MemoryFacts, modes: Sequence[TrainConfi
     if isinstance(line, str) or isinstance(calibration, str):
         why = calibration if isinstance(calibration, str) else line
         return facts.replace(missing=f"{subject.refusal}: {why}")
+    if on_accelerator(device):  # cuBLAS and cuDNN have been loaded since, beside PyTorch's allocator
+        facts = facts.replace(base_bytes=max(calibration.outside, facts.base_bytes))
     lines = find_lines(tracer.trace, modes, tracer.sizes, line, deadline=deadline - tracer.mode_seconds())
     return conclude(facts, lines, calibration, look_ahead=subject.look_ahead_bytes())
 

@@ -22,10 +22,12 @@ from gpu_lines import LINES_RUN, ROOT, list_lines, make_page
 
 PATHS = ("tests/gpu/test_gpu_paths.py", "tests/measure/test_speed_reference.py")
 _KNOB = "tests/gpu/test_gpu_paths.py::test_a_knob_trains_as_the_baseline_does"
+_LOSSES = "tests/gpu/test_gpu_paths.py::test_losses_that_a_compiled_model_of_a_script_computes_are_read"
 _SEARCH = "tests/gpu/test_gpu_paths.py::test_a_search_ends_in_time_with_an_answer"
 NOT_HERE = {
     f"{_KNOB}[compiled]": "torch.compile writes Triton kernels for a GPU",
     f"{_KNOB}[CUDA graphs]": "the same, and graphs are captured by the driver",
+    **{f"{_LOSSES}[{mode}]": "the same" for mode in ("default", "reduce-overhead", "max-autotune")},
     "tests/gpu/test_gpu_paths.py::test_a_process_on_each_gpu_takes_the_steps_of_one": "a CPU build has no NCCL",
     f"{_SEARCH}[detector]": "a search takes its time, and the demo's shows the same lines",
     f"{_SEARCH}[text price]": "the same",
