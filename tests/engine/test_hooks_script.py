@@ -418,6 +418,14 @@ def test_what_the_script_does_itself_is_noted() -> None:
     assert 0.0 < hung.losses[0] < 10.0  # as it was before it was scaled by 65,536
 
 
+def test_a_cast_to_float32_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script does on a GPU whose flag for it says float32; on a CPU PyTorch leaves such a cast out."""
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda _device: torch.float32)
+    with hang() as hung, torch.autocast("cpu", dtype=torch.bfloat16):
+        make_model()(torch.ones(4, 6))
+    assert hung.hooks.autocast_dtypes == set()
+
+
 def test_what_the_hooks_do_is_not_taken_for_the_scripts() -> None:
     model = make_model()
     with hang({"precision": "bf16"}) as hung:

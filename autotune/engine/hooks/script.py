@@ -66,7 +66,7 @@ class ScriptHooks:
         models: its models.
         optimizers: its optimizers.
         sharing: how it shares its models over processes.
-        autocast_dtypes: what it casts to by itself.
+        autocast_dtypes: what it casts to by itself; a script with a flag for that may name float32.
         steps: taken so far.
     """
 
@@ -205,7 +205,7 @@ class ScriptHooks:
         def enter(context: torch.autocast) -> Any:
             entered = plain(context)  # type: ignore[no-untyped-call]
             if not self._our_autocast and torch.is_autocast_enabled(context.device):
-                self.autocast_dtypes.add(torch.get_autocast_dtype(context.device))
+                self.autocast_dtypes |= {torch.get_autocast_dtype(context.device)} - {torch.float32}
             return entered
 
         torch.autocast.__enter__ = enter  # type: ignore[method-assign]

@@ -133,7 +133,7 @@ class ScriptProbe:
         """See one more step, where nothing is compiled: a compiler and an observer are in each other's way."""
         if compiled_graph_count():
             return
-        self._finder = SyncFinder()
+        self._finder = SyncFinder(self.device)
         with self._finder:
             try:
                 yield

@@ -148,7 +148,7 @@ class WorkloadProbe:
         profile = profile_steps(training.step, self.device, steps=steps)
         if profile is None or not profile.host_syncs or facts.baseline.compile_mode != "off":
             return profile
-        with SyncFinder() as finder:
+        with SyncFinder(self.device) as finder:
             training.step()
         return replace(profile, sync_places=finder.places)
 

@@ -217,7 +217,7 @@ def read_events(events: Sequence[Any], *, seconds: float, steps: int, on_gpu: bo
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         operations.append(_read_operation(event, microseconds / 1e6))
         calls += int(event.cpu_parent is None or not _is_operation(event.cpu_parent))
-        syncs += int(_asks_for_values(event) and not _is_within(event, stepping))
+        syncs += int(_asks_for_values(event, on_gpu=on_gpu) and not _is_within(event, stepping))
     loading = sum(end - start for start, end in aside) / 1e6
     return WorkProfile(
         operations=operations,
@@ -244,10 +244,14 @@ def _hides_kernels(events: Iterable[Any]) -> bool:
     return known <= 0.0 or known < _LEAST_KNOWN * kernels
 
 
-def _asks_for_values(event: Any) -> bool:
-    """Return whether the host waits for what a device has computed: a scalar, a size, or `.cpu()` and `.tolist()`."""
-    copies = (kernel.name for kernel in getattr(event, "kernels", ()))
-    return event.name in _SYNCHRONIZING or any(name.startswith(_COPY_TO_HOST) for name in copies)
+def _asks_for_values(event: Any, *, on_gpu: bool) -> bool:
+    """Return whether the host waits for what a device has computed: a scalar, a size, or `.cpu()` and `.tolist()`.
+
+    On a GPU a value of the host's own, an index say, is had without its doing anything.
+    """
+    done = [kernel.name for kernel in getattr(event, "kernels", ())]
+    asks = event.name in _SYNCHRONIZING and (bool(done) or not on_gpu)
+    return asks or any(name.startswith(_COPY_TO_HOST) for name in done)
 
 
 def _is_operation(event: Any) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,6 +17,7 @@ from autotune.engine.device import on_accelerator
 
 _SYNCHRONIZING = frozenset({"_local_scalar_dense", "nonzero", "unique_dim", "_unique2"})
 
+_NUMPY = str(Path(np.__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[2]) + os.sep
 _OPTIMIZERS = os.path.join(_TORCH, "optim", "")
@@ -29,10 +31,14 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The optimizer's own questions and a loader's are left out, as in the profile. An operation takes some microseconds
     longer, so no step that is timed may run under it, and none that is compiled.
+
+    Args:
+        device: where the training is. On a GPU a value of the host's own is none to wait for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._on_gpu = on_accelerator(device)
         self._counts: Counter[str] = Counter()
 
     @property
@@ -42,7 +48,9 @@ class SyncFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation as it is."""
-        if func.overloadpacket.__name__ in _SYNCHRONIZING or _copies_to_host(func, args, kwargs or {}):
+        asks = func.overloadpacket.__name__ in _SYNCHRONIZING
+        asks = asks and not (self._on_gpu and args[0].device.type == "cpu")
+        if asks or _copies_to_host(func, args, kwargs or {}):
             place = _find_line(sys._getframe(1))
             if place is not None:
                 self._counts[place] += 1
@@ -62,13 +70,13 @@ def _copies_to_host(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _find_line(frame: FrameType | None) -> str | None:
-    """Return the innermost line that is neither PyTorch's nor ours; None where there is none, or it is left out."""
+    """Return the innermost line of neither PyTorch, NumPy nor ours; None where there is none, or it is left out."""
     found: str | None = None
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_LOADERS) or (found is None and file.startswith(_OPTIMIZERS)):
             return None
-        if found is None and not file.startswith(("<", _TORCH, _OWN)):
+        if found is None and not file.startswith(("<", _TORCH, _NUMPY, _OWN)):
             found = f"{_shorten(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return found

@@ -59,7 +59,7 @@ from autotune.probe.step.syncs import SyncFinder
 
 ones = torch.ones(4, device="cuda")
 host, pinned = torch.empty(4), torch.empty(4, pin_memory=True)
-with SyncFinder() as finder:
+with SyncFinder(ones.device) as finder:
     for _ in range(3):
         ones.cpu()
     for _ in range(2):

@@ -117,6 +117,14 @@ def test_questions_of_the_host_are_counted_but_not_the_optimizers_own() -> None:
     assert read(stepping, own, asked, searched, steps=2).host_syncs == 2
 
 
+def test_on_a_gpu_a_value_of_the_host_is_none_to_wait_for() -> None:
+    used = event("aten::mm", self_device_time_total=10.0)
+    index = event("aten::_local_scalar_dense", 1.0)
+    copy = [SimpleNamespace(name="Memcpy DtoH (Device -> Pinned)")]
+    loss = event("aten::_local_scalar_dense", 1.0, self_device_time_total=1.0, kernels=copy)
+    assert read(used, index, index, loss, on_gpu=True).host_syncs == 1
+
+
 @pytest.mark.parametrize(("target", "asked"), [("Pageable", 1), ("Pinned", 0)])
 def test_a_copy_to_the_host_is_a_question_unless_it_is_to_pinned_memory(target: str, asked: int) -> None:
     kernels = [SimpleNamespace(name=f"Memcpy DtoH (Device -> {target})")]
