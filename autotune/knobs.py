@@ -143,6 +143,8 @@ def _tf32(facts: Facts) -> Choices:
     rates = facts.target.ceilings
     if rates.matmul and rates.flops_per_second("tf32") is None:
         return _only("this GPU has no TF32", True)
+    if facts.target.baseline.allow_tf32:
+        return _only("no product is faster without TF32", False)
     return (False, True), {}
 
 

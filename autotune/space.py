@@ -49,6 +49,7 @@ class SearchSpace:
         batch_is_free: the effective batch may differ from the baseline's.
         learning_rate_rule: what it then does to the learning rate.
         cautions: values that nothing measured speaks for or against, and why.
+        half_kernels: of attention, that this device has for half precision alone.
     """
 
     baseline: TrainConfig
@@ -57,6 +58,7 @@ class SearchSpace:
     batch_is_free: bool = False
     learning_rate_rule: LearningRateRule = "none"
     cautions: tuple[Caution, ...] = ()
+    half_kernels: frozenset[KnobValue] = frozenset()
 
     @property
     def unproven(self) -> frozenset[tuple[str, KnobValue]]:
@@ -93,6 +95,8 @@ class SearchSpace:
             growth = steps * config.micro_batch_size / self.baseline.effective_batch_size
             scale = self.baseline.learning_rate_scale * scale_learning_rate(growth, self.learning_rate_rule)
             config = config.replace(gradient_accumulation_steps=steps, learning_rate_scale=scale)
+        if config.precision == "fp32" and config.attention_backend in self.half_kernels:
+            config = config.replace(attention_backend="auto")
         return canonical(config, self.baseline)
 
     def keep(self, config: TrainConfig) -> TrainConfig:
@@ -244,7 +248,19 @@ def build_space(facts: Facts, *, learning_rate_rule: LearningRateRule = "none") 
         batch_is_free="batch" in facts.allowed,
         learning_rate_rule=learning_rate_rule,
         cautions=find_cautions(facts.target, choices),
+        half_kernels=_find_half_kernels(facts, choices),
     )
+
+
+def _find_half_kernels(facts: Facts, choices: Mapping[str, tuple[KnobValue, ...]]) -> frozenset[KnobValue]:
+    """Return the attention kernels that need half precision: flash's and cuDNN's on a GPU.
+
+    Where the precision is fixed, parameters may be in half precision themselves.
+    """
+    own = facts.target.baseline
+    if not facts.on_gpu or "precision" not in choices:
+        return frozenset()
+    return frozenset({"flash", "cudnn"}) - ({own.attention_backend} if own.precision == "fp32" else set())
 
 
 def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:

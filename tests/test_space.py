@@ -367,7 +367,10 @@ def test_every_choice_alone_is_in_the_space_and_holds_the_effective_batch(name: 
             config = space.complete({knob: value})
             assert config.effective_batch_size == space.baseline.effective_batch_size
             assert space.contains(config), (knob, value)
-            if knob not in ("prefetch_factor", "persistent_workers", "non_blocking"):
+            if (
+                knob not in ("prefetch_factor", "persistent_workers", "non_blocking")
+                and value not in space.half_kernels
+            ):
                 assert get_knob(config, knob) == value
 
 
@@ -382,6 +385,24 @@ def test_any_combination_is_complete_canonical_and_inside(name: str, data: st.Da
     assert canonical(config, space.baseline) == config
     assert space.keep(config) == config
     assert {*changed_fields(config, space.baseline)} <= {*space.choices, "gradient_accumulation_steps"}
+
+
+def test_kernels_for_half_precision_go_with_it_alone() -> None:
+    space = SPACES["gpu"]
+    assert {"flash", "cudnn"} <= {*space.choices["attention_backend"]}
+    alone = space.complete({"attention_backend": "flash"})
+    assert alone == space.baseline
+    assert space.complete({"attention_backend": "flash", "precision": "bf16"}).attention_backend == "flash"
+    assert space.complete({"attention_backend": "efficient"}).attention_backend == "efficient"
+    assert not SPACES["cpu"].half_kernels
+    half = build_space(gpu_facts(fixed={"precision": "its parameters are bfloat16"}))
+    assert half.complete({"attention_backend": "cudnn"}).attention_backend == "cudnn"
+
+
+def test_tf32_that_is_on_is_not_taken_back() -> None:
+    space = build_space(gpu_facts(baseline=BASELINE.replace(num_threads=None, allow_tf32=True)))
+    assert "allow_tf32" not in space.choices
+    assert "no product is faster" in reasons_of(space, "allow_tf32")[False]
 
 
 def test_settings_without_effect_have_one_spelling() -> None:

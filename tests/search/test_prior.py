@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
 from simulated import Machine, make_report
 
-from autotune.records import Advice, GainRange
-from autotune.search.explore.prior import OWN, PAIRS, SHARED_CPUS, USUAL, make_prior
+from autotune.records import Advice, GainRange, ProbeReport
+from autotune.search.explore.additive import Effect, Features, LogAdditiveModel, Prior
+from autotune.search.explore.prior import OWN, PAIRS, SHARED_CPUS, USUAL, USUAL_ON_GPU, make_prior
 
 TOGETHER = (("num_workers", None), ("num_threads", None))
 
@@ -21,3 +26,40 @@ def test_workers_with_fewer_threads_are_expected_to_pay_where_the_loader_is_wait
     advice = Advice(knob="num_workers", reason="the loader waits", gain=GainRange(low=1.2, high=2.0))
     assert make_prior(report.replace(advice=(advice,))).pairs[TOGETHER] == SHARED_CPUS
     assert make_prior(report.replace(advice=())).pairs[TOGETHER] == PAIRS[TOGETHER]
+
+
+def report_of(*, device: str = "cpu", **own: Any) -> ProbeReport:
+    report = make_report(Machine())
+    target = report.target
+    return report.replace(target=target.replace(device=device, baseline=target.baseline.replace(**own)), advice=())
+
+
+def test_what_is_turned_on_already_costs_what_it_has_brought() -> None:
+    prior = make_prior(report_of(memory_format="channels_last", optimizer_implementation="fused"))
+    layout = USUAL["memory_format", None]
+    assert prior.find("memory_format", "contiguous") == Effect(-layout.mean, layout.sd)
+    assert prior.find("optimizer_implementation", "for-loop").mean < 0.0
+    assert prior.find("optimizer_implementation", "foreach").mean == 0.0
+    assert prior.find("num_workers", 2) == USUAL["num_workers", None]
+
+
+def test_on_a_gpu_other_things_are_usual() -> None:
+    prior = make_prior(report_of(device="cuda", optimizer_implementation="foreach"))
+    assert prior.find("precision", "bf16") == USUAL_ON_GPU["precision", None]
+    assert prior.find("attention_backend", "math").mean < prior.find("attention_backend", "flash").mean == 0.0
+    fused, loop = (prior.find("optimizer_implementation", name).mean for name in ("fused", "for-loop"))
+    assert loop < 0.0 < fused
+    assert (("precision", "bf16"), ("attention_backend", "math")) not in prior.pairs
+
+
+def test_what_one_mode_of_a_compiler_brought_is_expected_of_the_others() -> None:
+    values = {"compile_mode": ("off", "default", "max-autotune")}
+    prior = Prior({("compile_mode", None): Effect(0.1, 0.2)}, {}, alike=make_prior(report_of(device="cuda")).alike)
+    means = []
+    for one in (prior, Prior(prior.effects, {})):
+        features = Features(values, {"compile_mode": "off"}, one)
+        model = LogAdditiveModel(features, 0.02)
+        model.add((1,), 0.5)
+        means.append(float(model.foretell(features.encode(np.array([[2]])))[0][0]))
+    assert means[0] > 0.35
+    assert means[1] == pytest.approx(0.1)

@@ -8,7 +8,8 @@
 How large both are differs from target to target: they are those under which what was read is likeliest, weighed with
 what is usual (type-II maximum likelihood: Bishop, section 3.5).
 
-Values of one ordered knob (8, 4, 2 samples) are correlated a priori: what one costs, its neighbour costs too. The
+Values of one ordered knob (8, 4, 2 samples) are correlated a priori: what one costs, its neighbour costs too. So are
+those of which that is said, as the modes of a compiler. The
 posterior is that of Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 3.50); each
 reading changes it by one rank (Sherman & Morrison 1950), so that the thousandth costs what the first did.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +71,13 @@ class Prior:
         effects: by change, or by knob with None for its value.
         pairs: by two changes; None for any value but the baseline's.
         noise_sd: usual one, of one launch; the model finds out what it is here.
+        alike: correlation of what the values of a knob bring, by its name; of the values of ordered ones it is known.
     """
 
     effects: Mapping[Change, Effect]
     pairs: Mapping[tuple[Change, Change], Effect]
     noise_sd: float = 0.05
+    alike: Mapping[str, float] = field(default_factory=dict)
 
     def find(self, name: str, value: object) -> Effect:
         """Return what is known of a change: of its value, else of its knob, else nothing."""
@@ -106,14 +109,18 @@ class Features:
         self._own = np.array(own, dtype=np.int64)
         changes: list[Change] = []
         self._tables: list[Rows] = []
-        self._ordered: list[tuple[int, Rows]] = []
+        self._related: list[tuple[int, Vector]] = []
         for name, offered, index in zip(values, values.values(), own, strict=True):
             others = np.array([place for place in range(len(offered)) if place != index], dtype=np.int64)
             table = np.full(len(offered), -1, dtype=np.int64)
             table[others] = len(changes) + np.arange(len(others))
             self._tables.append(table)
             if _is_ordered(offered):
-                self._ordered.append((len(changes), others))
+                self._related.append((len(changes), _NEIGHBOURS ** np.abs(others[:, None] - others)))
+            elif name in prior.alike:
+                alike = np.full((len(others), len(others)), prior.alike[name])
+                np.fill_diagonal(alike, 1.0)
+                self._related.append((len(changes), alike))
             changes += [(name, offered[place]) for place in others.tolist()]
         self._pairs = [
             (first, second, effect)
@@ -129,10 +136,9 @@ class Features:
     def make_prior_covariance(self) -> Vector:
         """Return what is known of the weights before anything was read [columns, columns]."""
         covariance: Vector = np.diag(self.prior_sd**2)
-        for start, places in self._ordered:
-            part = slice(start, start + len(places))
-            near = _NEIGHBOURS ** np.abs(places[:, None] - places)
-            covariance[part, part] = near * np.outer(self.prior_sd[part], self.prior_sd[part])
+        for start, correlation in self._related:
+            part = slice(start, start + len(correlation))
+            covariance[part, part] = correlation * np.outer(self.prior_sd[part], self.prior_sd[part])
         return covariance
 
     def encode(self, rows: Rows) -> Rows:

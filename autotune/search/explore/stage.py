@@ -35,6 +35,9 @@ from autotune.search.scores.objective import Judged
 from autotune.search.share.alone import ALONE, Alone
 from autotune.space import SearchSpace, needs_compilation, revert_knobs
 
+_SLOW = 1.5
+"""Times the fastest way to compile: a slower one is weighed against the best without."""
+
 
 class Proposals(Protocol):
     """Where configs come from, and who is told what became of them."""
@@ -298,7 +301,8 @@ class Explorer:
             if value != get_knob(space.baseline, name) and name != "compile_mode" and not is_user_knob(name)
             if self.proof_seconds(space.complete({name: value})) > max(policy.most_proof_share * budget, fitting)
         }
-        return dict.fromkeys(find_dear_values(self.log, policy.dear_compile_share * budget), 1.0) | proven_long
+        dear = [*find_dear_values(self.log, policy.dear_compile_share * budget), *list_slow_compilers(self.log)]
+        return dict.fromkeys(dear, 1.0) | proven_long
 
     def _find_unproven(self) -> list[tuple[str, KnobValue]]:
         """Return the values that nothing measured speaks for, and that no launch has shown to work yet."""
@@ -371,7 +375,18 @@ def price_proposal(log: SearchLog, proof_seconds: Callable[[TrainConfig], float]
 
 def find_dear_values(log: SearchLog, seconds: float) -> list[str]:
     """Return the ways to compile, as `name=value`, whose first launch takes longer than some seconds."""
-    problem, prices = log.problem, log.prices
+    return [f"compile_mode={mode}" for mode, price in _price_compilers(log).items() if price > seconds]
+
+
+def list_slow_compilers(log: SearchLog) -> list[str]:
+    """Return the ways to compile, as `name=value`, that take much longer than the fastest."""
+    prices = {mode: price for mode, price in _price_compilers(log).items() if mode != "off"}
+    least = min(prices.values(), default=0.0)
+    return [f"compile_mode={mode}" for mode, price in prices.items() if price > _SLOW * least]
+
+
+def _price_compilers(log: SearchLog) -> dict[KnobValue, float]:
+    """Return what a first launch of each mode takes that is not the user's own, in seconds."""
+    problem = log.problem
     modes = (mode for mode in problem.space.choices.get("compile_mode", ()) if mode != problem.baseline.compile_mode)
-    configs = (with_knobs(problem.baseline, {"compile_mode": mode}) for mode in modes)
-    return [f"compile_mode={one.compile_mode}" for one in configs if prices.first_seconds(one) > seconds]
+    return {mode: log.prices.first_seconds(with_knobs(problem.baseline, {"compile_mode": mode})) for mode in modes}

@@ -27,6 +27,8 @@ _UNKNOWN_SECONDS = 45.0
 """What a first compilation is taken to cost where the operations of a step were not counted and none was seen."""
 _FACTORS: dict[CompileMode, float] = {"max-autotune": 2.5, "max-autotune-no-cudagraphs": 2.5}
 """Autotuning times several kernels for each product."""
+_TRITON_FACTOR = 2.4
+"""Of these on a GPU, where each is compiled first: tens of them."""
 CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
 
@@ -132,7 +134,8 @@ def predict_again(own: Sequence[TrialResult]) -> float:
 def _predict(config: TrainConfig, facts: TargetFacts) -> float:
     operations = facts.work.operations_per_step if facts.work is not None else None
     seconds = _UNKNOWN_SECONDS if operations is None else _START_SECONDS + _SECONDS_PER_OPERATION * operations
-    return _FACTORS.get(config.compile_mode, 1.0) * seconds
+    factor = _FACTORS.get(config.compile_mode, 1.0)
+    return seconds * (factor * _TRITON_FACTOR if factor > 1.0 and facts.device == "cuda" else factor)
 
 
 def _first_of_each(seen: Sequence[TrialResult]) -> list[TrialResult]:
