@@ -101,6 +101,7 @@ def hooked_places() -> dict[str, Any]:
         "loader": DataLoader.__iter__,
         "iterator": _BaseDataLoaderIter.__next__,
         "module": nn.Module._compiled_call_impl,
+        "compile": nn.Module.compile,
         "optimizer": torch.optim.Optimizer.__init__,
         "backward": torch.autograd.backward,
         "grad": torch.autograd.grad,
@@ -715,6 +716,68 @@ def test_data_that_a_script_exchanges_between_epochs_reach_workers_that_are_kept
     key = describe_loader(DataLoader(wrap(Resampled(*make_data().tensors)), batch_size=8, shuffle=True))
     with hang({"num_workers": 1, "persistent_workers": True}, training_loaders=(key,)):
         assert train() == expected
+
+
+def test_a_model_that_the_script_compiles_in_place_is_found() -> None:
+    def train() -> list[float]:
+        seed_all(9)
+        model = make_model()
+        model.compile(backend="eager")
+        return fit(model, DataLoader(make_data(), batch_size=8))
+
+    expected = train()
+    with hang() as hung:
+        assert train() == expected
+    assert len(hung.roots) == 1
+    assert hung.hooks.models.compiles_itself
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4]
+    assert hung.losses == expected
+
+
+def test_blocks_that_the_script_compiles_in_place_are_parts_of_the_model() -> None:
+    with hang({"precision": "bf16"}) as hung:
+        model = make_model()
+        for block in model:
+            block.compile(backend="eager")
+        fit(model, DataLoader(make_data(), batch_size=8))
+        copied = copy.deepcopy(model)
+    assert [root is model for root in hung.roots] == [True]
+    assert copied(torch.ones(2, 6)).shape == (2, 3)
+
+
+def test_a_model_that_trains_in_eval_mode_is_found_from_its_second_step_on() -> None:
+    """As one of `from_pretrained`, which nobody told to train."""
+
+    def train(model: nn.Module, losses: list[float]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in DataLoader(make_data(), batch_size=8):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            with torch.no_grad():
+                model(x)
+
+    losses: list[float] = []
+    with hang() as hung:
+        train(model := make_model().eval(), losses)
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 4]
+    assert hung.losses == losses[1:]
+    assert hung.turns[-1] is False
+
+
+def test_a_teacher_in_eval_mode_is_no_model_to_train() -> None:
+    teacher, student = make_model().eval(), make_model()
+    with hang() as hung:
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for x, _ in DataLoader(make_data(), batch_size=8):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(student(x), teacher(x).detach()).backward()
+            optimizer.step()
+    assert hung.roots == [student]
+    assert len(hung.steps) == 6
 
 
 class Endless(RandomSampler):

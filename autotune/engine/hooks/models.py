@@ -1,8 +1,9 @@
 """Hooks on the models of a script: found at their first training call, where the model knobs are applied.
 
 The root is the outermost module that is called in training mode with gradients on and has something to train: not
-the one that owns most parameters (tied weights hide it) and not a loss module. `Module._compiled_call_impl` is where
-`Module.compile` hangs its own work: outside of everything compiled, and left out of copies and pickles.
+the one that owns most parameters (tied weights hide it) and not a loss module. Where a step ends without any, those
+that are called in eval mode with gradients on are trained. `Module._compiled_call_impl` is where `Module.compile` hangs
+its own work: outside of everything compiled, and left out of copies and pickles.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class ModelHooks:
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
         self._finding = False
+        self._saw_evaluated = self._trains_evaluated = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -59,11 +61,41 @@ class ModelHooks:
         self._finding = True
         self._look()
         try:
-            yield
+            with self._watch_compile():
+                yield
         finally:
             self.stop_finding()
             for root in self.roots:
                 root.__dict__.pop("_compiled_call_impl", None)
+
+    def begin_with_evaluated(self) -> bool:
+        """Take models in eval mode for trained ones, where one was called with gradients on and none in training mode.
+
+        Returns:
+            Whether it is so from now on.
+        """
+        begins = self._saw_evaluated and not self.roots and not self._trains_evaluated
+        self._trains_evaluated |= begins
+        return begins
+
+    @contextmanager
+    def _watch_compile(self) -> Iterator[None]:
+        plain, hooks = nn.Module.compile, self
+
+        def compile_in_place(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            plain(module, *args, **kwargs)
+            if hooks._finding:
+                module.__dict__["_compiled_call_impl"] = _CompiledCall(hooks, module)
+
+        nn.Module.compile = compile_in_place  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.compile = plain  # type: ignore[method-assign]
+
+    def is_called_outside(self) -> bool:
+        """Return whether a call now is of an outermost module, while roots are looked for."""
+        return self._finding and not self._depth
 
     def stop_finding(self) -> None:
         """Look for no further root: calls of other modules cost nothing from here on."""
@@ -74,7 +106,7 @@ class ModelHooks:
         hooks = self
 
         def discover(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return hooks._discover(module, args, kwargs)
+            return hooks.discover(module, args, kwargs)
 
         nn.Module._compiled_call_impl = discover
 
@@ -91,29 +123,34 @@ class ModelHooks:
             if self._finding and not self._depth:
                 self._look()
 
-    def _discover(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def discover(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an outermost module that is no root; it becomes one by a training call."""
         has_something_to_train = any(p.requires_grad for p in module.parameters())
-        if has_something_to_train and module.training and torch.is_grad_enabled():
+        if has_something_to_train and self._is_training_call(module):
             self._adopt(module)
             return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
         with self.unseen():
             if has_something_to_train and not module.training:
+                self._saw_evaluated |= torch.is_grad_enabled()
                 self._leave_training(module)
             with self._outside():
-                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+                return _find_call(module)(*args, **kwargs)
+
+    def _is_training_call(self, module: nn.Module) -> bool:
+        return (module.training or self._trains_evaluated) and torch.is_grad_enabled()
 
     def _adopt(self, root: nn.Module) -> None:
         compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
         to_inspect = [root] if self._inspects and not compiled else []
         run = self._prepare(root)
-        inner: Call = root.__dict__.get("_compiled_call_impl") or root._call_impl
+        inner = _find_call(root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
                 return inner(*args, **kwargs)
             with self.unseen():
-                if root.training and torch.is_grad_enabled():
+                if self._is_training_call(root):
                     if to_inspect:
                         to_inspect.clear()
                         return self._inspect(root, run, inner, args, kwargs)
@@ -158,6 +195,19 @@ class ModelHooks:
         self._watch.model_called(id(module), 0, training=False)
 
 
+class _CompiledCall:
+    """A call that the script has compiled in place, where roots are looked for."""
+
+    def __init__(self, hooks: ModelHooks, module: nn.Module) -> None:
+        self.plain: Call = module.__dict__["_compiled_call_impl"]
+        self._hooks, self._module = hooks, module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._hooks.is_called_outside():
+            return self.plain(*args, **kwargs)
+        return self._hooks.discover(self._module, args, kwargs)
+
+
 class _RootCall:
     """The hook on a root, which no copy and no pickle of the root takes along."""
 
@@ -185,6 +235,14 @@ def is_compiled(root: nn.Module) -> bool:
         type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
         for module in root.modules()
     )
+
+
+def _find_call(module: nn.Module) -> Call:
+    """Return what runs a module: compiled in place, or as it is."""
+    compiled: Call | None = module.__dict__.get("_compiled_call_impl")
+    if isinstance(compiled, _CompiledCall):
+        return compiled.plain
+    return module._call_impl if compiled is None else compiled
 
 
 def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

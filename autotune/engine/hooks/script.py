@@ -130,6 +130,8 @@ class ScriptHooks:
             yield
 
     def _end_step(self, step: ScriptStep) -> None:
+        if self.models.begin_with_evaluated():  # of this step nothing is known yet
+            return
         self.steps += 1
         if self.steps == _FINDING_STEPS:
             self.models.stop_finding()
