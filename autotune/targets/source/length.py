@@ -26,7 +26,7 @@ def differ_in_length_alone(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def _leave_lengths(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command, those that say how long to train without the number that they give."""
+    """Yield the words of a command but those that say how long to train: without, that is the script's own default."""
     is_value = False
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if is_value:
@@ -35,7 +35,8 @@ def _leave_lengths(words: Sequence[str]) -> Iterator[str]:
         name, equals, value = word.partition("=")
         is_length = name.lstrip("-").rpartition(".")[2].replace("-", "_").lower() in LENGTH_OPTIONS
         is_value = is_length and not equals and word.startswith("-") and _is_number(following)
-        yield name if is_length and _is_number(value) else word
+        if not is_value and not (is_length and _is_number(value)):
+            yield word
 
 
 def _is_number(text: str) -> bool:
