@@ -21,6 +21,7 @@ from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.loop import Training
 from autotune.engine.shards import whole
 from autotune.errors import AutotuneError
+from autotune.isolation.prepare import exit_at_once
 from autotune.records.config import spread_config
 from autotune.targets.workload import LoadedWorkload, check_workload
 
@@ -128,3 +129,4 @@ def main(folder: Path, cases: dict[str, dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), {"quick": QUICK, "knobs": KNOBS, "compiled": COMPILED}[sys.argv[2]])
+    exit_at_once(0)  # as all ranks do: a thread of gloo that lets go of a tensor while Python ends would abort it
