@@ -33,6 +33,9 @@ SPLIT_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps"})
 BATCH_KNOBS = SPLIT_KNOBS | {"learning_rate_scale"}
 """They make one change together."""
 
+HALF_KERNELS = frozenset({"flash", "cudnn"})
+"""Of attention: on a GPU they need half precision, and on a CPU nobody chooses them."""
+
 DDP_KNOBS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")
 FSDP_KNOBS = ("reshard_after_forward",)
 """Without effect beside the other strategy."""
@@ -258,9 +261,9 @@ def _find_half_kernels(facts: Facts, choices: Mapping[str, tuple[KnobValue, ...]
     Where the precision is fixed, parameters may be in half precision themselves.
     """
     own = facts.target.baseline
-    if not facts.on_gpu or "precision" not in choices:
+    if not facts.on_gpu or not {"precision", "attention_backend"} <= choices.keys():
         return frozenset()
-    return frozenset({"flash", "cudnn"}) - ({own.attention_backend} if own.precision == "fp32" else set())
+    return HALF_KERNELS - ({own.attention_backend} if own.precision == "fp32" else set())
 
 
 def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
@@ -313,10 +316,15 @@ def classify_changes(
 
 
 def revert_knobs(config: TrainConfig, baseline: TrainConfig, names: Iterable[str]) -> TrainConfig:
-    """Return a config with some knobs as the baseline has them; those of the batch go together."""
+    """Return a config with some knobs as the baseline has them; those of the batch go together.
+
+    So do half precision and the attention kernels that need it.
+    """
     wanted = set(names)
     if wanted & BATCH_KNOBS:
         wanted |= BATCH_KNOBS
+    if "precision" in wanted and baseline.precision == "fp32" and config.attention_backend in HALF_KERNELS:
+        wanted.add("attention_backend")
     return canonical(with_knobs(config, {name: get_knob(baseline, name) for name in wanted}), baseline)
 
 

@@ -35,7 +35,15 @@ from autotune.records import (
 )
 from autotune.records.codec import read_record
 from autotune.records.search import Preset
-from autotune.space import SearchSpace, build_space, canonical, needs_compilation, numerics_of, require_knobs
+from autotune.space import (
+    SearchSpace,
+    build_space,
+    canonical,
+    needs_compilation,
+    numerics_of,
+    require_knobs,
+    revert_knobs,
+)
 
 GIB = 2**30
 BASELINE = TrainConfig(micro_batch_size=12, num_threads=4, optimizer_implementation="for-loop")
@@ -395,6 +403,8 @@ def test_kernels_for_half_precision_go_with_it_alone() -> None:
     assert space.complete({"attention_backend": "flash", "precision": "bf16"}).attention_backend == "flash"
     assert space.complete({"attention_backend": "efficient"}).attention_backend == "efficient"
     assert not SPACES["cpu"].half_kernels
+    both = space.complete({"attention_backend": "flash", "precision": "bf16"})
+    assert revert_knobs(both, space.baseline, ["precision"]) == space.baseline
     half = build_space(gpu_facts(fixed={"precision": "its parameters are bfloat16"}))
     assert half.complete({"attention_backend": "cudnn"}).attention_backend == "cudnn"
 

@@ -165,6 +165,8 @@ class ScriptTrial:
         self.is_seeded = True
 
     def _turn(self, is_training: bool) -> None:
+        if os.getpid() != self._process:
+            return  # a loader's worker, or a process that the script forked
         if not self.startup_seconds:
             if not (is_training and self.hooks.models.roots):
                 return

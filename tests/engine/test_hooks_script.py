@@ -693,7 +693,26 @@ class Resampled(TensorDataset):
         self.tensors = (x, (y + epoch) % 3)
 
 
-@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Subset(one, range(ROWS))], ids=["itself", "within"])
+class Behind:
+    """What a data set of another library is: no `Dataset` of PyTorch's, and with slots."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, one: Resampled) -> None:
+        self.parts = {"only": (one,)}
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        return self.parts["only"][0][index]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda one: one, lambda one: Subset(one, range(ROWS)), Behind, lambda one: Subset(Behind(one), range(ROWS))],
+    ids=["itself", "within", "of another library", "within one of another library"],
+)
 def test_data_that_a_script_exchanges_between_epochs_reach_workers_that_are_kept(wrap: Any) -> None:
     def train() -> list[float]:
         seed_all(8)
@@ -732,6 +751,29 @@ def test_a_model_that_the_script_compiles_in_place_is_found() -> None:
     assert hung.hooks.models.compiles_itself
     assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4]
     assert hung.losses == expected
+
+
+def test_a_model_that_is_compiled_after_its_first_call_is_one_root() -> None:
+    with hang({"activation_checkpointing": "full"}) as hung:
+        model = make_model()
+        model(torch.ones(1, 6))
+        model.compile(backend="eager")
+        fit(model, DataLoader(make_data(), batch_size=8))
+    assert hung.roots == [model]
+
+
+def test_no_copy_of_a_model_that_was_compiled_in_place_takes_hooks_along() -> None:
+    class Keeper(nn.Linear):
+        def __getstate__(self) -> dict[str, Any]:
+            return dict(self.__dict__)  # as DistributedDataParallel: all of it
+
+    with hang():
+        model = Keeper(6, 3)
+        model.compile(backend="eager")
+        copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model.state_dict()))
+        assert copied.__dict__["_compiled_call_impl"] is None
+        assert copied(torch.ones(2, 6)).shape == (2, 3)
+        assert pickled.keys() == model.state_dict().keys()
 
 
 def test_blocks_that_the_script_compiles_in_place_are_parts_of_the_model() -> None:

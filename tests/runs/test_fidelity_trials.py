@@ -484,6 +484,19 @@ def test_a_script_in_float64_is_nearer_to_itself_than_in_low_precision(project: 
 
 
 @pytest.mark.slow
+def test_a_script_that_trains_in_eval_mode_is_held_at_its_weights_like_any_other(project: Project) -> None:
+    """Its model is found at its second step, by when its Adam has a state in float32."""
+    project.write(SELF_MADE.replace("model.train()", "model.eval()"), "evaluated.py")
+    plan = ONE_POINT.replace(dropout=False)
+    baseline = captures_of(capture_script(project, "evaluated.py", plan=plan)).points[0].gradients.rows
+    again = captures_of(capture_script(project, "evaluated.py", plan=plan)).points[0].gradients.rows
+    reference = captures_of(capture_script(project, "evaluated.py", plan=plan.replace(reference=True)))
+    (project.folder / "evaluated.py").unlink()
+    assert np.array_equal(baseline, again)
+    assert 0.0 < error_of(baseline, reference.points[0].gradients.rows) < 1e-5
+
+
+@pytest.mark.slow
 def test_a_script_that_ends_early_has_the_points_that_it_came_to(project: Project) -> None:
     result = capture_script(project, "plain.py", "--epochs", "1", plan=PLAN.replace(later_steps=100))
     captures = captures_of(result)

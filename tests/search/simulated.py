@@ -361,6 +361,7 @@ class Placebos:
 
     def __init__(self, configs: Sequence[TrainConfig]) -> None:
         self.configs = list(configs)
+        self.effects: dict[tuple[str, KnobValue | None], tuple[float, float]] = {}
         self.told: list[tuple[TrainConfig, float | None]] = []
 
     def open(self, config: TrainConfig) -> Proposal:
@@ -378,6 +379,10 @@ class Placebos:
 
     def abandon(self, proposal: Proposal) -> None:
         pass
+
+    def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
+        """Return what the test says."""
+        return self.effects
 
     def list_estimates(self) -> dict[str, float]:
         """Return nothing: a reading is all that is known of a config."""

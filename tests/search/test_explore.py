@@ -13,6 +13,7 @@ from simulated import (
     BASELINE,
     LAUNCH_SECONDS,
     Machine,
+    Placebos,
     Search,
     UnsavedStudy,
     explore,
@@ -106,6 +107,33 @@ def test_a_proof_that_is_due_comes_before_anything_new():
     search = open_search(Machine(), budget=400.0)
     assert explore(search, is_proof_due=lambda: len(search.log.judged) > 4) == "budget"
     assert len(search.log.judged) == 5
+
+
+FASTER = BASELINE.replace(precision="bf16", num_workers=2)
+
+
+def explore_around(effect: float, *, is_due: bool, proof_seconds: float = 0.0) -> list[TrainConfig]:
+    """Return what is launched beside the baseline where one faster config is proposed, a part of which is exact."""
+    search = open_search(Machine(noise=0.0), budget=400.0)
+    study = Placebos([FASTER])
+    study.effects = {("num_workers", 2): (effect, 0.02)}
+    Explorer(
+        search.log,
+        search.starter,
+        study,
+        is_proof_due=lambda: is_due and search.log.ranking.find(FASTER) is not None,
+        proof_seconds=lambda config: proof_seconds if config.precision == "bf16" else 0.0,
+    ).run()
+    found = (one.config for one in search.log.judged if one.config != BASELINE)
+    return list(dict.fromkeys(found))
+
+
+def test_what_is_exact_in_the_best_is_launched_by_itself_before_its_proof() -> None:
+    exact = BASELINE.replace(num_workers=2)
+    assert explore_around(0.1, is_due=True) == [FASTER, exact]
+    assert explore_around(0.1, is_due=False, proof_seconds=1000.0) == [FASTER, exact]  # there is no time for its own
+    assert explore_around(0.1, is_due=False) == [FASTER]
+    assert explore_around(0.01, is_due=True) == [FASTER]  # it promises next to nothing
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ from simulated import Machine, make_report
 
 from autotune.records import Advice, GainRange, ProbeReport
 from autotune.search.explore.additive import Effect, Features, LogAdditiveModel, Prior
-from autotune.search.explore.prior import OWN, PAIRS, SHARED_CPUS, USUAL, USUAL_ON_GPU, make_prior
+from autotune.search.explore.prior import COMPILED_HALF, OWN, PAIRS, SHARED_CPUS, USUAL, USUAL_ON_GPU, make_prior
 
 TOGETHER = (("num_workers", None), ("num_threads", None))
 
@@ -50,6 +50,21 @@ def test_on_a_gpu_other_things_are_usual() -> None:
     fused, loop = (prior.find("optimizer_implementation", name).mean for name in ("fused", "for-loop"))
     assert loop < 0.0 < fused
     assert (("precision", "bf16"), ("attention_backend", "math")) not in prior.pairs
+
+
+def test_advice_on_an_optimizer_counts_for_its_better_implementations() -> None:
+    advice = Advice(knob="optimizer_implementation", reason="it takes long", gain=GainRange(low=1.2, high=1.6))
+    report = report_of(device="cuda", optimizer_implementation="foreach")
+    before, after = make_prior(report), make_prior(report.replace(advice=(advice,)))
+    assert after.find("optimizer_implementation", "fused").mean > before.find("optimizer_implementation", "fused").mean
+    assert after.find("optimizer_implementation", "for-loop") == before.find("optimizer_implementation", "for-loop")
+
+
+def test_what_the_user_has_on_already_is_like_no_other_value() -> None:
+    assert make_prior(report_of(device="cuda", precision="bf16")).alike.keys() == {"compile_mode"}
+    assert COMPILED_HALF not in make_prior(report_of(device="cuda", precision="bf16")).pairs
+    assert COMPILED_HALF in make_prior(report_of(device="cuda")).pairs
+    assert not make_prior(report_of()).alike
 
 
 def test_what_one_mode_of_a_compiler_brought_is_expected_of_the_others() -> None:

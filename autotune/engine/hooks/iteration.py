@@ -11,19 +11,27 @@ another loader beside this one, dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 PlainIter = Callable[[DataLoader[Any]], Any]
 
-_MOST_PARTS = 100
-"""Of a list in a data set, to be looked at for data sets that it is made of."""
+_MOST_HELD, _MOST_PARTS = 2000, 100
+"""Values of a data set, and of one container in it, that are looked at: there are data sets of a million."""
+
+_CLOSED = (str, bytes, int, float, complex, torch.Tensor, torch.Generator, np.ndarray, type, ModuleType, FunctionType)
+"""What is one value: changed within, or not at all."""
+
+_ABSENT = object()
 
 
 @dataclass
@@ -34,7 +42,7 @@ class OwnSettings:
         num_workers: its workers.
         persistent_workers: it keeps them from epoch to epoch.
         epochs: how often it was iterated.
-        held: what its data set held when workers were started last.
+        held: what its data set and its collate function held when workers were started last.
     """
 
     num_workers: int
@@ -77,28 +85,44 @@ def _renew_workers(loader: DataLoader[Any], own: OwnSettings) -> None:
     """Let kept workers go where the data set has been given something else: they hold a copy of what it was.
 
     A script that draws new negatives for each epoch, or sets its epoch's number, counts on workers that start anew.
-    What is changed within an array or a list is not seen.
+    What is changed within an array, or deep within something large, is not seen.
     """
-    held = _list_held(loader.dataset)
+    held = _list_held(loader)
     if len(held) != len(own.held) or any(now is not before for now, before in zip(held, own.held, strict=True)):
         loader._iterator = None
     own.held = held
 
 
-def _list_held(dataset: Any) -> tuple[Any, ...]:
-    """Return the values of a data set's attributes, and of the data sets' that it is made of."""
-    found: list[Any] = []
-    waiting, seen = [dataset], set()
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        values = list(getattr(one, "__dict__", {}).values())
-        found += values
-        parts = chain(values, *(value for value in values if isinstance(value, list) and len(value) <= _MOST_PARTS))
-        waiting += [part for part in parts if isinstance(part, Dataset)]
-    return tuple(found)
+def _list_held(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """Return what a loader's workers are given a copy of, the outermost first: values of attributes and containers."""
+    found: list[Any] = [loader.dataset, loader.collate_fn]
+    seen: set[int] = set()
+    for one in found:  # which grows
+        if len(found) > _MOST_HELD:
+            break
+        if id(one) not in seen and not isinstance(one, _CLOSED):
+            seen.add(id(one))
+            found += _open(one)
+    return tuple(found[:_MOST_HELD])
+
+
+def _open(one: Any) -> list[Any]:
+    if isinstance(one, MethodType):
+        return [one.__self__]
+    if isinstance(one, partial):
+        return [one.func, *one.args, *one.keywords.values()]
+    if isinstance(one, Mapping):
+        return list(one.values()) if type(one) is dict and len(one) <= _MOST_PARTS else []
+    if isinstance(one, list | tuple):
+        return list(one) if len(one) <= _MOST_PARTS else []
+    slots = [name for kind in type(one).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))]
+    named = [value for name in slots if (value := getattr(one, name, _ABSENT)) is not _ABSENT]
+    return [*getattr(one, "__dict__", {}).values(), *named]
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 class LateIterator:

@@ -8,6 +8,7 @@ its own work: outside of everything compiled, and left out of copies and pickles
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -30,6 +31,7 @@ class ModelHooks:
     Attributes:
         roots: models found so far, in the order of their first training call.
         compiles_itself: the script compiles a model.
+        trains_evaluated: models in eval mode are trained.
         seen: operations of the first training call of every root together, if they were asked for.
         calls: the arguments of that call, `(args, kwargs)` by the root's position, its tensors without their data.
     """
@@ -53,7 +55,9 @@ class ModelHooks:
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
         self._finding = False
-        self._saw_evaluated = self._trains_evaluated = False
+        self._saw_evaluated = self.trains_evaluated = False
+        self._process = os.getpid()
+        self._runs: dict[int, Any] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -74,8 +78,8 @@ class ModelHooks:
         Returns:
             Whether it is so from now on.
         """
-        begins = self._saw_evaluated and not self.roots and not self._trains_evaluated
-        self._trains_evaluated |= begins
+        begins = self._saw_evaluated and not self.roots and not self.trains_evaluated
+        self.trains_evaluated |= begins
         return begins
 
     @contextmanager
@@ -84,18 +88,19 @@ class ModelHooks:
 
         def compile_in_place(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             plain(module, *args, **kwargs)
-            if hooks._finding:
-                module.__dict__["_compiled_call_impl"] = _CompiledCall(hooks, module)
+            compiled = module.__dict__.get("_compiled_call_impl")
+            if hooks._finding and compiled is not None:
+                module.__dict__["_compiled_call_impl"] = _CompiledCall(compiled, hooks, module)
 
-        nn.Module.compile = compile_in_place  # type: ignore[method-assign]
+        nn.Module.compile = compile_in_place  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
             nn.Module.compile = plain  # type: ignore[method-assign]
 
     def is_called_outside(self) -> bool:
-        """Return whether a call now is of an outermost module, while roots are looked for."""
-        return self._finding and not self._depth
+        """Return whether a call now is of an outermost module, while roots are looked for in this process."""
+        return self._finding and not self._depth and os.getpid() == self._process
 
     def stop_finding(self) -> None:
         """Look for no further root: calls of other modules cost nothing from here on."""
@@ -137,13 +142,14 @@ class ModelHooks:
                 return _find_call(module)(*args, **kwargs)
 
     def _is_training_call(self, module: nn.Module) -> bool:
-        return (module.training or self._trains_evaluated) and torch.is_grad_enabled()
+        return (module.training or self.trains_evaluated) and torch.is_grad_enabled()
 
     def _adopt(self, root: nn.Module) -> None:
         compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
         to_inspect = [root] if self._inspects and not compiled else []
-        run = self._prepare(root)
+        is_known = id(root) in self._runs  # the script has compiled it in place since
+        run = self._runs[id(root)] = self._runs[id(root)] if is_known else self._prepare(root)
         inner = _find_call(root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -162,7 +168,8 @@ class ModelHooks:
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
         root.__dict__["_compiled_call_impl"] = _RootCall(call)
-        self.roots.append(root)
+        if not is_known:
+            self.roots.append(root)
 
     def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._turn(True)  # whatever begins with the first training call is no part of the model
@@ -195,11 +202,21 @@ class ModelHooks:
         self._watch.model_called(id(module), 0, training=False)
 
 
-class _CompiledCall:
-    """A call that the script has compiled in place, where roots are looked for."""
+class _Hook:
+    """What hangs on a module, and no copy and no pickle of it takes along."""
 
-    def __init__(self, hooks: ModelHooks, module: nn.Module) -> None:
-        self.plain: Call = module.__dict__["_compiled_call_impl"]
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+class _CompiledCall(_Hook):
+    """The hook on a module that the script has compiled in place, where roots are looked for."""
+
+    def __init__(self, plain: Call, hooks: ModelHooks, module: nn.Module) -> None:
+        self.plain = plain
         self._hooks, self._module = hooks, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,20 +225,14 @@ class _CompiledCall:
         return self._hooks.discover(self._module, args, kwargs)
 
 
-class _RootCall:
-    """The hook on a root, which no copy and no pickle of the root takes along."""
+class _RootCall(_Hook):
+    """The hook on a root."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
 
 
 def look_for_no_models() -> None:

@@ -75,9 +75,11 @@ PAIRS: dict[tuple[Change, Change], Effect] = {
     (("num_workers", None), ("num_threads", None)): Effect(0.05, 0.10),
 }
 
+COMPILED_HALF: tuple[Change, Change] = (("precision", None), ("compile_mode", None))
+
 PAIRS_ON_GPU: dict[tuple[Change, Change], Effect] = {
     # Where products take half the time, what a compiler fuses is more of the rest (1.15x, 1.12x, and 1.43x together).
-    (("precision", None), ("compile_mode", None)): Effect(0.05, 0.10),
+    COMPILED_HALF: Effect(0.05, 0.10),
     (("num_workers", None), ("num_threads", None)): Effect(0.05, 0.10),
 }
 
@@ -110,15 +112,22 @@ def make_prior(
     effects = _count_from(report.target.baseline, usual)
     effects |= {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
     pairs = dict(PAIRS_ON_GPU if on_gpu else PAIRS)
+    if on_gpu and not all(_is_plain(report.target.baseline, name) for name in ALIKE_ON_GPU):
+        del pairs[COMPILED_HALF]
     for one in report.advice:
-        before = usual.get((one.knob, None), Effect())
+        before = effects.get((one.knob, None), Effect())
         if one.gain is not None:
             low, high = math.log(one.gain.low), math.log(one.gain.high)
             # A probe sees no more of malloc than the traffic it leaves behind: what is usual counts too.
-            effects[one.knob, None] = Effect(max(before.mean, (low + high) / 2), max(before.sd, (high - low) / 2))
+            raised = Effect(max(before.mean, (low + high) / 2), max(before.sd, (high - low) / 2))
+            gained = raised.mean - before.mean
+            for change, own in list(effects.items()):  # values that are known to be better than others stay so
+                if change[0] == one.knob and change[1] is not None and own.mean > 0.0:
+                    effects[change] = Effect(own.mean + gained, raised.sd)
+            effects[one.knob, None] = raised
             if one.knob == "num_workers":
                 pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
-    alike = ALIKE_ON_GPU if on_gpu else {}
+    alike = {name: share for name, share in ALIKE_ON_GPU.items() if on_gpu and _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
     known = {
         (one.knob, one.value): FAILED if one.failed else _combine(prior.find(one.knob, one.value), one)
@@ -139,6 +148,10 @@ def _count_from(baseline: TrainConfig, usual: Mapping[Change, Effect]) -> dict[C
         effects |= {(name, value): Effect(one.mean - had.mean, one.sd) for value, one in others.items()}
         effects[name, plain] = Effect(-had.mean, had.sd)
     return effects
+
+
+def _is_plain(config: TrainConfig, name: str) -> bool:
+    return get_knob(config, name) == get_knob(PLAIN, name)
 
 
 SAVED: dict[Change, Effect] = {

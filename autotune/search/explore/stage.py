@@ -2,6 +2,7 @@
 
 own             the user's presets, then each value of the user's knobs alone: what is taken for the bottleneck
 study           what the model of the launches so far takes for the most gain for its time
+exact           before a proof: what is exact in the best, alone, should the best not be shown to learn the same
 late            after the first proof: values whose arithmetic was not measured
 
 Every launch is priced first and has to fit what is left once proving the leader is paid for. One that is cut by the end
@@ -19,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_user_knob, with_knobs
 from autotune.records.objective import Objective
 from autotune.records.profile import StopReason
 from autotune.records.trial import Rival, TrialResult, TrialStatus
@@ -33,7 +34,7 @@ from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
 from autotune.search.share.alone import ALONE, Alone
-from autotune.space import SearchSpace, needs_compilation, revert_knobs
+from autotune.space import SearchSpace, classify_changes, needs_compilation, revert_knobs
 
 _SLOW = 1.5
 """Times the fastest way to compile: a slower one is weighed against the best without."""
@@ -240,10 +241,10 @@ class Explorer:
         suspects = log.find_suspects(count_overdue=not self.starter.should_stop(), elsewhere=ended)
         tried = Tried(log, suspects, left, self.fleet.list_taken())
         wanted = self._find_own(tried)
-        if wanted is None and self.is_proof_due():
-            wanted = self._simplify_best(tried, left)
-            if wanted is None:
-                return "budget"
+        is_due = wanted is None and self.is_proof_due()
+        wanted = wanted or self._prepare_proof(tried, left, is_due=is_due)
+        if wanted is None and is_due:
+            return "budget"
         proposal = self._choose(tried) if wanted is None else self.study.open(wanted)
         if proposal is not None:
             return proposal
@@ -271,6 +272,38 @@ class Explorer:
         again = (one.config for one in map(ranking.find, simpler) if one is not None and ranking.may_be_better(one))
         affordable = (config for config in again if self._price(config) <= left)
         return next(itertools.chain((config for config in simpler if config not in tried), affordable), None)
+
+    def _prepare_proof(self, tried: Tried, left: float, *, is_due: bool) -> TrainConfig | None:
+        """Return what is to be launched before the best is proven, or where that cannot be any more."""
+        wanted = self._simplify_best(tried, left) if is_due else None
+        if wanted is None and (is_due or self._is_beyond_proof()):
+            wanted = self._find_exact_part(tried, left)
+        return wanted
+
+    def _is_beyond_proof(self) -> bool:
+        """Return whether there is no time any more to show that the best learns the same."""
+        best = self.log.ranking.leader
+        if best is None or best.score <= self._policy.least_gain:
+            return False
+        return self.proof_seconds(best.config) > self.starter.budget.remaining_seconds
+
+    def _find_exact_part(self, tried: Tried, left: float) -> TrainConfig | None:
+        """Return what is exact in the best, where that promises something and was not launched by itself yet.
+
+        Its proof needs no loss check: it is there to fall back on where the best does not pass its own.
+        """
+        log, best = self.log, self.log.ranking.leader
+        is_proven = log.finals is not None and log.finals.winner is not None
+        if best is None or is_proven or log.problem.objective is Objective.MEMORY:
+            return None
+        baseline, numerics = log.problem.baseline, log.problem.report.target.numerics
+        kinds = classify_changes(best.config, baseline, numerics)
+        part = revert_knobs(best.config, baseline, [name for name, kind in kinds.items() if kind != "exact"])
+        changed, effects = changed_fields(part, baseline), self.study.list_effects()
+        expected = math.fsum(effects.get((name, get_knob(part, name)), (0.0, 0.0))[0] for name in changed)
+        if expected <= self._policy.worth_another or part == best.config or part in tried or self._price(part) > left:
+            return None
+        return part
 
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""

@@ -117,7 +117,9 @@ class Prover:
         log = self.log
         open_ones = (one for one in Candidates(log).ranked() if one.key not in log.attempted or log.checks_of(one))
         # The one to prove is the most promising of those that there is still time for.
-        first = itertools.islice(open_ones, log.problem.policy.most_leaders)
+        first = list(itertools.islice(open_ones, log.problem.policy.most_leaders))
+        if not any(map(self.reserve.is_provable, first)):
+            first += itertools.islice(filter(self.reserve.is_provable, open_ones), 1)
         return sorted(first, key=lambda one: not self.reserve.is_provable(one))
 
     def _check_losses(self, measure: Callable[[TrainConfig], bool]) -> list[TrainConfig]:
