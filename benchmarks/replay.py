@@ -109,6 +109,10 @@ class StudyOnTable(Study):
         """Return a recorded config that is not closed."""
         return super().propose(_NotRecorded(self._table, closed), *others, **more)
 
+    def expect(self, config: TrainConfig) -> float:
+        """Return what is expected of a recorded config; of another one nothing, so that it is not launched."""
+        return super().expect(config) if config in self._table.by_config else -math.inf
+
     def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
         """Return those that were recorded."""
         return [one for one in super().list_simpler(config) if one in self._table.by_config]

@@ -377,6 +377,10 @@ class Shuffled:
         """Return nothing: a config has one change."""
         return []
 
+    def expect(self, config: TrainConfig) -> float:
+        """Return nothing: all are alike."""
+        return 0.0
+
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Learn nothing."""
 

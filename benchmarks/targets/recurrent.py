@@ -58,7 +58,8 @@ class StepwiseLstm(nn.Module):
         for step in sequences.unbind(dim=1):
             state = self.cell(step, state)
         assert state is not None
-        return self.read_out(state[0])
+        sums: Tensor = self.read_out(state[0])
+        return sums
 
 
 workload = AdditionWorkload()

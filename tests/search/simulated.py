@@ -361,7 +361,7 @@ class Placebos:
 
     def __init__(self, configs: Sequence[TrainConfig]) -> None:
         self.configs = list(configs)
-        self.effects: dict[tuple[str, KnobValue | None], tuple[float, float]] = {}
+        self.expected = 0.0
         self.told: list[tuple[TrainConfig, float | None]] = []
 
     def open(self, config: TrainConfig) -> Proposal:
@@ -380,9 +380,9 @@ class Placebos:
     def abandon(self, proposal: Proposal) -> None:
         pass
 
-    def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
+    def expect(self, config: TrainConfig) -> float:
         """Return what the test says."""
-        return self.effects
+        return self.expected
 
     def list_estimates(self) -> dict[str, float]:
         """Return nothing: a reading is all that is known of a config."""

@@ -116,7 +116,7 @@ def explore_around(effect: float, *, is_due: bool, proof_seconds: float = 0.0) -
     """Return what is launched beside the baseline where one faster config is proposed, a part of which is exact."""
     search = open_search(Machine(noise=0.0), budget=400.0)
     study = Placebos([FASTER])
-    study.effects = {("num_workers", 2): (effect, 0.02)}
+    study.expected = effect
     Explorer(
         search.log,
         search.starter,

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_user_knob, with_knobs
+from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
 from autotune.records.objective import Objective
 from autotune.records.profile import StopReason
 from autotune.records.trial import Rival, TrialResult, TrialStatus
@@ -61,6 +61,10 @@ class Proposals(Protocol):
 
     def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
         """Return a config with one change taken back, for each that may well be worth nothing."""
+        ...
+
+    def expect(self, config: TrainConfig) -> float:
+        """Return the log speed-up that the changes of a config are taken to bring together."""
         ...
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
@@ -299,11 +303,9 @@ class Explorer:
         baseline, numerics = log.problem.baseline, log.problem.report.target.numerics
         kinds = classify_changes(best.config, baseline, numerics)
         part = revert_knobs(best.config, baseline, [name for name, kind in kinds.items() if kind != "exact"])
-        changed, effects = changed_fields(part, baseline), self.study.list_effects()
-        expected = math.fsum(effects.get((name, get_knob(part, name)), (0.0, 0.0))[0] for name in changed)
-        if expected <= self._policy.worth_another or part == best.config or part in tried or self._price(part) > left:
+        if part == best.config or part in tried or self._price(part) > left:
             return None
-        return part
+        return part if self.study.expect(part) > self._policy.worth_another else None
 
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""

@@ -7,6 +7,7 @@ It is in memory and made from the trials' own files, which are the truth; the co
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.records.codec import write_bytes
-from autotune.records.config import KnobValue, TrainConfig, get_knob
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob
 from autotune.search.explore.additive import NOTHING_KNOWN, Prior
 from autotune.search.explore.sampler import Floor, LogAdditiveSampler
 from autotune.search.scores.objective import KEYS, Judged
@@ -209,6 +210,11 @@ class Study:
     def list_effects(self) -> dict[tuple[str, KnobValue | None], tuple[float, float]]:
         """Return what each change alone brings in speed: log speed-up and its sd by knob and value, best first."""
         return self._sampler.list_effects(self._study) if self._distributions else {}
+
+    def expect(self, config: TrainConfig) -> float:
+        """Return the log speed-up that the changes of a config are taken to bring together: the sum of each alone."""
+        effects, changed = self.list_effects(), changed_fields(config, self._space.baseline)
+        return math.fsum(effects.get((name, get_knob(config, name)), (0.0, 0.0))[0] for name in changed)
 
     def list_estimates(self) -> dict[str, float]:
         """Return the log speed-up that each config launched here is taken to have by all launches, by its key."""
