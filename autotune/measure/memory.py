@@ -102,13 +102,17 @@ def measure_outside_bytes(device: torch.device, own_bytes: int) -> int:
 
 
 def measure_peak(run: Callable[[], None], device: torch.device) -> int | None:
-    """Return the most in use while something ran, as `measure_outside_bytes` counts; None when it cannot be known."""
-    outside = measure_outside_bytes(device, 0)
+    """Return the most in use while something ran, as `measure_outside_bytes` counts; None when it cannot be known.
+
+    What a GPU holds beside PyTorch's memory is read after the run: libraries are loaded in it, others come and go.
+    """
+    release_free_memory()
     if on_accelerator(device):
         reset_peak(device)
         run()
         synchronize(device)
-        return outside + (peak_reserved_bytes(device) or 0)
+        reserved = peak_reserved_bytes(device) or 0
+        return measure_outside_bytes(device, 0) + reserved
     forgotten, before = reset_host_peak(), peak_host_bytes()
     run()
     after = peak_host_bytes()

@@ -137,12 +137,19 @@ def fit(model: nn.Module, loader: DataLoader[Any], *, epochs: int = 1, lr: float
     losses = []
     for _ in range(epochs):
         model.train()
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+        losses += run_epoch(model, optimizer, loader)
+    return losses
+
+
+def run_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> list[float]:
+    """Train for an epoch, in whatever mode the model is, and return the losses."""
+    losses = []
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
     return losses
 
 
@@ -722,12 +729,7 @@ def test_data_that_a_script_exchanges_between_epochs_reach_workers_that_are_kept
         losses: list[float] = []
         for epoch in range(3):
             data.redraw(epoch)
-            for x, y in loader:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(x), y)
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
+            losses += run_epoch(model, optimizer, loader)
         loader._iterator = None
         return losses
 
@@ -789,21 +791,12 @@ def test_blocks_that_the_script_compiles_in_place_are_parts_of_the_model() -> No
 
 def test_a_model_that_trains_in_eval_mode_is_found_from_its_second_step_on() -> None:
     """As one of `from_pretrained`, which nobody told to train."""
-
-    def train(model: nn.Module, losses: list[float]) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in DataLoader(make_data(), batch_size=8):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            with torch.no_grad():
-                model(x)
-
-    losses: list[float] = []
+    model = make_model().eval()
     with hang() as hung:
-        train(model := make_model().eval(), losses)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = run_epoch(model, optimizer, DataLoader(make_data(), batch_size=8))
+        with torch.no_grad():
+            model(torch.ones(4, 6))
     assert hung.roots == [model]
     assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 4]
     assert hung.losses == losses[1:]

@@ -148,9 +148,10 @@ class ModelHooks:
         compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
         to_inspect = [root] if self._inspects and not compiled else []
-        is_known = id(root) in self._runs  # the script has compiled it in place since
-        run = self._runs[id(root)] = self._runs[id(root)] if is_known else self._prepare(root)
-        inner = _find_call(root)
+        if id(root) not in self._runs:  # else the script has compiled it in place since: it is prepared
+            self._runs[id(root)] = self._prepare(root)
+            self.roots.append(root)
+        run, inner = self._runs[id(root)], _find_call(root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
@@ -168,8 +169,6 @@ class ModelHooks:
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
         root.__dict__["_compiled_call_impl"] = _RootCall(call)
-        if not is_known:
-            self.roots.append(root)
 
     def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._turn(True)  # whatever begins with the first training call is no part of the model

@@ -143,6 +143,5 @@ def _scalar(tensors: Any) -> Tensor | None:
         return None
     unscaled: Tensor = getattr(loss, _UNSCALED, loss)
     kept = unscaled.detach()
-    return (
-        kept.clone() if kept.is_cuda else kept
-    )  # a model that computes it may be a CUDA graph: the next run overwrites it
+    # A model that computes its loss may be a CUDA graph: its next run overwrites what this one has returned.
+    return kept.clone() if kept.is_cuda else kept

@@ -19,7 +19,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset, default_collate
 
-from autotune.engine.device import on_accelerator, peak_reserved_bytes
 from autotune.engine.loop import Training
 from autotune.engine.windows import ResidentWindows, Window
 from autotune.measure.memory import measure_outside_bytes, measure_peak
@@ -135,10 +134,7 @@ class WorkloadMemory:
         peak = measure_peak(take_steps, self._device)
         models = [training.model] if self._bare is training.model else [training.model, self._bare]
         own = [*list_weights(models), *state_tensors(training.optimizer), *list_tensors(batch)]
-        outside = measure_outside_bytes(self._device, tensor_bytes(own))
-        if on_accelerator(self._device):  # others may have taken some of it meanwhile: PyTorch's own peak is sure
-            peak = outside + (peak_reserved_bytes(self._device) or 0)
-        return Calibration(size, outside, peak)
+        return Calibration(size, measure_outside_bytes(self._device, tensor_bytes(own)), peak)
 
 
 class SampleBatches:

@@ -9,9 +9,9 @@ How large both are differs from target to target: they are those under which wha
 what is usual (type-II maximum likelihood: Bishop, section 3.5).
 
 Values of one ordered knob (8, 4, 2 samples) are correlated a priori: what one costs, its neighbour costs too. So are
-those of which that is said, as the modes of a compiler. The
-posterior is that of Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 3.50); each
-reading changes it by one rank (Sherman & Morrison 1950), so that the thousandth costs what the first did.
+those of which that is said, as the modes of a compiler. The posterior is that of Bayesian linear regression (Bishop,
+Pattern Recognition and Machine Learning, 2006, eq. 3.50); each reading changes it by one rank (Sherman & Morrison
+1950), so that the thousandth costs what the first did.
 """
 
 from __future__ import annotations

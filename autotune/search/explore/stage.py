@@ -36,8 +36,6 @@ from autotune.search.scores.objective import Judged
 from autotune.search.share.alone import ALONE, Alone
 from autotune.space import SearchSpace, classify_changes, needs_compilation, revert_knobs
 
-_LEAST_FALLBACK_SECONDS = 300.0
-"""Budget below which what there is to fall back on would take the time of the best's own proof."""
 _SLOW = 1.5
 """Times the fastest way to compile: a slower one is weighed against the best without."""
 
@@ -300,8 +298,7 @@ class Explorer:
         """
         log, best = self.log, self.log.ranking.leader
         is_proven = log.finals is not None and log.finals.winner is not None
-        is_short = self.starter.budget.seconds < _LEAST_FALLBACK_SECONDS
-        if best is None or is_proven or is_short or log.problem.objective is Objective.MEMORY:
+        if best is None or is_proven or log.problem.objective is Objective.MEMORY:
             return None
         baseline, numerics = log.problem.baseline, log.problem.report.target.numerics
         kinds = classify_changes(best.config, baseline, numerics)
