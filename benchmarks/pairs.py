@@ -2,6 +2,7 @@
 
     python benchmarks/pairs.py --searches 2000 --false 20000
     python benchmarks/pairs.py --searches 0 --history 20000
+    python benchmarks/pairs.py --searches 0 --turns 20000
 
 Every decision is that of `run_finals`; only the launches are drawn: normal, or with spikes in 15 % of them. The search
 before them has seen the noise with some degrees of freedom, and shows it as it would: chi-square.
@@ -10,6 +11,7 @@ before them has seen the noise with some degrees of freedom, and shows it as it 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -19,8 +21,13 @@ from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Measurement, PeakMemory
 from autotune.records.trial import Target, TrialLimits, TrialResult, TrialSpec, TrialStatus
+from autotune.search.finals.claim import FASTER, THRESHOLD
+from autotune.search.finals.finalist import LEAST_ROUNDS, Figure, rounds_needed
+from autotune.search.finals.plan import PairNoise, choose_noise
 from autotune.search.finals.risk import SHARE_OF_A_LOOK
 from autotune.search.finals.rounds import Terms, run_finals
+from autotune.search.policy import USUAL_POLICY
+from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 
 BASELINE = TrainConfig(micro_batch_size=32)
 CANDIDATE = BASELINE.replace(num_workers=2)
@@ -82,6 +89,47 @@ def _see_noise(draw: Callable[[], float], degrees: int, scale: float) -> Pilot:
         return NO_PILOT
     squares = sum((draw() - draw()) ** 2 for _ in range(degrees))
     return Pilot(scale * math.sqrt(squares / degrees), min(6.0, degrees / 2))
+
+
+def _claims_in_turns(case: Case, turns: float, rng: random.Random, *, is_chosen: bool) -> bool:
+    """Return whether pairs in turns claim something, planned by a search whose launches were alone.
+
+    Args:
+        case: its pairs are the most there is time for; the search saw the gain as the best of eight such launches.
+        turns: noise of a pair in turns, as a share of one of two launches in a row.
+        rng: draws.
+        is_chosen: the noise is chosen as it is now; it was taken for the unknown one always.
+    """
+    seen = _see_noise(lambda: rng.gauss(0.0, case.launch_sd), case.degrees, 1.0)
+    squares = case.degrees * seen.sd**2 / 2 + PRIOR_DEGREES * PRIOR_SD**2
+    alone = PairNoise(math.sqrt(2 * squares / (case.degrees + PRIOR_DEGREES)), seen)
+    guessed = PairNoise(USUAL_POLICY.noise_in_turns * alone.sd)
+    gain = math.log(case.speedup)
+    read = max(math.log(THRESHOLD), gain + max(rng.gauss(0.0, case.launch_sd) for _ in range(8)))
+
+    def count(noise: PairNoise) -> int:
+        degrees, share = noise.pilot.degrees, SHARE_OF_A_LOOK
+        return rounds_needed(noise.sd, read, fewest=LEAST_ROUNDS, most=60, risk_share=share, pilot_degrees=degrees)
+
+    rounds, noise = choose_noise([alone, guessed] if is_chosen else [guessed], count)
+    pair_sd = turns * math.sqrt(2) * case.launch_sd
+    logs = [rng.gauss(gain, pair_sd) for _ in range(min(rounds, case.pairs))]
+    return Figure(logs, FASTER.speed, noise.pilot).is_shown(SHARE_OF_A_LOOK)
+
+
+def _print_turns(searches: int) -> None:
+    print("pairs in turns after launches alone, 5 at most: share that claim; before: their noise is never known")
+    print("launch sd  degrees   noise in turns   nothing: before   now   1.3x: before   now   1.8x: before   now")
+    for launch_sd, degrees, turns in itertools.product((0.03, 0.10), (1, 3, 6), (0.5, 1.0, 1.4)):
+        row = f"{launch_sd:>8.0%}{degrees:>9}{turns:>17.1f}"
+        for speedup, many in ((1.0, searches), (1.3, searches // 40), (1.8, searches // 40)):
+            case = Case(launch_sd, speedup, 5, degrees)
+            for is_chosen in (False, True):
+                claims = sum(
+                    _claims_in_turns(case, turns, random.Random(seed), is_chosen=is_chosen) for seed in range(many)
+                )
+                row += f"{claims / many:>13.3%}" if speedup == 1.0 else f"{claims / many:>10.2f}"
+        print(row, flush=True)
 
 
 def _make_result(config: TrainConfig, rate: float) -> TrialResult:
@@ -146,6 +194,7 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=1000, help="a cell of the power table; 0 for none")
     parser.add_argument("--false", type=int, default=0, help="a cell of the table of false claims; 0 for none")
     parser.add_argument("--history", type=int, default=0, help="a cell of false claims by a past noise; 0 for none")
+    parser.add_argument("--turns", type=int, default=0, help="a cell of pairs in turns; 0 for none")
     asked = parser.parse_args()
     if asked.searches:
         _print_power(asked.searches)
@@ -153,6 +202,8 @@ def main() -> None:
         _print_false(asked.false)
     if asked.history:
         _print_history(asked.history)
+    if asked.turns:
+        _print_turns(asked.turns)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from autotune.records.config import TrainConfig
 from autotune.records.explanation import StepShare
 from autotune.records.measurement import Interval, PeakMemory
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.finals.plan import find_pilot
 from autotune.search.finals.risk import Pair
-from autotune.search.finals.stage import find_pilot
 from autotune.search.log import SearchLog
 
 CONFIDENCE = 0.95

@@ -26,9 +26,10 @@ from autotune.records.profile import Profile
 from autotune.records.secrets import is_masked
 from autotune.records.trial import TrialResult
 from autotune.search.finals.finalist import Finalist
+from autotune.search.finals.plan import count_samples
 from autotune.search.finals.risk import open_purse
 from autotune.search.finals.rounds import run_finals
-from autotune.search.finals.stage import count_samples, make_launch
+from autotune.search.finals.stage import make_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import RunTrial, SearchContext, TrialStarter
 from autotune.search.launch.together import add_first_launch, find_first_launch

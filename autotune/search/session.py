@@ -32,10 +32,10 @@ from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer, OpenStudy, Proposals, price_proposal
 from autotune.search.explore.study import Study
+from autotune.search.finals.plan import pairs_to_prove
 from autotune.search.finals.prover import Prover
 from autotune.search.finals.reserve import Reserve, require_memory, require_time
 from autotune.search.finals.risk import KeepsFinals, open_purse
-from autotune.search.finals.stage import pairs_to_prove
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
 from autotune.search.launch.together import (

@@ -15,11 +15,12 @@ from autotune.records.finals import FinalsRecord
 from autotune.search.finals.claim import THRESHOLD
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, Finalist, FinalsOutcome, rounds_needed
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
+from autotune.search.finals.plan import find_pilot, plan_finals
 from autotune.search.finals.prover import Prover
 from autotune.search.finals.reserve import Reserve
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
-from autotune.search.finals.stage import confirm, find_pilot, plan_finals, recall
+from autotune.search.finals.stage import confirm, recall
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 from autotune.search.scores.ranking import Ranking
 

@@ -14,8 +14,9 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, o
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.search.finals.plan import list_pair_noises, plan_finals
 from autotune.search.finals.risk import RiskPurse
-from autotune.search.finals.stage import confirm, find_pair_noise, make_pair_launch, plan_finals
+from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
 from autotune.search.launch.turns import explores_in_turns, fit_together
@@ -116,16 +117,29 @@ def test_finals_in_turns_prove_a_gain_that_the_machine_would_hide() -> None:
     assert in_turns.winner.gain == pytest.approx(math.log(1.06), abs=0.02)
 
 
-def test_before_any_launch_in_turns_their_noise_is_guessed_and_counts_for_nothing() -> None:
+def test_before_any_launch_in_turns_a_pair_is_as_noisy_as_launches_alone_or_nothing_is_known_of_it() -> None:
     search = open_pairs(Machine(**WANDERING))
     for _ in range(6):
         search.log.add_launch(search.starter.launch(BF16, "measure", 60.0))
-    sd, pilot = find_pair_noise(search.log, BF16)
-    assert pilot == NO_PILOT
+    safe, guessed = list_pair_noises(search.log, BF16)
+    assert guessed.pilot == NO_PILOT
+    assert guessed.sd == pytest.approx(0.5 * safe.sd)
     search.log.takes_turns = False
-    alone, known = find_pair_noise(search.log, BF16)
-    assert sd == pytest.approx(0.5 * alone)
-    assert known.degrees > 0
+    assert list_pair_noises(search.log, BF16) == [safe]
+    assert safe.pilot.degrees > 0
+
+
+@pytest.mark.parametrize(("gain", "is_known"), [(1.6, True), (1.04, False)])
+def test_a_gain_that_is_large_against_the_noise_of_launches_alone_is_proven_by_what_is_known_of_it(
+    gain: float, is_known: bool
+) -> None:
+    search = open_pairs(Machine(lambda config: gain if config == BF16 else 1.0, **WANDERING))
+    for _ in range(6):
+        search.log.add_launch(search.starter.launch(BF16, "measure", 60.0))
+    safe, guessed = list_pair_noises(search.log, BF16)
+    plan = plan_finals(search.log, search.budget, [BF16])
+    expected = safe if is_known else guessed
+    assert (plan.pair_sd, plan.pilot) == (expected.sd, expected.pilot)
 
 
 def test_what_fails_in_turns_is_run_alone_and_no_turns_are_taken_any_more() -> None:
@@ -177,10 +191,10 @@ def test_a_pair_that_does_not_fit_together_has_the_noise_of_launches_alone() -> 
     search = open_pairs(Machine(**WANDERING))
     for _ in range(6):
         launch(search, BF16)
-    together, _ = find_pair_noise(search.log, BF16)
+    (together,) = list_pair_noises(search.log, BF16)
     large = BF16.replace(num_threads=1)  # nothing is known of what it holds
-    alone, _ = find_pair_noise(search.log, large)
-    assert together < 0.03 < 0.06 < alone
+    (alone,) = list_pair_noises(search.log, large)
+    assert together.sd < 0.03 < 0.06 < alone.sd
 
 
 class Narrow(Machine):

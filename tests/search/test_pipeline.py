@@ -11,7 +11,8 @@ from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.records import TrainConfig
 from autotune.search.finals.finalist import FinalsOutcome
-from autotune.search.finals.stage import confirm, plan_finals
+from autotune.search.finals.plan import plan_finals
+from autotune.search.finals.stage import confirm
 from autotune.search.policy import USUAL_POLICY
 
 BUDGET = 110.0

@@ -16,9 +16,10 @@ from autotune.records.config import TrainConfig
 from autotune.records.objective import Objective
 from autotune.search.finals.candidates import Candidates
 from autotune.search.finals.finalist import LEAST_ROUNDS
+from autotune.search.finals.plan import plan_finals
 from autotune.search.finals.reserve import Reserve
 from autotune.search.finals.risk import RiskPurse
-from autotune.search.finals.stage import confirm, plan_finals, recall
+from autotune.search.finals.stage import confirm, recall
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
 from autotune.sentences.settings import describe_changes

@@ -1,4 +1,4 @@
-"""The finals of a search: how many rounds, fixed from the noise and the gain it saw, and running them in its time.
+"""The finals of a search: running the rounds that are planned in the time there is.
 
     look 1: rounds that prove the gain      look 2, where it stays open: the reserve, three times as many in all
 
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.claim import THRESHOLD, find_claim
-from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, Finalist, FinalsOutcome, rounds_needed
-from autotune.search.finals.risk import LEAST_SHARE, SHARE_OF_A_LOOK, RiskPurse
+from autotune.search.finals.finalist import LEAST_ROUNDS, Finalist, FinalsOutcome
+from autotune.search.finals.plan import pair_seconds, plan_finals
+from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import (
     Cost,
     FinalsPlan,
@@ -32,65 +31,10 @@ from autotune.search.finals.rounds import (
     pick_best,
     run_finals,
 )
-from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.turns import fit_together
 from autotune.search.log import SearchLog
-from autotune.search.policy import USUAL_POLICY, SearchPolicy
-from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
-from autotune.search.scores.ranking import Ranking, compile_cost
-
-
-def plan_finals(
-    log: SearchLog,
-    budget: Budget,
-    candidates: list[TrainConfig],
-    *,
-    look: RiskPurse | None = None,
-    seconds: float | None = None,
-) -> FinalsPlan:
-    """Return the next look of the finals: the pairs that prove what the search saw, or all that fit.
-
-    Args:
-        log: of the search.
-        budget: the deadline.
-        candidates: in the order they are to be tested.
-        look: the search's purse, which knows of earlier looks; None for a search with a single one.
-        seconds: that it may take; None for all the time left.
-    """
-    purse, first, policy = look or RiskPurse(), candidates[0], log.problem.policy
-    left = budget.remaining_seconds
-    round_seconds = pair_seconds(log, first)
-    most = min(MOST_ROUNDS, int((left if seconds is None else min(left, seconds)) / round_seconds))
-    kept = len(purse.pairs_of(first))
-    if purse.share_for(first) < LEAST_SHARE:
-        most = 0
-    total = pairs_to_prove(log, first, purse)
-    rounds = min(most, total - kept)
-    reserve = min(most, math.ceil(policy.second_look * total) - kept) - rounds
-    if reserve < policy.least_second_look * rounds:
-        rounds, reserve = rounds + reserve, 0
-    pair_sd, pilot = find_pair_noise(log, first)
-    return FinalsPlan(
-        finalists=list(candidates),
-        rounds=rounds,
-        pair_sd=pair_sd,
-        round_seconds=round_seconds,
-        samples=count_samples(log),
-        reserve=reserve,
-        kept=kept,
-        pilot=pilot,
-        purse=purse,
-    )
-
-
-def count_samples(log: SearchLog) -> int:
-    """Return how many samples a launch of the finals measures: as many as the search found enough for the baseline.
-
-    Time is better spent on more launches than on longer ones.
-    """
-    own = [one.result.measurement for one in log.judged if one.config == log.problem.baseline]
-    return statistics.median_high([one.samples for one in own if one is not None])
+from autotune.search.scores.ranking import compile_cost
 
 
 def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
@@ -161,76 +105,6 @@ def _launch_both(launch: Launch, first: TrainConfig, second: TrainConfig) -> tup
     ours = launch(first)
     theirs = None if ours is None else launch(second)
     return None if ours is None or theirs is None else (ours, theirs)
-
-
-def pair_seconds(log: SearchLog, candidate: TrainConfig) -> float:
-    """Return the expected time of one pair: of a launch in turns it is the launch's own."""
-    if any(one.reference is not None for one in log.judged if one.key == candidate.key):
-        return log.prices.launch_seconds(candidate)
-    return log.prices.launch_seconds(log.problem.baseline) + log.prices.launch_seconds(candidate)
-
-
-def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | None = None) -> int:
-    """Return how many pairs, kept ones included, prove with 80 % what the search saw of a candidate.
-
-    Never fewer than the smallest number that can claim anything, nor than half as many again as are kept. What the
-    kept ones showed plays no part: the share of a look holds for a number that does not depend on it.
-
-    Args:
-        log: of the search.
-        candidate: to be proven.
-        look: the search's purse; None for a first look.
-    """
-    purse, ranking, claim = look or RiskPurse(), log.ranking, find_claim(log.problem.objective)
-    entry, kept = ranking.find(candidate), len(purse.pairs_of(candidate))
-    # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
-    gain = max(min(entry.score, ranking.shrunk_score(entry)) if entry else 0.0, math.log(THRESHOLD))
-    count = partial(
-        rounds_needed,
-        fewest=kept + max(LEAST_ROUNDS, kept // 2),
-        most=kept + MOST_ROUNDS,
-        risk_share=max(LEAST_SHARE, purse.share_for(candidate)),
-    )
-    speed = ranking.estimate_speed(entry) if entry and claim.saving else gain
-    pair_sd, pilot = find_pair_noise(log, candidate)
-    rounds = count(pair_sd, speed, bars=claim.speed, pilot_degrees=pilot.degrees)
-    if not claim.saving:
-        return rounds
-    return max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, bars=claim.saving))
-
-
-def find_pair_noise(log: SearchLog, candidate: TrainConfig) -> tuple[float, Pilot]:
-    """Return the standard deviation of a pair's log ratio as the search has seen it, and what of it counts as known.
-
-    Pairs in turns differ by less than launches one after the other; by how much less, only they themselves tell.
-
-    Args:
-        log: of the search.
-        candidate: of the pair, beside the user's settings.
-    """
-    ranking, policy = log.ranking, log.problem.policy
-    if not (log.takes_turns and fit_together(log, log.problem.baseline, candidate)):
-        return math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True)
-    if ranking.is_in_turns:
-        return ranking.noise[0], find_pilot(ranking, policy)
-    return policy.noise_in_turns * math.sqrt(2) * ranking.noise[0], NO_PILOT
-
-
-def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY, *, alone: bool = False) -> Pilot:
-    """Return what a search's repeats say of the noise of a pair; what it took for granted before is left out.
-
-    Args:
-        ranking: of the search's launches.
-        policy: how much of what they say counts.
-        alone: of two launches one after the other, whatever was timed in turns.
-    """
-    sd, degrees = ranking.machine_noise if alone else ranking.noise
-    launches = 1 if ranking.is_in_turns and not alone else 2
-    seen = degrees - PRIOR_DEGREES
-    if seen <= 0.0:
-        return NO_PILOT
-    variance = max(0.0, sd * sd * degrees - PRIOR_SD * PRIOR_SD * PRIOR_DEGREES) / seen
-    return Pilot(math.sqrt(launches * variance), min(policy.most_pilot_degrees, policy.pilot_share * seen))
 
 
 def confirm(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> FinalsOutcome:
