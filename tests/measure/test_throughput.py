@@ -125,7 +125,7 @@ def test_a_training_that_compiles_again_and_again_uses_its_cap_up_between_compil
     script = Scripted([STEP], compiled=lambda step: step % 4 == 0)
     measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=6 * STEP))
     assert (measured.warmup_steps, measured.unsettled) == (8, "the first steps")
-    assert [block.recompiled for block in measured.blocks] == [True, False] * 4
+    assert [block.recompiled for block in measured.blocks] == [False] * 3 + [True, False] * 2 + [True]
 
 
 def test_the_backlog_filled_during_a_compilation_is_used_up_too() -> None:
@@ -242,15 +242,36 @@ def test_interference_that_nobody_watches_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("inside", [0, 1])
-def test_a_block_with_a_compilation_is_marked_and_kept(inside: int) -> None:
+def test_a_block_with_a_compilation_is_put_aside(inside: int) -> None:
     at = WARM + 2 * 3 + inside
-    durations = [STEP] * at + [0.75, STEP]
-    measured = Scripted(durations, compiled=lambda step: step == at).measure(limits=LIMITS.replace(measure_samples=200))
-    assert [block.recompiled for block in measured.blocks] == [number == 3 for number in range(10)]
-    assert [block.disturbed for block in measured.blocks] == [number == 3 for number in range(10)]
-    assert [block.seconds for block in measured.blocks] == [0.25] * 3 + [0.75 + STEP] + [0.25] * 6
-    assert measured.compile_seconds == 0.0
-    assert measured.samples == 200
+    durations = [STEP] * at + [100.0, STEP]
+    limits = LIMITS.replace(measure_samples=200)
+    measured = Scripted(durations, compiled=lambda step: step == at).measure(limits=limits)
+    assert [block.seconds for block in measured.blocks] == [0.25] * 10
+    assert measured.step_seconds == (STEP,) * 20
+    assert not any(block.recompiled for block in measured.blocks)
+    assert (measured.samples, measured.ended_by) == (200, "samples")
+    assert measured.compile_seconds == 100.0 - STEP
+
+
+def test_the_wait_for_data_in_a_block_that_is_put_aside_is_not_counted() -> None:
+    script = Scripted([STEP], wait=STEP / 4, compiled=lambda step: step == WARM)
+    measured = script.measure()
+    assert measured.data_wait_seconds == len(measured.step_seconds) * STEP / 4
+
+
+def test_blocks_with_a_compilation_count_where_shapes_keep_changing() -> None:
+    compiled = {WARM + 2 * block for block in range(5)}
+    measured = Scripted([STEP], compiled=lambda step: step in compiled).measure()
+    assert [block.recompiled for block in measured.blocks] == [True] * 2 + [False] * 6
+    assert [block.disturbed for block in measured.blocks] == [True] * 2 + [False] * 6
+
+
+def test_a_training_that_ends_while_it_compiles_has_no_other_block() -> None:
+    script = Scripted([STEP], compiled=lambda step: step == WARM)
+    measured = script.measure_until(WARM + 1)
+    assert [block.recompiled for block in measured.blocks] == [True]
+    assert (measured.compile_seconds, measured.ended_by) == (0.0, "training")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
