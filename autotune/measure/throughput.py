@@ -4,8 +4,8 @@
               (compilation apart)     sync        sync        sync
 
 Between the blocks of a trial that takes turns with another one it rests, while that one runs.
-A block in which something was compiled is put aside, as the warm-up keeps compilation apart: a script that makes samples
-now and then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
+A block in which something was compiled is put aside, as the warm-up keeps compilation apart: a script that samples now
+and then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
