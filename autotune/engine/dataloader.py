@@ -303,18 +303,22 @@ def read_batch_size(loader: DataLoader[Any]) -> int | None:
 
 
 def count_samples(batch: Any) -> int:
-    """Return the length of the first tensor found in a batch.
+    """Return the length of the first tensor found in a batch, or of the first array where there is no tensor.
 
     Raises:
-        ValueError: the batch holds no tensor.
+        ValueError: the batch holds neither.
     """
-    pending = [batch]
+    pending, arrays = [batch], list[np.ndarray]()
     while pending:
         item = pending.pop(0)
         if isinstance(item, torch.Tensor) and item.ndim > 0:
             return int(item.shape[0])
+        if isinstance(item, np.ndarray) and item.ndim > 0:
+            arrays.append(item)
         if isinstance(item, Mapping):
             pending = [*item.values(), *pending]
         elif isinstance(item, list | tuple):
             pending = [*item, *pending]
-    raise ValueError("the batch holds no tensor, so its samples cannot be counted")
+    if arrays:
+        return len(arrays[0])
+    raise ValueError("the batch holds no tensor and no array, so its samples cannot be counted")

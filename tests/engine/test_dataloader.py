@@ -327,15 +327,17 @@ def test_a_dictionary_keeps_its_kind() -> None:
         ({"ids": [["text"], torch.zeros(5)], "n": torch.tensor(1)}, 5),
         ([torch.tensor(1.0), Pair(torch.zeros(6), None)], 6),
         (torch.zeros(0, 3), 0),
+        ([np.zeros((7, 2)), torch.zeros(8)], 8),
+        ([np.float32(1.0), np.zeros(()), {"ids": np.zeros((7, 2))}], 7),
     ],
 )
-def test_samples_are_counted_by_the_first_tensor(batch: Any, count: int) -> None:
+def test_samples_are_counted_by_the_first_tensor_or_array(batch: Any, count: int) -> None:
     assert count_samples(batch) == count
 
 
 @pytest.mark.parametrize("batch", [["text"], {}, torch.tensor(1.0)])
 def test_a_batch_that_cannot_be_counted_is_refused(batch: Any) -> None:
-    with pytest.raises(ValueError, match="holds no tensor"):
+    with pytest.raises(ValueError, match="holds no tensor and no array"):
         count_samples(batch)
 
 
