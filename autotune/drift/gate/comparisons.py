@@ -176,6 +176,12 @@ def report_other_model() -> QualityCheck:
     return _report("gradients", "inferior", "it trains other parameters than the baseline")
 
 
+def report_unrepeated() -> QualityCheck:
+    """Return the check where two launches of the baseline differ from the start: only trainings can tell."""
+    reason = "launches of your own settings begin with different losses in spite of the seed: each has other batches"
+    return _report("gradients", "inconclusive", reason)
+
+
 def report_unread(result: TrialResult, test: Literal["additivity", "gradients"]) -> QualityCheck:
     """Return the check where one of the two trials wrote nothing down: only a training can tell."""
     reason = "nothing was written down"

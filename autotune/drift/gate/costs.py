@@ -85,6 +85,8 @@ class ProofCosts:
                 more, and is to propose the same.
         """
         baseline, plan = self.facts.baseline, gate.plan or SMALLEST_PLAN
+        if not gate.repeats():
+            return 0.0
         if config is None:
             return self._of_gradients(baseline, gate, plan)
         classes = classify_changes(config, baseline, self.facts.numerics)

@@ -8,6 +8,7 @@ it is a sign alone, as its roundings may differ further on, at other weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autotune.drift.compare.losses import check_losses
@@ -21,6 +22,11 @@ from autotune.space import classify_changes, revert_knobs
 
 LEAST_EQUAL_STEPS = 4
 """Fewer equal losses are no evidence: the first is computed before anything is learned."""
+
+_FIRST_STEPS = 3
+_ROUNDING = 1e-4
+_FEW_DIGITS_ROUNDING = 1e-2
+"""Of a loss, relative: what rounding makes of the first ones, in fp32 and where there are fewer digits."""
 
 
 def find_equal_losses(
@@ -54,6 +60,26 @@ def find_equal_losses(
     return check.replace(reason=reason)
 
 
+def does_repeat(baseline: TrainConfig, launches: Sequence[TrialResult]) -> bool:
+    """Return whether launches of a user's settings begin with the same losses, but for rounding, as far as is known.
+
+    They do not where batches or weights are others each time in spite of the seed: where processes of the script's own
+    make its batches and whoever is first comes first, or where it seeds itself by the clock.
+
+    Args:
+        baseline: the settings.
+        launches: timing trials of the search.
+    """
+    curves = _list_curves(baseline, launches)
+    tolerance = _ROUNDING if baseline.precision == "fp32" else _FEW_DIGITS_ROUNDING
+    return all(
+        one is None or other is None or math.isclose(one, other, rel_tol=tolerance)
+        for curve in curves[1:]
+        if curve.seed == curves[0].seed
+        for one, other in zip(curve.losses[:_FIRST_STEPS], curves[0].losses[:_FIRST_STEPS], strict=False)
+    )
+
+
 class EqualLosses:
     """What the launches of one search show to lose nothing; a question is answered once until there is another launch.
 
@@ -82,6 +108,11 @@ class EqualLosses:
             margin = self._log.problem.state.max_drift.loss
             self._found[keys] = find_equal_losses(config, other, launches, margin=margin)
         return self._found[keys]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether launches of the user's own settings begin alike: else nothing that is compared step by step tells."""
+        return does_repeat(self._baseline, [one.result for one in self._take_launches()])
 
     def show(self, changes: frozenset[str]) -> QualityCheck | None:
         """Return the check that exact changes, each `name=value`, lose nothing, whatever they were launched with.

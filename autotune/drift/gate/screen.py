@@ -26,6 +26,7 @@ from autotune.drift.gate.comparisons import (
     have_same_layers,
     report_other_model,
     report_unread,
+    report_unrepeated,
     require_equality,
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
@@ -67,6 +68,7 @@ class Gate:
         affords: there is time for a candidate and the baseline by a longer plan.
         shown_by_launches: the check that exact changes, each `name=value`, lose nothing; None where launches have
             not shown it.
+        repeats: launches of the baseline begin with the same losses.
     """
 
     facts: TargetFacts
@@ -76,6 +78,7 @@ class Gate:
     tape_steps: int = 24
     affords: Callable[[GradientPlan], bool] = lambda _plan: False
     shown_by_launches: Callable[[frozenset[str]], QualityCheck | None] = lambda _changes: None
+    repeats: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -86,7 +89,8 @@ class Gate:
     ) -> tuple[QualityCheck, ...] | None:
         """Return the cheap tests that a config's changes ask for, up to the first that fails.
 
-        None when there was no time for them. Semantic changes are put back first: they are judged by trainings.
+        None when there was no time for them. Semantic changes are put back first: trainings judge them, and
+        everything where the baseline does not repeat itself.
 
         Args:
             config: the settings.
@@ -95,6 +99,8 @@ class Gate:
         baseline = self.facts.baseline
         semantic = [name for name, kind in self._classify(config).items() if kind == "semantic"]
         config = revert_knobs(config, baseline, semantic)
+        if not self.repeats():
+            return (report_unrepeated(),)
         if self.has_screened(config, shown=shown):
             return self._screened[_screen_key(config, shown)]
         checks: list[QualityCheck] = []

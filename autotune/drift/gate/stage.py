@@ -78,6 +78,7 @@ class GateStage:
             tape_steps=self._costs.tape_steps,
             affords=self._affords,
             shown_by_launches=self._equal_losses.show,
+            repeats=lambda: self._equal_losses.repeats,
         )
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
@@ -148,7 +149,7 @@ class GateStage:
     def _may_be_trained(self, config: TrainConfig) -> bool:
         """Return whether a config is trained where its gradients cannot tell: nobody has seen yet what these can."""
         unsure = self._list_unsure(config)
-        is_open = not self._must_train and not self._is_always_trained(config)
+        is_open = not self._trains_all and not self._is_always_trained(config)
         return is_open and bool(unsure) and unsure not in self._told_by_gradients
 
     def _list_unsure(self, config: TrainConfig) -> frozenset[str]:
@@ -168,7 +169,7 @@ class GateStage:
         self, config: TrainConfig | None, shown: frozenset[DriftTest], *, counts_looks: bool = True
     ) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown, counts_looks=counts_looks)
-        if self._must_train or (config is not None and self._is_always_trained(config)):
+        if self._trains_all or (config is not None and self._is_always_trained(config)):
             seconds += self._trainings.least_seconds
         return seconds
 
@@ -285,6 +286,11 @@ class GateStage:
             return (*(accept_lost(checks) if is_lost and self._trainings.shows_standstill else checks), *trained)
         return None if needs_training else checks
 
+    @property
+    def _trains_all(self) -> bool:
+        """Whether whatever changes something is trained, whatever it is."""
+        return self._must_train or not self._equal_losses.repeats
+
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
         unsure = self._list_unsure(config)
@@ -342,7 +348,7 @@ class GateStage:
         costs = (self._costs.of_screening(one, self._gate, shown=self._shown_by_losses(one)[0]) for one in candidates)
         count = min(self._policy.candidates, sum(cost > 0 for cost in costs))
         trainings = self._trainings.least_seconds
-        must = self._must_train or any(map(self._is_always_trained, candidates))
+        must = self._trains_all or any(map(self._is_always_trained, candidates))
         may = must or any(map(self._may_be_trained, candidates[:1]))
         is_fixed = self._gate.plan is not None
         if trainings <= (1 - self._policy.screen_share) * seconds:
