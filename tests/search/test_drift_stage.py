@@ -342,6 +342,32 @@ def test_for_what_may_round_equal_losses_put_the_look_off_and_prove_nothing(tmp_
     assert "gradients" in {test for test, _ in stage.tests_of(FUSED)}
 
 
+class Wandering(Repeating):
+    """Each launch has batches of its own, whatever the seed, so that no gradient is another launch's."""
+
+    def __call__(self, spec: TrialSpec) -> TrialResult:
+        result = super().__call__(spec)
+        factor = 1.0 + 0.01 * spec.number
+        curves = (
+            one.replace(losses=tuple(loss * factor for loss in one.losses if loss is not None)) for one in result.curves
+        )
+        return result.replace(curves=tuple(curves)) if spec.purpose == "measure" else result
+
+
+def test_where_the_baseline_does_not_repeat_itself_trainings_alone_decide(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Wandering(gradient_error=wrong_when_cast))
+    measure(stage, BASELINE)
+    gradients = stage.stage.needed_seconds(CAST)
+    measure(stage, BASELINE)
+    assert stage.stage.needed_seconds(CAST) != gradients
+    assert stage.choose(CAST) == [CAST]
+    assert set(stage.purposes) == {"quality"}
+    (open_check, *_) = stage.log.checks_of(CAST)
+    assert (open_check.test, open_check.verdict) == ("gradients", "inconclusive")
+    assert open_check.reason.startswith("launches of your own settings begin with different losses")
+    assert not stage.log.is_refused(CAST)
+
+
 class Dropping(Repeating):
     """The baseline draws random numbers, and some settings have the losses of others."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import BASELINE, make_judged
 
-from autotune.drift.gate.exactness import LEAST_EQUAL_STEPS, find_equal_losses
+from autotune.drift.gate.exactness import LEAST_EQUAL_STEPS, does_repeat, find_equal_losses
 from autotune.records import LossCurve, Margin, TrainConfig, TrialResult
 
 TUNED = BASELINE.replace(host_allocator="glibc-tuned")
@@ -64,3 +64,44 @@ def test_as_many_steps_are_shown_as_both_arms_have() -> None:
 )
 def test_nothing_is_shown_by(launches: tuple[TrialResult, ...]) -> None:
     assert steps_shown(*launches) == 0
+
+
+CAST = BASELINE.replace(precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("launches", "repeats"),
+    [
+        ((), True),
+        ((launch(BASELINE, *LOSSES),), True),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, *LOSSES[:2])), True),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, 2.0, 1.50001, 1.25)), True),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, 2.0, 1.5, 1.25, 99.0)), True),
+        ((launch(BASELINE, *LOSSES), launch(TUNED, 2.0, 1.51)), True),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, 2.1, 1.51, seed=1)), True),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, 2.0, None)), True),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, *LOSSES), launch(BASELINE, 2.0, 1.501)), False),
+        ((launch(BASELINE, *LOSSES), launch(BASELINE, 2.001)), False),
+    ],
+    ids=[
+        "nothing",
+        "one launch",
+        "as far as both go",
+        "rounding",
+        "roundings that have grown",
+        "another config",
+        "another seed",
+        "a loss that is not finite",
+        "other batches from the second step on",
+        "other batches from the first",
+    ],
+)
+def test_a_baseline_repeats_itself_unless_its_first_losses_differ(
+    launches: tuple[TrialResult, ...], *, repeats: bool
+) -> None:
+    assert does_repeat(BASELINE, launches) is repeats
+
+
+def test_where_there_are_fewer_digits_losses_may_differ_by_more() -> None:
+    assert does_repeat(CAST, (launch(CAST, 2.0, 1.5), launch(CAST, 2.0, 1.51)))
+    assert not does_repeat(CAST, (launch(CAST, 2.0, 1.5), launch(CAST, 2.0, 1.6)))
