@@ -465,6 +465,19 @@ def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path:
     assert told[1] > told[0] + 1.0  # those that cannot tell need the trainings
 
 
+@pytest.mark.parametrize(("launches", "looked"), [(4.0, True), (3.4, False)])
+def test_a_script_is_not_run_in_float64_where_that_cannot_end_in_time(
+    tmp_path: Path, launches: float, *, looked: bool
+) -> None:
+    machine = Machine(gradient_error=unsure_when_cast)
+    stage = open_stage(tmp_path, machine, script=Script(command=("python", "train.py")))
+    stage.stage.look_at(CAST, seconds=launches * machine.seconds)
+    plans = [spec.fidelity for spec in machine.specs]
+    assert all(plans)
+    assert any(plan.reference for plan in plans if plan) is looked
+    assert len(plans) == 2 + looked
+
+
 def test_a_resumed_search_knows_what_gradients_could_not_tell(tmp_path: Path) -> None:
     kept: list[Screens] = []
     stage = open_stage(tmp_path, Machine(gradient_error=unsure_when_cast))

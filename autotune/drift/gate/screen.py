@@ -10,6 +10,7 @@ Every test has the loader knobs, or everything but them, as the baseline has the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,9 @@ OPTIMIZER = "optimizer_implementation"
 
 ALLOCATORS = frozenset({"host_allocator", "device_allocator"})
 
+_REFERENCE_PRICE = 1.5
+"""Of a script's own look at gradients, at least, for the same in float64; seen: 1.7 to 2.8 of it."""
+
 _RISE = 0.01
 """A learning rate that is higher by this in the steps that were looked at is one of a warm-up."""
 
@@ -69,6 +73,7 @@ class Gate:
         shown_by_launches: the check that exact changes, each `name=value`, lose nothing; None where launches have
             not shown it.
         repeats: launches of the baseline begin with the same losses.
+        seconds_left: returns the time that is left for all of it.
     """
 
     facts: TargetFacts
@@ -79,6 +84,7 @@ class Gate:
     affords: Callable[[GradientPlan], bool] = lambda _plan: False
     shown_by_launches: Callable[[frozenset[str]], QualityCheck | None] = lambda _changes: None
     repeats: Callable[[], bool] = lambda: True
+    seconds_left: Callable[[], float] = lambda: math.inf
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -328,8 +334,12 @@ class Gate:
         return candidate, baseline
 
     def _capture_reference(self, plan: GradientPlan) -> GradientTrace | None:
-        """Return the baseline's captures in float64; None where it does not run."""
+        """Return the baseline's captures in float64; None where it does not run, or there is no time for it."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
+        # A script goes through all steps between the points again, in more digits.
+        least = 0.0 if theirs is None or self.knows_order else _REFERENCE_PRICE * theirs.elapsed_seconds
+        if self.seconds_left() < least:
+            return None
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
         result = self.trials.launch(plain, "fidelity", plan.replace(reference=True))

@@ -79,6 +79,7 @@ class GateStage:
             affords=self._affords,
             shown_by_launches=self._equal_losses.show,
             repeats=lambda: self._equal_losses.repeats,
+            seconds_left=self._left,
         )
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
