@@ -109,9 +109,8 @@ class EqualLosses:
             self._found[keys] = find_equal_losses(config, other, launches, margin=margin)
         return self._found[keys]
 
-    @property
     def repeats(self) -> bool:
-        """Whether launches of the user's own settings begin alike: else nothing that is compared step by step tells."""
+        """Return whether launches of the user's own settings begin alike: else nothing compared step by step tells."""
         return does_repeat(self._baseline, [one.result for one in self._take_launches()])
 
     def show(self, changes: frozenset[str]) -> QualityCheck | None:

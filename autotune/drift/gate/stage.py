@@ -70,17 +70,7 @@ class GateStage:
         )
         self._known = [one for one in known if one.spec.purpose in ("fidelity", "tape")]
         self._equal_losses = EqualLosses(log)
-        self._gate = Gate(
-            self._facts,
-            None,
-            self._run,
-            knows_order=not self._is_script,
-            tape_steps=self._costs.tape_steps,
-            affords=self._affords,
-            shown_by_launches=self._equal_losses.show,
-            repeats=lambda: self._equal_losses.repeats,
-            seconds_left=self._left,
-        )
+        self._gate = self._make_gate()
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
@@ -88,6 +78,19 @@ class GateStage:
         limits = problem.state.max_drift
         # An improvement that is asked for shows in the metric alone.
         self._must_train = any(limits.of(name).amount < 0 for name in self._facts.metrics)
+
+    def _make_gate(self) -> Gate:
+        return Gate(
+            self._facts,
+            None,
+            self._run,
+            knows_order=not self._is_script,
+            tape_steps=self._costs.tape_steps,
+            affords=self._affords,
+            shown_by_launches=self._equal_losses.show,
+            repeats=self._equal_losses.repeats,
+            seconds_left=self._left,
+        )
 
     def restore(self, screens: Screens) -> None:
         """Take up what earlier sessions have shown; how closely they looked, where their gradients are still there."""
@@ -290,7 +293,7 @@ class GateStage:
     @property
     def _trains_all(self) -> bool:
         """Whether whatever changes something is trained, whatever it is."""
-        return self._must_train or not self._equal_losses.repeats
+        return self._must_train or not self._equal_losses.repeats()
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
