@@ -133,10 +133,11 @@ class Prover:
         log.add_attempt(candidates[0])
         if not log.checks_of(candidates[0]) and self.reserve.check_seconds(candidates[0]) > 0:
             fresh = [config for config in candidates if not log.checks_of(config)]
-            ahead = "better" if log.problem.objective is Objective.MEMORY else "faster"
-            self.starter.enter("drift", f"{count(len(fresh), 'candidate')} {ahead} than your settings so far")
             seconds = self.reserve.check_seconds(fresh[0])
-            self.loss_check.choose(fresh, seconds=seconds, is_provable=self.reserve.is_provable)
+            if any(self.reserve.needed_seconds(one) <= seconds for one in fresh):
+                ahead = "better" if log.problem.objective is Objective.MEMORY else "faster"
+                self.starter.enter("drift", f"{count(len(fresh), 'candidate')} {ahead} than your settings so far")
+                self.loss_check.choose(fresh, seconds=seconds, is_provable=self.reserve.is_provable)
         tested = [config for config, _ in log.checks]
         return [config for config in [*candidates, *tested] if Candidates(log).may_win(config)][:1]
 
