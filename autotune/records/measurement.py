@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -182,6 +182,13 @@ class Measurement(Record):
         totals = [sum(seconds) for seconds in by_rank]
         middle = median(totals) if totals else 0.0
         return max(totals) / middle if middle > 0 else None
+
+    @property
+    def taken_fraction(self) -> float:
+        """Share of the CPUs that others used or that was stolen, on average over the blocks; 0 where nobody watched."""
+        seen = [block.interference for block in self.blocks if block.interference is not None]
+        taken = [(one.foreign_cpu_fraction or 0.0) + (one.steal_fraction or 0.0) for one in seen]
+        return fmean(taken) if taken else 0.0
 
     @property
     def data_wait_fraction(self) -> float:

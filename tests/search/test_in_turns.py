@@ -13,6 +13,7 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, o
 
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
+from autotune.records.measurement import Interference, Measurement
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.search.finals.plan import list_pair_noises, plan_finals
 from autotune.search.finals.risk import RiskPurse
@@ -50,6 +51,26 @@ def test_what_the_machine_did_is_in_neither_speed_nor_noise() -> None:
     assert entry.valid_launches == 10
     assert ranking.noise[0] < 0.03 < 0.06 < ranking.machine_noise[0]
     assert search.log.schedule.find_due() != BASELINE
+
+
+def disturb(measured: Measurement, *, slowdown: float = 1.0, taken: float = 0.0) -> Measurement:
+    """Return a measurement beside which others took a share of the CPUs, and which was so many times as slow."""
+    seen = Interference(foreign_cpu_fraction=taken)
+    blocks = tuple(one.replace(seconds=one.seconds * slowdown, interference=seen) for one in measured.blocks)
+    return measured.replace(blocks=blocks)
+
+
+@pytest.mark.parametrize(("taken", "beside", "speedup"), [(0.5, 0.0, 1.5), (0.5, 0.45, 15.0), (0.1, 0.0, 15.0)])
+def test_a_reference_that_others_disturbed_makes_nothing_fast(taken: float, beside: float, speedup: float) -> None:
+    search = open_pairs(Machine(noise=0.0))
+    result = search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
+    assert result.measurement is not None
+    assert result.reference is not None
+    slow = disturb(result.reference, slowdown=10.0, taken=taken)
+    search.log.add_launch(result.replace(reference=slow, measurement=disturb(result.measurement, taken=beside)))
+    entry = search.log.ranking.find(BF16)
+    assert entry is not None
+    assert entry.speed == pytest.approx(math.log(speedup), abs=0.02)
 
 
 def test_a_launch_in_turns_keeps_both_timings_and_has_the_time_of_both() -> None:

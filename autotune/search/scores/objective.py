@@ -19,6 +19,9 @@ LEAST_SCREEN = 0.10
 
 One seed over a few steps shows no smaller difference than this; the drift check decides at the limit itself."""
 
+DISTURBED_SHARE = 0.15
+"""Of the CPUs, used by others or stolen, above which a launch of the baseline is no anchor where another is."""
+
 KEYS = ("failure", "memory", "drift")
 """Every trial carries every constraint: samplers refuse trials that differ in their number."""
 
@@ -139,11 +142,16 @@ class Judged:
         assert self.result.spec.config is not None
         return self.result.spec.config
 
-    @property
+    @cached_property
     def reference(self) -> float | None:
-        """Log samples per second of the user's settings in turns with it; None where it was timed alone."""
-        reference = self.result.reference
-        return None if reference is None else math.log(reference.samples_per_second)
+        """Log samples per second of the user's settings in turns with it; None where it was timed alone.
+
+        None as well where others took much more from these than from itself: a slow reference makes anything fast.
+        """
+        own, reference = self.result.measurement, self.result.reference
+        if own is None or reference is None or reference.taken_fraction > own.taken_fraction + DISTURBED_SHARE:
+            return None
+        return math.log(reference.samples_per_second)
 
     @cached_property
     def key(self) -> str:

@@ -21,12 +21,9 @@ from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, BaselineLevel
-from autotune.search.scores.objective import Judged
+from autotune.search.scores.objective import DISTURBED_SHARE, Judged
 
 _SETTLED_CONFIDENCE = 0.995
-
-_DISTURBED_SHARE = 0.15
-"""Of the CPUs, used by others or stolen, above which a launch of the baseline is no anchor where another is."""
 
 PEAK_SD = 0.01
 """Of the log peak of a launch, until it is seen: usual on a host; on a GPU it is next to nothing."""
@@ -383,9 +380,7 @@ def _list_peaks(launches: Sequence[Judged]) -> list[int]:
 
 def is_disturbed(result: TrialResult) -> bool:
     """Return whether others had a large part of the CPUs during a launch: on average over its blocks."""
-    seen = [block.interference for block in result.measurement.blocks] if result.measurement else []
-    taken = [(one.foreign_cpu_fraction or 0.0) + (one.steal_fraction or 0.0) for one in seen if one is not None]
-    return bool(taken) and statistics.fmean(taken) > _DISTURBED_SHARE
+    return result.measurement is not None and result.measurement.taken_fraction > DISTURBED_SHARE
 
 
 def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:
