@@ -39,7 +39,7 @@ def apply_compilation(model: nn.Module, config: TrainConfig) -> None:
         return
     mode = None if config.compile_mode == "default" else config.compile_mode
     if not type(model).__module__.startswith("torch.nn."):
-        model.compile(mode=mode)
+        nn.Module.compile(model, mode=mode)  # a class of its own may have another `compile`, as Keras' models do
         return
 
     def call(*arguments: Any, **named: Any) -> Any:

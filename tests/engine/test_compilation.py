@@ -26,10 +26,18 @@ class Own(nn.Module):
         return output
 
 
+class Fitted(Own):
+    """As models of Keras' kind are: `compile` names an optimizer and a loss."""
+
+    def compile(self, optimizer: str, loss: str) -> None:
+        raise AssertionError(f"{optimizer} and {loss} are the user's to name")
+
+
 @pytest.mark.parametrize(
     "model",
     [
         pytest.param(Own(), id="own"),
+        pytest.param(Fitted(), id="with a compile of its own"),
         pytest.param(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), id="torch's", marks=pytest.mark.slow),
     ],
 )
