@@ -121,7 +121,10 @@ def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Pat
             states.append(state)
 
         def second() -> None:
-            states.append(read_state(child))
+            deadline = time.monotonic() + 30.0
+            while (state := read_state(child)) != "T" and time.monotonic() < deadline:  # the signal is on its way
+                continue
+            states.append(state)
 
         run_in_turns(folders, first, second)
     assert states[0] == "T"
