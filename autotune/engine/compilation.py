@@ -78,3 +78,8 @@ def _call(plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 def compiled_graph_count() -> int:
     """Return how many graphs Dynamo has compiled in this process; it stands still in a steady state."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def compile_seconds() -> float:
+    """Return what Dynamo has spent on compiling in this process, forward and backward, in seconds of wall time."""
+    return float(torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0))

@@ -4,15 +4,15 @@
               (compilation apart)     sync        sync        sync
 
 Between the blocks of a trial that takes turns with another one it rests, while that one runs.
-A block in which something was compiled is put aside, as the warm-up keeps compilation apart: a script that samples now
-and then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
+What compiling takes of a block is taken off it, as the warm-up keeps compilation apart: a script that samples now and
+then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,8 +48,10 @@ _LEAST_WAKING = 8
 _SETTLING_BLOCKS = 2
 """Blocks that are not timed where two take turns: the other one's start took what this one had let go of, and memory
 that a virtual machine has not touched before costs it more than twice as much."""
-_MOST_ASIDE = 3
-"""Blocks that are put aside because something was compiled in them; with more of them, shapes keep changing."""
+_MOST_COMPILING = 3
+"""Blocks that compiling is taken off; with more of them, shapes keep changing, and it counts."""
+_MOST_COMPILE_SECONDS = 60.0
+"""Of compiling in blocks, that do not use up the time to measure in."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 _SAMPLES_PATIENCE = 4.0
@@ -82,18 +84,18 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     memory.reset_device()
     memory.sample()
     timing.data_wait_seconds = 0.0
-    timed = TimedBlocks(limits, None if unsettled else rival)
+    timed = TimedBlocks(limits, None if unsettled else rival, warm_up.step_seconds)
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
     try:
         ending = yield from _time_blocks(timing, warm_up, timed, memory)
     finally:
         timing.go_on()  # stopped workers would never end
-    if not timed.blocks and not timed.aside:
+    if not timed.blocks:
         raise TrainingEndedError
     peak = memory.read()
     return Measurement(
-        blocks=tuple(timed.blocks or timed.aside),
+        blocks=tuple(timed.blocks),
         step_seconds=tuple(timed.step_seconds),
         data_wait_seconds=timing.data_wait_seconds,
         steady=not unsettled,
@@ -102,7 +104,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         warmup_seconds=warmup_seconds - (short.seconds if short else 0.0),
         first_step_seconds=early.first_seconds,
         warmup_step_seconds=early.pair,
-        compile_seconds=warm_up.compile_seconds + timed.find_compile_seconds(warm_up.step_seconds),
+        compile_seconds=warm_up.compile_seconds + timed.compile_seconds,
         peak_memory=peak,
         canary=_read_canary(timing, canary_before),
         ended_by=ending,
@@ -120,7 +122,7 @@ def _time_blocks(
         timed.ended = timed.ended or (yield from _settle(timing, steps_per_block))
         timing.data_wait_seconds = 0.0
     began, rested = timing.clock.now(), 0.0
-    while (ending := timed.find_ending(timing.clock.now() - began - rested - timed.aside_seconds)) is None:
+    while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
         timed.ended = yield from _time_block(timing, steps_per_block, longest, timed)
         memory.sample()
         timing.read_losses()
@@ -171,38 +173,35 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclass
 class TimedBlocks:
-    """The blocks so far and what ends them; apart from them those that are put aside."""
+    """The blocks so far and what ends them; apart from them what compiling took in them."""
 
     limits: TrialLimits
     rival: Rival | None
+    typical_seconds: float = math.inf
     blocks: list[Block] = field(default_factory=list)
-    aside: list[Block] = field(default_factory=list)
+    compile_seconds: float = 0.0
+    compiling: int = 0
     step_seconds: list[float] = field(default_factory=list)
     ended: bool = False
     is_in_turns: bool = False
 
-    @property
-    def aside_seconds(self) -> float:
-        """Time of the blocks that are put aside."""
-        return sum(block.seconds for block in self.aside)
-
-    def find_compile_seconds(self, step_seconds: float) -> float:
-        """Return what they took beyond so many seconds a step; 0 where there are no others."""
-        steps = sum(block.optimizer_steps for block in self.aside)
-        return max(0.0, self.aside_seconds - steps * step_seconds) if self.blocks else 0.0
-
-    def take(self, block: Block, step_seconds: Sequence[float]) -> bool:
-        """Take a block and return whether it counts: one in which something was compiled is put aside."""
-        if block.recompiled and len(self.aside) < _MOST_ASIDE:
-            self.aside.append(block)
-            return False
+    def take(self, block: Block, step_seconds: list[float], *, compile_seconds: float) -> None:
+        """Take a block, without what compiling took of its longest step, as long as that is not the rule."""
+        if block.recompiled and self.compiling < _MOST_COMPILING and step_seconds:
+            longest = max(range(len(step_seconds)), key=step_seconds.__getitem__)
+            spent = min(compile_seconds, step_seconds[longest] - self.typical_seconds)
+            if spent > 0.0:
+                self.compiling += 1
+                self.compile_seconds += spent
+                step_seconds[longest] -= spent
+                block = block.replace(seconds=block.seconds - spent, recompiled=False)
         self.blocks.append(block)
         self.step_seconds += step_seconds
-        return True
 
     def find_ending(self, elapsed: float) -> Ending | None:
         """Return why no further block is to be timed; None to go on."""
         limits, blocks = self.limits, self.blocks
+        elapsed -= min(self.compile_seconds, _MOST_COMPILE_SECONDS)
         if self.ended:
             return "training"
         if limits.measure_samples is not None:
@@ -306,6 +305,7 @@ def _warm_up(
 def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) -> Generator[None, object, bool]:
     """Add a block and the seconds of its steps, nothing where none was taken; return whether the training ended."""
     clock, graphs = timing.clock, timing.compiled_graphs()
+    compiled, aside = timing.compile_seconds(), timing.aside_seconds()
     clock.synchronize()
     clock.take_intervals()
     if timing.interference is not None:
@@ -314,7 +314,7 @@ def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) 
     ended = False
     if timed.is_in_turns and steps >= _LEAST_WAKING:
         ended = yield from _wake(timing)
-    taken, samples, waited = 0, timing.samples, timing.data_wait_seconds
+    taken, samples = 0, timing.samples
     began = clock.now()
     clock.mark()
     while taken < steps and not ended and (taken == 0 or clock.now() - began < longest):
@@ -338,6 +338,7 @@ def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) 
         recompiled=timing.compiled_graphs() != graphs,
         rank_seconds=timing.read_ranks(),
     )
-    if not timed.take(block, clock.take_intervals()):
-        timing.data_wait_seconds = waited
+    # What was compiled while the clock stood still is not in the block: then nothing is taken off it.
+    spent = timing.compile_seconds() - compiled if timing.aside_seconds() == aside else 0.0
+    timed.take(block, clock.take_intervals(), compile_seconds=spent)
     return ended

@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from autotune.engine.compilation import compiled_graph_count
+from autotune.engine.compilation import compile_seconds, compiled_graph_count
 from autotune.engine.device import on_accelerator, reserved_bytes
 from autotune.engine.loop import Mark, StepOutcome
-from autotune.measure.clock import Clock, clock_for
+from autotune.measure.clock import Clock, PausableClock, clock_for
 from autotune.measure.hopeless import Phase
 from autotune.measure.speed_reference import time_reference
 from autotune.records.measurement import Interference
@@ -77,6 +77,7 @@ class Timing:
     Attributes:
         clock: reads time.
         compiled_graphs: how many graphs have been compiled so far.
+        compile_seconds: what compiling has taken so far.
         watched: reads what has to stand still before anything is timed, by what it is.
         load_seconds: how long the device must work before its clock is trusted.
         interference: says what else goes on during a block; None to leave it out.
@@ -91,6 +92,7 @@ class Timing:
 
     clock: Clock
     compiled_graphs: Callable[[], int]
+    compile_seconds: Callable[[], float] = float
     watched: Callable[[], Mapping[str, float | None]] = dict
     load_seconds: float = 0.0
     interference: InterferenceReader | None = None
@@ -102,6 +104,10 @@ class Timing:
     read_ranks: Callable[[], tuple[float, ...]] = tuple
     phase: Phase = Phase.MEASURING
     _values: list[float] = field(default_factory=list)
+
+    def aside_seconds(self) -> float:
+        """Return how long the clock has stood still for something else."""
+        return self.clock.aside_seconds if isinstance(self.clock, PausableClock) else 0.0
 
     def take_step(self, step: Callable[[Mark], StepOutcome]) -> StepOutcome:
         """Take one step, note what it was and return it."""
@@ -196,6 +202,7 @@ def make_timing(
     return Timing(
         clock=clock or clock_for(device),
         compiled_graphs=compiled_graph_count,
+        compile_seconds=compile_seconds,
         watched=read_watched,
         load_seconds=_CUDA_LOAD_SECONDS if device.type == "cuda" else 0.0,
         interference=interference,

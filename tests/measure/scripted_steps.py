@@ -68,7 +68,10 @@ class Scripted:
         self.asked_at: list[float] = []
         self.steps = 0
         self.graphs = 0
-        self.timing = Timing(clock=self.clock, compiled_graphs=lambda: self.graphs)
+        self.compile_seconds = 0.0
+        self.timing = Timing(
+            clock=self.clock, compiled_graphs=lambda: self.graphs, compile_seconds=lambda: self.compile_seconds
+        )
         self._durations = list(durations)
         self._wait = wait
         self._compiled = compiled
@@ -89,6 +92,7 @@ class Scripted:
         self.clock.seconds += (duration - self._wait) / 2
         loss = torch.tensor(self._loss(self.steps))
         self.graphs += self._compiled(self.steps)
+        self.compile_seconds += max(0.0, duration - STEP) * bool(self._compiled(self.steps))
         self.steps += 1
         return StepOutcome(samples=10, loss=loss, ends_epoch=False)
 

@@ -71,9 +71,11 @@ def does_repeat(baseline: TrainConfig, launches: Sequence[TrialResult]) -> bool:
         launches: timing trials of the search.
     """
     curves = _list_curves(baseline, launches)
-    tolerance = _ROUNDING if baseline.precision == "fp32" else _FEW_DIGITS_ROUNDING
+    has_digits = baseline.precision == "fp32" and not baseline.allow_tf32
+    tolerance = _ROUNDING if has_digits else _FEW_DIGITS_ROUNDING
+    scale = max((abs(loss) for curve in curves[:1] for loss in curve.losses if loss is not None), default=0.0)
     return all(
-        one is None or other is None or math.isclose(one, other, rel_tol=tolerance)
+        one is None or other is None or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance * scale)
         for curve in curves[1:]
         if curve.seed == curves[0].seed
         for one, other in zip(curve.losses[:_FIRST_STEPS], curves[0].losses[:_FIRST_STEPS], strict=False)
@@ -91,6 +93,7 @@ class EqualLosses:
         self._log, self._baseline = log, log.problem.baseline
         self._numerics = log.problem.report.target.numerics
         self._launches = 0
+        self._repeats: bool | None = None
         self._found: dict[tuple[str, str], QualityCheck | None] = {}
         self._losing_nothing: list[tuple[frozenset[str], QualityCheck]] | None = None
 
@@ -111,7 +114,11 @@ class EqualLosses:
 
     def repeats(self) -> bool:
         """Return whether launches of the user's own settings begin alike: else nothing compared step by step tells."""
-        return does_repeat(self._baseline, [one.result for one in self._take_launches()])
+        judged = self._take_launches()
+        if self._repeats is None:
+            key = self._baseline.key
+            self._repeats = does_repeat(self._baseline, [one.result for one in judged if one.key == key])
+        return self._repeats
 
     def show(self, changes: frozenset[str]) -> QualityCheck | None:
         """Return the check that exact changes, each `name=value`, lose nothing, whatever they were launched with.
@@ -134,7 +141,7 @@ class EqualLosses:
     def _take_launches(self) -> Sequence[Judged]:
         judged = self._log.judged
         if self._launches != len(judged):
-            self._launches, self._found, self._losing_nothing = len(judged), {}, None
+            self._launches, self._found, self._losing_nothing, self._repeats = len(judged), {}, None, None
         return judged
 
     def _find_without_exact(self, config: TrainConfig) -> QualityCheck | None:

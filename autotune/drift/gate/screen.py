@@ -89,6 +89,7 @@ class Gate:
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
+        self._is_cut = False
 
     def screen(
         self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()
@@ -110,6 +111,7 @@ class Gate:
         if self.has_screened(config, shown=shown):
             return self._screened[_screen_key(config, shown)]
         checks: list[QualityCheck] = []
+        self._is_cut = False
         tests: tuple[tuple[DriftTest, Callable[[TrainConfig], list[QualityCheck] | None]], ...] = (
             ("tape", self._test_tape),
             ("additivity", self._test_additivity),
@@ -124,7 +126,8 @@ class Gate:
             checks += found
             if any(check.verdict == "inferior" for check in found):
                 break
-        self._screened[_screen_key(config, shown)] = tuple(checks)
+        if not self._is_cut:  # else there may be more time for it at its turn
+            self._screened[_screen_key(config, shown)] = tuple(checks)
         return tuple(checks)
 
     def has_screened(self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()) -> bool:
@@ -338,11 +341,12 @@ class Gate:
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         # A script goes through all steps between the points again, in more digits.
         least = 0.0 if theirs is None or self.knows_order else _REFERENCE_PRICE * theirs.elapsed_seconds
-        if self.seconds_left() < least:
-            return None
-        plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None)
+        plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None, reference=True)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
-        result = self.trials.launch(plain, "fidelity", plan.replace(reference=True))
+        if self.seconds_left() < least and not self.trials.has_run(plain, "fidelity", plan):
+            self._is_cut = True
+            return None
+        result = self.trials.launch(plain, "fidelity", plan)
         if result is None or result.draws_random:
             return None  # other random numbers in another width: another computation
         return self.trials.read(result)

@@ -167,6 +167,6 @@ def count_samples(log: SearchLog) -> int:
 
 def pair_seconds(log: SearchLog, candidate: TrainConfig) -> float:
     """Return the expected time of one pair: of a launch in turns it is the launch's own."""
-    if any(one.reference is not None for one in log.judged if one.key == candidate.key):
+    if any(one.result.reference is not None for one in log.judged if one.key == candidate.key):
         return log.prices.launch_seconds(candidate)
     return log.prices.launch_seconds(log.problem.baseline) + log.prices.launch_seconds(candidate)

@@ -46,7 +46,7 @@ def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
     """
     if result.measurement is not None or result.status in (TrialStatus.INTERRUPTED, TrialStatus.TOO_SLOW):
         return False
-    return result.status is TrialStatus.OUT_OF_MEMORY or not any(one.reference is not None for one in log.judged)
+    return result.status is TrialStatus.OUT_OF_MEMORY or not any(one.result.reference is not None for one in log.judged)
 
 
 def fit_together(log: SearchLog, *configs: TrainConfig) -> bool:

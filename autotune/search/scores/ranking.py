@@ -177,7 +177,7 @@ class Ranking:
     @cached_property
     def is_in_turns(self) -> bool:
         """Most launches that are not the baseline's were timed in turns with it."""
-        others = [one.reference is not None for one in self._judged if one.key != self._baseline_key]
+        others = [one.result.reference is not None for one in self._judged if one.key != self._baseline_key]
         return 2 * sum(others) > len(others)
 
     @cached_property
