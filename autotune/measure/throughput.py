@@ -173,7 +173,7 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclass
 class TimedBlocks:
-    """The blocks so far and what ends them; apart from them what compiling took in them."""
+    """The blocks so far and what ends them; apart from them what compiling took in them beyond a typical step."""
 
     limits: TrialLimits
     rival: Rival | None

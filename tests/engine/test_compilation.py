@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.engine.compilation import apply_compilation, compiled_graph_count
+from autotune.engine.compilation import apply_compilation, compile_seconds, compiled_graph_count
 from autotune.engine.loop import backend_settings
 from autotune.records.config import TrainConfig
 
@@ -45,11 +46,15 @@ class Fitted(Own):
 def test_a_model_is_compiled_whatever_its_class(model: nn.Module) -> None:
     x = torch.randn(3, 4)
     eager, names = model(x), list(model.state_dict())
-    before = compiled_graph_count()
+    before, spent, began = compiled_graph_count(), compile_seconds(), time.perf_counter()
     apply_compilation(model, TrainConfig(compile_mode="default"))
     output = model(x)
     output.sum().backward()
     assert compiled_graph_count() == before + 1
+    assert 0.0 < compile_seconds() - spent < time.perf_counter() - began
+    spent = compile_seconds()
+    model(x).sum().backward()
+    assert compile_seconds() == spent
     torch.testing.assert_close(output, eager)
     assert list(model.state_dict()) == names
 

@@ -20,7 +20,8 @@ LEAST_SCREEN = 0.10
 One seed over a few steps shows no smaller difference than this; the drift check decides at the limit itself."""
 
 DISTURBED_SHARE = 0.15
-"""Of the CPUs, used by others or stolen, above which a launch of the baseline is no anchor where another is."""
+"""Of the CPUs, used by others or stolen, above which a launch of the baseline is no anchor where another is. In
+turns it is none with so much more than the launch beside it."""
 
 KEYS = ("failure", "memory", "drift")
 """Every trial carries every constraint: samplers refuse trials that differ in their number."""
