@@ -82,7 +82,6 @@ def compiled_graph_count() -> int:
 
 def compile_seconds() -> float:
     """Return what Dynamo has spent on compiling in this process, forward and backward, in seconds of wall time."""
-    read = getattr(
-        torch._dynamo.utils, "calculate_time_spent", dict
-    )  # private: without it nothing is known to be taken
+    # Private: where it is missing, nothing is known to be taken.
+    read: Callable[[], dict[str, float]] = getattr(torch._dynamo.utils, "calculate_time_spent", dict)
     return float(read().get("total_wall_time", 0.0))
