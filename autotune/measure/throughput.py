@@ -4,6 +4,7 @@
               (compilation apart)     sync        sync        sync
 
 Between the blocks of a trial that takes turns with another one it rests, while that one runs.
+Where steps come in bursts, each block is whole ones: what was timed before they were seen is thrown away.
 What compiling takes of a block is taken off it, as the warm-up keeps compilation apart: a script that samples now and
 then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from autotune.measure.bursts import Bursts, find_bursts
 from autotune.measure.clock import Clock
 from autotune.measure.confidence import relative_half_width
 from autotune.measure.hopeless import EarlySteps, Phase
@@ -39,12 +41,18 @@ PRECISE_BLOCKS = 8
 PRECISION = 0.02
 
 _LONGEST_BLOCK = 4
-"""A block may take so many times as long as it is meant to: steps of very different length, as where batches come in
-bursts, would make one of many steps endless."""
+"""A block may take so many times as long as it is meant to: steps of very different length would make one of many steps
+endless."""
+_LOOKED_AT = 4096
+"""Steps in which bursts are looked for."""
+_MOST_BURSTS = 3
+"""A block may take as long as so many bursts, but no more than twice the time to measure in."""
 _TURN_SECONDS = 0.1
 """Of a block where two take turns: a shared machine's speed wanders within a second."""
 _LEAST_WAKING = 8
 """Steps of a block, before which one more is taken that is not timed, where two take turns."""
+_USUAL_PERIODS = 2 * 3 * 5
+"""What repeats does so each few steps, or each few times ten."""
 _SETTLING_BLOCKS = 2
 """Blocks that are not timed where two take turns: the other one's start took what this one had let go of, and memory
 that a virtual machine has not touched before costs it more than twice as much."""
@@ -85,12 +93,14 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     memory.sample()
     timing.data_wait_seconds = 0.0
     timed = TimedBlocks(limits, None if unsettled else rival, warm_up.step_seconds)
+    timed.samples_per_step = timing.samples / warm_up.steps
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
     try:
         ending = yield from _time_blocks(timing, warm_up, timed, memory)
     finally:
         timing.go_on()  # stopped workers would never end
+    timed.fall_back()
     if not timed.blocks:
         raise TrainingEndedError
     peak = memory.read()
@@ -117,43 +127,107 @@ def _time_blocks(
     """Time blocks until it is enough, with a rest before and after each where two take turns; return why it is."""
     timing.halt()
     timed.is_in_turns = timing.rest() > 0.0
-    steps_per_block, longest = _plan_blocks(timing, warm_up, timed.limits, in_turns=timed.is_in_turns)
+    bursts = find_bursts(warm_up.typical_steps)
+    plan = _plan_blocks(timing, warm_up, timed, bursts)
     if timed.is_in_turns:
-        timed.ended = timed.ended or (yield from _settle(timing, steps_per_block))
-        timing.data_wait_seconds = 0.0
+        timed.ended = timed.ended or (yield from _settle(timing, plan, _SETTLING_BLOCKS))
+    elif bursts is not None:
+        timed.ended = timed.ended or (yield from _settle(timing, plan.to_next_burst, 1))
+    timing.data_wait_seconds = 0.0
     began, rested = timing.clock.now(), 0.0
     while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
-        timed.ended = yield from _time_block(timing, steps_per_block, longest, timed)
+        timed.ended = yield from _time_block(timing, plan, timed)
         memory.sample()
         timing.read_losses()
         rested += timing.rest()
+        if bursts is None and not timed.ended and not timed.has_compiled:
+            bursts = find_bursts((*warm_up.typical_steps, *timed.step_seconds)[-_LOOKED_AT:])
+            if bursts is not None:
+                plan = _plan_blocks(timing, warm_up, timed, bursts)
+                timed.begin_anew()
+                timed.ended = yield from _settle(timing, plan.to_next_burst, 1)
+                timing.data_wait_seconds = 0.0
+                began, rested = timing.clock.now(), 0.0
     return ending
 
 
-def _plan_blocks(timing: Timing, warm_up: WarmUp, limits: TrialLimits, *, in_turns: bool) -> tuple[int, float]:
-    """Return the steps of a block, and the seconds after which it ends with fewer.
+@dataclass(frozen=True)
+class _BlockPlan:
+    """When a block is full.
+
+    Attributes:
+        steps: that it has at least.
+        longest: seconds after which it ends with fewer.
+        long_seconds: that its last step takes at least; 0 where steps are alike.
+    """
+
+    steps: int
+    longest: float
+    long_seconds: float = 0.0
+
+    @property
+    def to_next_burst(self) -> _BlockPlan:
+        """What ends with the next long step."""
+        return replace(self, steps=1)
+
+    def is_full(self, taken: int, seconds: float, last_seconds: float) -> bool:
+        """Return whether a block of some steps, which took some seconds, needs no further one."""
+        if taken == 0:
+            return False
+        return seconds >= self.longest or (taken >= self.steps and last_seconds >= self.long_seconds)
+
+
+def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks, bursts: Bursts | None) -> _BlockPlan:
+    """Return when a block is full.
 
     Two in turns that time the same number of samples do so in as many blocks, however fast they are.
     """
-    if in_turns and limits.measure_samples is not None:
+    limits, least = timed.limits, _block_seconds(timing.clock)
+    longest, long_seconds, typical = _LONGEST_BLOCK * least, 0.0, warm_up.block_step_seconds
+    if bursts is not None:
+        longest = max(longest, min(_MOST_BURSTS * bursts.seconds, 2 * limits.measure_seconds))
+        long_seconds, typical = bursts.long_seconds, bursts.step_seconds
+    if timed.is_in_turns and limits.measure_samples is not None:
         blocks = max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))
-        samples_per_step = timing.samples / warm_up.steps
-        return max(1, math.ceil(limits.measure_samples / samples_per_step / blocks)), math.inf
-    least = _block_seconds(timing.clock)
-    wanted = _TURN_SECONDS if in_turns else least
-    return max(1, math.ceil(wanted / max(warm_up.block_step_seconds, 1e-9))), _LONGEST_BLOCK * least
+        steps = max(1, math.ceil(limits.measure_samples / timed.samples_per_step / blocks))
+        longest = math.inf if bursts is None else longest
+    else:
+        wanted = _TURN_SECONDS if timed.is_in_turns else least
+        steps = max(1, math.ceil(wanted / max(typical, 1e-9)))
+    if timed.is_in_turns and steps >= _LEAST_WAKING:
+        # What is not timed is not to be always the same one of each few, as where batches come from as many workers.
+        while math.gcd(steps + 1, _USUAL_PERIODS) > 1:
+            steps += 1
+    return _BlockPlan(steps, longest, long_seconds)
 
 
-def _settle(timing: Timing, steps: int) -> Generator[None, object, bool]:
-    """Take the first turns without timing them; return whether the training ended."""
+def _settle(timing: Timing, plan: _BlockPlan, turns: int) -> Generator[None, object, bool]:
+    """Take some turns without timing them; return whether the training ended."""
     ended = False
-    for _ in range(_SETTLING_BLOCKS):
+    for _ in range(turns):
         timing.go_on()
-        for _ in range(steps):
-            ended = ended or (yield from _wake(timing))
+        if not ended:
+            _, ended = yield from _take_steps(timing.clock, plan)
+            timing.clock.synchronize()
         timing.halt()
         timing.rest()
     return ended
+
+
+def _take_steps(clock: Clock, plan: _BlockPlan) -> Generator[None, object, tuple[int, bool]]:
+    """Take the steps of a block, each of them marked; return how many, and whether the training ended."""
+    taken, last = 0, 0.0
+    began = before = clock.now()
+    clock.mark()
+    while not plan.is_full(taken, before - began, last):
+        try:
+            yield
+        except TrainingEndedError:
+            return taken, True
+        clock.mark()
+        taken, now = taken + 1, clock.now()
+        last, before = now - before, now
+    return taken, False
 
 
 def _wake(timing: Timing) -> Generator[None, object, bool]:
@@ -184,6 +258,23 @@ class TimedBlocks:
     step_seconds: list[float] = field(default_factory=list)
     ended: bool = False
     is_in_turns: bool = False
+    samples_per_step: float = 1.0
+    _before: tuple[list[Block], list[float]] = ([], [])
+
+    @property
+    def has_compiled(self) -> bool:
+        """Something was compiled in a block."""
+        return self.compiling > 0 or any(block.recompiled for block in self.blocks)
+
+    def begin_anew(self) -> None:
+        """Throw away what was timed, unless nothing more is."""
+        self._before = self.blocks, self.step_seconds
+        self.blocks, self.step_seconds = [], []
+
+    def fall_back(self) -> None:
+        """Take what was thrown away where nothing was timed since."""
+        if not self.blocks:
+            self.blocks, self.step_seconds = self._before
 
     def take(self, block: Block, step_seconds: list[float], *, compile_seconds: float) -> None:
         """Take a block, without what compiling took of its longest step, as long as that is not the rule."""
@@ -302,29 +393,21 @@ def _warm_up(
             return warm_up, unsettled, None
 
 
-def _time_block(timing: Timing, steps: int, longest: float, timed: TimedBlocks) -> Generator[None, object, bool]:
+def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generator[None, object, bool]:
     """Add a block and the seconds of its steps, nothing where none was taken; return whether the training ended."""
     clock, graphs = timing.clock, timing.compiled_graphs()
     compiled, aside = timing.compile_seconds(), timing.aside_seconds()
     clock.synchronize()
-    clock.take_intervals()
     if timing.interference is not None:
         timing.interference.start()
     timing.go_on()
-    ended = False
-    if timed.is_in_turns and steps >= _LEAST_WAKING:
-        ended = yield from _wake(timing)
-    taken, samples = 0, timing.samples
-    began = clock.now()
-    clock.mark()
-    while taken < steps and not ended and (taken == 0 or clock.now() - began < longest):
-        try:
-            yield
-        except TrainingEndedError:
-            ended = True
-        else:
-            taken += 1
-            clock.mark()
+    # Of whole bursts no step may be missing: it could be the long one, always or never.
+    if timed.is_in_turns and plan.steps >= _LEAST_WAKING and not plan.long_seconds and (yield from _wake(timing)):
+        timing.halt()
+        return True
+    clock.take_intervals()
+    samples, began = timing.samples, clock.now()
+    taken, ended = yield from _take_steps(clock, plan)
     clock.synchronize()
     seconds = clock.now() - began
     timing.halt()

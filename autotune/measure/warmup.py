@@ -89,6 +89,11 @@ class WarmUp:
         return tuple(self._steps[1:])
 
     @property
+    def typical_steps(self) -> tuple[float, ...]:
+        """Seconds of each step after the first and after the last compilation."""
+        return tuple(self._steps[max(1, self._compile_steps) :])
+
+    @property
     def step_seconds(self) -> float:
         """Typical time of the last steps, in seconds, of those after the last compilation where there are any."""
         return statistics.median((self._steps[self._compile_steps :] or self._steps)[-_TYPICAL_STEPS:])
@@ -150,7 +155,7 @@ class WarmUp:
 
     def _is_slow(self) -> bool:
         """Return whether every step since the last compilation takes a second or more, the very first left out."""
-        later = self._steps[max(1, self._compile_steps) :]
+        later = self.typical_steps
         return bool(later) and min(later) >= SLOW_STEP_SECONDS
 
     def _find_slow_unsettled(self) -> str:

@@ -564,6 +564,35 @@ def test_without_a_reference_what_was_found_stays(tmp_path: Path, trouble: str) 
     assert outcome(screen(runs, {"num_threads": 1}, facts))[-1] == ("gradients", "inconclusive")
 
 
+def test_a_reference_that_was_cut_is_begun_again_where_there_is_twice_the_time(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == BASE or plan.reference else 0.03)
+    left, begun = [70.0], [0]
+
+    def cut(config: TrainConfig, purpose: Any, **options: Any) -> TrialResult | None:
+        plan = options["plan"]
+        begun[0] += plan.reference
+        return None if plan.reference else runs(config, purpose, **options)
+
+    gate = Gate(FACTS, PLAN, cut, seconds_left=lambda: left[0])
+    found = []
+    for seconds, changes in ((70.0, {"precision": "bf16"}), (139.0, {"num_threads": 1}), (141.0, {"allow_tf32": True})):
+        left[0] = seconds
+        assert gate.screen(BASE.replace(**changes)) is not None
+        found.append(begun[0])
+    assert found == [1, 1, 2]
+
+
+@pytest.mark.parametrize(("device", "launches", "looked"), [("cpu", 4.9, 0), ("cpu", 5.1, 1), ("cuda", 1.6, 1)])
+def test_convolutions_in_float64_are_dear_on_a_cpu(tmp_path: Path, device: str, launches: float, looked: int) -> None:
+    runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == BASE or plan.reference else 0.03)
+    facts = make_facts(device=device, model=FACTS.model.replace(has_4d_convolution=True))
+    seconds = runs(BASE, "fidelity", plan=PLAN, steps=1)
+    assert seconds is not None
+    left = launches * seconds.elapsed_seconds
+    make_gate(runs, facts, knows_order=False, seconds_left=lambda: left).screen(BASE.replace(num_threads=1))
+    assert sum(plan is not None and plan.reference for _, plan in runs.of("fidelity")) == looked
+
+
 # What cannot be compared
 
 

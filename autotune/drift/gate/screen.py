@@ -54,6 +54,10 @@ ALLOCATORS = frozenset({"host_allocator", "device_allocator"})
 
 _REFERENCE_PRICE = 1.5
 """Of a script's own look at gradients, at least, for the same in float64; seen: 1.7 to 2.8 of it."""
+_REFERENCE_PRICE_OF_CONVOLUTIONS = 5.0
+"""The same of convolutions on a CPU, whose library has none in float64: they took 6 to 9 times as long."""
+_AGAIN = 2.0
+"""Times what a look in float64 had when it was cut, before it is begun once more."""
 
 _RISE = 0.01
 """A learning rate that is higher by this in the steps that were looked at is one of a warm-up."""
@@ -90,6 +94,7 @@ class Gate:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
         self._is_cut = False
+        self._reference_seconds = 0.0
 
     def screen(
         self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()
@@ -340,16 +345,26 @@ class Gate:
         """Return the baseline's captures in float64; None where it does not run, or there is no time for it."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         # A script goes through all steps between the points again, in more digits.
-        least = 0.0 if theirs is None or self.knows_order else _REFERENCE_PRICE * theirs.elapsed_seconds
+        least = self._reference_seconds
+        if theirs is not None and not self.knows_order:
+            least = max(least, self._reference_price * theirs.elapsed_seconds)
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None, reference=True)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
         if self.seconds_left() < least and not self.trials.has_run(plain, "fidelity", plan):
             self._is_cut = True
             return None
+        had = self.seconds_left()
         result = self.trials.launch(plain, "fidelity", plan)
+        if result is None:
+            self._reference_seconds = _AGAIN * had
         if result is None or result.draws_random:
             return None  # other random numbers in another width: another computation
         return self.trials.read(result)
+
+    @property
+    def _reference_price(self) -> float:
+        convolves = self.facts.device == "cpu" and self.facts.model.has_4d_convolution
+        return _REFERENCE_PRICE_OF_CONVOLUTIONS if convolves else _REFERENCE_PRICE
 
     def _has_dropout(self) -> bool:
         result = self.trials.launch(self.facts.baseline, "fidelity", self._planned)
