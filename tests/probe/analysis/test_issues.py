@@ -8,6 +8,7 @@ from record_factory import make_gpu, make_hardware, make_measurement
 
 from autotune.probe.analysis.issues.find import find_issues
 from autotune.records import HardwareInfo, PeakMemory
+from autotune.records.facts import StepPhases
 from autotune.records.measurement import GpuState, Interference
 
 
@@ -141,6 +142,21 @@ def test_what_makes_samples_expensive_is_named_where_a_step_waits_for_them(waiti
     for one in told[1]:
         assert one.sentence.startswith("82 % of the time of a sample (")
         assert one.sentence.endswith("goes into Rotation.__call__ (train.py:41), and 40 % of a step waits for samples")
+
+
+@pytest.mark.parametrize(("other", "found"), [(0.8, ["own-code"]), (0.42, []), (0.0, [])])
+def test_much_code_of_the_trainings_own_is_told(other: float, found: list[str]) -> None:
+    phases = StepPhases(
+        data_wait_seconds=0.1,
+        copy_seconds=0.1,
+        forward_seconds=0.2,
+        backward_seconds=0.3,
+        optimizer_seconds=0.3,
+        other_seconds=other,
+    )
+    issues = find_issues(make_hardware(), facts=target().replace(phases=phases))
+    assert [one.name for one in issues if one.name == "own-code"] == found
+    assert all("44 % of a step" in one.sentence for one in issues if one.name == "own-code")
 
 
 def test_host_syncs_are_counted() -> None:

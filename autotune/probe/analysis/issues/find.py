@@ -68,6 +68,7 @@ def find_issues(
     found += _look_at_cpus(hardware, facts)
     if facts is not None:
         found += _look_at_syncs(facts)
+        found += _look_at_own_code(facts, policy)
     if facts is not None and measurement is not None:
         found += _look_at_samples(facts, measurement, policy)
     if measurement is not None:
@@ -184,6 +185,22 @@ def _look_at_samples(facts: TargetFacts, measurement: Measurement, policy: Issue
         sentence=f"{share} of the time of a sample ({format_time(data.seconds_per_sample)}) goes into {data.hot_call}, "
         f"and {wait} of a step waits for samples",
         remedy="make that cheaper: do it once and keep the result, work on smaller inputs, use a faster library",
+    )
+
+
+def _look_at_own_code(facts: TargetFacts, policy: IssuePolicy) -> Iterator[Issue]:
+    """Yield that much of a step is code of the training's own: environments that are played, metrics, logs."""
+    phases = facts.phases
+    known = phases.data_wait_seconds + phases.copy_seconds + phases.forward_seconds + phases.backward_seconds
+    known += phases.optimizer_seconds
+    other = phases.other_seconds
+    if other <= policy.own_code_fraction * (known + other):
+        return
+    yield Issue(
+        name="own-code",
+        sentence=f"{format_share(other / (known + other))} of a step is spent in neither loader, model nor optimizer, but "
+        "in code of the training's own, such as an environment that is played or metrics of each batch",
+        remedy="profile it (python -m cProfile -s tottime): no setting of a search makes it faster",
     )
 
 

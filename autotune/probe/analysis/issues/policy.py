@@ -20,6 +20,7 @@ class IssuePolicy:
         disturbed_fraction: of the time of a block, taken by other processes or spent waiting for disk or memory, beyond
             which it is disturbed.
         waiting_fraction: of a step, spent waiting for data, beyond which what a sample costs is told.
+        own_code_fraction: of a step, spent in neither loader, model nor optimizer, beyond which it is worth a look.
     """
 
     swap_fraction: float = 0.05
@@ -31,6 +32,7 @@ class IssuePolicy:
     gpu_busy_fraction: float = 0.10
     disturbed_fraction: float = 0.10
     waiting_fraction: float = 0.10
+    own_code_fraction: float = 0.30
 
 
 USUAL = IssuePolicy()
