@@ -4,7 +4,7 @@
               (compilation apart)     sync        sync        sync
 
 Between the blocks of a trial that takes turns with another one it rests, while that one runs.
-Where steps come in bursts, each block is whole ones: what was timed before they were seen is thrown away.
+There, where steps come in bursts, each block is whole ones.
 What compiling takes of a block is taken off it, as the warm-up keeps compilation apart: a script that samples now and
 then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
@@ -13,11 +13,12 @@ Enough is: precise, or the time or the samples asked for are used up, or clearly
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.measure.bursts import Bursts, find_bursts
+from autotune.measure.bursts import find_bursts
 from autotune.measure.clock import Clock
 from autotune.measure.confidence import relative_half_width
 from autotune.measure.hopeless import EarlySteps, Phase
@@ -43,10 +44,8 @@ PRECISION = 0.02
 _LONGEST_BLOCK = 4
 """A block may take so many times as long as it is meant to: steps of very different length would make one of many steps
 endless."""
-_LOOKED_AT = 4096
-"""Steps in which bursts are looked for."""
 _MOST_BURSTS = 3
-"""A block may take as long as so many bursts, but no more than twice the time to measure in."""
+"""A block may take as long as so many bursts."""
 _TURN_SECONDS = 0.1
 """Of a block where two take turns: a shared machine's speed wanders within a second."""
 _LEAST_WAKING = 8
@@ -93,14 +92,12 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     memory.sample()
     timing.data_wait_seconds = 0.0
     timed = TimedBlocks(limits, None if unsettled else rival, warm_up.step_seconds)
-    timed.samples_per_step = timing.samples / warm_up.steps
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
     try:
         ending = yield from _time_blocks(timing, warm_up, timed, memory)
     finally:
         timing.go_on()  # stopped workers would never end
-    timed.fall_back()
     if not timed.blocks:
         raise TrainingEndedError
     peak = memory.read()
@@ -127,27 +124,16 @@ def _time_blocks(
     """Time blocks until it is enough, with a rest before and after each where two take turns; return why it is."""
     timing.halt()
     timed.is_in_turns = timing.rest() > 0.0
-    bursts = find_bursts(warm_up.typical_steps)
-    plan = _plan_blocks(timing, warm_up, timed, bursts)
+    plan = _plan_blocks(timing, warm_up, timed)
     if timed.is_in_turns:
-        timed.ended = timed.ended or (yield from _settle(timing, plan, _SETTLING_BLOCKS))
-    elif bursts is not None:
-        timed.ended = timed.ended or (yield from _settle(timing, plan.to_next_burst, 1))
-    timing.data_wait_seconds = 0.0
+        timed.ended = timed.ended or (yield from _settle(timing, plan))
+        timing.data_wait_seconds = 0.0
     began, rested = timing.clock.now(), 0.0
     while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
         timed.ended = yield from _time_block(timing, plan, timed)
         memory.sample()
         timing.read_losses()
         rested += timing.rest()
-        if bursts is None and not timed.ended and not timed.has_compiled:
-            bursts = find_bursts((*warm_up.typical_steps, *timed.step_seconds)[-_LOOKED_AT:])
-            if bursts is not None:
-                plan = _plan_blocks(timing, warm_up, timed, bursts)
-                timed.begin_anew()
-                timed.ended = yield from _settle(timing, plan.to_next_burst, 1)
-                timing.data_wait_seconds = 0.0
-                began, rested = timing.clock.now(), 0.0
     return ending
 
 
@@ -165,11 +151,6 @@ class _BlockPlan:
     longest: float
     long_seconds: float = 0.0
 
-    @property
-    def to_next_burst(self) -> _BlockPlan:
-        """What ends with the next long step."""
-        return replace(self, steps=1)
-
     def is_full(self, taken: int, seconds: float, last_seconds: float) -> bool:
         """Return whether a block of some steps, which took some seconds, needs no further one."""
         if taken == 0:
@@ -177,34 +158,38 @@ class _BlockPlan:
         return seconds >= self.longest or (taken >= self.steps and last_seconds >= self.long_seconds)
 
 
-def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks, bursts: Bursts | None) -> _BlockPlan:
+def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks) -> _BlockPlan:
     """Return when a block is full.
 
     Two in turns that time the same number of samples do so in as many blocks, however fast they are.
     """
     limits, least = timed.limits, _block_seconds(timing.clock)
-    longest, long_seconds, typical = _LONGEST_BLOCK * least, 0.0, warm_up.block_step_seconds
-    if bursts is not None:
-        longest = max(longest, min(_MOST_BURSTS * bursts.seconds, 2 * limits.measure_seconds))
-        long_seconds, typical = bursts.long_seconds, bursts.step_seconds
-    if timed.is_in_turns and limits.measure_samples is not None:
+    if not timed.is_in_turns:
+        steps = math.ceil(least / max(warm_up.block_step_seconds, 1e-9))
+        return _BlockPlan(max(1, steps), _LONGEST_BLOCK * least)
+    bursts = find_bursts(warm_up.settled_steps)
+    longest = _LONGEST_BLOCK * least if bursts is None else max(_LONGEST_BLOCK * least, _MOST_BURSTS * bursts.seconds)
+    if limits.measure_samples is not None:
         blocks = max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))
-        steps = max(1, math.ceil(limits.measure_samples / timed.samples_per_step / blocks))
+        samples_per_step = timing.samples / warm_up.steps
+        steps = max(1, math.ceil(limits.measure_samples / samples_per_step / blocks))
         longest = math.inf if bursts is None else longest
     else:
-        wanted = _TURN_SECONDS if timed.is_in_turns else least
-        steps = max(1, math.ceil(wanted / max(typical, 1e-9)))
-    if timed.is_in_turns and steps >= _LEAST_WAKING:
+        typical = warm_up.block_step_seconds if bursts is None else bursts.step_seconds
+        steps = max(1, math.ceil(_TURN_SECONDS / max(typical, 1e-9)))
+    if bursts is not None:
+        return _BlockPlan(steps, longest, bursts.long_seconds)
+    if steps >= _LEAST_WAKING:
         # What is not timed is not to be always the same one of each few, as where batches come from as many workers.
         while math.gcd(steps + 1, _USUAL_PERIODS) > 1:
             steps += 1
-    return _BlockPlan(steps, longest, long_seconds)
+    return _BlockPlan(steps, longest)
 
 
-def _settle(timing: Timing, plan: _BlockPlan, turns: int) -> Generator[None, object, bool]:
-    """Take some turns without timing them; return whether the training ended."""
+def _settle(timing: Timing, plan: _BlockPlan) -> Generator[None, object, bool]:
+    """Take the first turns without timing them; return whether the training ended."""
     ended = False
-    for _ in range(turns):
+    for _ in range(_SETTLING_BLOCKS):
         timing.go_on()
         if not ended:
             _, ended = yield from _take_steps(timing.clock, plan)
@@ -258,23 +243,6 @@ class TimedBlocks:
     step_seconds: list[float] = field(default_factory=list)
     ended: bool = False
     is_in_turns: bool = False
-    samples_per_step: float = 1.0
-    _before: tuple[list[Block], list[float]] = ([], [])
-
-    @property
-    def has_compiled(self) -> bool:
-        """Something was compiled in a block."""
-        return self.compiling > 0 or any(block.recompiled for block in self.blocks)
-
-    def begin_anew(self) -> None:
-        """Throw away what was timed, unless nothing more is."""
-        self._before = self.blocks, self.step_seconds
-        self.blocks, self.step_seconds = [], []
-
-    def fall_back(self) -> None:
-        """Take what was thrown away where nothing was timed since."""
-        if not self.blocks:
-            self.blocks, self.step_seconds = self._before
 
     def take(self, block: Block, step_seconds: list[float], *, compile_seconds: float) -> None:
         """Take a block, without what compiling took of its longest step, as long as that is not the rule."""
@@ -401,7 +369,7 @@ def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generat
     if timing.interference is not None:
         timing.interference.start()
     timing.go_on()
-    # Of whole bursts no step may be missing: it could be the long one, always or never.
+    # Of whole bursts no step may be missing, for it could be always the long one: what it is too long is taken off.
     if timed.is_in_turns and plan.steps >= _LEAST_WAKING and not plan.long_seconds and (yield from _wake(timing)):
         timing.halt()
         return True
@@ -423,5 +391,9 @@ def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generat
     )
     # What was compiled while the clock stood still is not in the block: then nothing is taken off it.
     spent = timing.compile_seconds() - compiled if timing.aside_seconds() == aside else 0.0
-    timed.take(block, clock.take_intervals(), compile_seconds=spent)
+    step_seconds = clock.take_intervals()
+    if plan.long_seconds and len(step_seconds) >= _LEAST_WAKING and step_seconds[0] < plan.long_seconds:
+        cold = max(0.0, step_seconds[0] - statistics.median(step_seconds))
+        block, step_seconds[0] = block.replace(seconds=seconds - cold), step_seconds[0] - cold
+    timed.take(block, step_seconds, compile_seconds=spent)
     return ended

@@ -94,6 +94,12 @@ class WarmUp:
         return tuple(self._steps[max(1, self._compile_steps) :])
 
     @property
+    def settled_steps(self) -> tuple[float, ...]:
+        """Seconds of each step of the later half of these: what it begins with may be slow yet."""
+        steps = self.typical_steps
+        return steps[len(steps) // 2 :]
+
+    @property
     def step_seconds(self) -> float:
         """Typical time of the last steps, in seconds, of those after the last compilation where there are any."""
         return statistics.median((self._steps[self._compile_steps :] or self._steps)[-_TYPICAL_STEPS:])

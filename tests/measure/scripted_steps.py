@@ -73,9 +73,14 @@ class Scripted:
             clock=self.clock, compiled_graphs=lambda: self.graphs, compile_seconds=lambda: self.compile_seconds
         )
         self._durations = list(durations)
+        self._delay = 0.0
         self._wait = wait
         self._compiled = compiled
         self._loss = loss
+
+    def delay(self, seconds: float) -> None:
+        """Let the next step take so much longer."""
+        self._delay = seconds
 
     def note(self, event: str) -> None:
         self.events.append(event)
@@ -83,7 +88,8 @@ class Scripted:
 
     def step(self, mark: Mark) -> StepOutcome:
         self.note("step")
-        duration = self._durations[min(self.steps, len(self._durations) - 1)]
+        duration = self._durations[min(self.steps, len(self._durations) - 1)] + self._delay
+        self._delay = 0.0
         self.clock.seconds += self._wait
         mark("data")
         self.clock.seconds += (duration - self._wait) / 2

@@ -349,12 +349,12 @@ def test_each_device_has_its_clock(device: str, kind: type[Clock]) -> None:
     assert type(clock_for(torch.device(device))) is kind
 
 
-def test_a_block_of_bursts_is_no_longer_than_it_need_be() -> None:
+def test_a_block_of_bursts_ends_after_four_times_its_length() -> None:
     # Every tenth step waits for a batch: counted by the fast ones, a block would be 64 steps and 3.5 seconds.
     script = Scripted([*([2.0**-8] * 9 + [0.5]) * 60])
     measured = script.measure(limits=LIMITS.replace(warmup_cap_seconds=4.0, measure_seconds=6.0))
-    assert {block.seconds for block in measured.blocks} == {9 * 2.0**-8 + 0.5}
-    assert measured.seconds <= 6.5
+    assert all(1.0 <= block.seconds <= 1.5 for block in measured.blocks)
+    assert measured.seconds <= 7.5
 
 
 class Resting:

@@ -478,6 +478,14 @@ def test_a_script_is_not_run_in_float64_where_that_cannot_end_in_time(
     assert len(plans) == 2 + looked
 
 
+def test_a_look_in_float64_may_take_longer_before_it_counts_as_hanging(tmp_path: Path) -> None:
+    machine = Machine(gradient_error=unsure_when_cast)
+    stage = open_stage(tmp_path, machine, budget=6000.0, script=Script(command=("python", "train.py")))
+    stage.stage.look_at(CAST, seconds=5000.0)
+    patience = {spec.fidelity.reference: spec.limits.time_limit_seconds for spec in machine.specs if spec.fidelity}
+    assert patience[True] > 2.0 * patience[False]
+
+
 def test_a_resumed_search_knows_what_gradients_could_not_tell(tmp_path: Path) -> None:
     kept: list[Screens] = []
     stage = open_stage(tmp_path, Machine(gradient_error=unsure_when_cast))

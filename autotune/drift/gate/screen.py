@@ -356,7 +356,7 @@ class Gate:
         had = self.seconds_left()
         result = self.trials.launch(plain, "fidelity", plan)
         if result is None:
-            self._reference_seconds = _AGAIN * had
+            self._is_cut, self._reference_seconds = True, _AGAIN * had
         if result is None or result.draws_random:
             return None  # other random numbers in another width: another computation
         return self.trials.read(result)

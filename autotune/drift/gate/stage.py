@@ -32,6 +32,9 @@ from autotune.search.log import SearchLog, list_changes
 from autotune.sentences.loss_check import describe_refusal
 from autotune.space import classify_changes, numerics_of, revert_knobs
 
+_REFERENCE_PATIENCE = 2.5
+"""Times the patience with a look that one in float64 has: convolutions took up to nine times as long on a CPU."""
+
 _DIGITS = ("precision", "allow_tf32")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
@@ -385,6 +388,8 @@ class GateStage:
         if seconds < self._policy.least_seconds or self._starter.should_stop():
             return None
         full = self._costs.patience(config, plan)
+        if plan is not None and plan.reference:
+            full *= _REFERENCE_PATIENCE
         task = TrialTask(steps=steps, fidelity=plan)
         result = self._starter.launch(config, purpose, min(seconds, full), task=task, ends_with_stage=seconds < full)
         return None if result.status is TrialStatus.INTERRUPTED else result

@@ -144,8 +144,10 @@ def test_what_makes_samples_expensive_is_named_where_a_step_waits_for_them(waiti
         assert one.sentence.endswith("goes into Rotation.__call__ (train.py:41), and 40 % of a step waits for samples")
 
 
-@pytest.mark.parametrize(("other", "found"), [(0.8, ["own-code"]), (0.42, []), (0.0, [])])
-def test_much_code_of_the_trainings_own_is_told(other: float, found: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("other", "device", "found"), [(0.8, "cpu", ["own-code"]), (0.42, "cpu", []), (0.0, "cpu", []), (0.8, "cuda", [])]
+)
+def test_much_code_of_the_trainings_own_is_told(other: float, device: str, found: list[str]) -> None:
     phases = StepPhases(
         data_wait_seconds=0.1,
         copy_seconds=0.1,
@@ -154,7 +156,7 @@ def test_much_code_of_the_trainings_own_is_told(other: float, found: list[str]) 
         optimizer_seconds=0.3,
         other_seconds=other,
     )
-    issues = find_issues(make_hardware(), facts=target().replace(phases=phases))
+    issues = find_issues(make_hardware(), facts=target().replace(phases=phases, device=device))
     assert [one.name for one in issues if one.name == "own-code"] == found
     assert all("44 % of a step" in one.sentence for one in issues if one.name == "own-code")
 

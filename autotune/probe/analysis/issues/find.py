@@ -189,18 +189,21 @@ def _look_at_samples(facts: TargetFacts, measurement: Measurement, policy: Issue
 
 
 def _look_at_own_code(facts: TargetFacts, policy: IssuePolicy) -> Iterator[Issue]:
-    """Yield that much of a step is code of the training's own: environments that are played, metrics, logs."""
+    """Yield that much of a step is code of the training's own: environments that are played, metrics, logs.
+
+    Of a GPU nothing is told: there, copies of a script are in what is left.
+    """
     phases = facts.phases
     known = phases.data_wait_seconds + phases.copy_seconds + phases.forward_seconds + phases.backward_seconds
     known += phases.optimizer_seconds
     other = phases.other_seconds
-    if other <= policy.own_code_fraction * (known + other):
+    if facts.device != "cpu" or other <= policy.own_code_fraction * (known + other):
         return
     yield Issue(
         name="own-code",
-        sentence=f"{format_share(other / (known + other))} of a step is spent in neither loader, model nor optimizer, but "
-        "in code of the training's own, such as an environment that is played or metrics of each batch",
-        remedy="profile it (python -m cProfile -s tottime): no setting of a search makes it faster",
+        sentence=f"{format_share(other / (known + other))} of a step is spent in neither loader, model nor optimizer, "
+        "but in code of the training's own, such as an environment that is played or metrics of each batch",
+        remedy="profile it (python -m cProfile -s tottime): few settings make that faster",
     )
 
 
