@@ -35,6 +35,12 @@ class StepPhases(Record):
     other_seconds: float = 0.0
     """Whatever else a script does in a step: the loss, clipping, copies, logging."""
 
+    @property
+    def seconds(self) -> float:
+        """Of all phases together."""
+        model = self.forward_seconds + self.backward_seconds + self.optimizer_seconds
+        return self.data_wait_seconds + self.copy_seconds + model + self.other_seconds
+
 
 class StepWork(Record):
     """What the time of a step's computation is spent on, by the profiler; the three shares add up to one."""

@@ -566,7 +566,7 @@ def test_without_a_reference_what_was_found_stays(tmp_path: Path, trouble: str) 
 
 def test_a_reference_that_was_cut_is_begun_again_where_there_is_twice_the_time(tmp_path: Path) -> None:
     runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == BASE or plan.reference else 0.03)
-    left, begun = [70.0], [0]
+    left, begun = [0.0], [0]
 
     def cut(config: TrainConfig, purpose: Any, **options: Any) -> TrialResult | None:
         plan = options["plan"]
@@ -575,9 +575,8 @@ def test_a_reference_that_was_cut_is_begun_again_where_there_is_twice_the_time(t
 
     gate = Gate(FACTS, PLAN, cut, seconds_left=lambda: left[0])
     found = []
-    for seconds, changes in ((70.0, {"precision": "bf16"}), (139.0, {"num_threads": 1}), (141.0, {"allow_tf32": True})):
-        left[0] = seconds
-        assert gate.screen(BASE.replace(**changes)) is not None
+    for left[0] in (70.0, 139.0, 141.0):  # the candidate that it was cut for has its turn again
+        assert gate.screen(BASE.replace(precision="bf16")) is not None
         found.append(begun[0])
     assert found == [1, 1, 2]
 

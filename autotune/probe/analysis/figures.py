@@ -138,12 +138,4 @@ def name_arithmetic(facts: TargetFacts) -> str:
 
 
 def _share(seconds: float, phases: StepPhases) -> float:
-    total = (
-        phases.data_wait_seconds
-        + phases.copy_seconds
-        + phases.forward_seconds
-        + phases.backward_seconds
-        + phases.optimizer_seconds
-        + phases.other_seconds
-    )
-    return seconds / total if total > 0 else 0.0
+    return seconds / phases.seconds if phases.seconds > 0 else 0.0

@@ -8,7 +8,6 @@ from record_factory import make_gpu, make_hardware, make_measurement
 
 from autotune.probe.analysis.issues.find import find_issues
 from autotune.records import HardwareInfo, PeakMemory
-from autotune.records.facts import StepPhases
 from autotune.records.measurement import GpuState, Interference
 
 
@@ -148,15 +147,9 @@ def test_what_makes_samples_expensive_is_named_where_a_step_waits_for_them(waiti
     ("other", "device", "found"), [(0.8, "cpu", ["own-code"]), (0.42, "cpu", []), (0.0, "cpu", []), (0.8, "cuda", [])]
 )
 def test_much_code_of_the_trainings_own_is_told(other: float, device: str, found: list[str]) -> None:
-    phases = StepPhases(
-        data_wait_seconds=0.1,
-        copy_seconds=0.1,
-        forward_seconds=0.2,
-        backward_seconds=0.3,
-        optimizer_seconds=0.3,
-        other_seconds=other,
-    )
-    issues = find_issues(make_hardware(), facts=target().replace(phases=phases, device=device))
+    facts = target()
+    phases = facts.phases.replace(other_seconds=other * facts.phases.seconds)
+    issues = find_issues(make_hardware(), facts=facts.replace(phases=phases, device=device))
     assert [one.name for one in issues if one.name == "own-code"] == found
     assert all("44 % of a step" in one.sentence for one in issues if one.name == "own-code")
 

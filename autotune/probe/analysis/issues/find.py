@@ -193,15 +193,12 @@ def _look_at_own_code(facts: TargetFacts, policy: IssuePolicy) -> Iterator[Issue
 
     Of a GPU nothing is told: there, copies of a script are in what is left.
     """
-    phases = facts.phases
-    known = phases.data_wait_seconds + phases.copy_seconds + phases.forward_seconds + phases.backward_seconds
-    known += phases.optimizer_seconds
-    other = phases.other_seconds
-    if facts.device != "cpu" or other <= policy.own_code_fraction * (known + other):
+    own, whole = facts.phases.other_seconds, facts.phases.seconds
+    if facts.device != "cpu" or own <= policy.own_code_fraction * whole:
         return
     yield Issue(
         name="own-code",
-        sentence=f"{format_share(other / (known + other))} of a step is spent in neither loader, model nor optimizer, "
+        sentence=f"{format_share(own / whole)} of a step is spent in neither loader, model nor optimizer, "
         "but in code of the training's own, such as an environment that is played or metrics of each batch",
         remedy="profile it (python -m cProfile -s tottime): few settings make that faster",
     )
