@@ -315,7 +315,7 @@ class Fleet(Alone):
             return f"{last.host} held the finals and proved nothing: what it has found is there, in {last.out}"
         if holder is not None:
             return f"the proof runs on {holder.host}: the answer will be there, in {holder.out}"
-        if not self._running:
+        if not self._view.others:  # one that is between two launches runs nothing, and searches all the same
             return ""
         others = count(self._view.others, "other worker still searches", "other workers still search")
         return f"{others} this study: an answer may yet come from there"
