@@ -49,7 +49,8 @@ class FinalsTurn:
         """
         if self.fleet.take_finals():
             for lead in self._list_leads():
-                measure(lead)
+                if lead in self._list_leads():  # the one before may have raised the bar
+                    measure(lead)
             self.prover.prove(measure)
 
     def _list_leads(self) -> list[TrainConfig]:
