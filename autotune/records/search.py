@@ -202,6 +202,10 @@ class Screens(Record):
     """Changes that were looked at early and not refused."""
     plan: GradientPlan | None = None
     """How much of the gradients is looked at; None before that was fixed."""
+    doubted: tuple[tuple[str, ...], ...] = ()
+    """Changes, each as `name=value`, that wait for a look in float64 there was no time for."""
+    reference_seconds: float = 0.0
+    """That this look takes, as far as is known."""
     must_train: bool = False
     """Gradients alone decide no more: trainings did where they could not."""
     checked: tuple[CheckedConfig, ...] = ()

@@ -369,7 +369,9 @@ class Shuffled:
         """Return a proposal for a config."""
         return Proposal(config)
 
-    def propose(self, closed: Container[object], together: object = (), dear: object = ()) -> Proposal | None:
+    def propose(
+        self, closed: Container[object], together: object = (), dear: object = (), lost: object = ()
+    ) -> Proposal | None:
         """Return the next; None when none is left."""
         return Proposal(self._fresh.pop()) if self._fresh else None
 

@@ -367,7 +367,9 @@ class Placebos:
     def open(self, config: TrainConfig) -> Proposal:
         return Proposal(config)
 
-    def propose(self, tried: Container[object], together: object = (), dear: object = ()) -> Proposal | None:
+    def propose(
+        self, tried: Container[object], together: object = (), dear: object = (), lost: object = ()
+    ) -> Proposal | None:
         left = (config for config in self.configs if config not in tried)
         return next((Proposal(config) for config in left), None)
 

@@ -107,7 +107,7 @@ class ProofCosts:
     def _of_gradients(self, config: TrainConfig, gate: Gate, plan: GradientPlan, *, counts_looks: bool = True) -> float:
         baseline = self.facts.baseline
         changed = {*changed_fields(config, baseline)}
-        own, seconds = self.of_trial(baseline, plan), 0.0
+        own, seconds = self.of_trial(baseline, plan), gate.price_doubts(config)
         draws_otherwise = gate.trials.draws_random and bool(changed & REORDERING_KNOBS)
         rest = gate.find_rest(config) if draws_otherwise else None
         arithmetic = leave_optimizer(config, baseline)

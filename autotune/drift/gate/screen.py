@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.quality import GradientEquivalence, QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import GradientPlan
+from autotune.search.log import list_changes
 from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
 
 CLOSER_WINDOWS = 64
@@ -78,6 +79,8 @@ class Gate:
             not shown it.
         repeats: launches of the baseline begin with the same losses.
         seconds_left: returns the time that is left for all of it.
+        doubted: sets of changes, each `name=value`, that wait for a look in float64: without it they stay open.
+        reference_seconds: that this look takes, as far as is known.
     """
 
     facts: TargetFacts
@@ -89,12 +92,13 @@ class Gate:
     shown_by_launches: Callable[[frozenset[str]], QualityCheck | None] = lambda _changes: None
     repeats: Callable[[], bool] = lambda: True
     seconds_left: Callable[[], float] = lambda: math.inf
+    doubted: set[frozenset[str]] = field(default_factory=set)
+    reference_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
         self._is_cut = False
-        self._reference_seconds = 0.0
 
     def screen(
         self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()
@@ -286,6 +290,7 @@ class Gate:
             if not have_same_layers(*arms):
                 return [report_other_model()]
             found += self._compare_points(*arms, plan)
+            self._note_doubt(arithmetic)
             schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
         stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if updates and stepping != baseline:
@@ -345,21 +350,36 @@ class Gate:
         """Return the baseline's captures in float64; None where it does not run, or there is no time for it."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         # A script goes through all steps between the points again, in more digits.
-        least = self._reference_seconds
+        least = self.reference_seconds
         if theirs is not None and not self.knows_order:
             least = max(least, self._reference_price * theirs.elapsed_seconds)
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None, reference=True)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
-        if self.seconds_left() < least and not self.trials.has_run(plain, "fidelity", plan):
-            self._is_cut = True
-            return None
         had = self.seconds_left()
+        if had < least and not self.trials.has_run(plain, "fidelity", plan):
+            self._is_cut, self.reference_seconds = True, least
+            return None
         result = self.trials.launch(plain, "fidelity", plan)
         if result is None:
-            self._is_cut, self._reference_seconds = True, _AGAIN * had
-        if result is None or result.draws_random:
-            return None  # other random numbers in another width: another computation
-        return self.trials.read(result)
+            self._is_cut, self.reference_seconds = True, _AGAIN * had
+            return None
+        self.doubted.clear()
+        # Other random numbers in another width: another computation.
+        return None if result.draws_random else self.trials.read(result)
+
+    def _note_doubt(self, config: TrainConfig) -> None:
+        changes = self._list_rounding(config)
+        if self._is_cut and changes:
+            self.doubted.add(changes)
+
+    def price_doubts(self, config: TrainConfig) -> float:
+        """Return what the look in float64 takes that a config's changes wait for, in seconds; 0 where none does."""
+        changes = self._list_rounding(config)
+        return self.reference_seconds if any(one <= changes for one in self.doubted) else 0.0
+
+    def _list_rounding(self, config: TrainConfig) -> frozenset[str]:
+        kinds = self._classify(config)
+        return list_changes(config, self.facts.baseline, [name for name, kind in kinds.items() if kind == "rounding"])
 
     @property
     def _reference_price(self) -> float:

@@ -45,6 +45,12 @@ class GateTrials:
             self._results[key] = result
         return self._results[key]
 
+    def recall(self, result: TrialResult) -> None:
+        """Take up a trial of an earlier session, which need not be run again."""
+        spec = result.spec
+        if spec.config is not None:
+            self._results[_key(spec.config, spec.purpose, spec.fidelity)] = result
+
     def has_run(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None = None) -> bool:
         """Return whether a trial was run."""
         return _key(config, purpose, plan) in self._results

@@ -71,9 +71,12 @@ class GateStage:
             lambda config: log.prices.compile_seconds(config),
             policy,
         )
-        self._known = [one for one in known if one.spec.purpose in ("fidelity", "tape")]
         self._equal_losses = EqualLosses(log)
         self._gate = self._make_gate()
+        self._looks = [one for one in known if one.spec.purpose == "fidelity" and have_captures(one.captures)]
+        for one in (*self._looks, *(one for one in known if one.spec.purpose == "tape")):
+            if one.spec.quality_steps == self._costs.tape_steps:
+                self._gate.trials.recall(one)
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
@@ -105,7 +108,9 @@ class GateStage:
             self._log.add_attempt(one.config)
         self._seen |= {*screens.seen}
         self._must_train = self._must_train or screens.must_train
-        if any(one.spec.fidelity == screens.plan and have_captures(one.captures) for one in self._known):
+        self._gate.doubted |= {frozenset(changes) for changes in screens.doubted}
+        self._gate.reference_seconds = screens.reference_seconds
+        if any(one.spec.fidelity == screens.plan for one in self._looks):
             self._gate.plan = screens.plan
 
     def _save(self) -> None:
@@ -115,6 +120,8 @@ class GateStage:
                 refused=tuple(tuple(sorted(changes)) for changes in self._log.refused),
                 seen=tuple(sorted(self._seen)),
                 plan=self._gate.plan,
+                doubted=tuple(tuple(sorted(changes)) for changes in self._gate.doubted),
+                reference_seconds=self._gate.reference_seconds,
                 must_train=self._must_train,
                 checked=tuple(CheckedConfig(config=config, checks=checks) for config, checks in decided),
             )
@@ -379,11 +386,6 @@ class GateStage:
     def _run(
         self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
-        for one in self._known:
-            spec = one.spec
-            asked = (spec.purpose, spec.config, spec.fidelity, spec.quality_steps)
-            if asked == (purpose, config, plan, steps) and (purpose == "tape" or have_captures(one.captures)):
-                return one
         seconds = self._left()
         if seconds < self._policy.least_seconds or self._starter.should_stop():
             return None

@@ -121,6 +121,7 @@ class LogAdditiveSampler(BaseSampler):
             may be proposed again.
         closed_values: values that may not come together now, by param: whatever has them is closed without being asked
             about.
+        lost_values: likewise, of what can be the answer no more: what was read of it is no bar for others.
         dear_values: values that cost far more than others, by param, and times which the price of what has them counts:
             the best without any of them is looked at too.
         exhausted: the last proposal was random, for nothing was open.
@@ -159,6 +160,7 @@ class LogAdditiveSampler(BaseSampler):
         self._independent = RandomSampler(seed)
         self.is_open: Callable[[Params], bool] = lambda _params: True
         self.closed_values: Sequence[Params] = ()
+        self.lost_values: Sequence[Params] = ()
         self.dear_values: Sequence[tuple[Params, float]] = ()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -180,7 +182,7 @@ class LogAdditiveSampler(BaseSampler):
         is_tpe_turn = held is None and not turn % 2 and model.misfit > _MISFIT
         params = self._ask_tpe(study, trial, turn) if is_tpe_turn else None
         if params is None:
-            best = model.find_best(self._least_gain, None if held is None else held.list_able())
+            best = model.find_best(self._least_gain, self._list_able())
             if turn % 2:
                 means, sds = model.foretell(self._columns)
                 promise = expected_gain(means - self._asked - best, sds)
@@ -250,12 +252,22 @@ class LogAdditiveSampler(BaseSampler):
         doubtful = [(mean, place) for place, (mean, sd) in enumerate(credits) if mean - _DOUBT * sd < self._least_gain]
         return [parts[place] for _, place in sorted(doubtful) if self._is_valid(parts[place])]
 
+    def _list_able(self) -> set[tuple[int, ...]] | None:
+        """Return what was read and can be the answer; None for all of it."""
+        able = None if self._held is None else self._held.list_able()
+        if not self.lost_values:
+            return able
+        lost = self._find_rows(self.lost_values)
+        read = {key for key, _ in self._model.list_estimates() if key in self._places and not lost[self._places[key]]}
+        return read if able is None else read & able
+
     def _find_row(self, params: Params) -> list[int]:
         return [places[params[name]] for name, places in self._indices.items()]
 
     def _choose(self, promise: Vector) -> Params | None:
         """Return the open params of most promise [rows] for their price."""
-        sums = np.where(self._closed | self._find_rows(self.closed_values), -np.inf, promise)
+        together = self._find_rows([*self.closed_values, *self.lost_values])
+        sums = np.where(self._closed | together, -np.inf, promise)
         sums[self._running] = -np.inf
 
         factors = np.ones(len(sums))

@@ -23,9 +23,11 @@ from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
 from autotune.records.objective import Objective
 from autotune.records.profile import StopReason
+from autotune.records.quality import is_passed
 from autotune.records.trial import Rival, TrialResult, TrialStatus
 from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal, SpeedFloor
+from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.launch.forecast import Forecast
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
@@ -52,10 +54,12 @@ class Proposals(Protocol):
         closed: Container[object],
         together: Iterable[frozenset[str]] = (),
         dear: Mapping[str, float] = MappingProxyType({}),
+        lost: Iterable[frozenset[str]] = (),
     ) -> Proposal | None:
         """Return something new that is not closed and does not make changes together that are; None without any.
 
-        What dear changes may bring is weighed against the best without them, their price counted so many times.
+        What dear changes may bring is weighed against the best without them, their price counted so many times. Lost
+        changes cannot be part of the answer: they are closed, and no bar for others.
         """
         ...
 
@@ -131,8 +135,8 @@ class Tried:
 
     @property
     def together(self) -> list[frozenset[str]]:
-        """Changes, as `name=value`, that are refused, blocked or too dear wherever all of them are made."""
-        return [*self._log.refused, *(frozenset({value}) for value in (*self._suspects.guilty, *self._dear))]
+        """Changes, as `name=value`, that are blocked or too dear wherever all of them are made."""
+        return [frozenset({value}) for value in (*self._suspects.guilty, *self._dear)]
 
     @property
     def compiled_unseen(self) -> list[frozenset[str]]:
@@ -311,15 +315,39 @@ class Explorer:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""
         unproven, together = self._find_unproven(), tried.together
         early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
+        refused, late = self.log.refused, self._list_late()
         if not self.log.attempted:
-            proposal = self.study.propose(tried, early, self._list_dear())
+            proposal = self.study.propose(tried, early, self._list_dear(), [*refused, *late])
             if proposal is not None:
                 return proposal
         best, baseline = self.log.ranking.leader, self.log.problem.baseline
         base = revert_knobs(best.config, baseline, ["compile_mode"]) if best else baseline  # it may fail: then soon
         alone = (self.log.problem.space.keep(with_knobs(base, {name: value})) for name, value in unproven)
         config = next((config for config in alone if config not in tried), None)
-        return self.study.propose(tried, early) if config is None else self.study.open(config)
+        if config is not None:
+            return self.study.open(config)
+        proposal = self.study.propose(tried, early, lost=[*refused, *late])
+        return proposal if proposal or not late else self.study.propose(tried, early, lost=refused)
+
+    def _list_late(self) -> list[frozenset[str]]:
+        """Return the changes, each as `name=value`, that were timed and cannot be proven any more in the time left."""
+        log, space = self.log, self.log.problem.space
+        rounds = LEAST_ROUNDS * 2 * log.prices.launch_seconds(space.baseline)
+        left = self.starter.budget.remaining_seconds - rounds
+        late = [
+            (name, value)
+            for name, values in space.choices.items()
+            for value in values
+            if value != get_knob(space.baseline, name) and self.proof_seconds(space.complete({name: value})) > left
+        ]
+        timed = [one.config for one in log.judged if one.score.value is not None] if late else []
+        passed = [config for config, checks in log.checks if is_passed(checks)]
+        return [
+            frozenset({f"{name}={value}"})
+            for name, value in late
+            if any(get_knob(config, name) == value for config in timed)
+            and not any(get_knob(config, name) == value for config in passed)
+        ]
 
     def _list_dear(self) -> dict[str, float]:
         """Return the values that take much of the budget to prove or to compile, with the times their price counts.

@@ -135,6 +135,7 @@ class Study:
         closed: Container[object],
         together: Iterable[frozenset[str]] = (),
         dear: Mapping[str, float] = MappingProxyType({}),
+        lost: Iterable[frozenset[str]] = (),
     ) -> Proposal | None:
         """Return the sampler's proposal; None when nothing is left that is not closed.
 
@@ -143,10 +144,12 @@ class Study:
             together: changes, as `name=value`, that are not to be proposed wherever all of them are made.
             dear: changes, likewise, that cost far more than others, each with the times that its price counts: the best
                 without them is weighed against the best of all.
+            lost: changes, likewise, that cannot be part of the answer: closed, and no bar for others.
         """
         if not self._distributions:
             return None
         self._sampler.closed_values = self._read_combinations(together)
+        self._sampler.lost_values = self._read_combinations(lost)
         self._sampler.dear_values = [(dict([self._known[one]]), factor) for one, factor in dear.items()]
         self._sampler.is_open = lambda params: self._complete(params) not in closed
         trial = self._study.ask(self._distributions)

@@ -69,12 +69,13 @@ class SharedStudy(Study):
         closed: Container[object],
         together: Iterable[frozenset[str]] = (),
         dear: Mapping[str, float] = MappingProxyType({}),
+        lost: Iterable[frozenset[str]] = (),
     ) -> Proposal | None:
         """Return what a dead worker left, what leads elsewhere, or else the sampler's proposal; as of `Study`."""
         for reading in self._others.list_new_readings():
             self._study.add_trial(reading)
         wanted = self._others.find_wanted(closed)
-        return super().propose(closed, together, dear) if wanted is None else self.open(wanted)
+        return super().propose(closed, together, dear, lost) if wanted is None else self.open(wanted)
 
     def close(self, proposal: Proposal, judged: Judged, value: float | None) -> None:
         """Tell the study how a proposal ended, and the others."""
