@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_check
 from simulated import (
     BASELINE,
     LAUNCH_SECONDS,
@@ -264,6 +265,47 @@ def test_until_the_first_proof_one_that_takes_much_of_what_is_left_counts_severa
     asked.clear()
     Explorer(search.log, search.starter, study, proof_seconds=proof_seconds).run()
     assert [one for one in asked if one] == []
+
+
+class Hearing(UnsavedStudy):
+    """A study that notes what is said to be lost."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.lost: list[list[str]] = []
+
+    def propose(self, *closed: Any, **others: Any) -> Proposal | None:
+        self.lost.append(sorted("+".join(sorted(one)) for one in others["lost"]))
+        return super().propose(*closed, **others)
+
+
+def explore_hearing(search: Any, seconds: float) -> Hearing:
+    """Explore to the end where showing that bf16 learns the same takes some seconds."""
+    study = Hearing(None, search.log.problem.space, seed=0)
+    proof_seconds = lambda config: seconds * (config.precision == "bf16")  # noqa: E731
+    Explorer(search.log, search.starter, study, proof_seconds=proof_seconds).run()
+    return study
+
+
+def open_late(**options: Any) -> Any:
+    def speed(config: TrainConfig) -> float:
+        return 2.0 if config.precision == "bf16" else 1.0
+
+    choices = {name: CHOICES[name] for name in ("precision", "num_workers", "host_allocator")}
+    return open_search(Machine(speed=speed, noise=0.002), space=make_space(**choices), budget=600.0, **options)
+
+
+def test_what_was_timed_and_cannot_be_proven_any_more_is_lost():
+    lost = explore_hearing(open_late(), 565.0).lost
+    first = lost.index(["precision=bf16"])
+    assert set(map(len, lost[:first])) == {0}  # as long as there is time for it
+
+
+def test_what_can_be_proven_is_not_lost_nor_what_has_passed():
+    assert not any(explore_hearing(open_late(), 0.0).lost)
+    search = open_late()
+    search.log.add_checks(BASELINE.replace(precision="bf16"), (make_check(verdict="non-inferior"),))
+    assert not any(explore_hearing(search, 565.0).lost)
 
 
 def test_a_knob_of_the_users_own_never_waits_for_what_its_proof_takes():

@@ -130,6 +130,29 @@ def test_the_best_without_what_is_dear_is_weighed_against_the_best(price, dear_v
     assert study.ask(space).params["dear"] == is_dear
 
 
+@pytest.mark.parametrize(("values", "other"), [("closed_values", 0), ("lost_values", 1)])
+def test_what_is_lost_is_closed_and_no_bar_for_others(values, other):
+    # Where nothing can reach the best, what is cheap is proposed; without this bar, what brings the most for its price.
+    space = {name: IntDistribution(0, 1) for name in ("cheap", "lost", "other")}
+    effects = {
+        ("cheap", None): Effect(0.1, 0.01),
+        ("lost", None): Effect(1.0, 0.01),
+        ("other", None): Effect(0.3, 0.01),
+    }
+    baseline = dict.fromkeys(space, 0)
+    sampler = LogAdditiveSampler(
+        space, baseline, prior=Prior(effects, {}), price=lambda params: 1.8 if params["other"] else 1.0
+    )
+    setattr(sampler, values, [{"lost": 1}])
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for params, value in ((baseline, 0.0), (baseline | {"lost": 1}, 1.0)):
+        study.enqueue_trial(params)
+        study.tell(study.ask(space), value)
+    proposed = study.ask(space).params
+    assert proposed["lost"] == 0
+    assert proposed["other"] == other
+
+
 def test_the_same_seed_and_history_propose_the_same():
     assert run(make_study(seed=3), 12) == run(make_study(seed=3), 12)
     assert run(make_study(seed=3), 12) != run(make_study(seed=4), 12)

@@ -592,6 +592,21 @@ def test_convolutions_in_float64_are_dear_on_a_cpu(tmp_path: Path, device: str, 
     assert sum(plan is not None and plan.reference for _, plan in runs.of("fidelity")) == looked
 
 
+def test_what_waits_for_a_look_in_float64_costs_that_much_more_until_it_was_made(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == BASE or plan.reference else 0.03)
+    left = [0.0]
+    gate = make_gate(runs, knows_order=False, seconds_left=lambda: left[0])
+    cast, other = BASE.replace(precision="bf16"), BASE.replace(num_threads=1)
+    assert gate.price_doubts(cast) == 0.0
+    gate.screen(cast)
+    assert gate.doubted == {frozenset({"precision=bf16"})}
+    assert gate.price_doubts(cast) == gate.price_doubts(cast.replace(num_threads=1)) == gate.reference_seconds > 0.0
+    assert gate.price_doubts(other) == gate.price_doubts(BASE) == 0.0
+    left[0] = gate.reference_seconds
+    gate.screen(cast)
+    assert gate.price_doubts(cast) == 0.0
+
+
 # What cannot be compared
 
 

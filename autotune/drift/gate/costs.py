@@ -73,7 +73,6 @@ class ProofCosts:
         gate: Gate,
         *,
         shown: frozenset[DriftTest] = frozenset(),
-        counts_looks: bool = True,
     ) -> float:
         """Return what the cheap tests of a config take that were not made yet, by the smallest plan that can pass.
 
@@ -81,8 +80,6 @@ class ProofCosts:
             config: the settings; None for any that rounds.
             gate: knows what was made.
             shown: tests that need not be made.
-            counts_looks: what was looked at need not be again. A search that is resumed does not have these looks any
-                more, and is to propose the same.
         """
         baseline, plan = self.facts.baseline, gate.plan or SMALLEST_PLAN
         if not gate.repeats():
@@ -101,17 +98,17 @@ class ProofCosts:
             seconds += 2 * self.of_trial(config, plan.replace(later_steps=0))
         others = gate.leave_shown(revert_knobs(config, baseline, DATA_KNOBS))
         if "gradients" in asked and others != baseline:
-            seconds += self._of_gradients(others, gate, plan, counts_looks=counts_looks)
+            seconds += self._of_gradients(others, gate, plan)
         return seconds
 
-    def _of_gradients(self, config: TrainConfig, gate: Gate, plan: GradientPlan, *, counts_looks: bool = True) -> float:
+    def _of_gradients(self, config: TrainConfig, gate: Gate, plan: GradientPlan) -> float:
         baseline = self.facts.baseline
         changed = {*changed_fields(config, baseline)}
         own, seconds = self.of_trial(baseline, plan), gate.price_doubts(config)
         draws_otherwise = gate.trials.draws_random and bool(changed & REORDERING_KNOBS)
         rest = gate.find_rest(config) if draws_otherwise else None
         arithmetic = leave_optimizer(config, baseline)
-        is_looked_at = counts_looks and gate.trials.has_looked(arithmetic, plan.replace(dropout=not draws_otherwise))
+        is_looked_at = gate.trials.has_looked(arithmetic, plan.replace(dropout=not draws_otherwise))
         if config == baseline or not (arithmetic == baseline or is_looked_at):
             seconds += self.of_trial(config, plan, goes_on=self.is_script)
             seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", plan) else own

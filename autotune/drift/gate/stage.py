@@ -157,7 +157,7 @@ class GateStage:
         One that is exact is taken to have the baseline's losses then.
         """
         shown = self._shown_where_equal if self._is_exact(config) else frozenset()
-        seconds = self._price_tests(config, shown, counts_looks=False)
+        seconds = self._price_tests(config, shown)
         return seconds + self._trainings.least_seconds if self._may_be_trained(config) else seconds
 
     def _may_be_trained(self, config: TrainConfig) -> bool:
@@ -179,10 +179,8 @@ class GateStage:
         if compared and unsure:
             self._told_by_gradients[unsure] = all(compared)
 
-    def _price_tests(
-        self, config: TrainConfig | None, shown: frozenset[DriftTest], *, counts_looks: bool = True
-    ) -> float:
-        seconds = self._costs.of_screening(config, self._gate, shown=shown, counts_looks=counts_looks)
+    def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
+        seconds = self._costs.of_screening(config, self._gate, shown=shown)
         if self._trains_all or (config is not None and self._is_always_trained(config)):
             seconds += self._trainings.least_seconds
         return seconds

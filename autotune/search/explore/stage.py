@@ -283,8 +283,9 @@ class Explorer:
 
     def _prepare_proof(self, tried: Tried, left: float, *, is_due: bool) -> TrainConfig | None:
         """Return what is to be launched before the best is proven, or where that cannot be any more."""
-        wanted = self._simplify_best(tried, left) if is_due else None
-        if wanted is None and (is_due or self._is_beyond_proof()):
+        is_beyond = self._is_beyond_proof()
+        wanted = self._simplify_best(tried, left) if is_due and not is_beyond else None
+        if wanted is None and (is_due or is_beyond):
             wanted = self._find_exact_part(tried, left)
         return wanted
 
@@ -315,9 +316,9 @@ class Explorer:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""
         unproven, together = self._find_unproven(), tried.together
         early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
-        refused, late = self.log.refused, self._list_late()
+        refused, late = self.log.refused, self._list_unprovable()
         if not self.log.attempted:
-            proposal = self.study.propose(tried, early, self._list_dear(), [*refused, *late])
+            proposal = self.study.propose(tried, early, self._list_dear(), lost=[*refused, *late])
             if proposal is not None:
                 return proposal
         best, baseline = self.log.ranking.leader, self.log.problem.baseline
@@ -329,8 +330,11 @@ class Explorer:
         proposal = self.study.propose(tried, early, lost=[*refused, *late])
         return proposal if proposal or not late else self.study.propose(tried, early, lost=refused)
 
-    def _list_late(self) -> list[frozenset[str]]:
-        """Return the changes, each as `name=value`, that were timed and cannot be proven any more in the time left."""
+    def _list_unprovable(self) -> list[frozenset[str]]:
+        """Return the changes, each as `name=value`, that were timed and cannot be proven any more in the time left.
+
+        None where nothing can: what leads then is what a resumed search begins with.
+        """
         log, space = self.log, self.log.problem.space
         rounds = LEAST_ROUNDS * 2 * log.prices.launch_seconds(space.baseline)
         left = self.starter.budget.remaining_seconds - rounds
@@ -338,7 +342,7 @@ class Explorer:
             (name, value)
             for name, values in space.choices.items()
             for value in values
-            if value != get_knob(space.baseline, name) and self.proof_seconds(space.complete({name: value})) > left
+            if value != get_knob(space.baseline, name) and self.proof_seconds(space.complete({name: value})) > left > 0
         ]
         timed = [one.config for one in log.judged if one.score.value is not None] if late else []
         passed = [config for config, checks in log.checks if is_passed(checks)]
