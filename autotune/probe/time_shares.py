@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -24,6 +24,7 @@ class ProbePolicy:
         memory_grace: a look at the memory is given up after this many times its seconds, and two steps.
         disk_seconds: to read from the data's disk.
         least_all_reduce_seconds: a probe that measures the machine in less has no time for an all-reduce.
+        pause_seconds: to go on to the end of a script's epoch, and as long again for what it does before the next one.
         evaluation_seconds: an evaluation that takes longer is left out of the loss checks.
         slow_step_seconds: a training with longer steps is neither profiled nor given twice the samples, which alone
             would take a minute.
@@ -40,6 +41,7 @@ class ProbePolicy:
     memory_grace: float = 1.5
     disk_seconds: float = 1.0
     least_all_reduce_seconds: float = 6.0
+    pause_seconds: float = 10.0
     evaluation_seconds: float = 20.0
     slow_step_seconds: float = 5.0
     room_for_twice: float = 0.4
@@ -79,21 +81,29 @@ class TimeShares:
         return seconds * min(1.0, self._limit / self.policy.full_seconds)
 
 
+def _give_up() -> None:
+    raise OutOfTimeError
+
+
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float, then: Callable[[], object] = _give_up) -> Iterator[None]:
     """Interrupt what runs inside after a while; outside of the main thread there is no limit.
 
+    Args:
+        seconds: after which.
+        then: what is done instead of it.
+
     Raises:
-        OutOfTimeError: the time is up.
+        OutOfTimeError: the time is up, and nothing else is to be done then.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def give_up(_signal: int, _frame: FrameType | None) -> None:
-        raise OutOfTimeError
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        then()
 
-    before = signal.signal(signal.SIGALRM, give_up)
+    before = signal.signal(signal.SIGALRM, interrupt)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

@@ -109,8 +109,8 @@ class ScriptTrial:
     def heard(self, line: str) -> None:
         """The script printed a line."""
         self._last_line = line.strip() or self._last_line
-        if self._source is not None and self._source.metrics.read(line) and self._is_waiting():
-            self._end_run()
+        if self._source is not None and self._source.metrics.read(line):
+            self._end_waiting()
 
     def ended(self, error: BaseException | None, status: int) -> NoReturn:
         """The script ended by itself: with an exception, or an exit status that need not mean anything."""
@@ -233,6 +233,10 @@ class ScriptTrial:
             self._resume(lambda run: run.throw(TrainingEndedError()))
         exit_at_once(0)  # not the process that writes
 
+    def _end_waiting(self) -> None:
+        if self._is_waiting():
+            self._end_run()
+
     def _conclude(self, found: Found) -> NoReturn:
         try:
             result = found.complete(
@@ -259,7 +263,9 @@ class ScriptTrial:
         )
 
     def _make_probe(self) -> Run[Found]:
-        self._probe = ScriptProbe(self.hooks, self._get_source(), self.spec, policy=self._shares.policy)
+        self._probe = ScriptProbe(
+            self.hooks, self._get_source(), self.spec, policy=self._shares.policy, end=self._end_waiting
+        )
         return time_target(self._probe, seed=self.spec.seeds[0], progress=self._progress if self._leads else None)
 
     def _describe_too_short(self) -> TrialResult:

@@ -617,6 +617,43 @@ for _ in range(1000):
     assert facts.memory.modes[0].precision == "fp32"
 
 
+PAUSES = """
+import time
+
+import torch
+
+def spin(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 32)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn({steps} * 16, 64), torch.randn({steps} * 16, 32))
+loader = torch.utils.data.DataLoader(data, batch_size=16)
+for _ in range(1000):
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        spin(0.002)
+    spin({pause})
+"""
+
+
+@pytest.mark.parametrize(
+    ("pause", "told"),
+    [(2.0, "of the time goes to"), pytest.param(1000.0, "between two epochs", marks=pytest.mark.slow)],
+)
+def test_a_probe_sees_what_a_script_does_between_two_epochs(project: Project, pause: float, told: str) -> None:
+    project.write(PAUSES.format(steps=1000, pause=pause))
+    result = project.run(purpose="probe", config=None, seconds=40.0)
+    assert result.facts is not None, result.error
+    assert [one for one in result.facts.warnings if told in one] != []
+    assert (result.facts.aside_fraction > 0.1) == (pause < 1000.0)
+
+
 LOSS_INSIDE = """
 import torch
 

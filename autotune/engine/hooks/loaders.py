@@ -66,6 +66,7 @@ class LoaderHooks:
 
     Attributes:
         random_sources: generators of the training process that moved while a batch was fetched.
+        restarts: how often a training loader was iterated once more.
         on_batch: called with the key of a loader and each of its batches; None to look at none.
     """
 
@@ -88,6 +89,7 @@ class LoaderHooks:
             inspects: keep loaders alive, to look at them when the script has ended.
         """
         self.random_sources: set[str] = set()
+        self.restarts = 0
         self.on_batch: Callable[[str, Any], None] | None = None
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -131,6 +133,7 @@ class LoaderHooks:
         own = self._own.setdefault(loader, OwnSettings(loader.num_workers, loader.persistent_workers))
         known = self._watch.training_loaders
         if key in known:
+            self.restarts += 1
             self._prepare(loader)
             self._turn(True)
         elif known:

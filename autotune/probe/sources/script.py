@@ -1,6 +1,6 @@
 """A script as the probe sees it: what the hooks note while it trains, and the objects it leaves behind.
 
-its steps ── timed, phases noted on the way ── some more under the profiler, then none      its objects, to look at
+its steps ── timed, phases noted on the way ── more under the profiler ── the epoch's last      its objects, to look at
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.device import on_accelerator, reserved_bytes
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
-from autotune.format import format_share
+from autotune.format import format_duration, format_share
 from autotune.measure.clock import clock_for
 from autotune.measure.memory import resident_bytes
 from autotune.measure.throughput import TrainingEndedError
@@ -29,6 +29,7 @@ from autotune.probe.data.look import Samples, find_worker_trouble, look_at_data
 from autotune.probe.machine import find_hazards, supports_bf16, used_bytes
 from autotune.probe.memory.script import ScriptMemory
 from autotune.probe.model import describe_models, describe_optimizers
+from autotune.probe.sources.epoch_pause import EpochPause
 from autotune.probe.sources.script_settings import find_fixed, read_baseline
 from autotune.probe.sources.script_sharing import find_fixed_sharing
 from autotune.probe.step.profiler import StepProfiler, count_profiled_steps
@@ -68,19 +69,28 @@ class ScriptProbe:
         steps: that they report.
         spec: of the probe.
         policy: what is too slow to be profiled.
+        end: makes do with the steps that were seen, and ends the process.
 
     Attributes:
         is_seeded: the script set a seed before its first step.
     """
 
-    def __init__(self, hooks: ScriptHooks, steps: ScriptSource, spec: TrialSpec, *, policy: ProbePolicy) -> None:
+    def __init__(
+        self,
+        hooks: ScriptHooks,
+        steps: ScriptSource,
+        spec: TrialSpec,
+        *,
+        policy: ProbePolicy,
+        end: Callable[[], object],
+    ) -> None:
         self.is_seeded = False
         self.steps = steps
         self.base_bytes = resident_bytes()
         self.enqueue_fraction = 1.0
         self.files: list[Path] = []
         self.folder = Path()
-        self._hooks, self._spec, self._policy = hooks, spec, policy
+        self._hooks, self._spec, self._policy, self._end = hooks, spec, policy, end
         self._began = 0.0
         self._micro_batches: list[int] = []
         self._samples: list[int] = []
@@ -91,6 +101,8 @@ class ScriptProbe:
         self._profiler: StepProfiler | None = None
         self._finder: SyncFinder | None = None
         self._profiled_steps = self._wanted_steps = self._attempts = 0
+        self._pause = EpochPause(hooks)
+        self._aside: float | None = None
 
     @property
     def device(self) -> torch.device:
@@ -128,6 +140,12 @@ class ScriptProbe:
         if self._profiler is not None:
             self._profiler.end_steps()
             yield from self._find_syncs()
+        self._aside = self._read_aside()
+        limit = self._policy.pause_seconds * min(1.0, self._spec.limits.time_limit_seconds / self._policy.full_seconds)
+        micro_batches = max(1, _most_common(self._micro_batches))
+        yield from self._pause.see(
+            self._clock, seconds_per_step, micro_batches=micro_batches, limit=limit, end=self._end
+        )
 
     def _find_syncs(self) -> Run[None]:
         """See one more step, where nothing is compiled: a compiler and an observer are in each other's way."""
@@ -142,6 +160,8 @@ class ScriptProbe:
 
     def turn_aside(self) -> None:
         """Throw away what the profiler has seen: the script does something else than train, and that is no step."""
+        if self._pause.is_awaited:
+            return
         self._finder = None
         if self._profiler is not None and self._profiled_steps < self._wanted_steps:
             self._profiler.stop(0)
@@ -151,7 +171,8 @@ class ScriptProbe:
     def describe(self, measurement: Measurement) -> TargetFacts:
         hooks, script = self._hooks, self._spec.target.script
         assert script is not None
-        aside = self.steps.aside_seconds / max(1e-9, time.perf_counter() - self._began)
+        measured = self._read_aside() if self._aside is None else self._aside
+        aside = max(measured, self._pause.fraction)
         micro_batches = max(1, _most_common(self._micro_batches))
         baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=_most_common(self._samples))
         samples, fixed = self._look_at_data(baseline)
@@ -169,7 +190,7 @@ class ScriptProbe:
             model=model,
             data=samples.facts,
             optimizer=describe_optimizers(hooks.optimizers.optimizers, self.device),
-            phases=self._phases or self._split_step(aside),
+            phases=self._phases or self._split_step(measured),
             compute_seconds_per_step=max(1e-9, measurement.seconds_per_step * (1.0 - measurement.data_wait_fraction)),
             knobs={knob.name: knob.values for knob in script.knobs},
             metrics={metric.name: metric.direction for metric in script.metrics},
@@ -181,11 +202,15 @@ class ScriptProbe:
             scales_loss=hooks.optimizers.scales_loss,
             training_loaders=tuple(sorted(hooks.watch.training_loaders)),
             launched_processes=processes,
-            aside_fraction=min(1.0, max(0.0, aside)),
+            aside_fraction=aside,
             supports_bf16=supports_bf16(self.device),
             hazards=find_hazards(),
-            warnings=_describe_habits(aside, is_seeded=self.is_seeded),
+            warnings=_describe_habits(aside, is_seeded=self.is_seeded, exceeded_seconds=self._pause.exceeded_seconds),
         )
+
+    def _read_aside(self) -> float:
+        """Return the share of the time so far in which the script has done something else than train."""
+        return min(1.0, max(0.0, self.steps.aside_seconds / max(1e-9, time.perf_counter() - self._began)))
 
     def _find_fixed_sharing(self, baseline: TrainConfig, processes: int) -> dict[str, str]:
         script = self._spec.target.script
@@ -311,13 +336,18 @@ def _make_phases(seconds: Mapping[str, float], other: float) -> StepPhases:
     )
 
 
-def _describe_habits(aside_fraction: float, *, is_seeded: bool) -> tuple[str, ...]:
+def _describe_habits(aside_fraction: float, *, is_seeded: bool, exceeded_seconds: float) -> tuple[str, ...]:
     sentences = []
     if not is_seeded:
         sentences.append("the script sets no seed: all trials are given the same one; your own runs are left without")
     if aside_fraction > _NOTABLE_ASIDE:
         share = format_share(aside_fraction)
         sentences.append(f"{share} of the time goes to validation and the like, which faster steps do not shorten")
+    if exceeded_seconds:
+        sentences.append(
+            f"between two epochs the script does something else for more than {format_duration(exceeded_seconds)}, "
+            "which faster steps do not shorten"
+        )
     return tuple(sentences)
 
 
