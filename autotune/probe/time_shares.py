@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -80,30 +80,27 @@ class TimeShares:
             return 0.0
         return seconds * min(1.0, self._limit / self.policy.full_seconds)
 
-
-def _give_up() -> None:
-    raise OutOfTimeError
+    def grant_pause(self) -> float:
+        """Return how long a script may take to its epoch's end, and again for its pause: parts to come keep theirs."""
+        left = self.policy.last_fraction * self._limit - self.elapsed_seconds
+        return max(0.0, min(self.grant(self.policy.pause_seconds), left / 3))
 
 
 @contextmanager
-def time_limit(seconds: float, then: Callable[[], object] = _give_up) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Interrupt what runs inside after a while; outside of the main thread there is no limit.
 
-    Args:
-        seconds: after which.
-        then: what is done instead of it.
-
     Raises:
-        OutOfTimeError: the time is up, and nothing else is to be done then.
+        OutOfTimeError: the time is up.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        then()
+    def give_up(_signal: int, _frame: FrameType | None) -> None:
+        raise OutOfTimeError
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, give_up)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

@@ -33,7 +33,7 @@ from autotune.measure.throughput import TrainingEndedError
 from autotune.measure.timing import DivergedError
 from autotune.probe.collect import collect_facts, time_target
 from autotune.probe.sources.script import ScriptProbe
-from autotune.probe.time_shares import TimeShares
+from autotune.probe.time_shares import OutOfTimeError, TimeShares
 from autotune.records.codec import write_record
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.layout import LOST_STATUS, PARTIAL_FILE, RESULT_FILE
@@ -109,11 +109,13 @@ class ScriptTrial:
     def heard(self, line: str) -> None:
         """The script printed a line."""
         self._last_line = line.strip() or self._last_line
-        if self._source is not None and self._source.metrics.read(line):
-            self._end_waiting()
+        if self._source is not None and self._source.metrics.read(line) and self._is_waiting():
+            self._end_run()
 
     def ended(self, error: BaseException | None, status: int) -> NoReturn:
         """The script ended by itself: with an exception, or an exit status that need not mean anything."""
+        if self._probe is not None and self._probe.pause.is_awaited:  # all that is needed is known
+            self._end_in_pause(self._probe, error)
         if error is not None:
             self._fail_by(error)
         if status != 0 and self.hooks.steps == 0:
@@ -233,9 +235,12 @@ class ScriptTrial:
             self._resume(lambda run: run.throw(TrainingEndedError()))
         exit_at_once(0)  # not the process that writes
 
-    def _end_waiting(self) -> None:
-        if self._is_waiting():
-            self._end_run()
+    def _end_in_pause(self, probe: ScriptProbe, error: BaseException | None) -> NoReturn:
+        if isinstance(error, OutOfTimeError):
+            probe.pause.give_up()
+        for root in self.hooks.models.roots:
+            root.train()  # a validation may have been cut
+        self._end_run()
 
     def _conclude(self, found: Found) -> NoReturn:
         try:
@@ -263,9 +268,7 @@ class ScriptTrial:
         )
 
     def _make_probe(self) -> Run[Found]:
-        self._probe = ScriptProbe(
-            self.hooks, self._get_source(), self.spec, policy=self._shares.policy, end=self._end_waiting
-        )
+        self._probe = ScriptProbe(self.hooks, self._get_source(), self.spec, shares=self._shares)
         return time_target(self._probe, seed=self.spec.seeds[0], progress=self._progress if self._leads else None)
 
     def _describe_too_short(self) -> TrialResult:

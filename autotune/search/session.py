@@ -183,7 +183,7 @@ def run_session(
         stop_reason = "interrupted"
     else:  # one that is resumed goes on with them
         gate.close()
-    log.add_notes(*describe_ending(log, is_stopped=context.should_stop(), elsewhere=fleet.describe_answer()))
+    log.add_notes(*describe_ending(log, is_stopped=context.should_stop(), elsewhere=fleet.end_search()))
     profile = answer(stop_reason)
     fleet.leave(profile)
     study.save(_summarise(profile))

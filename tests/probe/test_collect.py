@@ -136,7 +136,7 @@ def probe_as_script(small: Small) -> tuple[TrialResult, Kept]:
 
     hooks = ScriptHooks(ScriptSettings(TrainConfig()), on_step=take, turn=turn, now=time.perf_counter, inspects=True)
     steps = ScriptSource(hooks, spec, samples_per_window=BATCH * ACCUMULATION)
-    source = ScriptProbe(hooks, steps, spec, policy=shares.policy, end=lambda: None)
+    source = ScriptProbe(hooks, steps, spec, shares=shares)
     source.is_seeded = True
     run = time_target(source, seed=0)
     with hooks.installed(), pytest.raises(RunEnded):

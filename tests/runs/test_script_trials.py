@@ -638,7 +638,10 @@ for _ in range(1000):
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         spin(0.002)
-    spin({pause})
+    model.eval()
+    with torch.no_grad():
+        spin({pause})
+    model.train()
 """
 
 
@@ -651,7 +654,10 @@ def test_a_probe_sees_what_a_script_does_between_two_epochs(project: Project, pa
     result = project.run(purpose="probe", config=None, seconds=40.0)
     assert result.facts is not None, result.error
     assert [one for one in result.facts.warnings if told in one] != []
-    assert (result.facts.aside_fraction > 0.1) == (pause < 1000.0)
+    assert 0.3 < result.facts.aside_fraction < 0.8
+    assert result.facts.supports_bf16
+    assert result.facts.memory is not None
+    assert result.facts.memory.missing == ""
 
 
 LOSS_INSIDE = """

@@ -571,7 +571,10 @@ def test_a_reference_that_was_cut_is_begun_again_where_there_is_twice_the_time(t
     def cut(config: TrainConfig, purpose: Any, **options: Any) -> TrialResult | None:
         plan = options["plan"]
         begun[0] += plan.reference
-        return None if plan.reference else runs(config, purpose, **options)
+        if not plan.reference:
+            return runs(config, purpose, **options)
+        left[0] = 0.0
+        return None
 
     gate = Gate(FACTS, PLAN, cut, seconds_left=lambda: left[0])
     found = []
@@ -590,6 +593,18 @@ def test_convolutions_in_float64_are_dear_on_a_cpu(tmp_path: Path, device: str, 
     left = launches * seconds.elapsed_seconds
     make_gate(runs, facts, knows_order=False, seconds_left=lambda: left).screen(BASE.replace(num_threads=1))
     assert sum(plan is not None and plan.reference for _, plan in runs.of("fidelity")) == looked
+
+
+def test_a_look_in_float64_that_the_user_stops_is_no_dearer_for_it(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == BASE or plan.reference else 0.03)
+
+    def stopped(config: TrainConfig, purpose: Any, **options: Any) -> TrialResult | None:
+        return None if options["plan"].reference else runs(config, purpose, **options)
+
+    gate = Gate(FACTS, PLAN, stopped, seconds_left=lambda: 600.0)
+    gate.screen(BASE.replace(precision="bf16"))
+    assert gate.doubted
+    assert gate.reference_seconds == 0.0
 
 
 def test_what_waits_for_a_look_in_float64_costs_that_much_more_until_it_was_made(tmp_path: Path) -> None:

@@ -67,6 +67,18 @@ def make_reading(worker: str, number: int, knob: int, value: float | None = 0.1)
     )
 
 
+def test_one_that_has_ended_its_search_is_waited_for_by_nobody(join: Join) -> None:
+    a, b = join("a"), join("b")
+    assert a.look().others == b.look().others == 1
+    a.end_search()
+    assert b.look().others == 0
+    assert a.look().others == 1
+    b.end_search()
+    b.leave(None)
+    b.end_search()  # of one that has left, or was taken for dead, it is nobody's concern
+    assert a.look().others == 0
+
+
 def test_a_launch_is_claimed_by_one_worker_until_it_ends(join: Join) -> None:
     a, b = join("a"), join("b")
     assert a.claim(ONE)

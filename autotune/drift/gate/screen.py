@@ -289,8 +289,7 @@ class Gate:
                 return arms
             if not have_same_layers(*arms):
                 return [report_other_model()]
-            found += self._compare_points(*arms, plan)
-            self._note_doubt(arithmetic)
+            found += self._compare_points(*arms, plan, self._list_rounding(arithmetic))
             schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
         stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if updates and stepping != baseline:
@@ -309,12 +308,16 @@ class Gate:
         return [schedule, require_equality(judged) if self._is_exact(config) else judged]
 
     def _compare_points(
-        self, candidate: GradientTrace, base: GradientTrace, plan: GradientPlan
+        self, candidate: GradientTrace, base: GradientTrace, plan: GradientPlan, changes: frozenset[str]
     ) -> list[GradientEquivalence]:
         found = compare_points(candidate, base, None, steps=plan.later_steps)
         if all(one.verdict == "non-inferior" for one in found):
             return found
+        cut, self._is_cut = self._is_cut, False
         reference = self._capture_reference(plan)
+        if self._is_cut and changes:
+            self.doubted.add(changes)
+        self._is_cut = self._is_cut or cut
         if reference is None:
             return found
         farthest = FARTHEST_REFERENCE[self.facts.baseline.precision]
@@ -361,16 +364,12 @@ class Gate:
             return None
         result = self.trials.launch(plain, "fidelity", plan)
         if result is None:
-            self._is_cut, self.reference_seconds = True, _AGAIN * had
+            # It may have ended before its time: where the user has stopped.
+            self._is_cut, self.reference_seconds = True, max(least, _AGAIN * (had - self.seconds_left()))
             return None
         self.doubted.clear()
         # Other random numbers in another width: another computation.
         return None if result.draws_random else self.trials.read(result)
-
-    def _note_doubt(self, config: TrainConfig) -> None:
-        changes = self._list_rounding(config)
-        if self._is_cut and changes:
-            self.doubted.add(changes)
 
     def price_doubts(self, config: TrainConfig) -> float:
         """Return what the look in float64 takes that a config's changes wait for, in seconds; 0 where none does."""

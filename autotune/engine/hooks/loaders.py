@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,6 @@ class LoaderHooks:
 
     Attributes:
         random_sources: generators of the training process that moved while a batch was fetched.
-        restarts: how often a training loader was iterated once more.
         on_batch: called with the key of a loader and each of its batches; None to look at none.
     """
 
@@ -89,13 +89,13 @@ class LoaderHooks:
             inspects: keep loaders alive, to look at them when the script has ended.
         """
         self.random_sources: set[str] = set()
-        self.restarts = 0
         self.on_batch: Callable[[str, Any], None] | None = None
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._loaders: dict[str, weakref.ref[DataLoader[Any]]] = {}
         self._inspected: dict[str, DataLoader[Any]] | None = {} if inspects else None
         self._batch_sizes: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+        self._restarted_at: dict[str, float] = {}
         self._started: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._counts: dict[str, bool] = {}
         self._own: weakref.WeakKeyDictionary[DataLoader[Any], OwnSettings] = weakref.WeakKeyDictionary()
@@ -104,9 +104,17 @@ class LoaderHooks:
     @property
     def training_loader(self) -> DataLoader[Any] | None:
         """The loader that the script trains from, the first by name of several; None without one."""
-        for key in sorted(self._watch.training_loaders & self._loaders.keys()):
-            return self._loaders[key]()
-        return None
+        key = self._first_key
+        return None if key is None else self._loaders[key]()
+
+    @property
+    def restarted_at(self) -> float | None:
+        """When the script last began to iterate over that loader again, by `perf_counter`; None before."""
+        return self._restarted_at.get(self._first_key or "")
+
+    @property
+    def _first_key(self) -> str | None:
+        return min(self._watch.training_loaders & self._loaders.keys(), default=None)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -133,7 +141,7 @@ class LoaderHooks:
         own = self._own.setdefault(loader, OwnSettings(loader.num_workers, loader.persistent_workers))
         known = self._watch.training_loaders
         if key in known:
-            self.restarts += 1
+            self._restarted_at[key] = time.perf_counter()
             self._prepare(loader)
             self._turn(True)
         elif known:

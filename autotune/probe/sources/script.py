@@ -1,6 +1,6 @@
 """A script as the probe sees it: what the hooks note while it trains, and the objects it leaves behind.
 
-its steps ── timed, phases noted on the way ── more under the profiler ── the epoch's last      its objects, to look at
+its steps ── timed, phases noted on the way ── some more under the profiler, then none      its objects, to look at
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from autotune.probe.sources.script_sharing import find_fixed_sharing
 from autotune.probe.step.profiler import StepProfiler, count_profiled_steps
 from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.work import WorkProfile
-from autotune.probe.time_shares import ProbePolicy
+from autotune.probe.time_shares import TimeShares
 from autotune.records.config import TrainConfig
 from autotune.records.facts import DataFacts, ModelFacts, StepPhases, TargetFacts
 from autotune.records.measurement import Measurement
@@ -68,29 +68,21 @@ class ScriptProbe:
         hooks: on the script.
         steps: that they report.
         spec: of the probe.
-        policy: what is too slow to be profiled.
-        end: makes do with the steps that were seen, and ends the process.
+        shares: the time of the probe.
 
     Attributes:
         is_seeded: the script set a seed before its first step.
+        pause: what it does between two epochs.
     """
 
-    def __init__(
-        self,
-        hooks: ScriptHooks,
-        steps: ScriptSource,
-        spec: TrialSpec,
-        *,
-        policy: ProbePolicy,
-        end: Callable[[], object],
-    ) -> None:
+    def __init__(self, hooks: ScriptHooks, steps: ScriptSource, spec: TrialSpec, *, shares: TimeShares) -> None:
         self.is_seeded = False
         self.steps = steps
         self.base_bytes = resident_bytes()
         self.enqueue_fraction = 1.0
         self.files: list[Path] = []
         self.folder = Path()
-        self._hooks, self._spec, self._policy, self._end = hooks, spec, policy, end
+        self._hooks, self._spec, self._shares = hooks, spec, shares
         self._began = 0.0
         self._micro_batches: list[int] = []
         self._samples: list[int] = []
@@ -101,7 +93,7 @@ class ScriptProbe:
         self._profiler: StepProfiler | None = None
         self._finder: SyncFinder | None = None
         self._profiled_steps = self._wanted_steps = self._attempts = 0
-        self._pause = EpochPause(hooks)
+        self.pause = EpochPause(hooks)
         self._aside: float | None = None
 
     @property
@@ -120,10 +112,13 @@ class ScriptProbe:
         return TrainConfig(), self._spec.limits
 
     def watch_steps(self, seconds_per_step: float) -> Run[None]:
-        """Profile some steps: the script takes none later."""
+        """See the pause after the epoch where it is near, and profile some steps: the script takes none later."""
         hooks = self._hooks
         self._until = (hooks.steps, time.perf_counter(), Counter(hooks.timer.seconds))
-        slowest = self._policy.slow_step_seconds
+        self._aside = self._read_aside()
+        micro_batches, limit = max(1, _most_common(self._micro_batches)), self._shares.grant_pause()
+        yield from self.pause.see(self.device, seconds_per_step, micro_batches=micro_batches, limit=limit)
+        slowest = self._shares.policy.slow_step_seconds
         self._wanted_steps = count_profiled_steps(seconds_per_step, hooks.models.seen.calls, slow_seconds=slowest)
         while self._wanted_steps and self._attempts <= _MOST_ATTEMPTS:
             if self._profiler is None:
@@ -140,12 +135,6 @@ class ScriptProbe:
         if self._profiler is not None:
             self._profiler.end_steps()
             yield from self._find_syncs()
-        self._aside = self._read_aside()
-        limit = self._policy.pause_seconds * min(1.0, self._spec.limits.time_limit_seconds / self._policy.full_seconds)
-        micro_batches = max(1, _most_common(self._micro_batches))
-        yield from self._pause.see(
-            self._clock, seconds_per_step, micro_batches=micro_batches, limit=limit, end=self._end
-        )
 
     def _find_syncs(self) -> Run[None]:
         """See one more step, where nothing is compiled: a compiler and an observer are in each other's way."""
@@ -160,8 +149,6 @@ class ScriptProbe:
 
     def turn_aside(self) -> None:
         """Throw away what the profiler has seen: the script does something else than train, and that is no step."""
-        if self._pause.is_awaited:
-            return
         self._finder = None
         if self._profiler is not None and self._profiled_steps < self._wanted_steps:
             self._profiler.stop(0)
@@ -172,7 +159,7 @@ class ScriptProbe:
         hooks, script = self._hooks, self._spec.target.script
         assert script is not None
         measured = self._read_aside() if self._aside is None else self._aside
-        aside = max(measured, self._pause.fraction)
+        aside = max(measured, self.pause.fraction)
         micro_batches = max(1, _most_common(self._micro_batches))
         baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=_most_common(self._samples))
         samples, fixed = self._look_at_data(baseline)
@@ -205,7 +192,7 @@ class ScriptProbe:
             aside_fraction=aside,
             supports_bf16=supports_bf16(self.device),
             hazards=find_hazards(),
-            warnings=_describe_habits(aside, is_seeded=self.is_seeded, exceeded_seconds=self._pause.exceeded_seconds),
+            warnings=_describe_habits(aside, is_seeded=self.is_seeded, exceeded_seconds=self.pause.exceeded_seconds),
         )
 
     def _read_aside(self) -> float:

@@ -258,7 +258,8 @@ class LogAdditiveSampler(BaseSampler):
         if not self.lost_values:
             return able
         lost = self._find_rows(self.lost_values)
-        read = {key for key, _ in self._model.list_estimates() if key in self._places and not lost[self._places[key]]}
+        found = ((key, self._places.get(key)) for key, _ in self._model.list_estimates())
+        read = {key for key, place in found if place is None or not lost[place]}
         return read if able is None else read & able
 
     def _find_row(self, params: Params) -> list[int]:
@@ -331,6 +332,8 @@ class LogAdditiveSampler(BaseSampler):
             return None
         place = self._places.get(tuple(places[params[name]] for name, places in self._indices.items()))
         if place is None or place in self._running or not self._check(place) or not self.is_open(params):
+            return None
+        if self._find_rows(self.lost_values)[place]:
             return None
         return params
 

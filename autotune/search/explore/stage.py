@@ -351,6 +351,8 @@ class Explorer:
             for name, value in late
             if any(get_knob(config, name) == value for config in timed)
             and not any(get_knob(config, name) == value for config in passed)
+            # What was looked at with other changes already may take next to nothing more.
+            and all(self.proof_seconds(config) > left for config in timed if get_knob(config, name) == value)
         ]
 
     def _list_dear(self) -> dict[str, float]:

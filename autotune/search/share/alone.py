@@ -77,8 +77,8 @@ class Alone:
         """Return whether the finals are held here from now on."""
         return True
 
-    def describe_answer(self) -> str:
-        """Return where the answer is, if that is elsewhere; empty where it is not."""
+    def end_search(self) -> str:
+        """Tell the others that nothing more is launched here, and return where the answer is, if that is elsewhere."""
         return ""
 
     def sign(self, profile: Profile) -> Profile:

@@ -70,7 +70,7 @@ class View:
         inherited: params of a launch that a dead worker left to this one; None without one.
         holder: where the finals are held, if that is elsewhere.
         answers: that were proven since this worker joined.
-        others: workers that are here beside it.
+        others: workers that are here beside it, and have not ended their search.
     """
 
     readings: tuple[FrozenTrial, ...] = ()
@@ -174,7 +174,7 @@ class Board:
             inherited=inherited,
             holder=self._find_holder(leases, live),
             answers=tuple(self._list_answers(leases)),
-            others=len(live) - 1,
+            others=sum(one._trial_id in live - {self._own} and not one.user_attrs.get("ended") for one in leases),
         )
 
     def claim(self, params: Mapping[str, Any], *, takes_over: int | None = None) -> bool:
@@ -228,6 +228,15 @@ class Board:
         if holder is not None:
             self._end(ticket, TrialState.FAIL)
         return holder
+
+    def end_search(self) -> None:
+        """Show that this worker launches nothing more."""
+        if self._own is None:
+            return
+        try:
+            self.storage.set_trial_user_attr(self._own, "ended", True)
+        except UpdateFinishedTrialError:  # taken for dead
+            pass
 
     def leave(self, low: float | None) -> None:
         """End all leases of this worker.

@@ -302,6 +302,12 @@ class Fleet(Alone):
         self._look()
         return bool(self._view.answers) and not self._has_finals
 
+    def end_search(self) -> str:
+        """Tell the others that nothing more is launched here, and return where the answer is, as `describe_answer`."""
+        self._ask(Board.end_search, None)
+        self._look()
+        return self.describe_answer()
+
     def describe_answer(self) -> str:
         """Return where the answer is, if that is elsewhere; empty where it is not."""
         if self._has_finals:
