@@ -313,11 +313,7 @@ class Gate:
         found = compare_points(candidate, base, None, steps=plan.later_steps)
         if all(one.verdict == "non-inferior" for one in found):
             return found
-        cut, self._is_cut = self._is_cut, False
-        reference = self._capture_reference(plan)
-        if self._is_cut and changes:
-            self.doubted.add(changes)
-        self._is_cut = self._is_cut or cut
+        reference = self._capture_reference(plan, changes)
         if reference is None:
             return found
         farthest = FARTHEST_REFERENCE[self.facts.baseline.precision]
@@ -349,7 +345,7 @@ class Gate:
             return [report_unread(ours if candidate is None else theirs, "gradients")]
         return candidate, baseline
 
-    def _capture_reference(self, plan: GradientPlan) -> GradientTrace | None:
+    def _capture_reference(self, plan: GradientPlan, changes: frozenset[str]) -> GradientTrace | None:
         """Return the baseline's captures in float64; None where it does not run, or there is no time for it."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
         # A script goes through all steps between the points again, in more digits.
@@ -360,16 +356,21 @@ class Gate:
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
         had = self.seconds_left()
         if had < least and not self.trials.has_run(plain, "fidelity", plan):
-            self._is_cut, self.reference_seconds = True, least
+            self._doubt(changes, least)
             return None
         result = self.trials.launch(plain, "fidelity", plan)
         if result is None:
             # It may have ended before its time: where the user has stopped.
-            self._is_cut, self.reference_seconds = True, max(least, _AGAIN * (had - self.seconds_left()))
+            self._doubt(changes, max(least, _AGAIN * (had - self.seconds_left())))
             return None
         self.doubted.clear()
         # Other random numbers in another width: another computation.
         return None if result.draws_random else self.trials.read(result)
+
+    def _doubt(self, changes: frozenset[str], seconds: float) -> None:
+        self._is_cut, self.reference_seconds = True, seconds
+        if changes:  # what is exact asks for equality, which no reference shows
+            self.doubted.add(changes)
 
     def price_doubts(self, config: TrainConfig) -> float:
         """Return what the look in float64 takes that a config's changes wait for, in seconds; 0 where none does."""

@@ -141,13 +141,7 @@ class Tried:
     @property
     def compiled_unseen(self) -> list[frozenset[str]]:
         """Changes that were never seen to work, each with each way to compile: such a launch is dear to lose."""
-        space = self._log.problem.space
-        changes = [
-            (name, f"{name}={value}")
-            for name, values in space.choices.items()
-            for value in values
-            if value != get_knob(space.baseline, name)
-        ]
+        changes = [(name, f"{name}={value}") for name, value in _list_values(self._log.problem.space)]
         ways = [change for name, change in changes if name == "compile_mode"]
         unseen = [change for name, change in changes if name != "compile_mode" and change not in self._suspects.working]
         return [frozenset({way, change}) for way in ways for change in unseen]
@@ -340,9 +334,8 @@ class Explorer:
         left = self.starter.budget.remaining_seconds - rounds
         late = [
             (name, value)
-            for name, values in space.choices.items()
-            for value in values
-            if value != get_knob(space.baseline, name) and self.proof_seconds(space.complete({name: value})) > left > 0
+            for name, value in _list_values(space)
+            if self.proof_seconds(space.complete({name: value})) > left > 0
         ]
         timed = [one.config for one in log.judged if one.score.value is not None] if late else []
         passed = [config for config, checks in log.checks if is_passed(checks)]
@@ -365,9 +358,8 @@ class Explorer:
         fitting = policy.fitting_proof_share * self.starter.budget.remaining_seconds
         proven_long = {
             f"{name}={value}": policy.first_proof_factor
-            for name, values in space.choices.items()
-            for value in values
-            if value != get_knob(space.baseline, name) and name != "compile_mode" and not is_user_knob(name)
+            for name, value in _list_values(space)
+            if name != "compile_mode" and not is_user_knob(name)
             if self.proof_seconds(space.complete({name: value})) > max(policy.most_proof_share * budget, fitting)
         }
         dear = [*find_dear_values(self.log, policy.dear_compile_share * budget), *list_slow_compilers(self.log)]
@@ -429,11 +421,16 @@ def list_own(space: SearchSpace) -> list[TrainConfig]:
     Nothing is known of these beforehand: seen with other changes first, what does not go with one of them is never
     seen without it.
     """
+    return [space.complete({name: value}) for name, value in _list_values(space) if is_user_knob(name)]
+
+
+def _list_values(space: SearchSpace) -> list[tuple[str, KnobValue]]:
+    """Return every value of every knob that is not the user's own setting."""
     return [
-        space.complete({name: value})
+        (name, value)
         for name, values in space.choices.items()
         for value in values
-        if is_user_knob(name) and value != get_knob(space.baseline, name)
+        if value != get_knob(space.baseline, name)
     ]
 
 
