@@ -133,6 +133,12 @@ def read_device_generator(device: torch.device) -> Tensor | None:
     return _module(device).get_rng_state(device) if on_accelerator(device) else None
 
 
+def read_generator(device: torch.device) -> Tensor:
+    """Return the state of the generator that a model on a device draws from, a tensor of the host's."""
+    own = read_device_generator(device)
+    return torch.get_rng_state() if own is None else own
+
+
 def restore_device_generator(state: Tensor | None, device: torch.device) -> None:
     """Put an accelerator's random generator back to what `read_device_generator` returned."""
     if state is not None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,18 +21,20 @@ class Operations:
         flops: floating-point operations of matrix products, convolutions and attention.
         attention: scaled_dot_product_attention was called.
         calls: of PyTorch's functions and methods, from Python.
+        draws_random: it has drawn random numbers, as dropout does; told by whoever knows the device.
     """
 
     flops: int = 0
     attention: bool = False
     calls: int = 0
+    draws_random: bool = False
 
 
 @contextmanager
 def watched_operations() -> Iterator[Operations]:
     """Watch everything inside; complete at its end."""
     seen = Operations()
-    with _AttentionWatch() as watch, FlopCounterMode(display=False) as counter:
+    with _AttentionWatch() as watch, FlopCounterMode(display=False, custom_mapping=_SPARSE_AWARE) as counter:
         yield seen
     seen.flops, seen.attention, seen.calls = counter.get_total_flops(), watch.seen, watch.calls
 
@@ -46,3 +49,22 @@ class _AttentionWatch(TorchFunctionMode):
         self.calls += 1
         self.seen = self.seen or function is nn.functional.scaled_dot_product_attention
         return function(*args, **(kwargs or {}))
+
+
+def _count_mm(left: torch.Tensor, right: torch.Tensor, *_args: Any, **_kwargs: Any) -> int:
+    """Return the operations of a matrix product, two for each value of a sparse matrix and each column or row."""
+    if left.layout != torch.strided:
+        return 2 * left._nnz() * right.shape[1]
+    if right.layout != torch.strided:
+        return 2 * right._nnz() * left.shape[0]
+    return 2 * left.shape[0] * left.shape[1] * right.shape[1]
+
+
+def _count_addmm(_added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_args: Any, **_kwargs: Any) -> int:
+    return _count_mm(left, right)
+
+
+_SPARSE_AWARE = {torch.ops.aten.mm: _count_mm, torch.ops.aten.addmm: _count_addmm}
+for _count in _SPARSE_AWARE.values():
+    # How FlopCounterMode hands over the tensors themselves: their shapes do not tell that one is sparse.
+    _count._get_raw = True  # type: ignore[attr-defined]

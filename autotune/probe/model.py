@@ -41,6 +41,7 @@ def describe_models(
         calls_attention=operations.attention,
         checkpointable_blocks=sum(len(find_repeated_blocks(model)) for model in models),
         flops_per_sample=flops_per_sample,
+        draws_random=operations.draws_random,
     )
 
 

@@ -135,6 +135,8 @@ class ModelFacts(Record):
     """Functions of PyTorch that one training step of the model calls from Python; None when not counted."""
     flops_per_sample: float | None = None
     """Forward and backward, matrix products and convolutions only; None when not countable."""
+    draws_random: bool = False
+    """A training call was seen to draw random numbers, as of dropout; False also where nobody looked."""
 
 
 class DataFacts(Record):

@@ -29,7 +29,7 @@ class Verdict(Record):
     speedup_ceiling: float | None = None
     """No speed-up above this is possible on this machine for this model; None when not computable or not reliable."""
     ceiling_reason: str = ""
-    """What sets that bound, in one sentence; empty without a bound."""
+    """What sets that bound, or why there is none, in one sentence; may be empty without one."""
 
 
 class GainRange(Record):

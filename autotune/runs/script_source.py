@@ -13,7 +13,7 @@ import torch
 
 from autotune.engine.data_trace import FIRST_BATCHES, digest_batches
 from autotune.engine.dataloader import read_batch_size
-from autotune.engine.device import read_device_generator
+from autotune.engine.device import read_generator
 from autotune.engine.gradients import StepRecorder
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
@@ -140,12 +140,12 @@ class ScriptSource:
         if self._recorder is not None:
             self._recorder.put_back()
             # What a loader draws comes before a model is called.
-            self._generators = _read_generator(self.device)
+            self._generators = read_generator(self.device)
 
     def add_step(self, step: ScriptStep, loss: torch.Tensor) -> Step:
         """Take notice of a step that has ended; return it as a run takes it."""
         if self._generators is not None:
-            moved = not torch.equal(self._generators, _read_generator(self.device))
+            moved = not torch.equal(self._generators, read_generator(self.device))
             self.draws_random = self.draws_random or moved
         if self.timing is not None:
             self._standing_clock().resume()
@@ -233,8 +233,3 @@ class ScriptSource:
             shapes=tuple(shape for _, shape in self._batches),
             samples=samples,
         )
-
-
-def _read_generator(device: torch.device) -> torch.Tensor:
-    own = read_device_generator(device)
-    return torch.get_rng_state() if own is None else own

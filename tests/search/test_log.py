@@ -21,6 +21,7 @@ from simulated import (
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records import QualityCheck
 from autotune.records.quality import QualityVerdict
+from autotune.search.answer.notes import describe_ending
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.starter import TrialTask
 from autotune.search.log import SearchLog
@@ -98,6 +99,23 @@ def test_the_plan_told_is_of_the_finals_that_the_answer_is_about() -> None:
     log.add_finals(first, outcome)
     log.add_finals(of_another, outcome)
     assert log.finals_plan is first
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict", "is_told"),
+    [(0.5, None, True), (0.5, "inconclusive", False), (0.5, "inferior", False), (0.21, None, False)],
+)
+def test_what_was_faster_than_the_finals_and_never_checked_is_told_of(
+    gain: float, verdict: QualityVerdict | None, is_told: bool
+) -> None:
+    log = open_log()
+    log.add_judged(make_judged(TWO, gain))
+    if verdict is not None:
+        log.add_checks(TWO, make_check(verdict, 0.1))
+    log.add_finals(plan_one(), play_finals([0.21, 0.19, 0.20, 0.22]))
+    told = [note for note in describe_ending(log, is_stopped=False) if "no time to show that it learns as well" in note]
+    assert len(told) == is_told
+    assert all(note.startswith("placebo=2 ran at 1.65x") for note in told)
 
 
 def make_check(verdict: QualityVerdict, more: float) -> tuple[QualityCheck, ...]:

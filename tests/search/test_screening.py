@@ -24,6 +24,7 @@ from autotune.drift.gate.comparisons import (
     report_other_model,
     report_unread,
 )
+from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
 from autotune.drift.gate.screen import Gate
@@ -426,7 +427,9 @@ def test_asynchronous_copies_of_a_baseline_that_pins_are_compared(tmp_path: Path
 # Dropout
 
 
-@pytest.mark.parametrize("changes", [SPLIT, {"compile_mode": "default"}], ids=["split", "compiled"])
+@pytest.mark.parametrize(
+    "changes", [SPLIT, {"compile_mode": "default"}, {"num_threads": 1}], ids=["split", "compiled", "threads"]
+)
 def test_dropout_is_off_where_its_masks_come_in_another_order(tmp_path: Path, changes: dict[str, Any]) -> None:
     runs = Runs(tmp_path, draws=True)
     checks = screen(runs, changes)
@@ -506,8 +509,20 @@ def test_a_model_that_draws_nothing_is_compared_as_it_is(tmp_path: Path) -> None
 
 def test_changes_that_keep_the_order_of_random_numbers_are_compared_with_dropout(tmp_path: Path) -> None:
     runs = Runs(tmp_path, draws=True)
-    screen(runs, {"num_threads": 1, "activation_checkpointing": "full"})
+    screen(runs, {"activation_checkpointing": "full"})
     assert all(plan is not None and plan.dropout for _, plan in runs.of("fidelity"))
+
+
+def test_of_a_model_that_the_probe_saw_draw_random_numbers_nothing_is_looked_at_to_find_it_out(tmp_path: Path) -> None:
+    model, cast = FACTS.model.replace(draws_random=True), BASE.replace(precision="bf16")
+    runs = Runs(tmp_path, draws=True)
+    costs = ProofCosts(FACTS, 0.5, 3.0, is_script=True, compile_seconds=lambda _config: 0.0)
+    gate = make_gate(runs, FACTS.replace(model=model))
+    foretold = costs.of_screening(cast, gate)
+    assert gate.screen(cast) is not None
+    assert [(config, plan.dropout) for config, plan in runs.of("fidelity") if plan] == [(BASE, False), (cast, False)]
+    assert foretold == pytest.approx(2 * costs.of_trial(BASE, PLAN))
+    assert costs.of_screening(BASE.replace(precision="bf16", num_threads=1), gate) == pytest.approx(foretold / 2)
 
 
 # The reference in float64
@@ -726,6 +741,16 @@ def test_what_takes_longer_gets_a_smaller_plan(harder: dict[str, Any]) -> None:
     pairs = [(size_of(plan(seconds)), size_of(plan(seconds, **harder))) for seconds in range(10, 120, 10)]
     assert all(hard <= easy for easy, hard in pairs)
     assert any(hard < easy for easy, hard in pairs)
+
+
+def test_a_plan_leaves_time_for_the_look_in_float64_that_is_to_be_expected() -> None:
+    for seconds in range(20, 400, 20):
+        plain, found = (plan(seconds, candidates=1, repeats_steps=True, reference=one) for one in (0.0, 2.0))
+        assert size_of(found) <= size_of(plain)
+        if found is not None:
+            look = (2 if found.later_steps else 1) * found.windows + found.later_steps
+            assert 2 * 4.0 + 0.05 * (2 + 2.0) * look <= seconds
+    assert size_of(plan(80.0, candidates=1, repeats_steps=True, reference=2.0)) < (24, 200)
 
 
 def test_where_nothing_fits_there_is_no_plan() -> None:

@@ -105,17 +105,14 @@ class ProofCosts:
         baseline = self.facts.baseline
         changed = {*changed_fields(config, baseline)}
         own, seconds = self.of_trial(baseline, plan), gate.price_doubts(config)
-        draws_otherwise = gate.trials.draws_random and bool(changed & REORDERING_KNOBS)
+        draws_otherwise = gate.draws_random and (config == baseline or bool(changed & REORDERING_KNOBS))
         rest = gate.find_rest(config) if draws_otherwise else None
-        arithmetic = leave_optimizer(config, baseline)
-        is_looked_at = gate.trials.has_looked(arithmetic, plan.replace(dropout=not draws_otherwise))
-        if config == baseline or not (arithmetic == baseline or is_looked_at):
+        arithmetic, look = leave_optimizer(config, baseline), plan.replace(dropout=not draws_otherwise)
+        if config == baseline or not (arithmetic == baseline or gate.trials.has_looked(arithmetic, look)):
             seconds += self.of_trial(config, plan, goes_on=self.is_script)
-            seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", plan) else own
-        if draws_otherwise and not gate.trials.has_run(baseline, "fidelity", plan.replace(dropout=False)):
-            seconds += own
+            seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", look) else own
         if rest is not None and leave_optimizer(rest, baseline) != baseline:
-            seconds += own
+            seconds += own if gate.trials.has_run(baseline, "fidelity", plan) else 2 * own
         if any(name == OPTIMIZER or is_user_knob(name) for name in changed):
             seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))
         return seconds

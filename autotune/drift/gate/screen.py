@@ -45,8 +45,9 @@ from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open."""
 
-REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend"}
-"""They draw the random numbers of a step in another order: their masks are others, and no worse."""
+REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend", "num_threads"}
+"""They draw the random numbers of a step in another order: their masks are others, and no worse. Or they only sum in
+another order, all of which is seen without masks."""
 
 
 OPTIMIZER = "optimizer_implementation"
@@ -147,6 +148,11 @@ class Gate:
     def reads_tapes(self) -> bool:
         """The target has loaders whose data can be looked at: a script may have none."""
         return self.knows_order or bool(self.facts.training_loaders)
+
+    @property
+    def draws_random(self) -> bool:
+        """The baseline was seen to draw random numbers: there is dropout or the like."""
+        return self.facts.model.draws_random or self.trials.draws_random
 
     def noise_scale(self) -> float | None:
         """Return the gradient noise scale of the baseline in samples, at the latest point; None where it is not known.
@@ -351,7 +357,7 @@ class Gate:
         # A script goes through all steps between the points again, in more digits.
         least = self.reference_seconds
         if theirs is not None and not self.knows_order:
-            least = max(least, self._reference_price * theirs.elapsed_seconds)
+            least = max(least, self.reference_price * theirs.elapsed_seconds)
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None, reference=True)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
         had = self.seconds_left()
@@ -382,11 +388,14 @@ class Gate:
         return list_changes(config, self.facts.baseline, [name for name, kind in kinds.items() if kind == "rounding"])
 
     @property
-    def _reference_price(self) -> float:
+    def reference_price(self) -> float:
+        """Times a script's own look at gradients that the same takes in float64, at least."""
         convolves = self.facts.device == "cpu" and self.facts.model.has_4d_convolution
         return _REFERENCE_PRICE_OF_CONVOLUTIONS if convolves else _REFERENCE_PRICE
 
     def _has_dropout(self) -> bool:
+        if self.draws_random:
+            return True
         result = self.trials.launch(self.facts.baseline, "fidelity", self._planned)
         return result is None or result.draws_random
 

@@ -202,6 +202,7 @@ class GateStage:
         self._grant(seconds)
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
         if self._equal_losses.find(config) is None:
+            self._open_gate(seconds, self._policy.early_candidates, is_unsure=bool(self._list_unsure(config)))
             self._open_gate(seconds, self._policy.early_candidates)
             rest = revert_knobs(config, self._baseline, ALLOCATORS)  # these wait for their turn
             checks = self._gate.screen(rest) if self._gate.plan is not None else ()
@@ -344,8 +345,14 @@ class GateStage:
     def _left(self) -> float:
         return max(0.0, self._deadline - self._starter.budget.now())
 
-    def _open_gate(self, seconds: float, candidates: int) -> None:
-        """Fix how much is looked at, where that is not done and there is time for any."""
+    def _open_gate(self, seconds: float, candidates: int, *, is_unsure: bool = False) -> None:
+        """Fix how much is looked at, where that is not done and there is time for any.
+
+        Args:
+            seconds: that it may take.
+            candidates: to look at.
+            is_unsure: the first of them will hardly pass without a look in float64, which may take no more either.
+        """
         if self._gate.plan is None:
             self._gate.plan = plan_for_some(
                 seconds,
@@ -353,6 +360,7 @@ class GateStage:
                 start_seconds=self._costs.start_seconds,
                 candidates=candidates,
                 repeats_steps=self._is_script,
+                reference=self._gate.reference_price if is_unsure else 0.0,
             )
 
     def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
@@ -363,8 +371,10 @@ class GateStage:
         must = self._trains_all or any(map(self._is_always_trained, candidates))
         may = must or any(map(self._may_be_trained, candidates[:1]))
         is_fixed = self._gate.plan is not None
+        is_unsure = any(map(self._list_unsure, candidates[:1]))
         if trainings <= (1 - self._policy.screen_share) * seconds:
-            self._open_gate(self._policy.screen_share * seconds, count)
+            self._open_gate(self._policy.screen_share * seconds, count, is_unsure=is_unsure)
+        self._open_gate(seconds - trainings * may, 1 if may else count, is_unsure=is_unsure)
         self._open_gate(seconds - trainings * may, 1 if may else count)
         self._open_gate(seconds - trainings * must, count)
         if is_fixed or not candidates or self._gate.plan is None:

@@ -24,7 +24,13 @@ PATIENCE = 1.6
 
 
 def plan_for_some(
-    seconds: float, *, seconds_per_step: float, start_seconds: float, candidates: int, repeats_steps: bool
+    seconds: float,
+    *,
+    seconds_per_step: float,
+    start_seconds: float,
+    candidates: int,
+    repeats_steps: bool,
+    reference: float = 0.0,
 ) -> GradientPlan | None:
     """Return what fits the time for the baseline and as many candidates as it can; None when not even one fits.
 
@@ -39,6 +45,7 @@ def plan_for_some(
                 start_seconds=start_seconds,
                 candidates=count,
                 repeats_steps=repeats_steps,
+                reference=reference,
             )
             if plan is not None and (plan.later_steps > 0 or not with_later):
                 return plan
@@ -46,7 +53,13 @@ def plan_for_some(
 
 
 def plan_fidelity(
-    seconds: float, *, seconds_per_step: float, start_seconds: float, candidates: int, repeats_steps: bool
+    seconds: float,
+    *,
+    seconds_per_step: float,
+    start_seconds: float,
+    candidates: int,
+    repeats_steps: bool,
+    reference: float = 0.0,
 ) -> GradientPlan | None:
     """Return what fits the time for the baseline and some candidates; None when nothing does.
 
@@ -56,15 +69,16 @@ def plan_fidelity(
         start_seconds: what one process spends before its first step.
         candidates: how many.
         repeats_steps: candidates go through the steps between the points too, as scripts do.
+        reference: times a candidate's look that one in float64 takes as well; 0 where none is to be expected.
     """
     for plan in PLANS:
-        steps = count_steps(plan, candidates=candidates, repeats_steps=repeats_steps)
+        steps = count_steps(plan, candidates=candidates + reference, repeats_steps=repeats_steps)
         if (1 + candidates) * start_seconds + PATIENCE * steps * seconds_per_step <= seconds:
             return plan
     return None
 
 
-def count_steps(plan: GradientPlan, *, candidates: int, repeats_steps: bool) -> int:
+def count_steps(plan: GradientPlan, *, candidates: float, repeats_steps: bool) -> float:
     """Return the optimizer steps that a plan takes for the baseline and some candidates; arguments as above."""
     held = (2 if plan.later_steps else 1) * plan.windows
     return held + plan.later_steps + candidates * (held + plan.later_steps * repeats_steps)

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from autotune.drift.record.object_state import Restore
 from autotune.drift.record.side_computation import side_computation
 from autotune.engine.determinism import without_dropout
-from autotune.engine.device import read_device_generator
+from autotune.engine.device import read_generator
 from autotune.engine.gradients import choose, dense_gradient, name_parameters, pick, share_elements
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.loop import Training
@@ -170,14 +170,14 @@ class PairedGradients:
             yield
 
     def _run(self, batch: Any, config: TrainConfig, *, scale: float) -> _Arm:
-        before = _read_generator(self._device)
+        before = read_generator(self._device)
         with without_dropout() if self._draws_random else nullcontext():
             placed = self._training.place(copy.deepcopy(batch))  # the user's code may change it in place
             with autocast(config, self._device):
                 returned = self._loaded.workload.compute_loss(self._training.model, placed)
             loss = returned[0] if isinstance(returned, tuple) else returned
             self._backward(loss * scale if scale != 1.0 else loss)
-        has_drawn = not torch.equal(before, _read_generator(self._device))
+        has_drawn = not torch.equal(before, read_generator(self._device))
         gradient = pick([dense_gradient(leaf) for leaf in self._parameters], self._chosen) / scale
         for leaf in (*self._training.model.parameters(), *self._parameters):
             leaf.grad = None
@@ -204,11 +204,6 @@ def eagerly() -> Iterator[None]:
     stance: Callable[[str], Any] = torch.compiler.set_stance
     with stance("force_eager"):
         yield
-
-
-def _read_generator(device: torch.device) -> Tensor:
-    own = read_device_generator(device)
-    return torch.get_rng_state() if own is None else own
 
 
 def _steps_in_backward(leaf: Tensor) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autotune.engine.dataloader import count_samples, move_batch
+from autotune.engine.device import read_generator
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 from autotune.engine.operations import Operations, watched_operations
 
@@ -177,8 +178,11 @@ class ModelHooks:
             self.calls[position] = move_batch((args, kwargs), lambda tensor: tensor.detach().to("meta"))
         except Exception:  # a container or a tensor of its own kind: the call itself must not suffer from it
             pass
+        device = next((parameter.device for parameter in root.parameters()), torch.device("cpu"))
+        before = read_generator(device)
         with watched_operations() as seen:
             returned = self._train(root, run, inner, args, kwargs)
+        self.seen.draws_random |= not torch.equal(before, read_generator(device))
         self.seen.flops += seen.flops
         self.seen.calls += seen.calls
         self.seen.attention |= seen.attention

@@ -20,12 +20,16 @@ _ADAMS = frozenset({"Adam", "AdamW", "NAdam", "RAdam"})
 _GPU_CACHE_BYTES = 2**28
 """No GPU has a larger cache; the driver does not tell its size."""
 
+_NO_BOUND = 100.0
+"""Times faster: a step that its bound is so small a part of spends its time on what no bound here knows of."""
+
 
 def bound_speedup(facts: TargetFacts, figures: StepFigures, hardware: HardwareInfo) -> tuple[float | None, str]:
     """Return t_step / max(t_load, t_products, t_optimizer) and what binds it, in one sentence.
 
-    None when operations cannot be counted, and when the measured step is shorter than the bound: then the bound is
-    wrong (convolutions by fewer operations, a loader that sleeps), and a wrong bound would end a search early.
+    None when operations cannot be counted, when the bound is next to nothing of the step, and when the measured step is
+    shorter than the bound: then the bound is wrong (convolutions by fewer operations, a loader that sleeps), and a
+    wrong bound would end a search early.
 
     Source: Williams et al. 2009, the roofline model, with loading as a third roof.
     """
@@ -39,6 +43,8 @@ def bound_speedup(facts: TargetFacts, figures: StepFigures, hardware: HardwareIn
     ratio = divide(figures.step_seconds, longest)
     if ratio is None or ratio < 1.0:
         return None, ""
+    if ratio > _NO_BOUND:
+        return None, "what a step must load, compute and update takes less than 1 % of it, which bounds nothing"
     time = format_time(longest)
     if longest == products:
         rate = f"{fastest.dtype}, {format_flops(fastest.flops_per_second)}"

@@ -11,6 +11,8 @@ from autotune.records.objective import Objective
 from autotune.records.quality import is_passed
 from autotune.records.search import Preset
 from autotune.records.trial import TrialStatus
+from autotune.search.finals.candidates import Candidates
+from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.launch.suspects import describe_guilty
 from autotune.search.log import SearchLog
 from autotune.sentences.objective import describe_gain
@@ -38,6 +40,8 @@ def describe_ending(log: SearchLog, *, is_stopped: bool, elsewhere: str = "") ->
         )
     if log.finals is None and not is_stopped:
         notes.append(elsewhere or _explain_no_finals(log))
+    if log.finals is not None:
+        notes.append(_describe_unchecked(log, log.finals))
     return [note for note in notes if note]
 
 
@@ -52,6 +56,23 @@ def _explain_no_finals(log: SearchLog) -> str:
     if any(one.config != log.problem.baseline and one.score.value is not None for one in log.judged):
         return ""  # the verdict says it
     return "nothing but your own settings could be measured"
+
+
+def _describe_unchecked(log: SearchLog, finals: FinalsOutcome) -> str:
+    """Tell of what was faster in the search than all that the finals had, and was never shown to learn as well."""
+    problem, ranking = log.problem, log.ranking
+    fastest = next((one for one in Candidates(log).ranked() if not log.checks_of(one)), None)
+    entry = None if fastest is None else ranking.find(fastest)
+    proven = [one for one in (ranking.find(candidate.config) for candidate in finals.candidates) if one is not None]
+    bar = problem.policy.worth_another + max((one.score for one in proven), default=0.0)
+    if fastest is None or entry is None or entry.score <= bar:
+        return ""
+    changes = describe_changes(fastest, problem.baseline)
+    verb = "needs" if problem.objective is Objective.MEMORY else "ran at"
+    return (
+        f"{changes} {verb} {describe_gain(problem.objective, math.exp(entry.score))} in the search; there was no time "
+        "to show that it learns as well: more of it may (--resume --budget)"
+    )
 
 
 def _describe_screened_out(log: SearchLog) -> list[str]:

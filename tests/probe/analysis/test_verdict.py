@@ -310,6 +310,7 @@ def test_evidence_of_memory_traffic(achieved: float, cached: str) -> None:
         pytest.param(0.01, 0.6e9, 2, 2.0, id="fewer CPUs"),
         pytest.param(0.0001, None, 4, None, id="operations unknown"),
         pytest.param(0.1, 0.6e9, 4, None, id="the measurement contradicts the bound"),
+        pytest.param(0.0, 0.02e9, 4, None, id="next to nothing of a step"),
     ],
 )
 def test_speedup_ceiling(per_sample: float, flops: float | None, cpus: int, ceiling: float | None) -> None:

@@ -1,0 +1,37 @@
+"""What runs inside a piece of a training is counted as what it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotune.engine.operations import watched_operations
+
+DENSE = torch.rand(30, 5)
+
+
+def make_sparse() -> torch.Tensor:
+    return torch.eye(40, 30).to_sparse()  # 30 values that are not zero
+
+
+def test_a_dense_product_counts_two_operations_for_each_pair() -> None:
+    with watched_operations() as seen:
+        torch.mm(torch.rand(40, 30), DENSE)
+        torch.addmm(torch.rand(5), torch.rand(40, 30), DENSE)
+    assert seen.flops == 2 * (2 * 40 * 30 * 5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_a_sparse_product_counts_its_values_alone(layout: str) -> None:
+    sparse = make_sparse() if layout == "coo" else make_sparse().to_sparse_csr()
+    with watched_operations() as seen:
+        torch.spmm(sparse, DENSE)
+    assert seen.flops == 2 * 30 * 5
+
+
+def test_so_does_its_backward_pass() -> None:
+    weight = torch.rand(30, 5, requires_grad=True)
+    with watched_operations() as seen:
+        torch.spmm(make_sparse(), weight).sum().backward()
+    assert seen.flops == 2 * (2 * 30 * 5)
