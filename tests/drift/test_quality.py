@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from autotune.drift.compare.losses import check_losses, has_learned, screen_losses
+from autotune.drift.compare.losses import (
+    check_losses,
+    count_learning_steps,
+    has_learned,
+    may_learn,
+    screen_losses,
+)
 from autotune.records import LossCurve, Margin, QualityCheck
 from autotune.records.quality import is_passed
 
@@ -275,6 +281,35 @@ def test_a_drift_could_show_only_where_something_is_learned(losses: list[float],
 def test_a_fall_that_only_some_seeds_show_is_no_learning() -> None:
     curves = [_curve([2.0] * 20 + [2.0 + shift] * 20, seed=seed) for seed, shift in enumerate((-0.5, 0.4, -0.4, 0.5))]
     assert not has_learned(curves, margin=0.005)
+
+
+def test_one_seed_says_whether_more_of_them_may_show_that_something_is_learned() -> None:
+    assert may_learn(_curve([2.0 - 0.05 * step for step in range(20)]), margin=0.005)
+    for flat in ([2.0] * 20, [2.0 - 1e-4 * step for step in range(20)], [1.0 + 0.1 * step for step in range(20)]):
+        assert not may_learn(_curve(flat), margin=0.005)
+    for unknown in ([], [2.0], [2.0, None, None]):
+        assert not may_learn(_curve(unknown), margin=0.005)
+
+
+@pytest.mark.parametrize(
+    ("fall", "noise", "steps"),
+    [(0.05, 0.0, 8), (0.0, 0.0, None), (0.0, 0.1, None), (0.0008, 0.0, 24), (-0.05, 0.0, None)],
+)
+def test_the_steps_in_which_a_training_is_seen_to_learn_are_told_by_one_seed(
+    fall: float, noise: float, steps: int | None
+) -> None:
+    rng = random.Random(3)
+    curve = _curve([2.0 * (1 - fall * step / 2) * (1 + noise * rng.uniform(-1, 1)) for step in range(40)])
+    found = count_learning_steps(curve, margin=0.005, least=8)
+    assert found is None if steps is None else found is not None and steps / 2 < found <= 2 * steps
+    if found is not None:
+        assert has_learned([curve.replace(losses=curve.losses[:found], seed=seed) for seed in range(4)], margin=0.005)
+
+
+def test_luck_of_noisy_losses_is_seldom_taken_for_learning() -> None:
+    rng = random.Random(5)
+    curves = [_curve([2.0 + 0.3 * rng.gauss(0, 1) for _ in range(12)]) for _ in range(200)]
+    assert sum(count_learning_steps(one, margin=0.005, least=8) is not None for one in curves) < 60
 
 
 def test_what_launches_show_of_some_changes_settles_no_gradients_of_the_others() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from record_factory import make_target
+from record_factory import make_model, make_target
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
@@ -402,6 +402,31 @@ def test_what_is_exact_is_taken_from_the_launches_also_beside_what_rounds(tmp_pa
         if told is not None:
             assert told.reason == "launches with and without malloc=glibc-tuned have the same losses, bit for bit"
     assert prices == [4, 3, 3, 3]
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_allocators_that_no_launch_has_shown_are_trained_for_a_moment_where_that_spares_a_look(
+    tmp_path: Path, is_equal: bool
+) -> None:
+    machine = Dropping(facts={"model": make_model(draws_random=True)})
+    machine.same_as = {} if is_equal else {TUNED.key: CAST}
+    stage = open_stage(tmp_path, machine)
+    both = CAST.replace(host_allocator="glibc-tuned")
+    measure(stage, BASELINE, both)
+    assert stage.choose(both) == [both]
+    (moment, *_) = [spec for spec in stage.machine.specs if spec.purpose == "quality"]
+    assert (moment.config, moment.seeds) == (TUNED, (stage.log.problem.state.seed,))
+    assert moment.quality_steps <= 24
+    looked_at = [spec.config for spec in of_gate(stage.machine.specs)]
+    assert (TUNED in looked_at) is not is_equal
+    assert ("equal-launches" in dict(stage.tests_of(both))) is is_equal
+    # A later session knows it.
+    folder = tmp_path / "later"
+    folder.mkdir()
+    later = open_stage(folder, Dropping(facts=machine.facts), known=stage.results)
+    measure(later, BASELINE)
+    assert later.choose(both) == [both]
+    assert not any(spec.config == TUNED for spec in later.machine.specs if spec.purpose == "quality")
 
 
 def test_an_exact_candidate_has_its_turn_although_there_is_no_time_for_the_one_before(tmp_path: Path) -> None:
@@ -917,6 +942,44 @@ def test_a_bias_of_the_first_steps_alone_that_steers_none_of_them_is_nothing(
     stage = open_stage(tmp_path, machine)
     stage.choose(CAST)
     assert dict(stage.tests_of(CAST))["gradients"] == verdict
+
+
+@pytest.mark.parametrize("is_script", [False, True])
+def test_what_cannot_be_judged_is_not_trained(tmp_path: Path, is_script: bool) -> None:
+    machine = Converged(learns=False)
+    machine.is_warming_up = True
+    script = Script(command=("python", "train.py")) if is_script else None
+    stage = open_stage(tmp_path, machine, script=script)
+    assert stage.choose(CAST) == []
+    runs = [spec for spec in stage.machine.specs if spec.purpose == "quality"]
+    assert {spec.config for spec in runs} == {BASELINE}
+    assert sum(len(spec.seeds) for spec in runs) == (1 if is_script else USUAL_POLICY.loss_check.most_seeds)
+    assert "nothing is learned" in stage.log.notes[0]
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_first_seed_that_learns_is_trained_once(tmp_path: Path, learns: bool) -> None:
+    machine = Converged(learns=learns)
+    machine.is_warming_up = True
+    stage = open_stage(tmp_path, machine, script=Script(command=("python", "train.py")))
+    stage.choose(CAST)
+    arms = [(spec.config, spec.seeds) for spec in stage.machine.specs if spec.purpose == "quality"]
+    assert len(arms) == len({*arms})
+    assert ((CAST, (0,)) in arms) is learns
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_trainings_are_priced_by_the_steps_in_which_launches_were_seen_to_learn(tmp_path: Path, learns: bool) -> None:
+    stage = open_stage(tmp_path, Machine(learns=learns))
+    before = stage.stage.expect_seconds(CAST)
+    measure(stage, BASELINE)
+    assert (stage.stage.expect_seconds(CAST) > before + 1.0) is not learns
+    folder = tmp_path / "metric"
+    folder.mkdir()
+    with_metric = open_stage(folder, Machine(learns=learns, facts=BOTH_METRICS))
+    before = with_metric.stage.expect_seconds(CAST)
+    measure(with_metric, BASELINE)
+    assert with_metric.stage.expect_seconds(CAST) == pytest.approx(before)
 
 
 def test_half_precision_is_trained_even_where_nothing_is_learned(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve
 
 _BATCH_TOLERANCE = 0.05  # a smaller last batch moves the mean by less
+_T_OF_FOUR = 2.35  # one-sided 95 % Student t with 3 degrees of freedom
 
 
 def check_losses(
@@ -91,15 +92,47 @@ def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
         curves: one per seed.
         margin: largest relative worsening allowed, e.g. 0.005.
     """
-    falls = []
-    for curve in curves:
-        losses = [loss for loss in curve.losses if loss is not None]
-        if len(losses) < 2:
-            return False
-        early = statistics.fmean(losses[: max(1, len(losses) // 4)])
-        late = statistics.fmean(losses[len(losses) // 2 :])
-        falls.append(cut((early - late) / abs(early)) if early else 0.0)
-    return len(falls) >= 2 and drift_interval(falls).low > margin
+    found = [_find_fall(curve.losses) for curve in curves]
+    falls = [fall for fall in found if fall is not None]
+    return len(falls) == len(found) >= 2 and drift_interval(falls).low > margin
+
+
+def may_learn(curve: LossCurve, *, margin: float) -> bool:
+    """Return whether the losses of one seed fell by more than a margin: else further seeds will hardly show that."""
+    fall = _find_fall(curve.losses)
+    return fall is not None and fall > margin
+
+
+def count_learning_steps(curve: LossCurve, *, margin: float, least: int) -> int | None:
+    """Return in how few steps four seeds may be seen to learn, by one of them; None where not even in all of its steps.
+
+    The seeds are taken to differ as the losses of the one do from step to step.
+
+    Args:
+        curve: of one seed.
+        margin: as of `has_learned`.
+        least: steps that are asked for anyway.
+    """
+    steps = least
+    while steps <= len(curve.losses):
+        losses = curve.losses[:steps]
+        fall, tail = _find_fall(losses), [loss for loss in losses[len(losses) // 2 :] if loss is not None]
+        if fall is not None and len(tail) >= 2 and losses[0]:
+            spread = statistics.stdev(tail) * math.sqrt(6 / steps) / abs(losses[0])  # of a mean of 1/4 and one of 1/2
+            if fall - _T_OF_FOUR / 2 * spread > margin:
+                return steps
+        steps += max(1, steps // 4)
+    return None
+
+
+def _find_fall(losses: Sequence[float | None]) -> float | None:
+    """Return how much lower the last half is than the first quarter, relative; None where too little is known."""
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < 2:
+        return None
+    early = statistics.fmean(known[: max(1, len(known) // 4)])
+    late = statistics.fmean(known[len(known) // 2 :])
+    return cut((early - late) / abs(early)) if early else 0.0
 
 
 def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:

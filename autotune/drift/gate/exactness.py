@@ -9,14 +9,13 @@ it is a sign alone, as its roundings may differ further on, at other weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.drift.compare.losses import check_losses
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.search.log import SearchLog, list_changes
-from autotune.search.scores.objective import Judged
 from autotune.sentences.settings import name_value
 from autotune.space import classify_changes, revert_knobs
 
@@ -92,10 +91,20 @@ class EqualLosses:
     def __init__(self, log: SearchLog) -> None:
         self._log, self._baseline = log, log.problem.baseline
         self._numerics = log.problem.report.target.numerics
+        self._beside: list[TrialResult] = []
         self._launches = 0
+        self._launched: dict[str, list[TrialResult]] = {}
         self._repeats: bool | None = None
         self._found: dict[tuple[str, str], QualityCheck | None] = {}
         self._losing_nothing: list[tuple[frozenset[str], QualityCheck]] | None = None
+
+    def add(self, trained: TrialResult) -> None:
+        """Take up a training beside the launches, from their seed over their data."""
+        self._beside.append(trained)
+
+    def has_losses_of(self, config: TrainConfig) -> bool:
+        """Return whether a config was launched, or trained beside."""
+        return config.key in self._take_launches()
 
     def find(self, config: TrainConfig, beside: TrainConfig | None = None) -> QualityCheck | None:
         """Return the check that a config's launches had the losses of others, bit for bit; as `find_equal_losses`.
@@ -104,20 +113,19 @@ class EqualLosses:
             config: the settings.
             beside: the others; None for the user's own settings.
         """
-        judged, other = self._take_launches(), beside or self._baseline
+        launched, other = self._take_launches(), beside or self._baseline
         keys = (config.key, other.key)
         if keys not in self._found:
-            launches = [one.result for one in judged if one.key in keys]
+            launches = [one for key in dict.fromkeys(keys) for one in launched.get(key, ())]
             margin = self._log.problem.state.max_drift.loss
             self._found[keys] = find_equal_losses(config, other, launches, margin=margin)
         return self._found[keys]
 
     def repeats(self) -> bool:
         """Return whether launches of the user's own settings begin alike: else nothing compared step by step tells."""
-        judged = self._take_launches()
+        launched = self._take_launches()
         if self._repeats is None:
-            key = self._baseline.key
-            self._repeats = does_repeat(self._baseline, [one.result for one in judged if one.key == key])
+            self._repeats = does_repeat(self._baseline, launched.get(self._baseline.key, ()))
         return self._repeats
 
     def show(self, changes: frozenset[str]) -> QualityCheck | None:
@@ -126,10 +134,10 @@ class EqualLosses:
         That is where losses are the same, bit for bit, with them and without all that is exact; None elsewhere. Of the
         other changes that a config may have it tells nothing.
         """
-        judged = self._take_launches()
+        launched = self._take_launches()
         if self._losing_nothing is None:
-            launched = {one.key: one.config for one in judged}.values()
-            found = ((self._list_changes(one), self._find_without_exact(one)) for one in launched)
+            configs = [one.spec.config for one, *_ in launched.values()]
+            found = ((self._list_changes(one), self._find_without_exact(one)) for one in configs if one is not None)
             self._losing_nothing = [(seen, check) for seen, check in found if check is not None]
         equal = next((check for seen, check in self._losing_nothing if changes <= seen), None)
         if equal is None:
@@ -138,11 +146,16 @@ class EqualLosses:
         reason = f"launches with and without {names} have the same losses, bit for bit"
         return equal.replace(test="equal-launches", difference=None, reason=reason)
 
-    def _take_launches(self) -> Sequence[Judged]:
-        judged = self._log.judged
-        if self._launches != len(judged):
-            self._launches, self._found, self._losing_nothing, self._repeats = len(judged), {}, None, None
-        return judged
+    def _take_launches(self) -> Mapping[str, Sequence[TrialResult]]:
+        """Return what was launched, and trained beside, by the settings' keys."""
+        results = [*(one.result for one in self._log.judged), *self._beside]
+        if self._launches != len(results):
+            self._found, self._losing_nothing, self._repeats = {}, None, None
+            self._launches, self._launched = len(results), {}
+            for one in results:
+                if one.spec.config is not None:
+                    self._launched.setdefault(one.spec.config.key, []).append(one)
+        return self._launched
 
     def _find_without_exact(self, config: TrainConfig) -> QualityCheck | None:
         classes = classify_changes(config, self._baseline, self._numerics)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from autotune.drift.compare.losses import check_losses, has_learned
+from autotune.drift.compare.losses import check_losses, has_learned, may_learn
 from autotune.drift.compare.metrics import check_metric
 from autotune.drift.compare.samples_to_loss import check_samples_to_loss
 from autotune.drift.gate.data_checks import check_skipped_steps
@@ -49,6 +49,7 @@ class LossCheck:
         max_drift: how much worse the training loss and each metric may get.
         plan: how much is trained.
         train: runs a config.
+        tries_first: the first seed of the baseline may be trained by itself, to see whether anything is learned.
         zeros: metrics that were left out of the last check, as they have not begun to tell anything.
         untold: checks that were left out of it, as they are too noisy to tell.
     """
@@ -57,6 +58,7 @@ class LossCheck:
     max_drift: DriftLimits
     plan: DriftPlan
     train: Train
+    tries_first: bool = False
     zeros: set[str] = field(default_factory=set, init=False)
     untold: tuple[QualityCheck, ...] = field(default=(), init=False)
     _baseline: tuple[LossCurve, ...] | None = None
@@ -82,6 +84,13 @@ class LossCheck:
                 as good as shown.
         """
         self.untold = ()
+        needs_learning = not shown and self._is_judged_by_learning(config)
+        if self._baseline is None and needs_learning and self.tries_first and not lost:
+            first = self.train(self.facts.baseline, replace(self.plan, seeds=1))
+            if first is None or not first.curves:
+                return None
+            if not may_learn(first.curves[0], margin=self.max_drift.loss.amount):
+                return (self._make_blind(first.curves),)
         if self._baseline is None:
             trained = self.train(self.facts.baseline, self.plan)
             if trained is None or not trained.curves:
@@ -90,6 +99,8 @@ class LossCheck:
         shown = shown or (lost and not self.learns)
         if shown and not self.learns and not self._compares_metrics:
             return ()
+        if needs_learning and not self.learns:
+            return (self._make_blind(self.baseline_curves),)  # whatever the candidate learned could not be judged
         candidate = self.train(config, self.plan)
         if candidate is None:
             return None
@@ -97,6 +108,11 @@ class LossCheck:
         if missing:
             return (_missing(candidate, sorted(missing), self.max_drift.loss),)
         return self._judge(config, candidate.curves, speedup=speedup, predicted=predicted, shown=shown)
+
+    def _is_judged_by_learning(self, config: TrainConfig) -> bool:
+        """Return whether a training tells nothing of a config where nothing is learned; fp16's may break down there."""
+        numerics = numerics_of(config, self.facts.baseline, self.facts.numerics)
+        return numerics == "rounding" and config.precision != "fp16" and not self._compares_metrics
 
     def _judge(
         self,
@@ -140,7 +156,24 @@ class LossCheck:
         is_broken = check.verdict == "inferior" and check.difference is None
         if check.test == "exact-losses" or self.learns or is_broken:
             return [check]
-        return [] if shown else [_blind(check)]
+        return [] if shown else [self._make_blind(self.baseline_curves)]
+
+    def _make_blind(self, curves: tuple[LossCurve, ...]) -> QualityCheck:
+        margin = self.max_drift.loss
+        reason = (
+            f"the baseline's own training loss does not fall by more than {format_margin(margin)} in these steps: "
+            "nothing is learned that could be lost, so nothing can be judged"
+        )
+        return QualityCheck(
+            test="paired-losses",
+            metric="training loss",
+            difference=None,
+            margin=margin,
+            verdict="inconclusive",
+            seeds=len(curves),
+            samples=min(curve.samples for curve in curves),
+            reason=reason,
+        )
 
     @property
     def learns(self) -> bool:
@@ -187,14 +220,6 @@ class LossCheck:
             return [_unjudged(name, limits.of(name)) for name in metrics or ("metric",)]
         asked = [name for name in metrics if name in limits.metrics or limits.of(name).amount < 0]
         return [_unjudged(name, limits.of(name)) for name in asked]
-
-
-def _blind(check: QualityCheck) -> QualityCheck:
-    reason = (
-        f"the baseline's own training loss does not fall by more than {format_margin(check.margin)} in these steps: "
-        "nothing is learned that could be lost, so nothing can be judged"
-    )
-    return check.replace(verdict="inconclusive", difference=None, reason=reason)
 
 
 def _missing(candidate: TrialResult, seeds: list[int], margin: Margin) -> QualityCheck:

@@ -78,7 +78,8 @@ class Trainings:
                 return None
             self._announce(plan)
             learn = partial(self._learner.learn, left=arms.left)
-            self._drift = LossCheck(problem.report.target, problem.state.max_drift, plan, learn)
+            facts, limits = problem.report.target, problem.state.max_drift
+            self._drift = LossCheck(facts, limits, plan, learn, tries_first=problem.state.target.script is not None)
         entry = log.ranking.find(config)
         outlook = None if entry is None else math.exp(entry.speed)
         predicted = self._predict_samples(config, arms)

@@ -254,6 +254,20 @@ class Gate:
         rest = self.leave_shown(revert_knobs(config, baseline, {*REORDERING_KNOBS, *DATA_KNOBS}))
         return None if rest == baseline else rest
 
+    def find_unshown_allocators(self, config: TrainConfig) -> TrainConfig | None:
+        """Return allocators alone whose equal losses would spare a config the look with dropout; None where none would.
+
+        That look is two: one of the baseline, unless it was made, and one of what is compared with dropout.
+        """
+        baseline = self.facts.baseline
+        reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline)))
+        rest = self.find_rest(config) if reorders and self.draws_random else None
+        if rest is None or self.check_allocators(config) is not None:
+            return None
+        others = set(changed_fields(rest, baseline)) - ALLOCATORS
+        alone = revert_knobs(rest, baseline, others)
+        return alone if others <= {OPTIMIZER} and alone != baseline else None
+
     def leave_shown(self, config: TrainConfig) -> TrainConfig:
         """Return a config without its allocators where launches have shown that these lose nothing."""
         is_shown = self.check_allocators(config) is not None

@@ -23,10 +23,10 @@ from autotune.drift.gate.trace_plans import PLANS, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
-from autotune.records.config import TrainConfig, get_knob, is_user_knob
+from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
 from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
 from autotune.records.search import CheckedConfig, Screens
-from autotune.records.trial import GradientPlan, TrialResult, TrialStatus
+from autotune.records.trial import GradientPlan, TrialResult, TrialSpec, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.log import SearchLog, list_changes
 from autotune.sentences.loss_check import describe_refusal
@@ -77,6 +77,9 @@ class GateStage:
         for one in (*self._looks, *(one for one in known if one.spec.purpose == "tape")):
             if one.spec.quality_steps == self._costs.tape_steps:
                 self._gate.trials.recall(one)
+        for one in known:
+            if one.spec.purpose == "quality" and one.curves and self._trains_allocators_alone(one.spec):
+                self._equal_losses.add(one)
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
@@ -270,6 +273,7 @@ class GateStage:
 
     def _test(self, config: TrainConfig, candidates: int) -> tuple[QualityCheck, ...] | None:
         """Return every check of a config; None when there was no time for those that it needs."""
+        self._train_allocators(config)
         shown, equal = self._shown_by_losses(config)
         screened = self._gate.screen(config, shown=shown)
         if screened is None and self._gate.plan is not None:
@@ -298,6 +302,24 @@ class GateStage:
         if trained is not None:
             return (*(accept_lost(checks) if is_lost and self._trainings.shows_standstill else checks), *trained)
         return None if needs_training else checks
+
+    def _trains_allocators_alone(self, spec: TrialSpec) -> bool:
+        changed = set() if spec.config is None else set(changed_fields(spec.config, self._baseline))
+        return bool(changed) and changed <= ALLOCATORS and spec.seeds == (self._log.problem.state.seed,)
+
+    def _train_allocators(self, config: TrainConfig) -> None:
+        """Train a few steps with a config's allocators alone, where its losses may spare a much longer look."""
+        alone = self._gate.find_unshown_allocators(config)
+        if alone is None or self._equal_losses.has_losses_of(alone) or not self._equal_losses.repeats():
+            return
+        seconds = self._left()
+        if seconds < self._policy.least_seconds or self._starter.should_stop():
+            return
+        task = TrialTask(steps=self._costs.tape_steps, seeds=(self._log.problem.state.seed,))
+        full = self._costs.patience(alone, None)
+        result = self._starter.launch(alone, "quality", min(seconds, full), task=task, ends_with_stage=seconds < full)
+        if result.curves:
+            self._equal_losses.add(result)
 
     @property
     def _trains_all(self) -> bool:

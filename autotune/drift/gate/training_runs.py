@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from autotune.drift.compare.losses import count_learning_steps
 from autotune.drift.gate.loss_check import DriftPlan, least_drift_seconds, plan_drift
+from autotune.drift.policy import LossCheckPolicy
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
@@ -23,13 +27,14 @@ class TrainingRuns:
 
     def __init__(self, log: SearchLog, starter: TrialStarter, known: Sequence[TrialResult] = ()) -> None:
         problem = log.problem
-        self._log, self._starter, self._known = log, starter, known
+        self._log, self._starter, self._known = log, starter, tuple(known)
         self._problem, self._report = problem, problem.report
         # Each seed of a script is a process of its own: it cannot be started twice in one.
         self._script = problem.state.target.script
         self._process_seconds = 0.0
-        self._policy = policy = problem.policy.loss_check
+        self._usual_policy = policy = problem.policy.loss_check
         self._start_seconds = policy.seeds * (problem.startup_seconds + policy.process_seconds)
+        self._learning_steps: tuple[int, int] | None = None
 
     def least_seconds(self, plan: DriftPlan | None = None) -> float:
         """Return the least time in which a candidate can be compared with the baseline by trainings.
@@ -92,10 +97,31 @@ class TrainingRuns:
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
+            self._known = (*self._known, *([result] if again is None else []))
             self._process_seconds = result.elapsed_seconds if again is None else self._process_seconds
             if not result.curves:
                 break
         return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
+
+    @property
+    def _policy(self) -> LossCheckPolicy:
+        """How much is trained: no fewer steps than the baseline takes to be seen to learn, where a metric cannot tell.
+
+        In fewer, nothing can be judged. Its launches show it; where they were too short, the usual number is a guess.
+        """
+        policy, facts = self._usual_policy, self._report.target
+        if facts.metrics and facts.evaluate_seconds is not None:
+            return policy
+        launched = (one.result.curves[:1] for one in self._log.judged if one.config == self._problem.baseline)
+        curve = max(itertools.chain.from_iterable(launched), key=lambda one: len(one.losses), default=None)
+        if curve is None:
+            return policy
+        if self._learning_steps is None or self._learning_steps[0] != len(curve.losses):
+            margin = self._problem.state.max_drift.loss.amount
+            found = count_learning_steps(curve, margin=margin, least=policy.least_steps)
+            self._learning_steps = len(curve.losses), found or max(policy.good_steps, len(curve.losses) + 1)
+        least = self._learning_steps[1]
+        return dataclasses.replace(policy, least_steps=least, good_steps=max(least, policy.good_steps))
 
     @property
     def _arm_start_seconds(self) -> float:
