@@ -69,11 +69,11 @@ class TrainingRuns:
 
     def tells(self, plan: DriftPlan) -> bool:
         """Return whether a plan is long enough to tell something of a config whose gradients have passed."""
-        return plan.evaluate or plan.steps >= (self._asked_steps() or self._policy.good_steps)
+        return plan.evaluate or plan.steps >= (self._asked_steps() or self._usual_policy.good_steps)
 
     def is_long(self, plan: DriftPlan) -> bool:
         """Return whether a training of a plan has the steps in which one that still learns would be seen to."""
-        return plan.steps >= self._policy.good_steps
+        return plan.steps >= self._usual_policy.good_steps
 
     def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
         """Train a config with every seed as planned; None when the time is up or the user stopped.
@@ -97,7 +97,7 @@ class TrainingRuns:
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
-            self._known = (*self._known, *([result] if again is None else []))
+            self._known = (*self._known, *([result] if again is None and result.curves else []))
             self._process_seconds = result.elapsed_seconds if again is None else self._process_seconds
             if not result.curves:
                 break
@@ -119,7 +119,8 @@ class TrainingRuns:
         if self._learning_steps is None or self._learning_steps[0] != len(curve.losses):
             margin = self._problem.state.max_drift.loss.amount
             found = count_learning_steps(curve, margin=margin, least=policy.least_steps)
-            self._learning_steps = len(curve.losses), found or max(policy.good_steps, len(curve.losses) + 1)
+            least = found or max(policy.good_steps, len(curve.losses) + 1)
+            self._learning_steps = len(curve.losses), min(policy.most_steps, least)
         least = self._learning_steps[1]
         return dataclasses.replace(policy, least_steps=least, good_steps=max(least, policy.good_steps))
 
