@@ -66,9 +66,10 @@ class GateTrials:
         return any(one.draws_random for one in self._results.values() if one.spec.config == self._baseline)
 
     def find_baseline(self) -> GradientTrace | None:
-        """Return what some trial of the baseline wrote down; None where none did."""
+        """Return what some trial of the baseline wrote down, at the most points; None where none did."""
         found = (self.read(one) for one in self._results.values() if one.spec.config == self._baseline)
-        return next((trace for trace in found if trace is not None and trace.points), None)
+        traces = (trace for trace in found if trace is not None and trace.points)
+        return max(traces, key=lambda trace: len(trace.points), default=None)
 
     def read(self, result: TrialResult) -> GradientTrace | None:
         """Return what a trial wrote down; the baseline's are kept, for they are compared again and again."""

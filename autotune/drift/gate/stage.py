@@ -376,7 +376,7 @@ class GateStage:
             is_unsure: the first of them will hardly pass without a look in float64, which may take no more either.
         """
         if self._gate.plan is None:
-            self._gate.plan = plan_for_some(
+            plan = plan_for_some(
                 seconds,
                 seconds_per_step=self._costs.seconds_per_step,
                 start_seconds=self._costs.start_seconds,
@@ -384,6 +384,8 @@ class GateStage:
                 repeats_steps=self._is_script,
                 reference=self._gate.reference_price if is_unsure else 0.0,
             )
+            # One point is a weaker proof than two, whatever else there is time for.
+            self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
 
     def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
         """Fix how much is looked at of the candidates, so that trainings have their part where it is enough for any."""

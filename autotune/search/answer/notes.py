@@ -40,7 +40,7 @@ def describe_ending(log: SearchLog, *, is_stopped: bool, elsewhere: str = "") ->
         )
     if log.finals is None and not is_stopped:
         notes.append(elsewhere or _explain_no_finals(log))
-    if log.finals is not None:
+    if log.finals is not None and not is_stopped:
         notes.append(_describe_unchecked(log, log.finals))
     return [note for note in notes if note]
 
