@@ -12,6 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from autotune.engine.device import read_generator
+
 
 @dataclass
 class Operations:
@@ -21,7 +23,7 @@ class Operations:
         flops: floating-point operations of matrix products, convolutions and attention.
         attention: scaled_dot_product_attention was called.
         calls: of PyTorch's functions and methods, from Python.
-        draws_random: it has drawn random numbers, as dropout does; told by whoever knows the device.
+        draws_random: the device's generator has moved, as by dropout; False where no device was named.
     """
 
     flops: int = 0
@@ -31,12 +33,18 @@ class Operations:
 
 
 @contextmanager
-def watched_operations() -> Iterator[Operations]:
-    """Watch everything inside; complete at its end."""
+def watched_operations(device: torch.device | None = None) -> Iterator[Operations]:
+    """Watch everything inside; complete at its end.
+
+    Args:
+        device: whose random generator is watched; None for none.
+    """
     seen = Operations()
+    before = None if device is None else read_generator(device)
     with _AttentionWatch() as watch, FlopCounterMode(display=False, custom_mapping=_SPARSE_AWARE) as counter:
         yield seen
     seen.flops, seen.attention, seen.calls = counter.get_total_flops(), watch.seen, watch.calls
+    seen.draws_random = device is not None and before is not None and not torch.equal(before, read_generator(device))
 
 
 class _AttentionWatch(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_
 
 from autotune.drift.compare.gradient_rows import GradientRows
 from autotune.drift.gate.stage import GateStage
+from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.policy import USUAL_LOSS_CHECK
 from autotune.drift.record.trace_file import GradientTrace, Point, read_trace, write_trace
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
@@ -427,6 +429,18 @@ def test_allocators_that_no_launch_has_shown_are_trained_for_a_moment_where_that
     measure(later, BASELINE)
     assert later.choose(both) == [both]
     assert not any(spec.config == TUNED for spec in later.machine.specs if spec.purpose == "quality")
+
+
+def test_allocators_that_fail_at_that_are_not_trained_again(tmp_path: Path) -> None:
+    class Failing(Dropping):
+        def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
+            return () if config == TUNED else super().curves(config, seeds=seeds, steps=steps)
+
+    stage = open_stage(tmp_path, Failing(facts={"model": make_model(draws_random=True)}))
+    measure(stage, BASELINE)
+    for candidate in (CAST, BASELINE.replace(memory_format="channels_last")):
+        stage.choose(candidate.replace(host_allocator="glibc-tuned"))
+    assert [spec.config for spec in stage.machine.specs if spec.purpose == "quality"].count(TUNED) == 1
 
 
 def test_an_exact_candidate_has_its_turn_although_there_is_no_time_for_the_one_before(tmp_path: Path) -> None:
@@ -980,6 +994,49 @@ def test_trainings_are_priced_by_the_steps_in_which_launches_were_seen_to_learn(
     before = with_metric.stage.expect_seconds(CAST)
     measure(with_metric, BASELINE)
     assert with_metric.stage.expect_seconds(CAST) == pytest.approx(before)
+
+
+@dataclass
+class Plateau(Machine):
+    """Losses stand still at first."""
+
+    flat: int = 0
+
+    def curves(self, config: TrainConfig, *, seeds: Sequence[int], steps: int) -> tuple[LossCurve, ...]:
+        found = super().curves(config, seeds=seeds, steps=self.flat + 800)
+        cut = [curve.losses[:1] * self.flat + curve.losses for curve in found]
+        return tuple(
+            curve.replace(losses=losses[:steps], samples=32 * steps) for curve, losses in zip(found, cut, strict=True)
+        )
+
+
+@pytest.mark.parametrize(("flat", "launched", "is_long"), [(0, 400, True), (400, 1200, False), (400, 100, True)])
+def test_a_training_is_not_long_where_launches_were_seen_to_learn_only_later(
+    tmp_path: Path, flat: int, launched: int, is_long: bool
+) -> None:
+    stage = open_stage(tmp_path, Plateau(flat=flat))
+    (curve,) = stage.machine.curves(BASELINE, seeds=[0], steps=launched)
+    measure(stage, BASELINE)
+    (one,) = stage.log.judged
+    stage.log.add_judged(dataclasses.replace(one, result=one.result.replace(curves=(curve,))))
+    runs = TrainingRuns(stage.log, stage.starter)
+    plan = runs.plan(1, 10_000.0)
+    assert plan is not None
+    assert plan.steps == USUAL_POLICY.loss_check.most_steps
+    assert runs.is_long(plan) is is_long
+
+
+def test_launches_of_a_few_steps_say_nothing_of_how_long_a_training_takes_to_learn(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(learns=False))
+    before = TrainingRuns(stage.log, stage.starter).least_seconds()
+    measure(stage, BASELINE)
+    (one,) = stage.log.judged
+    least = USUAL_POLICY.loss_check.least_steps
+    for steps, is_dearer in ((least - 1, False), (least, True)):
+        (curve,) = stage.machine.curves(BASELINE, seeds=[0], steps=steps)
+        log = open_stage(tmp_path, Machine(learns=False)).log
+        log.add_judged(dataclasses.replace(one, result=one.result.replace(curves=(curve,))))
+        assert (TrainingRuns(log, stage.starter).least_seconds() > before + 1.0) is is_dearer
 
 
 def test_half_precision_is_trained_even_where_nothing_is_learned(tmp_path: Path) -> None:

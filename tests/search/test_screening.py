@@ -28,7 +28,7 @@ from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
 from autotune.drift.gate.screen import Gate
-from autotune.drift.gate.trace_plans import plan_fidelity
+from autotune.drift.gate.trace_plans import LookCosts, plan_fidelity
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
 from autotune.records import LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
@@ -718,8 +718,9 @@ def test_without_captures_there_is_no_noise_scale(tmp_path: Path, trouble: str) 
 
 
 def plan(seconds: float, **changes: Any) -> GradientPlan | None:
-    usual = {"seconds_per_step": 0.05, "start_seconds": 4.0, "candidates": 2, "repeats_steps": False}
-    return plan_fidelity(seconds, **(usual | changes))
+    usual: dict[str, Any] = {"seconds_per_step": 0.05, "start_seconds": 4.0, "repeats_steps": False}
+    candidates = changes.pop("candidates", 2)
+    return plan_fidelity(seconds, LookCosts(**(usual | changes)), candidates=candidates)
 
 
 def size_of(found: GradientPlan | None) -> tuple[int, int]:
@@ -749,7 +750,7 @@ def test_a_plan_leaves_time_for_the_look_in_float64_that_is_to_be_expected() -> 
         assert size_of(found) <= size_of(plain)
         if found is not None:
             look = (2 if found.later_steps else 1) * found.windows + found.later_steps
-            assert 2 * 4.0 + 0.05 * (2 + 2.0) * look <= seconds
+            assert 3 * 4.0 + 0.05 * (2 + 2.0) * look <= seconds
     assert size_of(plan(80.0, candidates=1, repeats_steps=True, reference=2.0)) < (24, 200)
 
 

@@ -32,12 +32,13 @@ from autotune.drift.compare.paired_seeds import (
     report,
     report_finding,
 )
+from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
 from autotune.records.quality import Margin, QualityCheck
 from autotune.records.trial import LossCurve
 
 _BATCH_TOLERANCE = 0.05  # a smaller last batch moves the mean by less
-_T_OF_FOUR = 2.35  # one-sided 95 % Student t with 3 degrees of freedom
+_SEEDS = 4
 
 
 def check_losses(
@@ -113,16 +114,22 @@ def count_learning_steps(curve: LossCurve, *, margin: float, least: int) -> int 
         margin: as of `has_learned`.
         least: steps that are asked for anyway.
     """
-    steps = least
-    while steps <= len(curve.losses):
-        losses = curve.losses[:steps]
-        fall, tail = _find_fall(losses), [loss for loss in losses[len(losses) // 2 :] if loss is not None]
-        if fall is not None and len(tail) >= 2 and losses[0]:
-            spread = statistics.stdev(tail) * math.sqrt(6 / steps) / abs(losses[0])  # of a mean of 1/4 and one of 1/2
-            if fall - _T_OF_FOUR / 2 * spread > margin:
-                return steps
-        steps += max(1, steps // 4)
-    return None
+    lengths = [least]
+    while lengths[-1] <= len(curve.losses):
+        lengths.append(lengths[-1] + max(1, lengths[-1] // 4))
+    tells = [_is_seen_to_fall(curve.losses[:steps], margin) for steps in lengths[:-1]]
+    # Of so many looks one is lucky now and then: the next has to say so too.
+    return next((steps for steps, *both in zip(lengths, tells, [*tells[1:], True], strict=False) if all(both)), None)
+
+
+def _is_seen_to_fall(losses: Sequence[float | None], margin: float) -> bool:
+    """Return whether four seeds whose means are as noisy as one's losses would have fallen by more than a margin."""
+    fall, tail = _find_fall(losses), [loss for loss in losses[len(losses) // 2 :] if loss is not None]
+    if fall is None or len(tail) < 2 or not losses[0]:
+        return False
+    spread = statistics.stdev(tail) * math.sqrt(6 / len(losses)) / abs(losses[0])  # of a mean of 1/4 and one of 1/2
+    quantile = student_t_quantile((1 + CONFIDENCE_LEVEL) / 2, _SEEDS - 1)
+    return fall - quantile * spread / math.sqrt(_SEEDS) > margin
 
 
 def _find_fall(losses: Sequence[float | None]) -> float | None:

@@ -65,7 +65,11 @@ class ProofCosts:
 
     def patience(self, config: TrainConfig, plan: GradientPlan | None) -> float:
         """Return how long a trial of the gate may take before it counts as hanging; arguments as of `of_trial`."""
-        return self.policy.patience * self.of_trial(config, plan) + self.policy.patience_seconds
+        return self.wait_for(self.of_trial(config, plan))
+
+    def wait_for(self, seconds: float) -> float:
+        """Return how long a trial may take that is expected to take so many seconds."""
+        return self.policy.patience * seconds + self.policy.patience_seconds
 
     def of_screening(
         self,

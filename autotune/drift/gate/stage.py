@@ -19,7 +19,7 @@ from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate
-from autotune.drift.gate.trace_plans import PLANS, plan_for_some
+from autotune.drift.gate.trace_plans import PLANS, LookCosts, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
@@ -315,10 +315,11 @@ class GateStage:
         seconds = self._left()
         if seconds < self._policy.least_seconds or self._starter.should_stop():
             return
-        task = TrialTask(steps=self._costs.tape_steps, seeds=(self._log.problem.state.seed,))
-        full = self._costs.patience(alone, None)
+        costs = self._costs
+        task = TrialTask(steps=costs.tape_steps, seeds=(self._log.problem.state.seed,))
+        full = costs.wait_for(costs.start_seconds + costs.tape_steps * costs.seconds_per_step)
         result = self._starter.launch(alone, "quality", min(seconds, full), task=task, ends_with_stage=seconds < full)
-        if result.curves:
+        if result.status is not TrialStatus.INTERRUPTED:
             self._equal_losses.add(result)
 
     @property
@@ -376,14 +377,9 @@ class GateStage:
             is_unsure: the first of them will hardly pass without a look in float64, which may take no more either.
         """
         if self._gate.plan is None:
-            plan = plan_for_some(
-                seconds,
-                seconds_per_step=self._costs.seconds_per_step,
-                start_seconds=self._costs.start_seconds,
-                candidates=candidates,
-                repeats_steps=self._is_script,
-                reference=self._gate.reference_price if is_unsure else 0.0,
-            )
+            reference = self._gate.reference_price if is_unsure else 0.0
+            costs = LookCosts(self._costs.seconds_per_step, self._costs.start_seconds, self._is_script, reference)
+            plan = plan_for_some(seconds, costs, candidates=candidates)
             # One point is a weaker proof than two, whatever else there is time for.
             self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
 

@@ -11,6 +11,8 @@ a small plan never passes what a large one would not. What it cannot tell it lea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autotune.records.trial import GradientPlan
 
 _PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0), (6, 0), (4, 0))
@@ -23,15 +25,30 @@ PATIENCE = 1.6
 """A step that notes its gradients takes longer than one that does not."""
 
 
-def plan_for_some(
-    seconds: float,
-    *,
-    seconds_per_step: float,
-    start_seconds: float,
-    candidates: int,
-    repeats_steps: bool,
-    reference: float = 0.0,
-) -> GradientPlan | None:
+@dataclass(frozen=True)
+class LookCosts:
+    """What looks at the gradients of one target cost.
+
+    Attributes:
+        seconds_per_step: of the baseline.
+        start_seconds: what one process spends before its first step.
+        repeats_steps: candidates go through the steps between the points too, as scripts do.
+        reference: times a candidate's look that one in float64 takes as well; 0 where none is to be expected.
+    """
+
+    seconds_per_step: float
+    start_seconds: float
+    repeats_steps: bool
+    reference: float = 0.0
+
+    def of_looks(self, plan: GradientPlan, candidates: int) -> float:
+        """Return the seconds of the baseline's look, of some candidates' and of the one in float64."""
+        steps = count_steps(plan, candidates=candidates + self.reference, repeats_steps=self.repeats_steps)
+        processes = 1 + candidates + (self.reference > 0.0)
+        return processes * self.start_seconds + PATIENCE * steps * self.seconds_per_step
+
+
+def plan_for_some(seconds: float, costs: LookCosts, *, candidates: int) -> GradientPlan | None:
     """Return what fits the time for the baseline and as many candidates as it can; None when not even one fits.
 
     Two points for fewer candidates come before one point for more: what one point leaves open costs trainings.
@@ -39,46 +56,30 @@ def plan_for_some(
     """
     for with_later in (True, False):
         for count in range(max(1, candidates), 0, -1):
-            plan = plan_fidelity(
-                seconds,
-                seconds_per_step=seconds_per_step,
-                start_seconds=start_seconds,
-                candidates=count,
-                repeats_steps=repeats_steps,
-                reference=reference,
-            )
+            plan = plan_fidelity(seconds, costs, candidates=count)
             if plan is not None and (plan.later_steps > 0 or not with_later):
                 return plan
     return None
 
 
-def plan_fidelity(
-    seconds: float,
-    *,
-    seconds_per_step: float,
-    start_seconds: float,
-    candidates: int,
-    repeats_steps: bool,
-    reference: float = 0.0,
-) -> GradientPlan | None:
+def plan_fidelity(seconds: float, costs: LookCosts, *, candidates: int) -> GradientPlan | None:
     """Return what fits the time for the baseline and some candidates; None when nothing does.
 
     Args:
         seconds: for all of them.
-        seconds_per_step: of the baseline.
-        start_seconds: what one process spends before its first step.
+        costs: of the target's looks.
         candidates: how many.
-        repeats_steps: candidates go through the steps between the points too, as scripts do.
-        reference: times a candidate's look that one in float64 takes as well; 0 where none is to be expected.
     """
-    for plan in PLANS:
-        steps = count_steps(plan, candidates=candidates + reference, repeats_steps=repeats_steps)
-        if (1 + candidates) * start_seconds + PATIENCE * steps * seconds_per_step <= seconds:
-            return plan
-    return None
+    return next((plan for plan in PLANS if costs.of_looks(plan, candidates) <= seconds), None)
 
 
 def count_steps(plan: GradientPlan, *, candidates: float, repeats_steps: bool) -> float:
-    """Return the optimizer steps that a plan takes for the baseline and some candidates; arguments as above."""
+    """Return the optimizer steps that a plan takes for the baseline and some candidates.
+
+    Args:
+        plan: of the looks.
+        candidates: how many, a look in float64 as so many of them.
+        repeats_steps: as of `LookCosts`.
+    """
     held = (2 if plan.later_steps else 1) * plan.windows
     return held + plan.later_steps + candidates * (held + plan.later_steps * repeats_steps)

@@ -34,7 +34,7 @@ class TrainingRuns:
         self._process_seconds = 0.0
         self._usual_policy = policy = problem.policy.loss_check
         self._start_seconds = policy.seeds * (problem.startup_seconds + policy.process_seconds)
-        self._learning_steps: tuple[int, int] | None = None
+        self._learning_steps: tuple[int, int | None] = (0, None)
 
     def least_seconds(self, plan: DriftPlan | None = None) -> float:
         """Return the least time in which a candidate can be compared with the baseline by trainings.
@@ -73,7 +73,7 @@ class TrainingRuns:
 
     def is_long(self, plan: DriftPlan) -> bool:
         """Return whether a training of a plan has the steps in which one that still learns would be seen to."""
-        return plan.steps >= self._usual_policy.good_steps
+        return plan.steps >= max(self._usual_policy.good_steps, self._find_learning_steps()[1] or 0)
 
     def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
         """Train a config with every seed as planned; None when the time is up or the user stopped.
@@ -87,42 +87,47 @@ class TrainingRuns:
         results: list[TrialResult] = []
         processes = [seeds] if self._script is None else [(seed,) for seed in seeds]
         for number, some in enumerate(processes):
+            task = TrialTask(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
+            known = self._find_learned(config, task)
+            if known is not None:
+                results.append(known)
+                continue
             # The baseline's losses are of no use without a candidate's.
             to_come = len(processes) - number + (len(processes) if config == self._problem.baseline else 0)
             if self._starter.should_stop() or left() < max(self._policy.least_seconds, to_come * self._process_seconds):
                 return None
-            task = TrialTask(steps=self._steps_for(config, plan), evaluate=plan.evaluate, seeds=some)
-            again = self._find_learned(config, task)
-            result = again or self._starter.launch(config, "quality", left(), task=task)
+            result = self._starter.launch(config, "quality", left(), task=task)
             if result.status is TrialStatus.INTERRUPTED:
                 return None
             results.append(result)
-            self._known = (*self._known, *([result] if again is None and result.curves else []))
-            self._process_seconds = result.elapsed_seconds if again is None else self._process_seconds
+            self._process_seconds = result.elapsed_seconds
             if not result.curves:
                 break
+            self._known = (*self._known, result)
         return results[-1].replace(curves=tuple(curve for result in results for curve in result.curves))
 
     @property
     def _policy(self) -> LossCheckPolicy:
         """How much is trained: no fewer steps than the baseline takes to be seen to learn, where a metric cannot tell.
 
-        In fewer, nothing can be judged. Its launches show it; where they were too short, the usual number is a guess.
+        In fewer, nothing can be judged. Where no launch was long enough to show it, the usual number is a guess.
         """
         policy, facts = self._usual_policy, self._report.target
-        if facts.metrics and facts.evaluate_seconds is not None:
+        seen, found = self._find_learning_steps()
+        if seen < policy.least_steps or (facts.metrics and facts.evaluate_seconds is not None):
             return policy
+        least = min(policy.most_steps, found or max(policy.good_steps, seen + 1))
+        return dataclasses.replace(policy, least_steps=least, good_steps=max(least, policy.good_steps))
+
+    def _find_learning_steps(self) -> tuple[int, int | None]:
+        """Return the steps of the baseline's longest launch, and in how many of them it was seen to learn."""
         launched = (one.result.curves[:1] for one in self._log.judged if one.config == self._problem.baseline)
         curve = max(itertools.chain.from_iterable(launched), key=lambda one: len(one.losses), default=None)
-        if curve is None:
-            return policy
-        if self._learning_steps is None or self._learning_steps[0] != len(curve.losses):
+        if curve is not None and self._learning_steps[0] != len(curve.losses):
             margin = self._problem.state.max_drift.loss.amount
-            found = count_learning_steps(curve, margin=margin, least=policy.least_steps)
-            least = found or max(policy.good_steps, len(curve.losses) + 1)
-            self._learning_steps = len(curve.losses), min(policy.most_steps, least)
-        least = self._learning_steps[1]
-        return dataclasses.replace(policy, least_steps=least, good_steps=max(least, policy.good_steps))
+            found = count_learning_steps(curve, margin=margin, least=self._usual_policy.least_steps)
+            self._learning_steps = len(curve.losses), found
+        return self._learning_steps
 
     @property
     def _arm_start_seconds(self) -> float:
