@@ -177,7 +177,7 @@ class ModelHooks:
             self.calls[position] = move_batch((args, kwargs), lambda tensor: tensor.detach().to("meta"))
         except Exception:  # a container or a tensor of its own kind: the call itself must not suffer from it
             pass
-        device = next((one.device for one in root.parameters() if one.device.type in ("cpu", "cuda")), None)
+        device = next((one.device for one in root.parameters() if not one.is_meta), None)
         with watched_operations(device) as seen:
             returned = self._train(root, run, inner, args, kwargs)
         self.seen.draws_random |= seen.draws_random
