@@ -311,6 +311,16 @@ def test_the_outermost_call_is_the_root() -> None:
     assert hung.roots == [outer]
 
 
+def test_the_model_within_a_data_parallel_one_of_one_device_is_the_root() -> None:
+    model = make_model()
+    with hang(inspects=True) as hung:
+        for _ in range(2):
+            take_step(nn.DataParallel(model), torch.ones(4, 6))
+    assert hung.roots == [model]
+    assert list(hung.hooks.models.calls) == [0]
+    assert [step.samples for step in hung.steps] == [4, 4]
+
+
 def test_a_model_with_tied_weights_is_one_root() -> None:
     model = Tied()
     with hang() as hung:

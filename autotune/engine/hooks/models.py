@@ -130,6 +130,8 @@ class ModelHooks:
 
     def discover(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an outermost module that is no root; it becomes one by a training call."""
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) < 2:  # it hands the call on, and is no model
+            return _find_call(module)(*args, **kwargs)
         has_something_to_train = any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
             self._adopt(module)

@@ -73,6 +73,10 @@ def _devices(torch_c: Any, backend: Any) -> dict[str, Any]:
     def maybe_exchange(device: int) -> int:  # another function: torch.compile tells them apart
         return exchange(device)
 
+    def scatter(tensor: Any, devices: list[int], sizes: list[int] | None, dim: int, _streams: Any) -> tuple[Any, ...]:
+        parts = tensor.split(sizes, dim) if sizes else tensor.chunk(len(devices), dim)
+        return tuple(part.to(f"cuda:{device}") for part, device in zip(parts, devices, strict=True))
+
     return {
         "_has_cuda": True,
         "_cudart": _make_runtime(torch_c),
@@ -84,6 +88,7 @@ def _devices(torch_c: Any, backend: Any) -> dict[str, Any]:
         "_cuda_setDevice": lambda device: torch_c._accelerator_setDeviceIndex(device),
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": maybe_exchange,
+        "_scatter": scatter,
         "_cuda_getArchFlags": lambda: "sm_80",
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_ipc_collect": lambda: None,
