@@ -6,7 +6,8 @@
 Between the blocks of a trial that takes turns with another one it rests, while that one runs.
 There, where steps come in bursts, each block is whole ones.
 What compiling takes of a block is taken off it, as the warm-up keeps compilation apart: a script that samples now and
-then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again.
+then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again. So does what
+the first such batch makes libraries look for: kernels (cudnn.benchmark), or another CUDA graph.
 Enough is: precise, or the time or the samples asked for are used up, or clearly slower than the rival it races.
 """
 
@@ -57,6 +58,8 @@ _SETTLING_BLOCKS = 2
 that a virtual machine has not touched before costs it more than twice as much."""
 _MOST_COMPILING = 3
 """Blocks that compiling is taken off; with more of them, shapes keep changing, and it counts."""
+_LONG_FOR_ITS_SIZE = 2.0
+"""A batch that is smaller than all before, and takes this many typical steps, is set up for."""
 _MOST_COMPILE_SECONDS = 60.0
 """Of compiling in blocks, that do not use up the time to measure in."""
 _CLOCK_COSTS = 50
@@ -232,20 +235,29 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclass
 class TimedBlocks:
-    """The blocks so far and what ends them; apart from them what compiling took in them beyond a typical step."""
+    """The blocks so far and what ends them; apart from them what setting up took in them beyond a typical step."""
 
     limits: TrialLimits
     rival: Rival | None
     typical_seconds: float = math.inf
     blocks: list[Block] = field(default_factory=list)
     compile_seconds: float = 0.0
+    setup_seconds: float = 0.0
     compiling: int = 0
+    setting_up: int = 0
     step_seconds: list[float] = field(default_factory=list)
     ended: bool = False
     is_in_turns: bool = False
 
-    def take(self, block: Block, step_seconds: list[float], *, compile_seconds: float) -> None:
-        """Take a block, without what compiling took of its longest step, as long as that is not the rule."""
+    def take(self, block: Block, step_seconds: list[float], *, compile_seconds: float, smaller: list[int]) -> None:
+        """Take a block, without what compiling took of its longest step, as long as that is not the rule.
+
+        Args:
+            block: as it was timed.
+            step_seconds: of its steps, by events on a GPU.
+            compile_seconds: what compiling took in it.
+            smaller: places of steps with fewer samples than any before.
+        """
         if block.recompiled and self.compiling < _MOST_COMPILING and step_seconds:
             longest = max(range(len(step_seconds)), key=step_seconds.__getitem__)
             spent = min(compile_seconds, step_seconds[longest] - self.typical_seconds)
@@ -254,13 +266,20 @@ class TimedBlocks:
                 self.compile_seconds += spent
                 step_seconds[longest] -= spent
                 block = block.replace(seconds=block.seconds - spent, recompiled=False)
+        for place in smaller[: _MOST_COMPILING - self.setting_up]:
+            if step_seconds[place] > _LONG_FOR_ITS_SIZE * self.typical_seconds:
+                spent = step_seconds[place] - self.typical_seconds
+                self.setting_up += 1
+                self.setup_seconds += spent
+                step_seconds[place] -= spent
+                block = block.replace(seconds=block.seconds - spent)
         self.blocks.append(block)
         self.step_seconds += step_seconds
 
     def find_ending(self, elapsed: float) -> Ending | None:
         """Return why no further block is to be timed; None to go on."""
         limits, blocks = self.limits, self.blocks
-        elapsed -= min(self.compile_seconds, _MOST_COMPILE_SECONDS)
+        elapsed -= min(self.compile_seconds + self.setup_seconds, _MOST_COMPILE_SECONDS)
         if self.ended:
             return "training"
         if limits.measure_samples is not None:
@@ -374,7 +393,8 @@ def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generat
         timing.halt()
         return True
     clock.take_intervals()
-    samples, began = timing.samples, clock.now()
+    timing.smaller_steps.clear()
+    samples, steps, began = timing.samples, timing.steps, clock.now()
     taken, ended = yield from _take_steps(clock, plan)
     clock.synchronize()
     seconds = clock.now() - began
@@ -395,5 +415,6 @@ def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generat
     if plan.long_seconds and len(step_seconds) >= _LEAST_WAKING and step_seconds[0] < plan.long_seconds:
         cold = max(0.0, step_seconds[0] - statistics.median(step_seconds))
         block, step_seconds[0] = block.replace(seconds=seconds - cold), step_seconds[0] - cold
-    timed.take(block, step_seconds, compile_seconds=spent)
+    smaller = [step - steps for step in timing.smaller_steps]
+    timed.take(block, step_seconds, compile_seconds=spent, smaller=smaller)
     return ended

@@ -84,6 +84,8 @@ class Timing:
         canary: seconds of a fixed piece of work; None to leave it out.
         losses: loss of each step not read yet, on the device.
         samples: samples trained on.
+        steps: taken.
+        smaller_steps: those, counted from 0, that were of fewer samples than any before.
         data_wait_seconds: time spent waiting for the loader.
         progress: told what the measurement is at; None where nobody asks.
         read_ranks: what each of several processes took by itself between the last two looks at the clock.
@@ -99,11 +101,14 @@ class Timing:
     canary: Callable[[], float] | None = None
     losses: list[Tensor] = field(default_factory=list)
     samples: int = 0
+    steps: int = 0
+    smaller_steps: list[int] = field(default_factory=list)
     data_wait_seconds: float = 0.0
     progress: Progress | None = None
     read_ranks: Callable[[], tuple[float, ...]] = tuple
     phase: Phase = Phase.MEASURING
     _values: list[float] = field(default_factory=list)
+    _fewest_samples: int | None = None
 
     def aside_seconds(self) -> float:
         """Return how long the clock has stood still for something else."""
@@ -132,6 +137,10 @@ class Timing:
         """
         self.losses.append(loss)
         self.samples += samples
+        if self._fewest_samples is not None and samples < self._fewest_samples:
+            self.smaller_steps.append(self.steps)
+        self._fewest_samples = min(samples, self._fewest_samples or samples)
+        self.steps += 1
         self.data_wait_seconds += data_wait_seconds
 
     def enter(self, phase: Phase) -> None:

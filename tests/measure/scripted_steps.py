@@ -62,6 +62,7 @@ class Scripted:
         compiled: Callable[[int], int] = lambda step: 0,
         loss: Callable[[int], float] = lambda step: 1.0,
         clock: FakeClock | None = None,
+        samples: Callable[[int], int] = lambda step: 10,
     ) -> None:
         self.clock = clock or FakeClock()
         self.events: list[str] = []
@@ -77,6 +78,7 @@ class Scripted:
         self._wait = wait
         self._compiled = compiled
         self._loss = loss
+        self._samples = samples
 
     def delay(self, seconds: float) -> None:
         """Let the next step take so much longer."""
@@ -99,8 +101,9 @@ class Scripted:
         loss = torch.tensor(self._loss(self.steps))
         self.graphs += self._compiled(self.steps)
         self.compile_seconds += max(0.0, duration - STEP) * bool(self._compiled(self.steps))
+        samples = self._samples(self.steps)
         self.steps += 1
-        return StepOutcome(samples=10, loss=loss, ends_epoch=False)
+        return StepOutcome(samples=samples, loss=loss, ends_epoch=False)
 
     def watch(self, read: Callable[[int], Mapping[str, float | None]], *, load_seconds: float = 0.0) -> Scripted:
         """Let figures be watched, by the steps taken, and the device need a time under load."""

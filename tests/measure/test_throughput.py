@@ -263,6 +263,26 @@ def test_no_more_is_taken_off_than_compiling_took() -> None:
     assert measured.compile_seconds == 4.0
 
 
+def test_what_the_first_short_batch_is_set_up_for_is_taken_off() -> None:
+    short = {WARM + 4, WARM + 10}
+    durations = [4.0 if step in short else STEP for step in range(WARM + 12)]
+    measured = Scripted(durations, samples=lambda step: 6 if step in short else 10).measure()
+    assert [block.seconds / block.optimizer_steps for block in measured.blocks].count(STEP) == len(measured.blocks) - 1
+    assert sorted(measured.step_seconds)[-2:] == [STEP, 4.0]  # the second one is no first one any more
+    assert measured.compile_seconds == 0.0
+
+
+def test_a_long_step_of_a_usual_batch_counts() -> None:
+    measured = Scripted([STEP] * (WARM + 4) + [4.0, STEP]).measure()
+    assert max(measured.step_seconds) == 4.0
+
+
+def test_batches_that_keep_getting_smaller_are_no_setting_up() -> None:
+    durations = [STEP] * WARM + [4.0] * 6 + [STEP]
+    measured = Scripted(durations, samples=lambda step: max(1, 10 - max(0, step + 1 - WARM))).measure()
+    assert list(measured.step_seconds).count(4.0) == 3
+
+
 def test_nothing_is_taken_off_for_what_was_compiled_while_the_clock_stood_still() -> None:
     script = Scripted([STEP] * WARM + [10.0, STEP], compiled=lambda step: step == WARM)
     clock = PausableClock(script.clock)
