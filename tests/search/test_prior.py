@@ -52,6 +52,14 @@ def test_on_a_gpu_other_things_are_usual() -> None:
     assert (("precision", "bf16"), ("attention_backend", "math")) not in prior.pairs
 
 
+def test_on_a_gpu_fewer_workers_are_expected_to_lose_where_the_loader_is_waited_for() -> None:
+    advice = Advice(knob="num_workers", reason="the loader waits", gain=GainRange(low=1.2, high=2.0))
+    report = report_of(device="cuda", num_workers=2)
+    fewer, more = (make_prior(report.replace(advice=(advice,))).find("num_workers", count).mean for count in (1, 4))
+    assert fewer < 0.0 < more
+    assert make_prior(report).find("num_workers", 1) == USUAL_ON_GPU["num_workers", None]
+
+
 def test_advice_on_an_optimizer_counts_for_its_better_implementations() -> None:
     advice = Advice(knob="optimizer_implementation", reason="it takes long", gain=GainRange(low=1.2, high=1.6))
     report = report_of(device="cuda", optimizer_implementation="foreach")

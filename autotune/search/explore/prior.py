@@ -93,6 +93,9 @@ SHARED_CPUS = Effect(0.25, 0.25)
 """Where the loader is waited for: workers on the CPUs that fewer threads leave them (1.8x, where each alone loses)."""
 
 
+FEWER_WORKERS = Effect(-0.30, 0.15)
+"""On a GPU where the loader is waited for: it waits for fewer still longer (0.50x with one instead of two)."""
+
 FAILED = Effect(-0.30, 0.10)
 """Of what has failed in an earlier search of the same: it is tried again, after all else."""
 
@@ -127,6 +130,8 @@ def make_prior(
             effects[one.knob, None] = raised
             if one.knob == "num_workers":
                 pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
+                fewer = range(report.target.baseline.num_workers) if on_gpu else ()
+                effects |= {(one.knob, workers): FEWER_WORKERS for workers in fewer}
     alike = {name: share for name, share in ALIKE_ON_GPU.items() if on_gpu and _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
     known = {
