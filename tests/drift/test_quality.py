@@ -232,9 +232,23 @@ def test_any_curves_get_a_verdict_and_missing_values_never_pass(
 def test_screening_gives_the_worsening_of_one_seed() -> None:
     baseline = _curve([5.0, 5.0, 1.0, 2.0])
     assert screen_losses(_curve([9.0, 9.0, 1.1, 2.2]), baseline) == pytest.approx(0.1)
-    assert screen_losses(_curve([9.0, 9.0, 1.1]), baseline) == pytest.approx(math.expm1(math.log(9 / 5 * 1.1) / 2))
+    assert screen_losses(_curve([9.0, 1.5]), baseline) == pytest.approx(-0.7)
+    assert screen_losses(_curve([9.0]), baseline) == pytest.approx(0.8)
     assert screen_losses(_curve([-1.0]), _curve([-2.0])) == pytest.approx(0.5)
     assert screen_losses(baseline, baseline) == 0.0
+
+
+def test_screening_leaves_out_what_may_be_chance() -> None:
+    """Losses of a network on a GPU, with its dropout and, in another memory layout, with other masks."""
+    own = [0.0113, 0.0127, 0.0162, 0.0043, 0.0210, 0.0129, 0.0119, 0.0096, 0.0082, 0.0081]
+    own += [0.0084, 0.0065, 0.0106, 0.0076, 0.0079, 0.0078, 0.0131, 0.0160, 0.0106, 0.0176]
+    other = [0.0107, 0.0190, 0.0196, 0.0094, 0.0337, 0.0111, 0.0244, 0.0132, 0.0125, 0.0076]
+    other += [0.0109, 0.0097, 0.0129, 0.0080, 0.0076, 0.0171, 0.0068, 0.0130, 0.0139, 0.0291]
+    baseline = _curve(own * 2)
+    assert screen_losses(_curve(other * 2), baseline) < 0.1
+    assert screen_losses(_curve([1.3 * loss for loss in own] * 2), baseline) == pytest.approx(0.3)
+    assert screen_losses(_curve([2 * loss for loss in other] * 2), baseline) > 0.5
+    assert screen_losses(_curve([-3.0, -1.0] * 4), _curve([-2.5, -2.0] * 4)) < 0.1
 
 
 @pytest.mark.parametrize(

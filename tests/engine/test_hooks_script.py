@@ -1230,14 +1230,13 @@ def test_copies_that_are_not_from_pinned_memory_are_as_before() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "adds"),
     [
-        (("cpu", torch.float64), {}, True),
-        ((torch.float64,), {}, True),
-        ((), {"device": "cpu"}, True),
-        (("cpu", torch.float64, False), {}, False),
-        (("cpu", torch.float64, True, True), {}, False),
-        ((torch.float64, False), {}, False),
-        ((torch.ones(1), False), {}, False),
-        (("cpu",), {"non_blocking": False}, False),
+        (("meta", torch.float64), {}, True),
+        ((torch.ones(1, device="meta"),), {}, True),
+        ((), {"device": "meta"}, True),
+        (("meta", torch.float64, False), {}, False),
+        (("meta", torch.float64, True, True), {}, False),
+        ((torch.ones(1, device="meta"), False), {}, False),
+        (("meta",), {"non_blocking": False}, False),
     ],
 )
 def test_a_copy_that_says_itself_whether_it_waits_is_left_alone(
@@ -1254,8 +1253,29 @@ def test_a_copy_that_says_itself_whether_it_waits_is_left_alone(
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _tensor: True)
     x = torch.ones(3)
     with asynchronous_copies():
-        assert torch.equal(x.to(*args, **kwargs).float(), x)
+        assert x.to(*args, **kwargs).is_meta
     assert asked == [kwargs | {"non_blocking": True} if adds else kwargs]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((torch.float64,), {}),
+        (("cpu",), {}),
+        ((torch.ones(1),), {}),
+        ((), {"dtype": torch.int64}),
+        ((), {"device": "cpu"}),
+    ],
+)
+def test_nothing_is_asked_of_a_tensor_that_stays_on_the_host(
+    args: tuple[Any, ...], kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(_tensor: torch.Tensor) -> bool:
+        raise RuntimeError("CUDA error: initialization error")  # as in a forked loader worker
+
+    monkeypatch.setattr(torch.Tensor, "is_pinned", ask)
+    with asynchronous_copies():
+        assert not torch.ones(3).to(*args, **kwargs).is_meta
 
 
 # Seeds

@@ -29,6 +29,7 @@ from autotune.drift.compare.paired_seeds import (
     judge,
     pair_by_seed,
     relative_drift,
+    relative_drifts,
     report,
     report_finding,
 )
@@ -39,6 +40,7 @@ from autotune.records.trial import LossCurve
 
 _BATCH_TOLERANCE = 0.05  # a smaller last batch moves the mean by less
 _SEEDS = 4
+_SURE = 0.99
 
 
 def check_losses(
@@ -143,18 +145,34 @@ def _find_fall(losses: Sequence[float | None]) -> float | None:
 
 
 def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:
-    """Return the relative worsening of one seed over the tail of its losses, a first look without any proof.
+    """Return the relative worsening of one seed over the tail of its losses that chance does not explain: a first look.
+
+    With other masks of dropout a loss that falls fast is higher at some steps and lower at others. What a one-sided
+    99 % Student t bound over the steps leaves of a worsening is shown; a single step is taken at its word.
 
     Returns:
-        The worsening as in `check_losses` (positive is worse). None when there is nothing to compare: no common step,
-        another batch size, a baseline of 0, or a loss of either arm that is not finite. None is never a pass.
+        The worsening as in `check_losses` (positive is worse), at least so much. None when there is nothing to compare:
+        no common step, another batch size, a baseline of 0, or a loss of either arm that is not finite. None is never
+        a pass.
     """
     if _find_unusable_losses(((candidate, baseline),)) is not None:
         return None
     window = _tail(candidate, baseline)
     if _all_positive(window):
-        return _worsening(_log_drift(window))
-    return None if _is_zero(window) else relative_drift(window)
+        return _worsening(_shown([math.log(ours) - math.log(theirs) for ours, theirs in window]))
+    if _is_zero(window):
+        return None
+    return cut(_shown(relative_drifts(window)))
+
+
+def _shown(drifts: Sequence[float]) -> float:
+    """Return the mean of what steps lost, without what of it may be chance."""
+    mean = statistics.fmean(drifts)
+    if mean <= 0.0 or len(drifts) < 2:
+        return mean
+    scale = max(map(abs, drifts))  # squares of what is cut at 1e12 are no matter; of less, they may vanish
+    spread = scale * statistics.stdev(drift / scale for drift in drifts)
+    return max(0.0, mean - student_t_quantile(_SURE, len(drifts) - 1) * spread / math.sqrt(len(drifts)))
 
 
 def _repeats(ours: LossCurve, theirs: LossCurve) -> bool:

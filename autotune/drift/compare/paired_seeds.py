@@ -63,9 +63,14 @@ def find_too_few_seeds(pairs: Sequence[Pair]) -> Finding | None:
 
 def relative_drift(window: Sequence[tuple[float, float]]) -> float:
     """Return the mean of candidate - baseline over the mean size of the baseline's values."""
+    return statistics.fmean(relative_drifts(window))
+
+
+def relative_drifts(window: Sequence[tuple[float, float]]) -> list[float]:
+    """Return candidate - baseline of each step, over the mean size of the baseline's values."""
     mean_absolute = sum(abs(theirs) / len(window) for _, theirs in window)
     scale = min(max(mean_absolute, sys.float_info.min), sys.float_info.max)  # rounding can leave this range
-    return statistics.fmean(cut((ours - theirs) / scale) for ours, theirs in window)
+    return [cut((ours - theirs) / scale) for ours, theirs in window]
 
 
 def cut(worsening: float, *, largest: float = LARGEST_WORSENING) -> float:

@@ -250,7 +250,9 @@ def asynchronous_copies() -> Iterator[None]:
     plain_to, plain_cuda = torch.Tensor.to, torch.Tensor.cuda
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.device.type == "cpu" and not _says_non_blocking(args, kwargs) and tensor.is_pinned():
+        # Nothing is asked of a tensor that stays on the host: in a forked loader worker there is no driver to ask.
+        may_wait = tensor.device.type == "cpu" and _leaves_host(args, kwargs) and not _says_non_blocking(args, kwargs)
+        if may_wait and tensor.is_pinned():
             kwargs["non_blocking"] = True
         return plain_to(tensor, *args, **kwargs)
 
@@ -264,6 +266,14 @@ def asynchronous_copies() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.to, torch.Tensor.cuda = plain_to, plain_cuda  # type: ignore[method-assign]
+
+
+def _leaves_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of `Tensor.to` is to another device than the CPU."""
+    given = kwargs.get("device", kwargs.get("other", args[0] if args else None))
+    if isinstance(given, torch.Tensor):
+        given = given.device
+    return isinstance(given, torch.device | str | int) and torch.device(given).type != "cpu"
 
 
 def _says_non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -91,7 +91,8 @@ def _describe_screened_out(log: SearchLog) -> list[str]:
     changes = describe_changes(fastest.config, problem.baseline)
     gain = describe_gain(problem.objective, math.exp(score))
     ran = "needs" if problem.objective is Objective.MEMORY else "ran at"
-    return [f"{changes} {ran} {gain} and was left out: its training loss is worse by {worse} within its first steps"]
+    lost = f"its training loss is worse by at least {worse} within its first steps"
+    return [f"{changes} {ran} {gain} and was left out: {lost}"]
 
 
 def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:
