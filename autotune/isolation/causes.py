@@ -180,17 +180,18 @@ def _mentions(text: str, needles: tuple[str, ...]) -> bool:
 def _one_line(error: BaseException) -> str:
     text = encodable(str(error))
     if "Original Traceback" in text:
-        return f"{_last_raised(text)} (in a loader worker)"[:400]
+        return f"{_last_raised(text)[:350]} (in a loader worker)"
     words = " ".join(text.split())
     return f"{type(error).__name__}: {words}"[:400] if words else type(error).__name__
 
 
 def _last_raised(text: str) -> str:
-    """Return the first line of what was raised last in text that ends with a traceback, as a loader worker's has."""
+    """Return what was raised last in text that ends with a traceback, as a loader worker's has, in one line."""
     lines = text.strip().splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
-    after = lines[frames[-1] + 1 :] if frames else []
-    return next((line.strip() for line in after if not line.startswith(" ")), lines[-1].strip())
+    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    begins = next((number for number, line in enumerate(after) if not line.startswith(" ")), 0)
+    return " ".join(" ".join(after[begins:]).split())
 
 
 def _signal_name(number: int) -> str:

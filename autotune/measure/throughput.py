@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -104,6 +104,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     if not timed.blocks:
         raise TrainingEndedError
     peak = memory.read()
+    captured = timed.setup_seconds if config.compile_mode != "off" else 0.0
     return Measurement(
         blocks=tuple(timed.blocks),
         step_seconds=tuple(timed.step_seconds),
@@ -114,7 +115,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         warmup_seconds=warmup_seconds - (short.seconds if short else 0.0),
         first_step_seconds=early.first_seconds,
         warmup_step_seconds=early.pair,
-        compile_seconds=warm_up.compile_seconds + timed.compile_seconds,
+        compile_seconds=warm_up.compile_seconds + timed.compile_seconds + captured,
         peak_memory=peak,
         canary=_read_canary(timing, canary_before),
         ended_by=ending,
@@ -249,14 +250,21 @@ class TimedBlocks:
     ended: bool = False
     is_in_turns: bool = False
 
-    def take(self, block: Block, step_seconds: list[float], *, compile_seconds: float, smaller: list[int]) -> None:
+    def take(
+        self,
+        block: Block,
+        step_seconds: list[float],
+        *,
+        compile_seconds: float,
+        smaller: Sequence[tuple[int, float]],
+    ) -> None:
         """Take a block, without what compiling took of its longest step, as long as that is not the rule.
 
         Args:
             block: as it was timed.
             step_seconds: of its steps, by events on a GPU.
             compile_seconds: what compiling took in it.
-            smaller: places of steps with fewer samples than any before.
+            smaller: places of steps with fewer samples than any before, and how long these waited for the loader.
         """
         if block.recompiled and self.compiling < _MOST_COMPILING and step_seconds:
             longest = max(range(len(step_seconds)), key=step_seconds.__getitem__)
@@ -266,9 +274,10 @@ class TimedBlocks:
                 self.compile_seconds += spent
                 step_seconds[longest] -= spent
                 block = block.replace(seconds=block.seconds - spent, recompiled=False)
-        for place in smaller[: _MOST_COMPILING - self.setting_up]:
-            if step_seconds[place] > _LONG_FOR_ITS_SIZE * self.typical_seconds:
-                spent = step_seconds[place] - self.typical_seconds
+        for place, waited in smaller[: _MOST_COMPILING - self.setting_up]:
+            work = step_seconds[place] - waited
+            if work > _LONG_FOR_ITS_SIZE * self.typical_seconds:
+                spent = work - self.typical_seconds
                 self.setting_up += 1
                 self.setup_seconds += spent
                 step_seconds[place] -= spent
@@ -415,6 +424,6 @@ def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generat
     if plan.long_seconds and len(step_seconds) >= _LEAST_WAKING and step_seconds[0] < plan.long_seconds:
         cold = max(0.0, step_seconds[0] - statistics.median(step_seconds))
         block, step_seconds[0] = block.replace(seconds=seconds - cold), step_seconds[0] - cold
-    smaller = [step - steps for step in timing.smaller_steps]
+    smaller = [(step - steps, waited) for step, waited in timing.smaller_steps]
     timed.take(block, step_seconds, compile_seconds=spent, smaller=smaller)
     return ended

@@ -85,7 +85,7 @@ class Timing:
         losses: loss of each step not read yet, on the device.
         samples: samples trained on.
         steps: taken.
-        smaller_steps: those, counted from 0, that were of fewer samples than any before.
+        smaller_steps: those, counted from 0, that were of fewer samples than any before, and their wait for the loader.
         data_wait_seconds: time spent waiting for the loader.
         progress: told what the measurement is at; None where nobody asks.
         read_ranks: what each of several processes took by itself between the last two looks at the clock.
@@ -102,13 +102,14 @@ class Timing:
     losses: list[Tensor] = field(default_factory=list)
     samples: int = 0
     steps: int = 0
-    smaller_steps: list[int] = field(default_factory=list)
+    smaller_steps: list[tuple[int, float]] = field(default_factory=list)
     data_wait_seconds: float = 0.0
     progress: Progress | None = None
     read_ranks: Callable[[], tuple[float, ...]] = tuple
     phase: Phase = Phase.MEASURING
     _values: list[float] = field(default_factory=list)
     _fewest_samples: int | None = None
+    _waited_seconds: float = 0.0
 
     def aside_seconds(self) -> float:
         """Return how long the clock has stood still for something else."""
@@ -137,11 +138,13 @@ class Timing:
         """
         self.losses.append(loss)
         self.samples += samples
+        self.data_wait_seconds += data_wait_seconds
+        before = self._waited_seconds if self._waited_seconds <= self.data_wait_seconds else 0.0  # it was set back
+        self._waited_seconds = self.data_wait_seconds
         if self._fewest_samples is not None and samples < self._fewest_samples:
-            self.smaller_steps.append(self.steps)
+            self.smaller_steps.append((self.steps, self.data_wait_seconds - before))
         self._fewest_samples = min(samples, self._fewest_samples or samples)
         self.steps += 1
-        self.data_wait_seconds += data_wait_seconds
 
     def enter(self, phase: Phase) -> None:
         """Tell what begins."""

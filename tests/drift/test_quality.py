@@ -249,6 +249,9 @@ def test_screening_leaves_out_what_may_be_chance() -> None:
     assert screen_losses(_curve([1.3 * loss for loss in own] * 2), baseline) == pytest.approx(0.3)
     assert screen_losses(_curve([2 * loss for loss in other] * 2), baseline) > 0.5
     assert screen_losses(_curve([-3.0, -1.0] * 4), _curve([-2.5, -2.0] * 4)) < 0.1
+    blown = _curve([*own, *own[:-3], 10.0, 1e3, 1e6])
+    assert screen_losses(blown, baseline) > 100.0
+    assert screen_losses(_curve([1.0, 1.0, 5.0, 20.0]), _curve([1.0] * 4)) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,22 @@ def test_the_model_within_a_data_parallel_one_of_one_device_is_the_root() -> Non
     assert [step.samples for step in hung.steps] == [4, 4]
 
 
+class PartByPart(nn.DataParallel[nn.Sequential]):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.Sequential(*self.module[1:])(self.module[0](inputs))
+
+
+def test_a_data_parallel_model_that_does_more_than_hand_a_call_on_is_the_root() -> None:
+    compiled, parts = nn.DataParallel(make_model()), PartByPart(make_model())
+    for model in (compiled, parts):
+        with hang() as hung:
+            if model is compiled:
+                model.compile(backend="eager")
+            take_step(model, torch.ones(4, 6))
+        assert hung.roots == [model]
+        assert hung.hooks.models.compiles_itself == (model is compiled)
+
+
 def test_a_model_with_tied_weights_is_one_root() -> None:
     model = Tied()
     with hang() as hung:
@@ -1232,6 +1248,7 @@ def test_copies_that_are_not_from_pinned_memory_are_as_before() -> None:
     [
         (("meta", torch.float64), {}, True),
         ((torch.ones(1, device="meta"),), {}, True),
+        ((), {"tensor": torch.ones(1, device="meta")}, True),
         ((), {"device": "meta"}, True),
         (("meta", torch.float64, False), {}, False),
         (("meta", torch.float64, True, True), {}, False),
@@ -1245,7 +1262,7 @@ def test_a_copy_that_says_itself_whether_it_waits_is_left_alone(
     asked: list[dict[str, Any]] = []
     plain = torch.Tensor.to
 
-    def note(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def note(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         asked.append(kwargs)
         return plain(tensor, *args, **kwargs)
 

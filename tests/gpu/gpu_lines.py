@@ -79,13 +79,14 @@ On the H200, the paths of `make test-gpu` side by side, without its searches: 31
   first, and both together at the fourth launch. That has not run on a GPU either.
 - `autotune train --profile best.json` trained it to its end.
 - The second time, two scripts whose batches a loader makes; a process starts for 9 to 16 s there. A ResNet-18 on
-  made-up CIFAR-10, in `nn.DataParallel`, fp32, two workers, in six minutes: *inconclusive*. 16 workers read 1.1 to 1.2x,
-  with CUDA graphs and channels last 1.86x, and once 0.48x: the launch had come to the short batch that ends an epoch, and
-  compiled, looked for kernels and captured a graph for it for 26 s, of which 4 s were left in what was timed. That is
-  taken off now. PyTorch's MNIST example in batches of 256, whose step waits for its one worker for 87 % of its time, in
-  205 s: *keep your settings*, after two launches that were lost. Copies that return early asked for page-locked memory
-  in a loader's worker, which has no GPU, and crashed; and channels last, under which a GPU draws other dropout masks,
-  was refused for losses that differed by chance. Both are mended, but neither search has run on a GPU again.
+  made-up CIFAR-10, in `nn.DataParallel`, fp32, two workers, in six minutes: *inconclusive*. 16 workers read 1.1 to
+  1.2x, with CUDA graphs and channels last 1.86x, and once 0.48x: the launch had come to the short batch that ends an
+  epoch, and compiled, looked for kernels and captured a graph for it for 26 s, of which 4 s were left in what was
+  timed. That is taken off now. PyTorch's MNIST example in batches of 256, whose step waits for its one worker for 87
+  % of its time, in 205 s: *keep your settings*, after two launches that were lost. Copies that return early asked for
+  page-locked memory in a loader's worker, which has no GPU, and crashed; and channels last, under which a GPU draws
+  other dropout masks, was refused for losses that differed by chance. Both are mended, but neither search has run on
+  a GPU again.
 
 ## The fake GPU
 

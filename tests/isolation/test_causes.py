@@ -144,9 +144,10 @@ def test_a_workers_error_is_told_by_its_reason() -> None:
     assert text == "ValueError: bad image (in a loader worker)"
 
 
-def test_a_workers_error_of_several_lines_is_told_by_its_first() -> None:
-    error = _in_worker(RuntimeError, "CUDA error: initialization error\nSearch for `cudaErrorInitializationError'\n\n")
-    assert explain_exception(error)[2] == "RuntimeError: CUDA error: initialization error (in a loader worker)"
+def test_a_workers_error_of_several_lines_begins_with_its_first() -> None:
+    error = _in_worker(RuntimeError, "CUDA error: initialization error\nSearch for what that is\n\n")
+    told = "RuntimeError: CUDA error: initialization error Search for what that is (in a loader worker)"
+    assert explain_exception(error)[2] == told
 
 
 EXITS = [

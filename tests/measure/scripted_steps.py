@@ -84,6 +84,10 @@ class Scripted:
         """Let the next step take so much longer."""
         self._delay = seconds
 
+    def set_wait(self, seconds: float) -> None:
+        """Let the next steps wait so long for their batch."""
+        self._wait = seconds
+
     def note(self, event: str) -> None:
         self.events.append(event)
         self.asked_at.append(self.clock.seconds - 1000.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scripted_steps import LIMITS, LONG_WARM, PLAIN, STEP, WARM, FakeClock, Scripted
 
+from autotune.engine.loop import Mark, StepOutcome
 from autotune.measure.clock import Clock, CudaClock, HostClock, PausableClock, clock_for
 from autotune.measure.throughput import TrainingEndedError, finite_or_none
 from autotune.measure.timing import DivergedError, make_timing
@@ -270,6 +271,24 @@ def test_what_the_first_short_batch_is_set_up_for_is_taken_off() -> None:
     assert [block.seconds / block.optimizer_steps for block in measured.blocks].count(STEP) == len(measured.blocks) - 1
     assert sorted(measured.step_seconds)[-2:] == [STEP, 4.0]  # the second one is no first one any more
     assert measured.compile_seconds == 0.0
+
+
+def test_what_a_short_batch_is_waited_for_counts() -> None:
+    script = Scripted([STEP] * WARM + [4.0, STEP], samples=lambda step: 6 if step == WARM else 10)
+    plain = script.step
+
+    def step(mark: Mark) -> StepOutcome:
+        script.set_wait(3.875 if script.steps == WARM else 0.0)
+        return plain(mark)
+
+    script.step = step  # type: ignore[method-assign]
+    assert max(script.measure().step_seconds) == 4.0
+
+
+def test_a_graph_that_is_captured_for_a_short_batch_is_a_part_of_compiling() -> None:
+    script = Scripted([STEP] * WARM + [4.0, STEP], samples=lambda step: 6 if step == WARM else 10)
+    measured = script.measure(PLAIN.replace(compile_mode="default"))
+    assert measured.compile_seconds == 4.0 - STEP
 
 
 def test_a_long_step_of_a_usual_batch_counts() -> None:

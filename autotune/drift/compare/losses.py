@@ -41,6 +41,7 @@ from autotune.records.trial import LossCurve
 _BATCH_TOLERANCE = 0.05  # a smaller last batch moves the mean by less
 _SEEDS = 4
 _SURE = 0.99
+_RUINED = math.log(2.0)
 
 
 def check_losses(
@@ -148,7 +149,8 @@ def screen_losses(candidate: LossCurve, baseline: LossCurve) -> float | None:
     """Return the relative worsening of one seed over the tail of its losses that chance does not explain: a first look.
 
     With other masks of dropout a loss that falls fast is higher at some steps and lower at others. What a one-sided
-    99 % Student t bound over the steps leaves of a worsening is shown; a single step is taken at its word.
+    99 % Student t bound over the steps leaves of a worsening is shown; a single step is taken at its word, and so are
+    the last three where each is twice as high.
 
     Returns:
         The worsening as in `check_losses` (positive is worse), at least so much. None when there is nothing to compare:
@@ -172,7 +174,9 @@ def _shown(drifts: Sequence[float]) -> float:
         return mean
     scale = max(map(abs, drifts))  # squares of what is cut at 1e12 are no matter; of less, they may vanish
     spread = scale * statistics.stdev(drift / scale for drift in drifts)
-    return max(0.0, mean - student_t_quantile(_SURE, len(drifts) - 1) * spread / math.sqrt(len(drifts)))
+    bound = mean - student_t_quantile(_SURE, len(drifts) - 1) * spread / math.sqrt(len(drifts))
+    last = min(drifts[-3:])
+    return max(0.0, bound, last if last > _RUINED else 0.0)
 
 
 def _repeats(ours: LossCurve, theirs: LossCurve) -> bool:

@@ -130,8 +130,8 @@ class ModelHooks:
 
     def discover(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an outermost module that is no root; it becomes one by a training call."""
-        if isinstance(module, nn.DataParallel) and len(module.device_ids) < 2:  # it hands the call on, and is no model
-            return _find_call(module)(*args, **kwargs)
+        if _hands_call_on(module):
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         has_something_to_train = any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
             self._adopt(module)
@@ -248,6 +248,16 @@ def is_compiled(root: nn.Module) -> bool:
     return any(
         type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
         for module in root.modules()
+    )
+
+
+def _hands_call_on(module: nn.Module) -> bool:
+    """Return whether a module is none of the model: `nn.DataParallel` of one device, or of the CPU."""
+    return (
+        isinstance(module, nn.DataParallel)
+        and type(module).forward is nn.DataParallel.forward
+        and "_compiled_call_impl" not in module.__dict__
+        and len(module.device_ids) < 2
     )
 
 

@@ -249,14 +249,14 @@ def asynchronous_copies() -> Iterator[None]:
     """Let a script's own copies from pinned memory to a GPU return before they are done."""
     plain_to, plain_cuda = torch.Tensor.to, torch.Tensor.cuda
 
-    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def to(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         # Nothing is asked of a tensor that stays on the host: in a forked loader worker there is no driver to ask.
         may_wait = tensor.device.type == "cpu" and _leaves_host(args, kwargs) and not _says_non_blocking(args, kwargs)
         if may_wait and tensor.is_pinned():
             kwargs["non_blocking"] = True
         return plain_to(tensor, *args, **kwargs)
 
-    def cuda(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def cuda(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         if "non_blocking" not in kwargs and len(args) < 2 and tensor.is_pinned():
             kwargs["non_blocking"] = True
         return plain_cuda(tensor, *args, **kwargs)
@@ -270,7 +270,7 @@ def asynchronous_copies() -> Iterator[None]:
 
 def _leaves_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a call of `Tensor.to` is to another device than the CPU."""
-    given = kwargs.get("device", kwargs.get("other", args[0] if args else None))
+    given = kwargs.get("device", kwargs.get("tensor", args[0] if args else None))
     if isinstance(given, torch.Tensor):
         given = given.device
     return isinstance(given, torch.device | str | int) and torch.device(given).type != "cpu"
