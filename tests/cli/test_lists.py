@@ -79,6 +79,18 @@ def test_what_to_do_next_is_nothing_where_no_setting_changes(
     assert invoke("show")[2].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("launches", "stop", "tells"), [(3, "budget", True), (9, "budget", False), (3, "bound", False)]
+)
+def test_a_search_that_had_time_for_little_says_how_to_go_on(
+    folder: Path, launches: int, stop: Any, tells: bool
+) -> None:
+    profile = make_profile(verdict="keep")
+    evidence = profile.evidence.replace(pairs=0, trials={"completed": launches, "crashed": 2}, stop_reason=stop)
+    profile.replace(evidence=evidence).save(folder / "best.json")
+    assert invoke("show")[2].startswith("next: train as before, or autotune search --resume --budget ") == tells
+
+
 def test_an_export_goes_to_a_new_file_and_takes_the_answer_that_is_there(folder: Path) -> None:
     save(folder / "best.json")
     code, printed, _ = invoke("export", "--to", "torch")

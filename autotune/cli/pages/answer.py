@@ -22,6 +22,9 @@ from autotune.sentences.explanation import describe_worth
 from autotune.sentences.loss_check import describe_check
 from autotune.sentences.settings import describe_changes, describe_share, name_setting
 
+_LITTLE = 3
+"""Launches that were timed, those of the user's own settings among them."""
+
 _STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
 
 
@@ -49,10 +52,19 @@ def describe_next(profile: Profile, out: Path) -> str:
         return f"next: autotune train --profile {out}"
     if profile.candidate is not None and profile.candidate.passed_checks:
         return f"next: autotune train --profile {out} --use-candidate, for settings that are not proven faster"
+    more = format_budget(max(60.0, profile.one_off.search_seconds))
     if profile.verdict == "inconclusive" and profile.evidence.confirmation is None:
-        more = format_budget(max(60.0, profile.one_off.search_seconds))
         return f"next: autotune search --resume --budget {more}, which goes on where this one ended"
+    if profile.verdict == "keep" and _was_cut_short(profile):
+        return f"next: train as before, or autotune search --resume --budget {more}: there was time for little"
     return "nothing to change: train as before"
+
+
+def _was_cut_short(profile: Profile) -> bool:
+    """Return whether next to nothing was measured when the budget was used up."""
+    evidence = profile.evidence
+    measured = evidence.trials.get("completed", 0)
+    return evidence.stop_reason == "budget" and not evidence.pairs and measured <= _LITTLE
 
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:
