@@ -32,8 +32,8 @@ _ONE_PER_INTERPRETER = ("multiprocessing.resource_tracker", "torch/_inductor/com
 _SET_BY_LIBRARIES = frozenset(
     {
         "CUDA_MODULE_LOADING",  # a CUDA build of torch, when it looks for a GPU
-        "TRITON_PTXAS_PATH",  # torch.compile, when it has found Triton's assembler
         "DISABLE_CUPTI_LAZY_REINIT",  # the same, when a mode of torch.compile with CUDA graphs is named
+        "TRITON_PTXAS_PATH",  # torch.compile, when it has found Triton's assembler
         "KMP_DUPLICATE_LIB_OK",  # scikit-learn and torch, when imported
         "KMP_INIT_AT_FORK",  # scikit-learn, when imported
         "PYTEST_CURRENT_TEST",

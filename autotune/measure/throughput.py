@@ -93,7 +93,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     warmup_seconds = timing.clock.now() - began
     memory.reset_device()
     memory.sample()
-    timing.data_wait_seconds = 0.0
+    timing.forget_waits()
     timed = TimedBlocks(limits, None if unsettled else rival, warm_up.step_seconds)
     if short is not None:
         timed.blocks, timed.step_seconds, timed.ended = [short], list(warm_up.later_steps), True
@@ -131,7 +131,7 @@ def _time_blocks(
     plan = _plan_blocks(timing, warm_up, timed)
     if timed.is_in_turns:
         timed.ended = timed.ended or (yield from _settle(timing, plan))
-        timing.data_wait_seconds = 0.0
+        timing.forget_waits()
     began, rested = timing.clock.now(), 0.0
     while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
         timed.ended = yield from _time_block(timing, plan, timed)

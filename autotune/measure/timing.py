@@ -139,10 +139,9 @@ class Timing:
         self.losses.append(loss)
         self.samples += samples
         self.data_wait_seconds += data_wait_seconds
-        before = self._waited_seconds if self._waited_seconds <= self.data_wait_seconds else 0.0  # it was set back
-        self._waited_seconds = self.data_wait_seconds
+        waited, self._waited_seconds = self.data_wait_seconds - self._waited_seconds, self.data_wait_seconds
         if self._fewest_samples is not None and samples < self._fewest_samples:
-            self.smaller_steps.append((self.steps, self.data_wait_seconds - before))
+            self.smaller_steps.append((self.steps, waited))
         self._fewest_samples = min(samples, self._fewest_samples or samples)
         self.steps += 1
 
@@ -150,6 +149,10 @@ class Timing:
         """Tell what begins."""
         if self.progress is not None:
             self.progress.enter(phase)
+
+    def forget_waits(self) -> None:
+        """Count the time spent waiting for the loader from here on."""
+        self.data_wait_seconds = self._waited_seconds = 0.0
 
     def end_step(self, seconds: float) -> None:
         """Tell that a step of the warm-up took so long without the wait for its batch, which is now waited for."""

@@ -92,7 +92,6 @@ PLAIN = TrainConfig(optimizer_implementation="for-loop")
 SHARED_CPUS = Effect(0.25, 0.25)
 """Where the loader is waited for: workers on the CPUs that fewer threads leave them (1.8x, where each alone loses)."""
 
-
 FEWER_WORKERS = Effect(-0.30, 0.15)
 """On a GPU where the loader is waited for: it waits for fewer still longer (0.50x with one instead of two)."""
 
