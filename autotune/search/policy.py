@@ -74,6 +74,7 @@ class SearchPolicy:
         pilot_share: of the degrees that the search has seen: its launches are not quite those of the finals.
         noise_in_turns: of a pair that is timed in turns, as a share of two launches in a row (seen: 0.1 to 0.5).
         least_in_turns: launches beside the baseline that a budget has room for, where the search explores so.
+        loud_noise: of a launch alone; where it is more, so many fewer launches beside the baseline are enough.
         quiet_noise: of a launch alone; where it is no more, none is timed in turns while the search explores.
         least_noise_degrees: of freedom, from which on that is known.
         second_look: times the pairs planned, both looks together: three times as many prove 0.6 of the gain.
@@ -133,6 +134,7 @@ class SearchPolicy:
     pilot_share: float = 0.5
     noise_in_turns: float = 0.5
     least_in_turns: float = 30.0
+    loud_noise: float = 0.05
     quiet_noise: float = 0.02
     least_noise_degrees: float = 6.0
     second_look: float = 3.0

@@ -198,12 +198,6 @@ def test_a_resumed_search_survives_a_damaged_database_and_a_torn_result(tmp_path
     assert second.profile.verdict == "improved"
 
 
-def test_every_launch_of_a_search_measures_equally_long(tmp_path):
-    machine = Machine()
-    run_simulated(machine, tmp_path)
-    assert len({spec.limits.measure_seconds for spec in machine.specs}) == 1
-
-
 def test_a_memory_limit_below_the_baselines_own_need_is_refused(tmp_path):
     with pytest.raises(NothingFeasibleError, match=r"your own settings use 500 MiB, more than the 100 MiB allowed"):
         run_simulated(Machine(), tmp_path, memory_limit_bytes=100 * 2**20)

@@ -15,6 +15,7 @@ from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_ne
 from autotune.search.finals.risk import LEAST_SHARE, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.budget import Budget
+from autotune.search.launch.length import find_measured_seconds
 from autotune.search.launch.turns import fit_together
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
@@ -159,10 +160,14 @@ def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY, *, alone: 
 def count_samples(log: SearchLog) -> int:
     """Return how many samples a launch of the finals measures: as many as the search found enough for the baseline.
 
-    Time is better spent on more launches than on longer ones.
+    Where its launches are to be longer than at first, as many as the baseline takes in that time.
     """
-    own = [one.result.measurement for one in log.judged if one.config == log.problem.baseline]
-    return statistics.median_high([one.samples for one in own if one is not None])
+    measured = [one.result.measurement for one in log.judged if one.config == log.problem.baseline]
+    own, seconds = [one for one in measured if one is not None], find_measured_seconds(log)
+    enough = statistics.median_high([one.samples for one in own])
+    if seconds <= log.problem.state.measure_seconds:
+        return enough
+    return max(enough, math.ceil(seconds * statistics.median([one.samples_per_second for one in own])))
 
 
 def pair_seconds(log: SearchLog, candidate: TrainConfig) -> float:

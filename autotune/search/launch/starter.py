@@ -13,6 +13,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.objective import Objective
 from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.launch.budget import Budget
+from autotune.search.launch.length import find_measured_seconds
 from autotune.search.launch.pace import make_pace
 from autotune.search.launch.turns import memory_beside
 from autotune.search.log import SearchLog
@@ -241,7 +242,7 @@ class TrialStarter:
         return TrialLimits(
             time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
             warmup_cap_seconds=max(2.0, 2 * problem.state.measure_seconds),
-            measure_seconds=problem.state.measure_seconds,
+            measure_seconds=find_measured_seconds(self._log),
             seconds_per_sample=problem.report.target.data.seconds_per_sample,
             host_memory_limit_bytes=problem.limits.host_memory_bytes,
             device_memory_limit_bytes=problem.limits.device_memory_bytes,

@@ -2,7 +2,8 @@
 
 finals       each pair, wherever both fit into memory
 exploring    where the machine's speed wanders by more than pairs do, and the budget has room for enough of the longer
-             launches; what is timed alone is held against the level of the baseline's launches
+             launches, of which fewer do the more it wanders; what is timed alone is held against the level of the
+             baseline's launches
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def explores_in_turns(log: SearchLog, config: TrainConfig, budget_seconds: float
         return False
     if any(one.config == config for one in log.judged) and not fit_together(log, baseline, config):
         return False
-    if policy.least_in_turns * 2 * log.prices.usual_seconds(baseline) > budget_seconds:
-        return False
     noise, degrees = log.ranking.machine_noise
+    enough = policy.least_in_turns * min(1.0, policy.loud_noise / noise)
+    if enough * 2 * log.prices.usual_seconds(baseline) > budget_seconds:
+        return False
     return degrees < policy.least_noise_degrees or noise > policy.quiet_noise
 
 

@@ -1,0 +1,62 @@
+"""How long launches measure: as they were told, longer where their blocks differ much, and all of a search alike."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import BASELINE, Machine, Search, open_search, run_simulated
+
+from autotune.search.finals.plan import count_samples
+from autotune.search.launch.length import find_measured_seconds
+
+TOLD = 2.0
+
+
+def open_noisy(block_noise: float, rest: float) -> Search:
+    """Return a search whose first launch has blocks that differ, and took some seconds beside them."""
+    search = open_search(Machine(block_noise=block_noise, seed=3))
+    result = search.starter.launch(BASELINE, "measure", 60.0)
+    assert result.measurement is not None
+    search.log.add_launch(result.replace(elapsed_seconds=result.measurement.seconds + rest))
+    return search
+
+
+def test_before_the_first_launch_it_is_what_was_told() -> None:
+    search = open_search(Machine(block_noise=0.5))
+    assert find_measured_seconds(search.log) == search.log.problem.state.measure_seconds == TOLD
+
+
+@pytest.mark.parametrize(
+    ("block_noise", "rest", "least", "most"),
+    [
+        (0.0, 60.0, TOLD, TOLD),
+        (0.01, 8.0, TOLD, TOLD),
+        (0.25, 8.0, 4.7, 4.9),  # no more than a part of what starting costs
+        (0.25, 1.0, TOLD, TOLD),  # what costs little is rather started again
+        (0.25, 60.0, 3 * TOLD, 3 * TOLD),  # what the budget can bear
+    ],
+)
+def test_it_is_longer_where_blocks_differ_and_starting_is_dear(
+    block_noise: float, rest: float, least: float, most: float
+) -> None:
+    search = open_noisy(block_noise, rest)
+    assert least <= find_measured_seconds(search.log) <= most
+
+
+def test_the_finals_measure_as_many_samples_as_that_takes() -> None:
+    quiet, noisy = open_noisy(0.0, 60.0), open_noisy(0.25, 60.0)
+    own = noisy.log.judged[0].result.measurement
+    assert own is not None
+    assert count_samples(noisy.log) == pytest.approx(3 * TOLD * own.samples_per_second, rel=0.01)
+    assert count_samples(quiet.log) == quiet.log.judged[0].result.measurement.samples  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("block_noise", [0.0, 0.25])
+def test_every_launch_after_the_first_measures_equally_long(tmp_path, block_noise: float) -> None:
+    machine = Machine(block_noise=block_noise, seconds=8.0)
+    run_simulated(machine, tmp_path)
+    own = next(
+        place for place, spec in enumerate(machine.specs) if spec.config == BASELINE and spec.purpose == "measure"
+    )
+    lengths = {spec.limits.measure_seconds for spec in machine.specs[own + 1 :]}
+    assert len(lengths) == 1
+    assert (max(lengths) > TOLD) == (block_noise > 0.0)
