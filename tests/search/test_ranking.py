@@ -408,3 +408,27 @@ def test_launch_by_launch_it_is_the_ranking_of_all_of_them(seed: int) -> None:
             anew = Ranking(launches[:count], BASELINE, planned_samples=1e6)
             assert ranking.entries == anew.entries
             assert [*map(ranking.shrunk_score, ranking.entries)] == [*map(anew.shrunk_score, anew.entries)]
+
+
+def estimate(launched: list[tuple[TrainConfig, float, float]]) -> Ranking:
+    """Return a ranking of configs, each with what it read and what a model makes of it."""
+    judged = [make_judged(BASELINE, 0.0) for _ in range(6)] + [make_judged(one, read) for one, read, _ in launched]
+    return Ranking(judged, BASELINE, estimates={one.key: told for one, _, told in launched})
+
+
+def test_where_changes_do_not_add_up_a_config_is_what_it_read():
+    # What a sum makes of each is 0.3 off, and launches are not.
+    others = [(one, 0.1 * (-1) ** place, 0.1 * (-1) ** place + 0.3) for place, one in enumerate(PLACEBOS[2:10])]
+    leader = estimate([(ONE, 0.6, 0.3), (TWO, 0.4, 0.45), *others]).leader
+    assert leader is not None
+    assert leader.config == ONE
+
+
+def test_one_lucky_launch_is_not_believed_where_all_others_add_up():
+    others = [(one, 0.1, 0.1 + 0.01 * (-1) ** place) for place, one in enumerate(PLACEBOS[2:10])]
+    ranking = estimate([(ONE, 0.6, 0.3), (TWO, 0.4, 0.41), *others])
+    assert ranking.leader is not None
+    assert ranking.leader.config == TWO
+    lucky = ranking.find(ONE)
+    assert lucky is not None
+    assert ranking.estimate_speed(lucky) == pytest.approx(0.3, abs=0.01)

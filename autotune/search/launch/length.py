@@ -16,7 +16,7 @@ from autotune.search.log import SearchLog
 _BETWEEN_SD = 0.01
 """What launches differ by however long they measure: next to nothing in turns, and then longer ones are worth more."""
 _OF_THE_BEST = 0.5
-_MOST_OF_REST = 0.6
+_MOST_OF_REST = 1.0
 _MOST_TIMES = 3.0
 """What the search was told, which fits its budget."""
 

@@ -24,6 +24,10 @@ from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES,
 from autotune.search.scores.objective import DISTURBED_SHARE, Judged
 
 _SETTLED_CONFIDENCE = 0.995
+_MEDIAN_SQUARE = 0.455
+"""Of a standard normal variable."""
+_LEAST_TOLD = 6
+"""Estimates that say by how much they are off."""
 
 PEAK_SD = 0.01
 """Of the log peak of a launch, until it is seen: usual on a host; on a GPU it is next to nothing."""
@@ -128,7 +132,7 @@ class Ranking:
 
     def estimate_speed(self, entry: Entry) -> float:
         """Return the log speed-up of an entry by all launches together, as far as a model has it, else by its own."""
-        return 0.0 if entry.key == self._baseline_key else self._estimates.get(entry.key, entry.speed)
+        return 0.0 if entry.key == self._baseline_key else self._believed.get(entry.key, entry.speed)
 
     def keeps_up(self, entry: Entry) -> bool:
         """Return whether an entry is fast enough to win by what it saves; always, where speed is what counts."""
@@ -268,11 +272,29 @@ class Ranking:
         luck = self.score_noise[0] * math.sqrt(1 / max(1, one.valid_launches) + 1 / leader.valid_launches)
         return self._worth(leader) - self._worth(one) < luck
 
+    @cached_property
+    def _believed(self) -> dict[str, float]:
+        """The estimates, moved towards each config's own launches by how much of their distance is no noise.
+
+        Where changes do not add up, no sum of them is near what was read. The median tells: of an outlier it is free;
+        and only what is beyond twice the noise.
+        """
+        known = [(one, self._estimates[one.key]) for one in self.measured if one.key in self._estimates]
+        if len(known) < _LEAST_TOLD:
+            return dict(self._estimates)
+        variance = self.noise[0] ** 2
+        seen = statistics.median((one.speed - told) ** 2 for one, told in known) / _MEDIAN_SQUARE
+        excess = max(0.0, seen - 2 * variance)
+        return {
+            one.key: told + (one.speed - told) * excess / (excess + variance / max(1, one.valid_launches))
+            for one, told in known
+        }
+
     def _worth(self, one: Entry) -> float:
         if one.key == self._baseline_key:
             return 0.0
         shrunk = self._shrunk_scores[one.key]
-        estimate = shrunk if self._least_speed is not None else self._estimates.get(one.key, shrunk)
+        estimate = shrunk if self._least_speed is not None else self._believed.get(one.key, shrunk)
         return estimate - self._least_change_gain * one.changes
 
     @cached_property
