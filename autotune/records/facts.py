@@ -160,6 +160,8 @@ class DataFacts(Record):
     """Share of a sample's time that it takes, what it calls included; None without one."""
     batch_bytes: Annotated[int, Field(ge=0)] | None = None
     """Tensors of one micro batch; None when not known, as below."""
+    batch_shapes: Annotated[int, Field(ge=0)] | None = None
+    """Different shapes among the first sixteen micro batches, of a shorter last one too; None likewise."""
     loader_seconds_per_step: NonNegative | None = None
     """One step's batches from the loader alone, with the user's own workers and no training beside it."""
     epoch_start_seconds: NonNegative | None = None

@@ -26,7 +26,7 @@ from autotune.records.profile import Profile, StopReason
 from autotune.records.search import Recalled, Screens, SearchState
 from autotune.records.trial import TrialLimits, TrialResult
 from autotune.search.answer.findings import collect_findings
-from autotune.search.answer.notes import describe_ending, describe_left_out
+from autotune.search.answer.notes import describe_ending, describe_left_out, describe_untried
 from autotune.search.answer.profile import build_profile
 from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
@@ -183,6 +183,7 @@ def run_session(
         stop_reason = "interrupted"
     else:  # one that is resumed goes on with them
         gate.close()
+        log.add_notes(*describe_untried(log, gate.foretell_seconds, budget_seconds=context.budget.seconds))
     log.add_notes(*describe_ending(log, is_stopped=context.should_stop(), elsewhere=fleet.end_search()))
     profile = answer(stop_reason)
     fleet.leave(profile)

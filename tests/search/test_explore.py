@@ -28,6 +28,7 @@ from autotune.records import TrainConfig, TrialStatus
 from autotune.records.facts import StepWork
 from autotune.records.probe import Caution
 from autotune.records.search import Preset
+from autotune.search.answer.notes import describe_untried
 from autotune.search.explore.stage import Explorer, Tried, find_dear_values, list_own, price_proposal
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.prices import predict_compilation
@@ -380,6 +381,14 @@ def test_compiling_is_priced_by_the_operations_and_then_by_what_was_seen():
     assert predict_compilation(other, facts, [seen, again]) == pytest.approx(3 * guess)
 
 
+@pytest.mark.parametrize(("shapes", "times"), [(None, 1), (1, 1), (2, 1), (9, 4)])
+def test_batches_of_many_shapes_take_longer_to_compile(shapes: int | None, times: int):
+    facts = Machine().find_facts()
+    varying = facts.replace(data=facts.data.replace(batch_shapes=shapes))
+    config = TrainConfig(compile_mode="default")
+    assert predict_compilation(config, varying, []) == pytest.approx(times * predict_compilation(config, facts, []))
+
+
 def test_more_operations_take_longer_to_compile():
     work = {"products_fraction": 1.0, "traffic_fraction": 0.0, "overhead_fraction": 0.0, "host_syncs_per_step": 0}
 
@@ -390,3 +399,26 @@ def test_more_operations_take_longer_to_compile():
 
     assert price(100) < price(1000) < price(10_000)
     assert math.isfinite(price(10**6))
+
+
+@pytest.mark.parametrize(
+    ("proof", "told"),
+    [
+        (200.0, ["precision=bf16 was not tried: showing that it learns the same takes about 3m20s here; --budget 15m"]),
+        (300.0, ["precision=bf16 was not tried: showing that it learns the same takes about 5m00s here; --budget 15m"]),
+        (
+            600.0,
+            ["precision=bf16 was not tried: showing that it learns the same takes about 10m00s here; --budget 25m"],
+        ),
+        (30.0, []),
+        (math.inf, []),
+    ],
+)
+def test_a_precision_that_waits_for_its_long_loss_check_is_told_of(proof: float, told: list[str]):
+    space = SearchSpace(baseline=BASELINE, choices={"precision": ("fp32", "bf16")}, ruled_out=())
+    search = open_search(Machine(), space=space)
+    search.log.add_launch(search.starter.launch(BASELINE, "measure", 60.0))
+    notes = describe_untried(search.log, lambda _config: proof, budget_seconds=600.0)
+    assert notes == [f"{one} has time for it" for one in told]
+    search.log.add_launch(search.starter.launch(BASELINE.replace(precision="bf16"), "measure", 60.0))
+    assert describe_untried(search.log, lambda _config: proof, budget_seconds=600.0) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from simulated import BASELINE, Machine, Search, open_search, run_simulated
 
@@ -44,14 +46,15 @@ def test_it_is_longer_where_blocks_differ_and_starting_is_dear(
 
 def test_the_finals_measure_as_many_samples_as_that_takes() -> None:
     quiet, noisy = open_noisy(0.0, 60.0), open_noisy(0.25, 60.0)
-    own = noisy.log.judged[0].result.measurement
+    own, usual = (one.log.judged[0].result.measurement for one in (noisy, quiet))
     assert own is not None
+    assert usual is not None
     assert count_samples(noisy.log) == pytest.approx(3 * TOLD * own.samples_per_second, rel=0.01)
-    assert count_samples(quiet.log) == quiet.log.judged[0].result.measurement.samples  # type: ignore[union-attr]
+    assert count_samples(quiet.log) == usual.samples
 
 
 @pytest.mark.parametrize("block_noise", [0.0, 0.25])
-def test_every_launch_after_the_first_measures_equally_long(tmp_path, block_noise: float) -> None:
+def test_every_launch_after_the_first_measures_equally_long(tmp_path: Path, block_noise: float) -> None:
     machine = Machine(block_noise=block_noise, seconds=8.0)
     run_simulated(machine, tmp_path)
     own = next(

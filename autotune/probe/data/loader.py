@@ -18,6 +18,8 @@ from autotune.records.facts import DataFacts
 
 _ROUNDS_FOR_A_TAIL = 20
 _MOST_BATCHES = 400
+_LOOKED_AT = 16
+"""Batches whose shapes are noted."""
 _GRACE = 4.0
 """A loader that has not given enough after this many times its time is left alone."""
 
@@ -31,6 +33,7 @@ class LoaderTimes:
         seconds_per_batch: once every worker is busy; None when the epoch is too short to tell.
         slow_batch_ratio: 95th percentile over median of rounds in which every worker gives one; None with too few.
         batch_bytes: of the tensors in one.
+        batch_shapes: different shapes among the first ones.
         worker_bytes: of one worker; None without.
     """
 
@@ -38,6 +41,7 @@ class LoaderTimes:
     seconds_per_batch: float | None
     slow_batch_ratio: float | None
     batch_bytes: int
+    batch_shapes: int
     worker_bytes: int | None
 
     def add_to(self, data: DataFacts, batches_per_step: float) -> DataFacts:
@@ -50,6 +54,7 @@ class LoaderTimes:
         per_batch = self.seconds_per_batch
         return data.replace(
             batch_bytes=self.batch_bytes,
+            batch_shapes=self.batch_shapes,
             loader_seconds_per_step=None if per_batch is None else per_batch * batches_per_step,
             epoch_start_seconds=self.epoch_start_seconds,
             slow_batch_ratio=self.slow_batch_ratio,
@@ -88,14 +93,20 @@ def _drain(loader: DataLoader[Any], budget_seconds: float) -> LoaderTimes | None
         ahead = min(ahead, len(loader) // 2)
     except TypeError:
         pass  # the length of a stream is not known
-    seconds = _time_batches(iterator, ahead, budget_seconds)
+    shapes = {_list_shapes(batch)}
+    seconds = _time_batches(iterator, ahead, budget_seconds, shapes)
     return LoaderTimes(
         epoch_start_seconds=epoch_start,
         seconds_per_batch=statistics.fmean(seconds) if seconds else None,
         slow_batch_ratio=_find_tail(seconds, max(1, loader.num_workers)),
         batch_bytes=sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+        batch_shapes=len(shapes),
         worker_bytes=held,
     )
+
+
+def _list_shapes(batch: Any) -> tuple[torch.Size, ...]:
+    return tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def _find_tail(seconds: list[float], workers: int) -> float | None:
@@ -107,14 +118,19 @@ def _find_tail(seconds: list[float], workers: int) -> float | None:
     return statistics.quantiles(rounds, n=20)[-1] / median if median > 0 else None
 
 
-def _time_batches(iterator: Iterator[Any], ahead: int, budget_seconds: float) -> list[float]:
-    """Return the seconds of each batch after the first `ahead`."""
+def _time_batches(
+    iterator: Iterator[Any], ahead: int, budget_seconds: float, shapes: set[tuple[torch.Size, ...]]
+) -> list[float]:
+    """Return the seconds of each batch after the first `ahead`; add the shapes of the first ones."""
     seconds: list[float] = []
     began = last = time.perf_counter()
-    for place, _ in enumerate(iterator):
+    for place, batch in enumerate(iterator, start=1):
         now = time.perf_counter()
-        if place >= ahead:
+        if place > ahead:
             seconds.append(now - last)
+        if place < _LOOKED_AT:
+            shapes.add(_list_shapes(batch))
+            now = time.perf_counter()
         last = now
         if now - began > budget_seconds or len(seconds) >= _MOST_BATCHES:
             break

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from autotune.format import count, format_percent
+from autotune.format import count, format_budget, format_duration, format_percent
 from autotune.probe.run import describe_written
-from autotune.records.config import get_knob
+from autotune.records.config import TrainConfig, get_knob
 from autotune.records.objective import Objective
 from autotune.records.quality import is_passed
 from autotune.records.search import Preset
 from autotune.records.trial import TrialStatus
 from autotune.search.finals.candidates import Candidates
 from autotune.search.finals.finalist import FinalsOutcome
+from autotune.search.finals.more_time import LONGER
 from autotune.search.launch.suspects import describe_guilty
 from autotune.search.log import SearchLog
 from autotune.sentences.objective import describe_gain
@@ -93,6 +95,32 @@ def _describe_screened_out(log: SearchLog) -> list[str]:
     ran = "needs" if problem.objective is Objective.MEMORY else "ran at"
     lost = f"its training loss is worse by at least {worse} within its first steps"
     return [f"{changes} {ran} {gain} and was left out: {lost}"]
+
+
+def describe_untried(
+    log: SearchLog, proof_seconds: Callable[[TrainConfig], float], *, budget_seconds: float
+) -> list[str]:
+    """Tell of each precision that was never launched because its loss check is long, and of a budget for it.
+
+    Args:
+        log: of the search.
+        proof_seconds: returns what showing that a config learns the same will take, once it was launched.
+        budget_seconds: that it had.
+    """
+    problem = log.problem
+    policy, own = problem.policy, problem.baseline.precision
+    launched = {own, *(one.config.precision for one in log.judged)}
+    found = []
+    for value in problem.space.choices.get("precision", ()):
+        config = problem.space.complete({"precision": value})
+        seconds = 0.0 if value in launched or log.is_refused(config) else proof_seconds(config)
+        if policy.most_proof_share * budget_seconds < seconds < math.inf:
+            enough = max(LONGER * budget_seconds, seconds / policy.fitting_proof_share)
+            found.append(
+                f"precision={value} was not tried: showing that it learns the same takes about "
+                f"{format_duration(seconds)} here; --budget {format_budget(enough)} has time for it"
+            )
+    return found
 
 
 def describe_left_out(preset: Preset, space: SearchSpace) -> list[str]:

@@ -29,6 +29,10 @@ _FACTORS: dict[CompileMode, float] = {"max-autotune": 2.5, "max-autotune-no-cuda
 """Autotuning times several kernels for each product."""
 _TRITON_FACTOR = 2.4
 """Of these on a GPU, where each is compiled first: tens of them."""
+_VARYING_FACTOR = 4.0
+"""Of all of it where batches differ in their shapes: each graph is compiled for one, then for any, and guarded."""
+_LEAST_VARYING = 3
+"""Shapes: a loader of equal ones has two, its last batch is shorter."""
 CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
 
@@ -134,6 +138,8 @@ def predict_again(own: Sequence[TrialResult]) -> float:
 def _predict(config: TrainConfig, facts: TargetFacts) -> float:
     operations = facts.work.operations_per_step if facts.work is not None else None
     seconds = _UNKNOWN_SECONDS if operations is None else _START_SECONDS + _SECONDS_PER_OPERATION * operations
+    if (facts.data.batch_shapes or 0) >= _LEAST_VARYING:
+        seconds *= _VARYING_FACTOR
     factor = _FACTORS.get(config.compile_mode, 1.0)
     return seconds * (factor * _TRITON_FACTOR if factor > 1.0 and facts.device == "cuda" else factor)
 

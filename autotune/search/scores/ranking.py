@@ -276,15 +276,14 @@ class Ranking:
     def _believed(self) -> dict[str, float]:
         """The estimates, moved towards each config's own launches by how much of their distance is no noise.
 
-        Where changes do not add up, no sum of them is near what was read. The median tells: of an outlier it is free;
-        and only what is beyond twice the noise.
+        Where changes do not add up, no sum of them is near what was read. The median tells: of an outlier it is free.
         """
         known = [(one, self._estimates[one.key]) for one in self.measured if one.key in self._estimates]
         if len(known) < _LEAST_TOLD:
             return dict(self._estimates)
         variance = self.noise[0] ** 2
         seen = statistics.median((one.speed - told) ** 2 for one, told in known) / _MEDIAN_SQUARE
-        excess = max(0.0, seen - 2 * variance)
+        excess = max(0.0, seen - variance)
         return {
             one.key: told + (one.speed - told) * excess / (excess + variance / max(1, one.valid_launches))
             for one, told in known

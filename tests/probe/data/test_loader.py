@@ -50,6 +50,21 @@ def test_a_batch_is_weighed_and_timed() -> None:
     assert times.worker_bytes is None
 
 
+class Texts(Rows):
+    """Rows that are of another length in each batch."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(8 + index // 4), torch.zeros((), dtype=torch.long)
+
+
+@pytest.mark.parametrize(("dataset", "shapes"), [(Rows(64), 1), (Rows(22), 2), (Texts(64), 16), (Texts(400), 16)])
+def test_different_shapes_are_counted(dataset: Rows, shapes: int) -> None:
+    times = drain_loader(load(dataset), budget_seconds=5.0)
+    assert times is not None
+    assert times.batch_shapes == shapes
+    assert times.add_to(FACTS, 1.0).batch_shapes == shapes
+
+
 def test_workers_are_weighed_and_gone_afterwards() -> None:
     import psutil
 
