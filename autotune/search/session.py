@@ -173,8 +173,7 @@ def run_session(
     gate.restore(folder.read_screens())
     answer("running")
     starter.enter("search", _describe_start(log))
-    price = partial(price_proposal, log, gate.foretell_seconds)
-    study = _open_study(open_study, folder, log, context, price, fleet)
+    study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds), fleet)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
     stop_reason = _explore_and_prove(
         log, starter, study, FinalsTurn(prover, fleet), answer, proof_seconds=gate.foretell_seconds
