@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, open_search, run_simulated
 
+from autotune.isolation.runner import KILL_SECONDS
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interference, Measurement
@@ -21,6 +22,7 @@ from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
 from autotune.search.launch.turns import explores_in_turns, fit_together
+from autotune.search.policy import USUAL_POLICY
 from autotune.search.progress import SearchProgress, SearchReporter
 
 BF16 = BASELINE.replace(precision="bf16")
@@ -291,3 +293,12 @@ def test_what_is_told_of_a_pair_is_held_against_its_own_baseline() -> None:
     pair = starter.launch_in_turns(BASELINE, BF16, 30.0, ends_with_stage=False, measure_samples=640)
     assert [one.reference for one in told] == [None, pair[0].measurement]
     assert [one.reference for one in pair] == [None, None]
+
+
+def test_a_launch_in_turns_has_the_patience_of_two(tmp_path: Path) -> None:
+    machine = Machine(**IN_TURNS)
+    run_simulated(machine, tmp_path, budget=300.0)
+    given = [one.limits for one in machine.specs if one.purpose == "reference"]
+    patience = 2 * USUAL_POLICY.patience * LAUNCH_SECONDS - KILL_SECONDS
+    assert given
+    assert all(one.time_limit_seconds >= patience or one.ends_with_stage for one in given)

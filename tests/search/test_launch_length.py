@@ -30,7 +30,7 @@ def test_before_the_first_launch_it_is_what_was_told() -> None:
 @pytest.mark.parametrize(
     ("block_noise", "rest", "least", "most"),
     [
-        (0.0, 60.0, TOLD, TOLD),
+        (0.0, 8.0, TOLD, TOLD),
         (0.01, 8.0, TOLD, TOLD),
         (0.25, 5.0, 5.0, 5.0),  # no more than a part of what starting costs
         (0.25, 1.0, TOLD, TOLD),  # what costs little is rather started again
@@ -45,7 +45,7 @@ def test_it_is_longer_where_blocks_differ_and_starting_is_dear(
 
 
 def test_the_finals_measure_as_many_samples_as_that_takes() -> None:
-    quiet, noisy = open_noisy(0.0, 60.0), open_noisy(0.25, 60.0)
+    quiet, noisy = open_noisy(0.0, 8.0), open_noisy(0.25, 60.0)
     own, usual = (one.log.judged[0].result.measurement for one in (noisy, quiet))
     assert own is not None
     assert usual is not None

@@ -382,7 +382,8 @@ class Explorer:
         if not explores_in_turns(self.log, config, self.starter.budget.seconds):
             return self._run_alone(config, full, rival)
         left = self._seconds_left()
-        beside = self.starter.launch_beside(config, min(left, full), ends_with_stage=left < full, rival=rival)
+        both = max(full, policy.patience * 2 * self.log.prices.usual_seconds(self.log.problem.baseline))
+        beside = self.starter.launch_beside(config, min(left, both), ends_with_stage=left < both, rival=rival)
         if not is_blamed_on_turns(self.log, beside):
             return beside
         alone = self._run_alone(config, full, rival)

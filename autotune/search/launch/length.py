@@ -12,6 +12,7 @@ import statistics
 
 from autotune.measure.confidence import pooled_sd
 from autotune.search.log import SearchLog
+from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 
 _BETWEEN_SD = 0.01
 """What launches differ by however long they measure: next to nothing in turns, and then longer ones are worth more."""
@@ -37,7 +38,7 @@ def find_measured_seconds(log: SearchLog) -> float:
         return told
     groups = [one.blocks for one in (probed, first.measurement)]
     paces = [[math.log(block.seconds / block.samples) for block in blocks] for blocks in groups]
-    sd, _ = pooled_sd(paces, prior_sd=0.0, prior_degrees=1.0)
+    sd, _ = pooled_sd(paces, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)  # of long steps there are few blocks
     variance = sd * sd * statistics.fmean(block.seconds for blocks in groups for block in blocks)
     rest = max(0.0, first.elapsed_seconds - first.measurement.seconds)
     wanted = _OF_THE_BEST * math.sqrt(variance * rest) / _BETWEEN_SD
