@@ -416,7 +416,7 @@ def test_a_precision_that_waits_for_its_long_loss_check_is_told_of(proof: float,
     search = open_search(Machine(), space=space)
     search.log.add_launch(search.starter.launch(BASELINE, "measure", 60.0))
     notes = describe_untried(search.log, lambda _config: proof, budget_seconds=600.0)
-    waits = "precision=bf16 was not tried: showing that it learns the same takes about"
+    waits = "precision=bf16 was not tried; showing that it learns the same would take about"
     assert notes == [f"{waits} {one} has time for it" for one in told]
     search.log.add_launch(search.starter.launch(BASELINE.replace(precision="bf16"), "measure", 60.0))
     assert describe_untried(search.log, lambda _config: proof, budget_seconds=600.0) == []

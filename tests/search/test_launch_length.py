@@ -32,7 +32,7 @@ def test_before_the_first_launch_it_is_what_was_told() -> None:
     [
         (0.0, 8.0, TOLD, TOLD),
         (0.01, 8.0, TOLD, TOLD),
-        (0.25, 5.0, 5.0, 5.0),  # no more than a part of what starting costs
+        (0.25, 5.0, 5.0, 5.0),  # no more than starting costs
         (0.25, 1.0, TOLD, TOLD),  # what costs little is rather started again
         (0.25, 60.0, 3 * TOLD, 3 * TOLD),  # what the budget can bear
     ],

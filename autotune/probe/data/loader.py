@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from autotune.measure.memory import worker_bytes
+from autotune.probe.memory.shapes import list_tensors
 from autotune.probe.time_shares import OutOfTimeError, time_limit
 from autotune.records.facts import DataFacts
 
@@ -93,20 +94,21 @@ def _drain(loader: DataLoader[Any], budget_seconds: float) -> LoaderTimes | None
         ahead = min(ahead, len(loader) // 2)
     except TypeError:
         pass  # the length of a stream is not known
-    shapes = {_list_shapes(batch)}
+    tensors = list_tensors(batch)
+    shapes = {_list_shapes(tensors)}
     seconds = _time_batches(iterator, ahead, budget_seconds, shapes)
     return LoaderTimes(
         epoch_start_seconds=epoch_start,
         seconds_per_batch=statistics.fmean(seconds) if seconds else None,
         slow_batch_ratio=_find_tail(seconds, max(1, loader.num_workers)),
-        batch_bytes=sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+        batch_bytes=sum(tensor.nbytes for tensor in tensors),
         batch_shapes=len(shapes),
         worker_bytes=held,
     )
 
 
-def _list_shapes(batch: Any) -> tuple[torch.Size, ...]:
-    return tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+def _list_shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
 
 
 def _find_tail(seconds: list[float], workers: int) -> float | None:
@@ -129,8 +131,8 @@ def _time_batches(
         if place > ahead:
             seconds.append(now - last)
         if place < _LOOKED_AT:
-            shapes.add(_list_shapes(batch))
-            now = time.perf_counter()
+            shapes.add(_list_shapes(list_tensors(batch)))
+            now = time.perf_counter()  # looking at it is none of the next one's time
         last = now
         if now - began > budget_seconds or len(seconds) >= _MOST_BATCHES:
             break

@@ -100,7 +100,7 @@ def _describe_screened_out(log: SearchLog) -> list[str]:
 def describe_untried(
     log: SearchLog, proof_seconds: Callable[[TrainConfig], float], *, budget_seconds: float
 ) -> list[str]:
-    """Tell of each precision that was never launched because its loss check is long, and of a budget for it.
+    """Tell of each precision that was never launched and has a long loss check, and of a budget for it.
 
     Args:
         log: of the search.
@@ -117,7 +117,7 @@ def describe_untried(
         if policy.most_proof_share * budget_seconds < seconds < math.inf:
             enough = max(LONGER * budget_seconds, seconds / policy.fitting_proof_share)
             found.append(
-                f"precision={value} was not tried: showing that it learns the same takes about "
+                f"precision={value} was not tried; showing that it learns the same would take about "
                 f"{format_duration(seconds)} here; --budget {format_budget(enough)} has time for it"
             )
     return found

@@ -17,9 +17,8 @@ from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 _BETWEEN_SD = 0.01
 """What launches differ by however long they measure: next to nothing in turns, and then longer ones are worth more."""
 _OF_THE_BEST = 0.5
-_MOST_OF_REST = 1.0
 _MOST_TIMES = 3.0
-"""What the search was told, which fits its budget."""
+"""Of what the search was told, which fits its budget."""
 
 
 def find_measured_seconds(log: SearchLog) -> float:
@@ -42,4 +41,4 @@ def find_measured_seconds(log: SearchLog) -> float:
     variance = sd * sd * statistics.fmean(block.seconds for blocks in groups for block in blocks)
     rest = max(0.0, first.elapsed_seconds - first.measurement.seconds)
     wanted = _OF_THE_BEST * math.sqrt(variance * rest) / _BETWEEN_SD
-    return max(told, min(wanted, _MOST_OF_REST * rest, _MOST_TIMES * told))
+    return max(told, min(wanted, rest, _MOST_TIMES * told))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_different_shapes_are_counted(dataset: Rows, shapes: int) -> None:
     assert times is not None
     assert times.batch_shapes == shapes
     assert times.add_to(FACTS, 1.0).batch_shapes == shapes
+
+
+def test_what_a_collator_hands_out_may_be_a_mapping_of_its_own() -> None:
+    def collate(rows: list[tuple[Tensor, Tensor]]) -> UserDict[str, Tensor]:
+        return UserDict(ids=torch.stack([ids for ids, _ in rows]))
+
+    times = drain_loader(load(Texts(64), collate_fn=collate), budget_seconds=5.0)
+    assert times is not None
+    assert times.batch_shapes == 16
+    assert times.batch_bytes > 0
 
 
 def test_workers_are_weighed_and_gone_afterwards() -> None:
