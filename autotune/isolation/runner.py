@@ -137,8 +137,8 @@ class TrialRunner:
         other one would have lost its turns.
 
         Args:
-            first: is started first; a reference is kept with the other one's result.
-            second: once that one is warm; its number is another one.
+            first: warms up first; a reference is kept with the other one's result.
+            second: its number is another one.
 
         Raises:
             OSError: a trial's folder cannot be written.

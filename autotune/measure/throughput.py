@@ -3,7 +3,7 @@
     canary ── warm-up until settled ──┬── block ──┬── block ──┬── ... ── enough ── canary
               (compilation apart)     sync        sync        sync
 
-Between the blocks of a trial that takes turns with another one it rests, while that one runs.
+Before its warm-up and between its blocks, a trial that takes turns with another one rests, while that one runs.
 There, where steps come in bursts, each block is whole ones.
 What compiling takes of a block is taken off it, as the warm-up keeps compilation apart: a script that samples now and
 then, or ends an epoch with a smaller batch, compiles once more for that, and a training hardly ever again. So does what
@@ -86,6 +86,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         TooSlowError: the first steps are hopelessly slower than the rival's.
         TrainingEndedError: it was thrown in, and not one step had been timed.
     """
+    _wait_for_turn(timing)
     canary_before = _time_canary(timing)
     rival, early = _rival_now(limits.rival, canary_before), EarlySteps()
     began = timing.clock.now()
@@ -120,6 +121,13 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         canary=_read_canary(timing, canary_before),
         ended_by=ending,
     )
+
+
+def _wait_for_turn(timing: Timing) -> None:
+    """Let the other one of a pair warm up first, or start."""
+    timing.halt()
+    timing.rest()
+    timing.go_on()
 
 
 def _time_blocks(

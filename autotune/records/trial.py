@@ -280,7 +280,7 @@ class TrialResult(Record):
         """Return it with the timing of the user's settings that was made in turns with it, and the time of both.
 
         Args:
-            reference: of a trial that was started before this one, and ended about when it did.
+            reference: of a trial that was started with this one, and ended about when it did.
         """
         seconds = max(self.elapsed_seconds, reference.elapsed_seconds)
         return self.replace(reference=reference.measurement, elapsed_seconds=seconds)

@@ -85,6 +85,19 @@ def test_a_launch_in_turns_keeps_both_timings_and_has_the_time_of_both() -> None
     assert search.starter.number == 4
 
 
+def test_a_pair_in_turns_is_one_launch_and_not_two() -> None:
+    search = open_pairs(Machine())
+    one, other = (search.log.prices.pair_seconds(config) for config in (None, BF16))
+    assert one == other == pytest.approx(2 * LAUNCH_SECONDS)
+    launch(search, BF16)  # both at a time: it has taken that long
+    unseen = BASELINE.replace(optimizer_implementation="fused")
+    for config in (None, BF16, unseen):
+        assert search.log.prices.pair_seconds(config) == pytest.approx(2 * LAUNCH_SECONDS)
+    search.log.add_launch(search.starter.launch(unseen, "measure", 60.0))  # turns have been given up
+    assert search.log.prices.pair_seconds(None) == pytest.approx(2 * LAUNCH_SECONDS)
+    assert search.log.prices.pair_seconds(unseen) == pytest.approx(2 * LAUNCH_SECONDS)
+
+
 def test_alone_without_turns_nothing_has_changed() -> None:
     machine = Machine(**WANDERING)
     search = open_search(machine)

@@ -1,14 +1,16 @@
 """Two trials that are timed in turns: one runs a block while the other one rests, its loader workers stopped.
 
-    conductor        ── go ──▶ A ▓▓▓▓        ▓▓▓▓ ── at rest ──▶        what the machine does in these seconds,
-                     ── go ──▶ B      ▓▓▓▓▓▓▓▓      ...                 both of them meet
+    conductor    ── go ──▶ A ── warms up      ▓▓▓▓        ▓▓▓▓ ── at rest ──▶    what the machine does in these
+                 ── go ──▶ B       warms up ──     ▓▓▓▓▓▓▓▓      ...             seconds, both of them meet
 
 A shared machine's speed wanders within seconds: of two launches one after the other each meets a speed of its own, of
-two in turns both meet the same. The second is started once the first one is warm, so neither disturbs the other.
+two in turns both meet the same. Both start at a time, which one core each does for most of it; from their first steps
+on, compiling included, one is at rest while the other goes on, so neither disturbs the other.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -100,22 +102,18 @@ def can_take_turns(folder: Path) -> bool:
 class Conductor:
     """Gives two trials their turns, in a thread of its own; a context manager.
 
-    Blocks come in the order 0 1 1 0, so that a machine that becomes slower all the time favours neither. Where one has
-    ended, the other goes on without rests.
+    The first turn of each is its warm-up. Blocks come in the order 0 1 1 0, so that a machine that becomes slower all
+    the time favours neither. Where one has ended, the other goes on without rests.
 
     Args:
-        folders: of the two trials, in the order in which they are started.
-
-    Attributes:
-        first_is_warm: set once the first one rests or has ended: the second one may be started.
+        folders: of the two trials; the first one warms up first.
     """
 
     def __init__(self, folders: tuple[Path, Path]) -> None:
-        self.first_is_warm = threading.Event()
         self._paths = [[folder / name for name in TURNS_FILES] for folder in folders]
         self._pipes: list[tuple[int, int]] = []
         self._resting, self._ended = {0: False, 1: False}, {0: False, 1: False}
-        self._turn = 0
+        self._order = itertools.chain((0, 1), itertools.cycle((0, 1, 1, 0)))
         self._closed = False
         self._thread = threading.Thread(target=self._conduct, name="autotune-turns", daemon=True)
 
@@ -147,7 +145,6 @@ class Conductor:
             place: 0 for the first one.
         """
         self._ended[place] = True
-        self.first_is_warm.set()
 
     def _conduct(self) -> None:
         by_pipe = {at_rest: place for place, (_, at_rest) in enumerate(self._pipes)}
@@ -155,13 +152,11 @@ class Conductor:
             for pipe in select.select(list(by_pipe), [], [], _POLL_SECONDS)[0]:
                 if os.read(pipe, 1) == _AT_REST:
                     self._resting[by_pipe[pipe]] = True
-                    self.first_is_warm.set()
             if any(self._ended.values()):
                 for place in (0, 1):
                     self._tell(place, _FREE)
             elif all(self._resting.values()):
-                self._tell((0, 1, 1, 0)[self._turn % 4], _GO)
-                self._turn += 1
+                self._tell(next(self._order), _GO)
 
     def _tell(self, place: int, word: bytes) -> None:
         if self._resting[place]:
@@ -176,7 +171,7 @@ def run_in_turns(
 
     Args:
         folders: of the two, each other's.
-        first: runs the one that is started first, in this thread.
+        first: runs the one that warms up first, in this thread.
         second: runs the other one, in a thread of its own.
 
     Raises:
@@ -187,7 +182,6 @@ def run_in_turns(
     with Conductor(folders) as conductor:
 
         def follow() -> None:
-            conductor.first_is_warm.wait()
             try:
                 found.append(second())
             except BaseException as error:  # it is raised in the thread that waits for this one

@@ -149,7 +149,8 @@ def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
     saved = _saved_per_sample(winner, findings)
     return OneOffCosts(
         compile_seconds=compile_seconds,
-        startup_seconds=max((r.startup_seconds for r in finals), default=0.0),
+        # Of a pair in turns both start at a time, and each takes longer for that.
+        startup_seconds=min((r.startup_seconds for r in finals), default=0.0),
         search_seconds=findings.elapsed_seconds,
         planned_samples=findings.planned_samples,
         break_even_samples=extra / saved if saved else None,

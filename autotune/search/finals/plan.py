@@ -42,7 +42,7 @@ def plan_finals(
     """
     purse, first, policy = look or RiskPurse(), candidates[0], log.problem.policy
     left = budget.remaining_seconds
-    round_seconds = pair_seconds(log, first)
+    round_seconds = log.prices.pair_seconds(first)
     most = min(MOST_ROUNDS, int((left if seconds is None else min(left, seconds)) / round_seconds))
     kept = len(purse.pairs_of(first))
     if purse.share_for(first) < LEAST_SHARE:
@@ -168,10 +168,3 @@ def count_samples(log: SearchLog) -> int:
     if seconds <= log.problem.state.measure_seconds:
         return enough
     return max(enough, math.ceil(seconds * statistics.median([one.samples_per_second for one in own])))
-
-
-def pair_seconds(log: SearchLog, candidate: TrainConfig) -> float:
-    """Return the expected time of one pair: of a launch in turns it is the launch's own."""
-    if any(one.result.reference is not None for one in log.judged if one.key == candidate.key):
-        return log.prices.launch_seconds(candidate)
-    return log.prices.launch_seconds(log.problem.baseline) + log.prices.launch_seconds(candidate)

@@ -87,10 +87,7 @@ class Reserve:
 
     def round_seconds(self, config: TrainConfig | None) -> float:
         """Return what a pair of launches takes, one of a config and one of the baseline."""
-        prices = self.log.prices
-        base = prices.launch_seconds(self.log.problem.baseline)
-        other = base if config is None else prices.launch_seconds(config)
-        return math.fsum((base, other))
+        return self.log.prices.pair_seconds(config)
 
     @property
     def _policy(self) -> SearchPolicy:

@@ -18,7 +18,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.claim import THRESHOLD, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, Finalist, FinalsOutcome
-from autotune.search.finals.plan import pair_seconds, plan_finals
+from autotune.search.finals.plan import plan_finals
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import (
     Cost,
@@ -80,7 +80,7 @@ def make_pair_launch(
     def launch_pair(first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
         if not (log.takes_turns and fit_together(log, first, second)):
             return _launch_both(launch, first, second)
-        expected = pair_seconds(log, second if first == log.problem.baseline else first)
+        expected = log.prices.pair_seconds(second if first == log.problem.baseline else first)
         remaining = starter.budget.remaining_seconds
         if starter.should_stop() or remaining < expected:
             return None

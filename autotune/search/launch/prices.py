@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,18 @@ class Prices:
             return predict_again(own) if needs_compilation(config) else max(one.elapsed_seconds for one in own)
         return self.first_seconds(config)
 
+    def pair_seconds(self, config: TrainConfig | None) -> float:
+        """Return how long a pair takes, of a config and the user's own settings: in turns it is the one launch's.
+
+        None is for any config that compiles nothing.
+        """
+        base = self.launch_seconds(self._baseline)
+        if config is None:
+            return self._plain_seconds if self._takes_turns else 2 * base
+        launched = self._completed.get(config.key)
+        is_in_turns = _was_in_turns(launched) if launched else self._takes_turns
+        return self.launch_seconds(config) + (0.0 if is_in_turns else base)
+
     def first_seconds(self, config: TrainConfig) -> float:
         """Return how long the first launch of a config will take."""
         return self._plain_seconds + self.compile_seconds(config)
@@ -77,7 +90,7 @@ class Prices:
 
     def overdue(self) -> list[TrialResult]:
         """Return launches that were cut only after twice what the baseline's take: they count as timed out."""
-        usual = 2 * max(self.usual_seconds(self.report.target.baseline), self._plain_seconds)
+        usual = 2 * max(self.usual_seconds(self._baseline), self._plain_seconds)
         return [
             one.replace(status=TrialStatus.TIMED_OUT)
             for one in self.interrupted
@@ -97,8 +110,19 @@ class Prices:
     def _plain_seconds(self) -> float:
         """What a launch takes that compiles nothing."""
         completed = [one for one in self.seen if one.result.status is TrialStatus.COMPLETED]
-        plain = [one.result.elapsed_seconds for one in completed if not needs_compilation(one.config)]
-        return statistics.median(plain) if plain else self._guess_seconds()
+        plain = [one.result for one in completed if not needs_compilation(one.config)]
+        alike = [one for one in plain if _was_in_turns([one]) == self._takes_turns] or plain
+        return statistics.median([one.elapsed_seconds for one in alike]) if alike else self._guess_seconds()
+
+    @cached_property
+    def _takes_turns(self) -> bool:
+        """Whether the launches that come are taken to be in turns: the last one beside the user's settings was."""
+        others = (one.result for one in reversed(self.seen) if one.config != self._baseline)
+        return any(_was_in_turns([one]) for one in itertools.islice(others, 1))
+
+    @property
+    def _baseline(self) -> TrainConfig:
+        return self.report.target.baseline
 
     def _guess_seconds(self) -> float:
         measurement = self.report.measurement
@@ -133,6 +157,10 @@ def predict_again(own: Sequence[TrialResult]) -> float:
     """
     compiled = own[0].measurement.compile_seconds if own[0].measurement else 0.0
     return max((one.elapsed_seconds for one in own[1:]), default=own[0].elapsed_seconds - CACHED_SHARE * compiled)
+
+
+def _was_in_turns(launches: Sequence[TrialResult]) -> bool:
+    return any(one.reference is not None for one in launches)
 
 
 def _predict(config: TrainConfig, facts: TargetFacts) -> float:

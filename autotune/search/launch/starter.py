@@ -162,8 +162,8 @@ class TrialStarter:
         """Run a pair of the finals, their blocks in turns, and return both results.
 
         Args:
-            first: is started first.
-            second: once that one is warm.
+            first: warms up first.
+            second: after it.
             seconds: until both are killed, the kill included.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
             measure_samples: that each of them times.
