@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autotune.arithmetics import find_cautions
 from autotune.errors import UsageError
@@ -39,6 +40,10 @@ HALF_KERNELS = frozenset({"flash", "cudnn"})
 DDP_KNOBS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")
 FSDP_KNOBS = ("reshard_after_forward",)
 """Without effect beside the other strategy."""
+
+_NUMERICS: dict[str, Numerics] = {knob.field: knob.numerics for knob in KNOBS}
+_MOST_REVERTED = 2**12
+"""Kept: a search asks for the same ones thousands of times."""
 
 
 @dataclass(frozen=True)
@@ -308,8 +313,10 @@ def classify_changes(
     config: TrainConfig, baseline: TrainConfig, special: Mapping[str, Numerics] | None = None
 ) -> dict[str, Numerics]:
     """Return the class of every change a config makes to the baseline, by knob; arguments as of `numerics_of`."""
-    by_field = {knob.field: knob.numerics for knob in KNOBS} | dict(special or {})
-    found: dict[str, Numerics] = {name: by_field.get(name, "semantic") for name in changed_fields(config, baseline)}
+    own: Mapping[str, Numerics] = special or {}
+    found: dict[str, Numerics] = {
+        name: own.get(name) or _NUMERICS.get(name, "semantic") for name in changed_fields(config, baseline)
+    }
     if config.effective_batch_size != baseline.effective_batch_size:
         found |= dict.fromkeys(BATCH_KNOBS & found.keys(), "semantic")
     return found
@@ -325,7 +332,12 @@ def revert_knobs(config: TrainConfig, baseline: TrainConfig, names: Iterable[str
         wanted |= BATCH_KNOBS
     if "precision" in wanted and baseline.precision == "fp32" and config.attention_backend in HALF_KERNELS:
         wanted.add("attention_backend")
-    return canonical(with_knobs(config, {name: get_knob(baseline, name) for name in wanted}), baseline)
+    return _revert(config, baseline, frozenset(wanted.intersection(changed_fields(config, baseline))))
+
+
+@lru_cache(maxsize=_MOST_REVERTED)
+def _revert(config: TrainConfig, baseline: TrainConfig, names: frozenset[str]) -> TrainConfig:
+    return canonical(with_knobs(config, {name: get_knob(baseline, name) for name in names}), baseline)
 
 
 def needs_compilation(config: TrainConfig) -> bool:

@@ -40,6 +40,7 @@ def test_a_script_is_trained_to_its_end(folder: Path) -> None:
     assert any("5 steps" in one for one in said)
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_our_error(folder: Path) -> None:
     with pytest.raises(TargetError, match=r"train\.py 3 ended with exit status 3"):
         autotune.run_training(None, f"{sys.executable} train.py 3", folder=folder)

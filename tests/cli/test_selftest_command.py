@@ -48,6 +48,7 @@ def tally(**changes: object) -> Tally:
     return Tally(**(fields | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_replayed_searches_are_counted_in_a_table(tmp_path: Path) -> None:
     shown = run("--aa", "--replay", "2", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
@@ -76,7 +77,7 @@ def test_the_counts_are_json_too_and_recorded_launches_are_replayed_beside(tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recorded", "nowhere.json"], "nowhere.json"),
+        pytest.param(["--recorded", "nowhere.json"], "nowhere.json", marks=pytest.mark.slow),
         (["--budget", "40"], "--budget '40' is not a duration with a unit"),
     ],
 )

@@ -70,6 +70,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         yield found
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_one_process(runner: Runner) -> None:
     asked: dict[str, Any] = {"quality_steps": 9, "seeds": (0, 3), "evaluate": True}
     one, two = (runner.run("counted", "quality", ranks=ranks, **asked) for ranks in (1, 2))

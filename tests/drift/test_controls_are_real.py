@@ -240,6 +240,7 @@ def test_forgotten_masks_spoil_the_gradient_of_the_right_loss() -> None:
     assert first_error("forgotten-masks", dropout=0.0) < SUMMED_OTHERWISE
 
 
+@pytest.mark.slow
 def test_the_parallel_memory_is_faster_and_forgets() -> None:
     sequential, parallel = (
         Run("learners", {"user_knobs": {"implementation": value}}) for value in ("sequential", "parallel")

@@ -80,7 +80,7 @@ def test_a_mistake_is_caught(runs: GateRuns, control: Control) -> None:
     assert re.search(r"\d", sentence)
 
 
-@pytest.mark.slow_cases("foreach", "checkpointing-full", "workers-augmented")
+@pytest.mark.slow_cases("foreach", "checkpointing-full", "checkpointing-selective", "workers-augmented")
 @pytest.mark.parametrize("control", by_target(POSITIVE))
 def test_what_is_right_passes(runs: GateRuns, control: Control) -> None:
     verdict = runs.judge(control)
@@ -179,6 +179,7 @@ def test_the_baseline_is_trained_once_for_all_candidates(runs: GateRuns) -> None
     assert (opened.count("quality", opened.facts.baseline), opened.count("quality")) == (1, 3)
 
 
+@pytest.mark.slow
 def test_a_semantic_change_is_judged_by_trainings_alone(runs: GateRuns) -> None:
     control = BY_NAME["parallel-memory-semantic"]
     opened = runs.open_target(control.target)

@@ -42,6 +42,7 @@ def marks_of(name: str) -> Iterator[pytest.MarkDecorator]:
         yield pytest.mark.xfail(strict=True, reason=MISSED[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", by_target(SCRIPT_NEGATIVE))
 @pytest.mark.fault("16", injected="scripts with a planted mistake", outcome="refused; never chosen")
 def test_a_mistake_in_a_script_is_caught(runs: GateRuns, control: Control) -> None:

@@ -59,6 +59,7 @@ def find_launches(place: SearchFolder, purpose: str, *, own: bool) -> list[Trial
     ]
 
 
+@pytest.mark.slow
 def test_the_rate_is_that_of_the_proof_and_the_memory_that_of_every_launch(searched: SearchFolder) -> None:
     profile = Profile.load(searched.profile)
     assert profile.verdict == "improved"

@@ -112,6 +112,7 @@ def audit(page: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow_cases("dark")
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_it_can_be_read_by_everybody(tmp_path: Path, scheme: str) -> None:
     found = audit(write_page(tmp_path), f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}")

@@ -116,6 +116,7 @@ def run_with_another_accelerator(*words: str, folder: Path | None = None) -> tup
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 @needs_accelerators_of_python
 def test_a_vendors_accelerator_is_found_and_refused() -> None:
     code, told = run_with_another_accelerator("-c", PROGRAM)

@@ -160,6 +160,7 @@ def test_a_compiled_model_stays_in_its_band(changes: dict[str, Any]) -> None:
     assert losses == pytest.approx(expected, rel=FP32_BAND, abs=0.0)
 
 
+@pytest.mark.slow_cases("tcmalloc", "glibc-tuned", "expandable-segments")
 @pytest.mark.parametrize("allocator", IN_ANOTHER_ENVIRONMENT)
 def test_an_allocator_changes_no_bit(allocator: str) -> None:
     libraries = find_host_allocators(Path("/"))

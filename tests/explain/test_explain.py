@@ -114,6 +114,7 @@ def test_a_single_change_is_worth_what_its_finals_showed(tmp_path: Path) -> None
     assert not run.folder.explanation.path.exists()  # nothing is written for what is only read
 
 
+@pytest.mark.slow
 def test_the_step_before_and_after_is_that_of_the_finals(tmp_path: Path) -> None:
     run = search(tmp_path, Machine(speed=bf16_wins, noise=0.0))
     found = explain(run.folder)
@@ -137,6 +138,7 @@ def test_what_was_tried_is_told_with_how_it_ended(tmp_path: Path) -> None:
     assert tried["optimizer_implementation", "fused"].best is not None
 
 
+@pytest.mark.slow
 def test_what_the_loss_check_refused_is_told_with_what_it_would_have_gained(tmp_path: Path) -> None:
     run = search(tmp_path, Machine(speed=both_win, noise=0.0))
     readings = _read(run.folder, run.profile)
@@ -150,6 +152,7 @@ def test_what_the_loss_check_refused_is_told_with_what_it_would_have_gained(tmp_
     assert describe_refused(none) == "width=3: not timed, and not shown to learn the same"
 
 
+@pytest.mark.slow
 def test_nothing_is_explained_where_the_settings_stay(tmp_path: Path) -> None:
     run = search(tmp_path, Machine(speed=lambda _config: 1.0), budget=200.0)
     found = explain(run.folder, run.profile.replace(candidate_config=None, candidate=None))
@@ -158,6 +161,7 @@ def test_nothing_is_explained_where_the_settings_stay(tmp_path: Path) -> None:
     assert found.after is None
 
 
+@pytest.mark.slow
 def test_the_search_of_an_answer_is_found_by_what_it_says(tmp_path: Path) -> None:
     run = search(tmp_path, Machine())
     assert find_search_of(Profile.load(run.folder.profile), tmp_path) == run.folder

@@ -192,6 +192,7 @@ def test_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
             options.check()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("48", injected="standard output is /dev/full", outcome="one line, exit 5")
 @pytest.mark.fault("F14", injected="standard output is /dev/full", outcome="one line, exit 5")
 def test_output_that_cannot_be_written_is_one_line(folder: Path) -> None:

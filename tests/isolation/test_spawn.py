@@ -351,6 +351,7 @@ def test_a_dead_server_is_replaced_by_a_cold_start_and_then_by_another(tmp_path:
         assert world.find_strays() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.fault("4", injected="kill -9 of the fork server under a trial", outcome="repeated; then `server-died`")
 def test_a_server_that_dies_under_a_trial_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn, "read_oom_kills", lambda: 0)

@@ -33,7 +33,7 @@ with TrialRunner(Path(sys.argv[1]), warm=sys.argv[2] == "warm") as runner:
     [
         pytest.param("warm", "worker_hangs", 1, False, id="warm"),
         pytest.param("cold", "worker_hangs", 1, False, id="cold", marks=pytest.mark.slow),
-        pytest.param("warm", "worker_escapes", 1, False, id="warm-own-session"),
+        pytest.param("warm", "worker_escapes", 1, False, id="warm-own-session", marks=pytest.mark.slow),
         pytest.param("cold", "hangs", 0, True, id="cold-while-starting", marks=pytest.mark.slow),
         pytest.param("warm", "hangs", 0, True, id="warm-while-starting", marks=pytest.mark.slow),
     ],

@@ -138,7 +138,7 @@ def run_script(project: Project, drag: float) -> TrialResult:
     return result
 
 
-@pytest.mark.slow_cases("2.0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("drag", "which"), [(1000.0, "its first step took more"), (2.0, "its second and third step")])
 def test_a_hopeless_script_is_ended_with_all_of_its_processes(project: Project, drag: float, which: str) -> None:
     result = run_script(project, drag)

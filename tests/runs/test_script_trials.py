@@ -447,7 +447,7 @@ SWALLOWED = {
 }
 
 
-@pytest.mark.slow_cases("and has no end", "and steps all the same")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SWALLOWED)
 def test_a_setting_that_breaks_each_step_is_found_even_if_the_script_swallows_it(project: Project, how: str) -> None:
     project.write(LOOP + PICKY + SWALLOWED[how])
@@ -646,9 +646,10 @@ for _ in range(1000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epochs", "told"),
-    [(1.0, "of the time goes to"), pytest.param(500.0, "between two epochs", marks=pytest.mark.slow)],
+    [(1.0, "of the time goes to"), (500.0, "between two epochs")],
 )
 def test_a_probe_sees_what_a_script_does_between_two_epochs(project: Project, epochs: float, told: str) -> None:
     project.write(PAUSES.format(steps=1000, epochs=epochs))

@@ -137,6 +137,7 @@ def test_a_reading_counts_as_far_as_it_is_the_configs_own():
     assert 0.3 < both < 0.5
 
 
+@pytest.mark.slow
 def test_a_knob_of_thousands_of_values_is_one_of_a_few():
     """What a proposal costs grows with the readings and the rows, not with the cube of the values."""
     values = {"n": tuple(range(2000)), "x": ("a", "b")}

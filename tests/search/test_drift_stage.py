@@ -654,6 +654,7 @@ def test_wrong_gradients_are_refused_while_the_search_goes_on_and_the_next_best_
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_search_without_a_wrong_gradient_refuses_nothing(tmp_path: Path) -> None:
     run = run_search(tmp_path)
     assert run.log.refused == ()
@@ -661,6 +662,7 @@ def test_a_search_without_a_wrong_gradient_refuses_nothing(tmp_path: Path) -> No
     assert not any("refused" in note for note in run.profile.evidence.notes)
 
 
+@pytest.mark.slow
 def test_a_loader_that_hands_over_something_else_is_refused_and_the_rest_wins(tmp_path: Path) -> None:
     def read(config: TrainConfig) -> str:
         return "other samples" if config.num_workers else "samples"
@@ -699,7 +701,7 @@ def test_an_exact_winner_needs_no_training_where_nothing_was_refused(tmp_path: P
     assert {check.test for check in run.profile.quality} == {"schedule", "gradients"}
 
 
-@pytest.mark.slow_cases("0", "1")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wrong_change_never_gets_into_the_answer_whatever_it_comes_with(tmp_path: Path, seed: int) -> None:
     run = run_search(tmp_path, gradient_error=wrong_when_cast, seed=seed, noise=0.03)
@@ -715,6 +717,7 @@ def test_the_gates_time_is_told(tmp_path: Path) -> None:
     assert run.profile.evidence.drift_fraction == pytest.approx(spent / run.machine.now, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_budget_stays_a_deadline_with_all_that_is_refused(tmp_path: Path) -> None:
     for number, budget in enumerate((60.0, 90.0, 123.0, 400.0)):
         work = tmp_path / str(number)
@@ -1077,6 +1080,7 @@ def test_a_trial_by_another_plan_is_run_again(tmp_path: Path) -> None:
     assert len(of_gate(again.machine.specs)) == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_search_screens_only_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = run_simulated(Machine(speed=fast), tmp_path / "whole")

@@ -88,6 +88,7 @@ def test_a_hopeless_config_counts_as_tried_and_is_remembered_once() -> None:
     assert log.hopeless == (config(4096),)
 
 
+@pytest.mark.slow
 def test_a_search_leaves_out_what_would_not_fit_and_says_so(tmp_path: Any) -> None:
     baseline = BASELINE.replace(micro_batch_size=8, gradient_accumulation_steps=4)
     machine = Machine(speed=all_equal, facts={"memory": memory(per_sample=0.8 * GIB), "baseline": baseline})

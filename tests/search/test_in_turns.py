@@ -246,6 +246,7 @@ class Narrow(Machine):
         return ours, theirs.replace(**gone)
 
 
+@pytest.mark.slow
 def test_what_lacks_memory_beside_your_settings_is_run_alone_and_others_go_on_in_turns(tmp_path: Path) -> None:
     run = run_simulated(Narrow(**IN_TURNS), tmp_path, budget=600.0)
     judged = run.log.judged

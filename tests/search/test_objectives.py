@@ -67,7 +67,7 @@ def test_the_least_memory_among_what_is_as_fast_is_found_and_proven(tmp_path: Pa
     assert memory(profile.config) < profile.memory_ratio.high < MOST_MEMORY
 
 
-@pytest.mark.slow_cases("2", "3", "4")
+@pytest.mark.slow_cases("1", "2", "3", "4")
 @pytest.mark.parametrize("seed", range(5))
 def test_where_all_need_the_same_nothing_is_claimed(tmp_path: Path, seed: int) -> None:
     run = search(tmp_path, Machine(speed=lambda _config: 1.0, memory_noise=0.01, noise=0.03, seed=seed))

@@ -47,6 +47,7 @@ def test_trials_know_what_the_script_does_by_itself(tmp_path: Path, script: Scri
     assert {spec.training_loaders for spec in others} == {("Data[10] by RandomSampler",)}
 
 
+@pytest.mark.slow
 def test_a_workload_still_learns_all_seeds_in_one_process(tmp_path: Path) -> None:
     machine = Machine()
     run_simulated(machine, tmp_path)
@@ -56,6 +57,7 @@ def test_a_workload_still_learns_all_seeds_in_one_process(tmp_path: Path) -> Non
     assert all(spec.baseline is None for spec in machine.specs)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_learned_losses_judge_nothing(tmp_path: Path, script: Script) -> None:
     machine = Machine(learns=False, gradient_error=lambda config: 0.0 if config == BASELINE else 0.03)
     run = run_simulated(machine, tmp_path, script=script, budget=600)
@@ -69,12 +71,14 @@ def test_where_nothing_is_learned_losses_judge_nothing(tmp_path: Path, script: S
     assert "nothing can be judged" in run.profile.quality[-1].reason
 
 
+@pytest.mark.slow
 def test_where_nothing_is_learned_equal_gradients_are_enough(tmp_path: Path, script: Script) -> None:
     run = run_simulated(Machine(learns=False), tmp_path, script=script)
     assert run.profile.verdict == "improved"
     assert {check.test for check in run.profile.quality} == {"schedule", "gradients"}
 
 
+@pytest.mark.slow
 def test_a_knob_that_the_script_fixes_is_never_varied(tmp_path: Path, script: Script) -> None:
     machine = Machine(facts={"fixed": {"precision": "the script casts by itself"}})
     run_simulated(machine, tmp_path, script=script)
@@ -82,6 +86,7 @@ def test_a_knob_that_the_script_fixes_is_never_varied(tmp_path: Path, script: Sc
     assert tried == {"fp32"}
 
 
+@pytest.mark.slow
 def test_a_knob_that_is_exact_elsewhere_is_judged_by_its_losses_here(tmp_path: Path, script: Script) -> None:
     def workers_win(config: TrainConfig) -> float:
         return 1.5 if config.num_workers > 0 else 1.0

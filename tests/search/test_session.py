@@ -36,6 +36,7 @@ def test_the_first_answer_is_the_baseline_and_comes_before_the_search(tmp_path):
     assert run.saved[-1] == run.profile
 
 
+@pytest.mark.slow
 def test_an_answer_holds_little_that_does_nothing(tmp_path):
     profile = run_simulated(Machine(), tmp_path, budget=600).profile
     assert profile.verdict == "improved"
@@ -43,6 +44,7 @@ def test_an_answer_holds_little_that_does_nothing(tmp_path):
     assert len(changed_fields(profile.config, BASELINE)) <= 2
 
 
+@pytest.mark.slow_cases("4", "5", "6", "7")
 @pytest.mark.parametrize("seed", range(8))
 def test_equal_settings_are_never_called_faster(tmp_path, seed):
     machine = Machine(speed=all_equal, noise=0.03, seed=seed)
@@ -75,6 +77,7 @@ def test_a_fast_setting_that_learns_worse_is_refused_with_the_number(tmp_path):
     assert check.difference.estimate == pytest.approx(0.015, rel=0.01)
 
 
+@pytest.mark.slow
 def test_each_refusal_is_told_with_its_figures(tmp_path):
     def loss(config: TrainConfig) -> float:
         return 1.015 if config.precision == "bf16" else 1.0
@@ -151,6 +154,7 @@ def test_what_is_launched_again_is_the_baseline_a_challenger_or_an_elite(tmp_pat
     assert len({one.key for one in launches}) > 15
 
 
+@pytest.mark.slow
 def test_new_settings_are_at_least_half_of_a_search(tmp_path):
     launches = run_simulated(Machine(), tmp_path, budget=300).log.judged
     assert len({one.key for one in launches}) >= len(launches) / 2
@@ -232,6 +236,7 @@ def test_a_stop_in_the_finals_keeps_the_rounds_that_were_finished(tmp_path):
     assert run.profile.evidence.pairs >= 2
 
 
+@pytest.mark.slow
 def test_what_failed_the_drift_check_is_not_tried_again_with_more_on_top(tmp_path):
     def speed(config: TrainConfig) -> float:
         return (1.5 if config.precision == "bf16" else 1.0) * (1.2 if config.num_workers else 1.0)
@@ -247,6 +252,7 @@ def test_what_failed_the_drift_check_is_not_tried_again_with_more_on_top(tmp_pat
     assert run.profile.config.num_workers > 0
 
 
+@pytest.mark.slow
 def test_a_setting_that_changes_the_training_needs_the_metric(tmp_path):
     machine = Machine(
         speed=lambda c: 2.0 if c.user_knobs.get("variant") == "b" else 1.0, noise=0, knobs={"variant": ("a", "b")}
@@ -279,6 +285,7 @@ def test_a_leader_whose_loss_check_takes_a_tenth_of_the_budget_is_looked_at_when
 BOTH_METRICS = {"metrics": {"accuracy": "maximize", "error": "minimize"}, "evaluate_seconds": 0.1}
 
 
+@pytest.mark.slow
 def test_each_metric_is_judged_by_its_own_limit(tmp_path):
     def metrics(config: TrainConfig) -> dict[str, float | None]:
         return {"accuracy": 0.8, "error": 0.005 if config.precision == "bf16" else 0.0}
@@ -298,13 +305,24 @@ def test_each_metric_is_judged_by_its_own_limit(tmp_path):
     ("measured", "limit", "told"),
     [
         ({"accuracy": 0.8, "error": 0.3}, "error:0.1pp", "error worse by +0.1000, limit +0.0010"),
-        ({"accuracy": 0.79, "error": 0.2}, "accuracy:1%", "accuracy worse by +1.25%, limit +1.00%"),
-        (
+        pytest.param(
+            {"accuracy": 0.79, "error": 0.2},
+            "accuracy:1%",
+            "accuracy worse by +1.25%, limit +1.00%",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"accuracy": 0.805, "error": 0.2},
             "accuracy:min-improvement=0.01",
             "accuracy worse by -0.0050, limit -0.0100",
+            marks=pytest.mark.slow,
         ),
-        ({"accuracy": 0.8, "error": None}, "error:9%", "no finite error for seed 0; the baseline has 0.2"),
+        pytest.param(
+            {"accuracy": 0.8, "error": None},
+            "error:9%",
+            "no finite error for seed 0; the baseline has 0.2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_metric_that_is_worse_refuses_a_candidate(tmp_path, measured, limit, told):
@@ -326,6 +344,7 @@ def test_a_metric_that_is_still_zero_stands_in_nobodys_way_where_the_gradients_a
     assert any(note.startswith(told) for note in profile.evidence.notes)
 
 
+@pytest.mark.slow
 def test_a_metric_that_gets_worse_than_zero_does(tmp_path):
     machine = Machine(
         metrics=lambda config: {"error": 0.1 if config.precision == "bf16" else 0.0},
@@ -335,6 +354,7 @@ def test_a_metric_that_gets_worse_than_zero_does(tmp_path):
     assert run_simulated(machine, tmp_path).profile.verdict == "keep"
 
 
+@pytest.mark.slow
 def test_a_required_improvement_that_could_not_be_measured_is_none(tmp_path):
     facts = {**BOTH_METRICS, "evaluate_seconds": None}
     limits = read_drift_limits(["error:min-improvement=0.01"])
@@ -357,6 +377,7 @@ def test_a_trial_cut_by_the_end_of_a_stage_is_run_again_on_resume(tmp_path):
     assert not [r for r in first.folder.read_trials() if r.status is TrialStatus.TIMED_OUT]
 
 
+@pytest.mark.slow
 def test_a_baseline_that_was_slow_once_takes_nobody_to_a_check_or_the_finals(tmp_path):
     """What runs at half the speed looks five times as fast beside a launch that the machine slowed down tenfold."""
 
@@ -369,6 +390,7 @@ def test_a_baseline_that_was_slow_once_takes_nobody_to_a_check_or_the_finals(tmp
     assert run.profile.verdict == "keep"
 
 
+@pytest.mark.slow
 def test_a_leader_that_cannot_be_checked_in_time_does_not_end_the_search(tmp_path):
     machine = Machine(facts={**BOTH_METRICS, "evaluate_seconds": 500.0})
     limits = read_drift_limits(["error:min-improvement=0.01"])  # takes trainings that are evaluated

@@ -134,6 +134,7 @@ def test_processes_share_the_cpus(monkeypatch):
     assert find_cpu_share(2) == {}  # the user's own
 
 
+@pytest.mark.slow
 def test_what_one_process_has_read_is_no_guess_for_several(tmp_path):
     run_simulated(Machine(), tmp_path, world_size=2, uses_history=True)
     run = run_simulated(Machine(), tmp_path, world_size=1, uses_history=False)

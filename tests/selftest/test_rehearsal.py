@@ -83,6 +83,7 @@ def test_it_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("  left for more of both: ")
 
 
+@pytest.mark.slow
 def test_without_a_probe_it_says_how_to_make_one(tmp_path: Path) -> None:
     words = [sys.executable, "-P", "-m", "autotune", "search", "--dry-run", "demo"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

@@ -137,6 +137,7 @@ def test_the_schedule_lasts_one_epoch_of_optimizer_steps() -> None:
     assert scheduler.lr_lambdas[0](steps // 2) > 0.4
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     torch.manual_seed(0)
     model = workload.build_model()

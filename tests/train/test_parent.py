@@ -309,6 +309,7 @@ with stop_on_signals() as stop:
 )
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_stays_one_where_user_code_takes_the_wakeup_descriptor() -> None:
     driver = start_driver(ASYNC)
     await_ready(driver)

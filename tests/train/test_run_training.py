@@ -196,6 +196,7 @@ def test_workers_that_die_in_mid_step_do_not_tear_it(
     assert_same_end(workplace.folder / "straight", workplace.folder / "stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.fault("39", injected="a stop in the middle of an evaluation", outcome="made up for on resume")
 def test_an_evaluation_that_a_stop_cuts_short_is_made_up_for(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch

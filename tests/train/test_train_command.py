@@ -86,7 +86,7 @@ def test_kills_in_mid_training_change_nothing(straight: Workplace, started: list
     ("number", "to_group"),
     [
         pytest.param(signal.SIGTERM, False, id="SIGTERM", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, True, id="SIGTERM to the group"),
+        pytest.param(signal.SIGTERM, True, id="SIGTERM to the group", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, True, id="SIGINT to the group", marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, False, id="SIGUSR1", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, True, id="SIGHUP to the group", marks=pytest.mark.slow),

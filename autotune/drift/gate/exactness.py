@@ -148,11 +148,11 @@ class EqualLosses:
 
     def _take_launches(self) -> Mapping[str, Sequence[TrialResult]]:
         """Return what was launched, and trained beside, by the settings' keys."""
-        results = [*(one.result for one in self._log.judged), *self._beside]
-        if self._launches != len(results):
+        launches = len(self._log.judged) + len(self._beside)
+        if self._launches != launches:
             self._found, self._losing_nothing, self._repeats = {}, None, None
-            self._launches, self._launched = len(results), {}
-            for one in results:
+            self._launches, self._launched = launches, {}
+            for one in (*(judged.result for judged in self._log.judged), *self._beside):
                 if one.spec.config is not None:
                     self._launched.setdefault(one.spec.config.key, []).append(one)
         return self._launched

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -329,14 +330,9 @@ class Explorer:
 
         None where nothing can: what leads then is what a resumed search begins with.
         """
-        log, space = self.log, self.log.problem.space
-        rounds = LEAST_ROUNDS * 2 * log.prices.launch_seconds(space.baseline)
-        left = self.starter.budget.remaining_seconds - rounds
-        late = [
-            (name, value)
-            for name, value in _list_values(space)
-            if self.proof_seconds(space.complete({name: value})) > left > 0
-        ]
+        log = self.log
+        left = self.starter.budget.remaining_seconds - LEAST_ROUNDS * log.prices.pair_seconds(None)
+        late = [(name, value) for name, value, alone in self._alone if self.proof_seconds(alone) > left > 0]
         timed = [one.config for one in log.judged if one.score.value is not None] if late else []
         passed = [config for config, checks in log.checks if is_passed(checks)]
         return [
@@ -354,13 +350,13 @@ class Explorer:
         A long proof counts more until there is one, where it may take the time of all there is to prove. Not so of a
         user's own knob, and of compiling, whose proof is long by its own compilations alone.
         """
-        policy, space, budget = self._policy, self.log.problem.space, self.starter.budget.seconds
+        policy, budget = self._policy, self.starter.budget.seconds
         fitting = policy.fitting_proof_share * self.starter.budget.remaining_seconds
         proven_long = {
             f"{name}={value}": policy.first_proof_factor
-            for name, value in _list_values(space)
+            for name, value, alone in self._alone
             if name != "compile_mode" and not is_user_knob(name)
-            if self.proof_seconds(space.complete({name: value})) > max(policy.most_proof_share * budget, fitting)
+            if self.proof_seconds(alone) > max(policy.most_proof_share * budget, fitting)
         }
         dear = [*find_dear_values(self.log, policy.dear_compile_share * budget), *list_slow_compilers(self.log)]
         return dict.fromkeys(dear, 1.0) | proven_long
@@ -372,6 +368,12 @@ class Explorer:
         return [
             (name, value) for name, value in unproven if not any(get_knob(config, name) == value for config in timed)
         ]
+
+    @cached_property
+    def _alone(self) -> list[tuple[str, KnobValue, TrainConfig]]:
+        """Every value of every knob that is not the user's own setting, and what it is alone."""
+        space = self.log.problem.space
+        return [(name, value, space.complete({name: value})) for name, value in _list_values(space)]
 
     def _run(self, proposal: Proposal) -> TrialResult:
         policy, price = self._policy, self._price(proposal.config)

@@ -46,6 +46,7 @@ def test_two_ranks_add_up_here() -> None:
     assert rate > BYTES / (time.monotonic() - began)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(
     "F19", injected="the user's gloo and NCCL told another interface", outcome="ranks listen on loopback"
 )
@@ -143,6 +144,7 @@ def test_gpus_that_are_not_there_count_as_none(monkeypatch: pytest.MonkeyPatch) 
     assert measure_all_reduce(2, device_type="cuda") is None
 
 
+@pytest.mark.slow
 def test_ranks_die_with_the_process_that_started_them() -> None:
     program = (
         "from autotune.machine.limits import all_reduce\n"

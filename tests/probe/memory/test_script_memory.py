@@ -63,6 +63,7 @@ def run_script(model: nn.Module, *, inspects: bool = True, **options: Any) -> Me
     return look_at_memory(ScriptMemory(hooks, measurement), BASELINE, CPU, **settings)
 
 
+@pytest.mark.slow
 def test_a_scripts_objects_are_counted() -> None:
     model = toys.Encoder()
     parameters = sum(p.numel() for p in model.parameters())

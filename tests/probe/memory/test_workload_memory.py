@@ -99,7 +99,7 @@ def test_the_real_step_corrects_the_shapes(facts: MemoryFacts) -> None:
     assert -0.9 < facts.calibration_error < 0.5
 
 
-@pytest.mark.slow_cases("workload1", "workload2", "workload3")
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [toys.Counted(), toys.Endless(), toys.Texts(samples=3), toys.Noting()])
 def test_workloads_that_run_on_shapes(workload: Any) -> None:
     found = look(workload)
