@@ -113,8 +113,8 @@ def test_alone_without_turns_nothing_has_changed() -> None:
         (WANDERING, 1e4, True),
         ({"noise": 0.01}, 1e4, False),
         (WANDERING, 10 * LAUNCH_SECONDS, False),  # too few would fit
-        (WANDERING, 50 * LAUNCH_SECONDS, True),
-        ({"noise": 0.01, "wander": 0.03}, 50 * LAUNCH_SECONDS, False),  # and where it wanders less, so would more
+        (WANDERING, 40 * LAUNCH_SECONDS, True),
+        ({"noise": 0.01, "wander": 0.03}, 40 * LAUNCH_SECONDS, False),  # and where it wanders less, so would more
     ],
 )
 def test_the_search_explores_in_turns_where_the_machine_wanders_and_there_is_time(
