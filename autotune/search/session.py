@@ -173,11 +173,9 @@ def run_session(
     gate.restore(folder.read_screens())
     answer("running")
     starter.enter("search", _describe_start(log))
-    study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.foretell_seconds), fleet)
+    study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.average_seconds), fleet)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
-    stop_reason = _explore_and_prove(
-        log, starter, study, FinalsTurn(prover, fleet), answer, proof_seconds=gate.foretell_seconds
-    )
+    stop_reason = _explore_and_prove(log, starter, study, FinalsTurn(prover, fleet), answer, gate)
     if context.should_stop():
         stop_reason = "interrupted"
     else:  # one that is resumed goes on with them
@@ -255,8 +253,7 @@ def _explore_and_prove(
     study: Proposals,
     turn: FinalsTurn,
     answer: Callable[[StopReason], Profile],
-    *,
-    proof_seconds: Callable[[TrainConfig], float],
+    gate: GateStage,
 ) -> StopReason:
     """Explore and prove by turns until neither finds anything more to do, and return why it ended."""
     explorer = Explorer(
@@ -266,7 +263,8 @@ def _explore_and_prove(
         look_at=turn.look_at,
         kept_seconds=turn.kept_seconds,
         is_proof_due=turn.is_due,
-        proof_seconds=proof_seconds,
+        proof_seconds=gate.foretell_seconds,
+        average_proof_seconds=gate.average_seconds,
         fleet=turn.fleet,
     )
 

@@ -156,7 +156,7 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: 
     gate = GateStage(log, starter, ())
     prover = open_prover(simulation, log, starter, gate, ())
     require_time(prover.reserve, kept.trial)
-    price = partial(price_proposal, log, gate.foretell_seconds)
+    price = partial(price_proposal, log, gate.average_seconds)
     study = Study(None, problem.space, seed=state.seed, prior=aim.prior, price=price, floor=aim.floor)
     Explorer(
         log,
@@ -165,6 +165,7 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: 
         kept_seconds=prover.kept_seconds,
         is_proof_due=prover.is_due,
         proof_seconds=gate.foretell_seconds,
+        average_proof_seconds=gate.average_seconds,
     ).run()
     return _describe(log, expected, prover, gate, budget_seconds)
 

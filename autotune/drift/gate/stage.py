@@ -35,6 +35,9 @@ from autotune.space import classify_changes, numerics_of, revert_knobs
 _REFERENCE_PATIENCE = 2.5
 """Times the patience with a look that one in float64 has: convolutions took up to nine times as long on a CPU."""
 
+_OPEN_SHARE = 0.2
+"""Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
+(docs/recipes.md). Where there is no time for trainings then, nothing but these gradients was spent."""
 _DIGITS = ("precision", "allow_tf32")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
@@ -159,9 +162,16 @@ class GateStage:
 
         One that is exact is taken to have the baseline's losses then.
         """
+        return self._foretell(config, 1.0)
+
+    def average_seconds(self, config: TrainConfig) -> float:
+        """Return the same on average, for what is weighed by its price: gradients mostly tell without trainings."""
+        return self._foretell(config, _OPEN_SHARE)
+
+    def _foretell(self, config: TrainConfig, open_share: float) -> float:
         shown = self._shown_where_equal if self._is_exact(config) else frozenset()
         seconds = self._price_tests(config, shown)
-        return seconds + self._trainings.least_seconds if self._may_be_trained(config) else seconds
+        return seconds + open_share * self._trainings.least_seconds if self._may_be_trained(config) else seconds
 
     def _may_be_trained(self, config: TrainConfig) -> bool:
         """Return whether a config is trained where its gradients cannot tell: nobody has seen yet what these can."""

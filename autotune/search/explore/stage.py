@@ -179,6 +179,7 @@ class Explorer:
         is_proof_due: returns whether something leads that was not in the finals yet and enough was tried: then it is
             proven while there is time to come back.
         proof_seconds: returns what showing that a config learns the same will take, once it was launched.
+        average_proof_seconds: returns the same on average, for what is weighed by its price; None for no difference.
         fleet: other workers, where the study is shared.
     """
 
@@ -189,6 +190,7 @@ class Explorer:
     kept_seconds: Callable[[], float] = lambda: 0.0
     is_proof_due: Callable[[], bool] = lambda: False
     proof_seconds: Callable[[TrainConfig], float] = lambda _config: 0.0
+    average_proof_seconds: Callable[[TrainConfig], float] | None = None
     fleet: Alone = ALONE
 
     def run(self) -> StopReason:
@@ -351,12 +353,13 @@ class Explorer:
         user's own knob, and of compiling, whose proof is long by its own compilations alone.
         """
         policy, budget = self._policy, self.starter.budget.seconds
+        price = self.average_proof_seconds or self.proof_seconds
         fitting = policy.fitting_proof_share * self.starter.budget.remaining_seconds
         proven_long = {
             f"{name}={value}": policy.first_proof_factor
             for name, value, alone in self._alone
             if name != "compile_mode" and not is_user_knob(name)
-            if self.proof_seconds(alone) > max(policy.most_proof_share * budget, fitting)
+            if price(alone) > max(policy.most_proof_share * budget, fitting)
         }
         dear = [*find_dear_values(self.log, policy.dear_compile_share * budget), *list_slow_compilers(self.log)]
         return dict.fromkeys(dear, 1.0) | proven_long
