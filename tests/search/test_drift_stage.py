@@ -470,6 +470,17 @@ def test_the_more_there_is_to_prove_the_more_it_needs(tmp_path: Path) -> None:
     assert stage.needed_seconds(baseline.replace(compile_mode="default")) > cast + 40.0  # compiling is paid for
 
 
+def test_trainings_that_gradients_will_hardly_ask_for_are_a_fifth_of_a_price_or_none(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    gate, exact = stage.stage, TUNED
+    screening, whole = gate.needed_seconds(CAST), gate.foretell_seconds(CAST)
+    assert screening < gate.average_seconds(CAST) < screening + 0.25 * (whole - screening)
+    assert gate.average_seconds(exact) == gate.foretell_seconds(exact)
+    stage.machine.now = stage.starter.budget.seconds - 1.9 * (whole - screening)  # they take most of what is left
+    assert gate.average_seconds(CAST) == screening
+    assert gate.foretell_seconds(CAST) == whole
+
+
 def test_what_was_shown_needs_nothing_and_the_baselines_part_is_paid_once(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
     before = stage.stage.needed_seconds(CAST), stage.stage.needed_seconds(HALF)

@@ -72,7 +72,8 @@ def test_what_the_user_has_on_already_is_like_no_other_value() -> None:
     assert make_prior(report_of(device="cuda", precision="bf16")).alike.keys() == {"compile_mode"}
     assert COMPILED_HALF not in make_prior(report_of(device="cuda", precision="bf16")).pairs
     assert COMPILED_HALF in make_prior(report_of(device="cuda")).pairs
-    assert not make_prior(report_of()).alike
+    assert make_prior(report_of()).alike.keys() == {"compile_mode"}
+    assert not make_prior(report_of(compile_mode="default")).alike
 
 
 def test_what_one_mode_of_a_compiler_brought_is_expected_of_the_others() -> None:

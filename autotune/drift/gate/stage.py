@@ -37,7 +37,7 @@ _REFERENCE_PATIENCE = 2.5
 
 _OPEN_SHARE = 0.2
 """Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
-(docs/recipes.md). Where there is no time for trainings then, nothing but these gradients was spent."""
+(docs/recipes.md)."""
 _DIGITS = ("precision", "allow_tf32")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
@@ -165,8 +165,12 @@ class GateStage:
         return self._foretell(config, 1.0)
 
     def average_seconds(self, config: TrainConfig) -> float:
-        """Return the same on average, for what is weighed by its price: gradients mostly tell without trainings."""
-        return self._foretell(config, _OPEN_SHARE)
+        """Return the same on average, for what is weighed by its price: gradients mostly tell without trainings.
+
+        What takes most of the time that is left is given up instead, and costs none.
+        """
+        affordable = self._log.problem.policy.most_reserve_share * self._starter.budget.remaining_seconds
+        return self._foretell(config, _OPEN_SHARE if self._trainings.least_seconds <= affordable else 0.0)
 
     def _foretell(self, config: TrainConfig, open_share: float) -> float:
         shown = self._shown_where_equal if self._is_exact(config) else frozenset()

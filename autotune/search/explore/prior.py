@@ -86,6 +86,9 @@ PAIRS_ON_GPU: dict[tuple[Change, Change], Effect] = {
 ALIKE_ON_GPU = {"compile_mode": 0.8, "precision": 0.8}
 """Correlation of what the values of a knob bring: a compiler fuses the same in each mode, half types halve bytes."""
 
+ALIKE = {"compile_mode": 0.6}
+"""The same on a CPU, where the modes differ by matrix products of the compiler's own as well: judgement."""
+
 PLAIN = TrainConfig(optimizer_implementation="for-loop")
 """What usual effects are counted from."""
 
@@ -131,7 +134,8 @@ def make_prior(
                 pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
                 fewer = range(report.target.baseline.num_workers) if on_gpu else ()
                 effects |= {(one.knob, workers): FEWER_WORKERS for workers in fewer}
-    alike = {name: share for name, share in ALIKE_ON_GPU.items() if on_gpu and _is_plain(report.target.baseline, name)}
+    shares = ALIKE_ON_GPU if on_gpu else ALIKE
+    alike = {name: share for name, share in shares.items() if _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
     known = {
         (one.knob, one.value): FAILED if one.failed else _combine(prior.find(one.knob, one.value), one)
