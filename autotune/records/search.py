@@ -206,6 +206,10 @@ class Screens(Record):
     """Changes, each as `name=value`, that wait for a look in float64 there was no time for."""
     reference_seconds: float = 0.0
     """That this look takes, as far as is known."""
+    told: tuple[tuple[str, ...], ...] = ()
+    """Changes, each as `name=value`, that gradients have shown to learn the same."""
+    untold: tuple[tuple[str, ...], ...] = ()
+    """The same that gradients have left open."""
     must_train: bool = False
     """Gradients alone decide no more: trainings did where they could not."""
     checked: tuple[CheckedConfig, ...] = ()

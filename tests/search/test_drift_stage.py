@@ -603,6 +603,20 @@ def test_a_promising_config_is_screened_once_and_not_trained(tmp_path: Path) -> 
     assert stage.log.refused == ()
 
 
+def test_what_a_look_has_told_of_a_precision_is_known_of_whatever_it_comes_with(tmp_path: Path) -> None:
+    kept: list[Screens] = []
+    stage = open_stage(tmp_path)
+    gate, more = GateStage(stage.log, stage.starter, keep=kept.append), CAST.replace(num_workers=2)
+    before = gate.foretell_seconds(more)
+    gate.look_at(CAST, seconds=300.0)
+    again = GateStage(stage.log, stage.starter)
+    again.restore(kept[-1])
+    trainings = before - gate.needed_seconds(more)
+    assert gate.foretell_seconds(more) < before - 0.5 * trainings  # no trainings are foretold any more
+    assert kept[-1].told == (("precision=bf16",),)
+    assert again.expect_seconds(CAST) == again.needed_seconds(CAST)
+
+
 def test_what_was_screened_in_the_search_is_not_screened_again(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
     stage.look_at(CAST)

@@ -112,6 +112,8 @@ class GateStage:
             self._log.add_checks(one.config, one.checks)
             self._note_gradients(one.config, one.checks)
             self._log.add_attempt(one.config)
+        for told, found in ((True, screens.told), (False, screens.untold)):
+            self._told_by_gradients |= {frozenset(changes): told for changes in found}
         self._seen |= {*screens.seen}
         self._must_train = self._must_train or screens.must_train
         self._gate.doubted |= {frozenset(changes) for changes in screens.doubted}
@@ -128,6 +130,8 @@ class GateStage:
                 plan=self._gate.plan,
                 doubted=tuple(tuple(sorted(changes)) for changes in self._gate.doubted),
                 reference_seconds=self._gate.reference_seconds,
+                told=tuple(tuple(sorted(changes)) for changes, told in self._told_by_gradients.items() if told),
+                untold=tuple(tuple(sorted(changes)) for changes, told in self._told_by_gradients.items() if not told),
                 must_train=self._must_train,
                 checked=tuple(CheckedConfig(config=config, checks=checks) for config, checks in decided),
             )
@@ -225,6 +229,7 @@ class GateStage:
             checks = self._gate.screen(rest) if self._gate.plan is not None else ()
             if checks is None:
                 return
+            self._note_gradients(rest, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(config, checks)
         self._seen |= new
