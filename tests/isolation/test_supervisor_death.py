@@ -150,7 +150,8 @@ def test_programs_that_a_script_has_started_end_with_the_supervisor(
 @pytest.mark.fault("F7", injected="kill -9 while an interpreter is being looked at", outcome="that look ends too")
 def test_a_look_at_an_interpreter_ends_with_the_supervisor(tmp_path: Path) -> None:
     stuck, reached = tmp_path / "python", tmp_path / "reached"
-    stuck.write_text(f"#!/bin/sh\necho $$ > {reached}\nexec sleep 1000\n")
+    # A look is known once it has been started; where the supervisor is killed in that moment, nobody knows of it.
+    stuck.write_text(f"#!/bin/sh\nsleep 2\necho $$ > {reached}\nexec sleep 1000\n")
     stuck.chmod(0o700)
     (tmp_path / "train.py").write_text("")
     words = (str(tmp_path), str(stuck))
