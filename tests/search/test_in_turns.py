@@ -255,7 +255,8 @@ def test_what_lacks_memory_beside_your_settings_is_run_alone_and_others_go_on_in
     for place in alone:
         assert judged[place].result.measurement is not None
         assert judged[place].reference is None
-    assert sum(one.reference is not None for one in judged[alone[0] :]) > 5
+    # Until a pair of the finals lacks it as well: then none is run in turns any more.
+    assert sum(one.reference is not None for one in judged[alone[0] :]) > 2
 
 
 def test_a_script_of_several_processes_takes_no_turns() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ class Prices:
         if config is None:
             return self._plain_seconds if self._takes_turns else 2 * base
         launched = self._completed.get(config.key)
-        is_in_turns = _was_in_turns(launched) if launched else self._takes_turns
+        is_in_turns = any(one.reference is not None for one in launched) if launched else self._takes_turns
         return self.launch_seconds(config) + (0.0 if is_in_turns else base)
 
     def first_seconds(self, config: TrainConfig) -> float:
@@ -111,14 +110,14 @@ class Prices:
         """What a launch takes that compiles nothing."""
         completed = [one for one in self.seen if one.result.status is TrialStatus.COMPLETED]
         plain = [one.result for one in completed if not needs_compilation(one.config)]
-        alike = [one for one in plain if _was_in_turns([one]) == self._takes_turns] or plain
+        alike = [one for one in plain if (one.reference is not None) == self._takes_turns] or plain
         return statistics.median([one.elapsed_seconds for one in alike]) if alike else self._guess_seconds()
 
     @cached_property
     def _takes_turns(self) -> bool:
         """Whether the launches that come are taken to be in turns: the last one beside the user's settings was."""
-        others = (one.result for one in reversed(self.seen) if one.config != self._baseline)
-        return any(_was_in_turns([one]) for one in itertools.islice(others, 1))
+        last = next((one.result for one in reversed(self.seen) if one.config != self._baseline), None)
+        return last is not None and last.reference is not None
 
     @property
     def _baseline(self) -> TrainConfig:
@@ -157,10 +156,6 @@ def predict_again(own: Sequence[TrialResult]) -> float:
     """
     compiled = own[0].measurement.compile_seconds if own[0].measurement else 0.0
     return max((one.elapsed_seconds for one in own[1:]), default=own[0].elapsed_seconds - CACHED_SHARE * compiled)
-
-
-def _was_in_turns(launches: Sequence[TrialResult]) -> bool:
-    return any(one.reference is not None for one in launches)
 
 
 def _predict(config: TrainConfig, facts: TargetFacts) -> float:
