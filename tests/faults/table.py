@@ -57,7 +57,10 @@ def read_injections(root: Path = TESTS) -> list[Injection]:
 
 
 def _read_file(path: Path, root: Path) -> Iterator[Injection]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if MARK not in text:
+        return
+    tree = ast.parse(text)
     marks = {node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == MARK}
     all_slow = any(_is_slow(node.value) for node in tree.body if isinstance(node, ast.Assign) and _is_pytestmark(node))
     for node in ast.walk(tree):
