@@ -15,6 +15,7 @@ import pytest
 from trial_world import make_spec, open_world
 
 from autotune.isolation.channel.turns import TURNS_FILES, can_take_turns, open_turns, run_in_turns
+from autotune.measure.throughput import LEAST_BLOCKS
 from autotune.records.trial import TrialStatus
 
 
@@ -150,7 +151,7 @@ def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
-def test_two_real_trials_time_the_same_samples_in_as_many_blocks(tmp_path: Path, warm: bool) -> None:
+def test_two_real_trials_time_the_same_samples(tmp_path: Path, warm: bool) -> None:
     with open_world(tmp_path, warm=warm) as world:
         specs = [
             make_spec("trains", number=number, purpose="final", measure_samples=1600, measure_seconds=0.5)
@@ -163,9 +164,7 @@ def test_two_real_trials_time_the_same_samples_in_as_many_blocks(tmp_path: Path,
         assert one.measurement is not None
         assert one.measurement.samples >= 1600
         assert one.measurement.ended_by == "samples"
-    assert ours.measurement is not None
-    assert theirs.measurement is not None
-    assert len(ours.measurement.blocks) == len(theirs.measurement.blocks) >= 8
+        assert len(one.measurement.blocks) >= LEAST_BLOCKS
 
 
 @pytest.mark.slow
