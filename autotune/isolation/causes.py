@@ -48,6 +48,9 @@ _CRASHES: dict[Cause, tuple[str, ...]] = {
 _LOADER_WAITS = ("in _try_get_data", "in _get_data")
 """Where PyTorch's loader waits for its workers, as a dump of stacks shows it."""
 
+_LONG_SOCKET = "AF_UNIX path too long"
+"""What the thread in a worker prints that hands batches over, and dies of."""
+
 _LAST_LINES = 5
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch.fx.experimental")
 _OF_FILES = ("Too many open files", "received 0 items of ancdata")
@@ -158,6 +161,8 @@ def describe_wait(log_tail: str) -> str:
     """
     if not _mentions(log_tail, _LOADER_WAITS):
         return ""
+    if _LONG_SOCKET in log_tail:
+        return ": its loader workers could make no socket, as the path of TMPDIR is too long; set it to a shorter one"
     return (
         ": it waited for a loader worker; one that is forked while another thread holds a lock waits for ever, which "
         'multiprocessing_context="forkserver" prevents'

@@ -7,6 +7,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,10 +49,15 @@ BUDGETS = ("2m", "6m")
 """The second where a busy machine makes the first too small."""
 
 
-def search(folder: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Yield a folder elsewhere than the project, as usual: a copy has its fence then. Sockets fit into its path."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def search(folder: Path, temporary: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Search for the script's settings in views of one kind."""
-    temporary = folder.parents[1] / "temporary"  # elsewhere than the project, as usual: a copy has its fence then
-    temporary.mkdir(exist_ok=True)
     command = [sys.executable, "-P", "-c", COMMAND, kind, "search", "--max-drift", "5%", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     for budget in BUDGETS:
@@ -75,21 +82,23 @@ def read_numbers(folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.fault("F1", injected="a search of a script that removes `.autotune`", outcome="exit 0, resumed, all kept")
 @pytest.mark.parametrize("kind", ["overlay", "copy"])
-def test_a_script_that_clears_its_folder_is_searched_and_nothing_is_lost(tmp_path: Path, kind: str) -> None:
+def test_a_script_that_clears_its_folder_is_searched_and_nothing_is_lost(
+    tmp_path: Path, temporary: Path, kind: str
+) -> None:
     work = tmp_path / "project" / "work"
     state = work / ".autotune"
     (state / "older").mkdir(parents=True)
     state.chmod(0o700)
     (state / "older" / "best.json").write_text("planted")
     (work / "train.py").write_text(SCRIPT.format(state=str(state)))
-    search(work, kind)
+    search(work, temporary, kind)
     found = max(state.glob("*/search.json"), key=lambda path: path.stat().st_mtime).parent
     lock = (state / "lock").stat()
     numbers = read_numbers(found)
     assert len(numbers) >= 3
     assert Profile.load(work / "best.json").evidence.notes
     assert sorted(path.name for path in work.iterdir()) == [".autotune", "best.json", "report.html", "train.py"]
-    again = search(work, kind, "--resume", "--json")
+    again = search(work, temporary, kind, "--resume", "--json")
     assert json.loads(again.stdout)["target"] == json.loads((work / "best.json").read_text())["target"]
     assert {*numbers} <= {*read_numbers(found)}
     assert (state / "lock").stat().st_ino == lock.st_ino

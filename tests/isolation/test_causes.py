@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 
-from autotune.isolation.causes import explain_exception, explain_exit
+from autotune.isolation.causes import describe_wait, explain_exception, explain_exit
 from autotune.measure.timing import DivergedError
 from autotune.records.trial import TrialStatus
 
@@ -200,3 +200,18 @@ def test_a_limit_is_read_from_what_was_printed_last(printed: str) -> None:
 def test_a_silent_end_says_so_and_a_long_last_line_is_cut() -> None:
     assert "it printed nothing" in explain_exit(1, log_tail=" \n ")[2]
     assert len(explain_exit(1, log_tail="x" * 5000)[2]) < 300
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("in _try_get_data", "forkserver"),
+        ("OSError: AF_UNIX path too long\nin _try_get_data", "the path of TMPDIR is too long; set it to a shorter one"),
+        ("OSError: AF_UNIX path too long\nin forward", ""),
+        ("in forward", ""),
+    ],
+)
+def test_what_a_hang_waits_for_is_told_where_its_stacks_show_it(printed: str, words: str) -> None:
+    told = describe_wait(printed)
+    assert words in told
+    assert bool(told) == bool(words)
