@@ -7,6 +7,7 @@ checks, finals           ──▶ who leads, what is settled, the answer
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -305,7 +306,7 @@ class SearchLog:
                 problem.report,
                 self._judged,
                 self._interrupted,
-                startup_seconds=problem.startup_seconds,
+                startup_seconds=self.startup_seconds,
                 measure_seconds=problem.state.measure_seconds,
             ),
         )
@@ -338,6 +339,22 @@ class SearchLog:
         if not self._judged or not self.ranking.baseline_level.values:
             return self.problem.report.measurement.samples_per_second
         return math.exp(self.ranking.baseline_level.level_now()[0])
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Of an optimizer step with the user's settings, at the rate that launches read now."""
+        probed = self.problem.report.measurement
+        return probed.seconds_per_step * probed.samples_per_second / self.baseline_rate
+
+    @property
+    def startup_seconds(self) -> float:
+        """Of a process until its first step: as the baseline's launches took, before them as the probe's did."""
+        return self._derive("startup", self._find_startup)
+
+    def _find_startup(self) -> float:
+        launched = [one.result for one in self._judged if one.config == self.problem.baseline]
+        told = [one.startup_seconds for one in launched if one.status is TrialStatus.COMPLETED and one.startup_seconds]
+        return statistics.median(told) if told else self.problem.startup_seconds
 
     def _derive(self, name: str, make: Callable[[], _Derived]) -> _Derived:
         """Return what follows from the log, made once until it grows."""

@@ -470,6 +470,16 @@ def test_the_more_there_is_to_prove_the_more_it_needs(tmp_path: Path) -> None:
     assert stage.needed_seconds(baseline.replace(compile_mode="default")) > cast + 40.0  # compiling is paid for
 
 
+def test_a_proof_is_priced_at_the_speed_that_the_machine_has_now(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    before = stage.stage.foretell_seconds(CAST)
+    measure(stage, BASELINE)
+    usual = stage.stage.foretell_seconds(CAST)
+    stage.machine.drift = lambda _now: 0.2
+    measure(stage, *[BASELINE] * 4)
+    assert stage.stage.foretell_seconds(CAST) > 2 * max(before, usual)
+
+
 def test_trainings_that_gradients_will_hardly_ask_for_are_a_fifth_of_a_price_or_none(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
     gate, exact = stage.stage, TUNED

@@ -79,6 +79,10 @@ def test_a_search_that_has_taken_a_probe_starts_none(work: Path) -> None:
     assert [spec.purpose for spec in alone.machine.specs].count("probe") == 1
 
 
+def disturbed(report: ProbeReport) -> ProbeReport:
+    return report.replace(verdict=report.verdict.replace(limit="unreliable"))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -89,6 +93,7 @@ def test_a_search_that_has_taken_a_probe_starts_none(work: Path) -> None:
         (lambda one: one.replace(target=one.target.replace(folder="/elsewhere")), "its options were others"),
         (lambda one: one.replace(target=one.target.replace(spec="other.py:workload")), "it was of other.py:workload"),
         (lambda one: one.replace(trial=other_seed(one.trial)), "its seed was another"),
+        (lambda one: one.replace(report=disturbed(one.report)), "it was not reliable"),
     ],
 )
 def test_another_probe_is_not_taken(work: Path, change: Callable[[KeptProbe], KeptProbe], reason: str) -> None:

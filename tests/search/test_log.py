@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import record_factory
@@ -57,6 +58,19 @@ def test_what_follows_is_made_once_until_it_grows() -> None:
     log.add_judged(make_judged(BASELINE, 0.0))
     assert log.ranking is not ranking
     assert log.prices is not prices
+
+
+def test_a_step_and_a_start_take_what_launches_read_not_what_the_probe_did() -> None:
+    log = open_search(Machine()).log
+    probed = log.problem.report.measurement.seconds_per_step
+    assert log.seconds_per_step == probed
+    assert log.startup_seconds == log.problem.startup_seconds
+    for startup in (3.0, 9.0, 4.0):
+        one = make_judged(BASELINE, math.log(5.0))  # the machine was five times slower at the probe
+        log.add_judged(dataclasses.replace(one, result=one.result.replace(startup_seconds=startup)))
+    log.add_judged(make_judged(ONE, 2.0))
+    assert log.seconds_per_step == pytest.approx(probed / 5, rel=1e-3)
+    assert log.startup_seconds == log.prices.startup_seconds == 4.0
 
 
 def test_what_is_refused_leaves_the_ranking_but_for_the_one_of_all() -> None:

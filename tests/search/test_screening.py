@@ -516,7 +516,7 @@ def test_changes_that_keep_the_order_of_random_numbers_are_compared_with_dropout
 def test_of_a_model_that_the_probe_saw_draw_random_numbers_nothing_is_looked_at_to_find_it_out(tmp_path: Path) -> None:
     model, cast = FACTS.model.replace(draws_random=True), BASE.replace(precision="bf16")
     runs = Runs(tmp_path, draws=True)
-    costs = ProofCosts(FACTS, 0.5, 3.0, is_script=True, compile_seconds=lambda _config: 0.0)
+    costs = ProofCosts(FACTS, 0.5, 3.0, is_script=True, compile_seconds=lambda _config: 0.0, tape_steps=24)
     gate = make_gate(runs, FACTS.replace(model=model))
     foretold = costs.of_screening(cast, gate)
     assert gate.screen(cast) is not None

@@ -20,6 +20,17 @@ from autotune.records.trial import GradientPlan
 from autotune.space import classify_changes, revert_knobs
 
 
+def count_tape_steps(seconds_per_step: float, policy: LossCheckPolicy = USUAL_LOSS_CHECK) -> int:
+    """Return the steps of a script's tape: 24, fewer where they would take more than half a minute.
+
+    Args:
+        seconds_per_step: as the probe read it, for a resumed search has to find the same.
+        policy: how many there are at least and at most, and the seconds.
+    """
+    affordable = int(policy.trace_seconds / max(1e-6, seconds_per_step))
+    return max(policy.least_trace_steps, min(policy.most_trace_steps, affordable))
+
+
 @dataclass(frozen=True)
 class ProofCosts:
     """Predicts the gate's trials of one target, in seconds of wall time.
@@ -30,6 +41,7 @@ class ProofCosts:
         start_seconds: of a process, before its first step and after its last.
         is_script: candidates go through the steps between two points too, and a tape takes steps.
         compile_seconds: what a config spends on compiling, 0 where it does not.
+        tape_steps: of a script's tape.
         policy: how much a data trace reads, and how long a trial may hang.
     """
 
@@ -38,13 +50,8 @@ class ProofCosts:
     start_seconds: float
     is_script: bool
     compile_seconds: Callable[[TrainConfig], float]
+    tape_steps: int
     policy: LossCheckPolicy = USUAL_LOSS_CHECK
-
-    @property
-    def tape_steps(self) -> int:
-        """Steps of a script's tape: 24, fewer where they would take more than half a minute."""
-        affordable = int(self.policy.trace_seconds / max(1e-6, self.seconds_per_step))
-        return max(self.policy.least_trace_steps, min(self.policy.most_trace_steps, affordable))
 
     def of_trial(self, config: TrainConfig, plan: GradientPlan | None, *, goes_on: bool = True) -> float:
         """Return what one trial of the gate takes.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise
-from autotune.drift.gate.costs import ProofCosts
+from autotune.drift.gate.costs import ProofCosts, count_tape_steps
 from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
@@ -66,19 +66,12 @@ class GateStage:
         self._log, self._starter = log, starter
         self._facts, self._baseline = problem.report.target, problem.baseline
         self._is_script = problem.state.target.script is not None
-        self._costs = ProofCosts(
-            self._facts,
-            problem.report.measurement.seconds_per_step,
-            problem.startup_seconds + policy.process_seconds,
-            self._is_script,
-            lambda config: log.prices.compile_seconds(config),
-            policy,
-        )
+        self._tape_steps = count_tape_steps(problem.report.measurement.seconds_per_step, policy)
         self._equal_losses = EqualLosses(log)
         self._gate = self._make_gate()
         self._looks = [one for one in known if one.spec.purpose == "fidelity" and have_captures(one.captures)]
         for one in (*self._looks, *(one for one in known if one.spec.purpose == "tape")):
-            if one.spec.quality_steps == self._costs.tape_steps:
+            if one.spec.quality_steps == self._tape_steps:
                 self._gate.trials.recall(one)
         for one in known:
             if one.spec.purpose == "quality" and one.curves and self._trains_allocators_alone(one.spec):
@@ -97,11 +90,24 @@ class GateStage:
             None,
             self._run,
             knows_order=not self._is_script,
-            tape_steps=self._costs.tape_steps,
+            tape_steps=self._tape_steps,
             affords=self._affords,
             shown_by_launches=self._equal_losses.show,
             repeats=self._equal_losses.repeats,
             seconds_left=self._left,
+        )
+
+    @property
+    def _costs(self) -> ProofCosts:
+        """What proofs cost at the speed that the machine has now."""
+        return ProofCosts(
+            self._facts,
+            self._log.seconds_per_step,
+            self._log.startup_seconds + self._policy.process_seconds,
+            self._is_script,
+            self._log.prices.compile_seconds,
+            self._tape_steps,
+            self._policy,
         )
 
     def restore(self, screens: Screens) -> None:
@@ -335,8 +341,8 @@ class GateStage:
         if seconds < self._policy.least_seconds or self._starter.should_stop():
             return
         costs = self._costs
-        task = TrialTask(steps=costs.tape_steps, seeds=(self._log.problem.state.seed,))
-        full = costs.wait_for(costs.start_seconds + costs.tape_steps * costs.seconds_per_step)
+        task = TrialTask(steps=self._tape_steps, seeds=(self._log.problem.state.seed,))
+        full = costs.wait_for(costs.start_seconds + self._tape_steps * costs.seconds_per_step)
         result = self._starter.launch(alone, "quality", min(seconds, full), task=task, ends_with_stage=seconds < full)
         if result.status is not TrialStatus.INTERRUPTED:
             self._equal_losses.add(result)
@@ -397,8 +403,9 @@ class GateStage:
         """
         if self._gate.plan is None:
             reference = self._gate.reference_price if is_unsure else 0.0
-            costs = LookCosts(self._costs.seconds_per_step, self._costs.start_seconds, self._is_script, reference)
-            plan = plan_for_some(seconds, costs, candidates=candidates)
+            costs = self._costs
+            look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference)
+            plan = plan_for_some(seconds, look, candidates=candidates)
             # One point is a weaker proof than two, whatever else there is time for.
             self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
 

@@ -32,8 +32,7 @@ class TrainingRuns:
         # Each seed of a script is a process of its own: it cannot be started twice in one.
         self._script = problem.state.target.script
         self._process_seconds = 0.0
-        self._usual_policy = policy = problem.policy.loss_check
-        self._start_seconds = policy.seeds * (problem.startup_seconds + policy.process_seconds)
+        self._usual_policy = problem.policy.loss_check
         self._learning_steps: tuple[int, int | None] = (0, None)
 
     def least_seconds(self, plan: DriftPlan | None = None) -> float:
@@ -42,7 +41,7 @@ class TrainingRuns:
         Args:
             plan: by which the baseline was trained already; None when it was not.
         """
-        step = self._report.measurement.seconds_per_step
+        step = self._log.seconds_per_step
         if plan is None:
             return least_drift_seconds(
                 self._report.target,
@@ -59,7 +58,7 @@ class TrainingRuns:
         return plan_drift(
             seconds,
             self._report.target,
-            seconds_per_step=self._report.measurement.seconds_per_step,
+            seconds_per_step=self._log.seconds_per_step,
             candidates=candidates,
             start_seconds=self._arm_start_seconds,
             asked_steps=self._asked_steps(),
@@ -128,6 +127,12 @@ class TrainingRuns:
             found = count_learning_steps(curve, margin=margin, least=self._usual_policy.least_steps)
             self._learning_steps = len(curve.losses), found
         return self._learning_steps
+
+    @property
+    def _start_seconds(self) -> float:
+        """What an arm's processes spend before their first steps, where each seed has one."""
+        policy = self._usual_policy
+        return policy.seeds * (self._log.startup_seconds + policy.process_seconds)
 
     @property
     def _arm_start_seconds(self) -> float:

@@ -1,7 +1,8 @@
 """The last `autotune probe` of a target, kept for a search that follows: what was just measured need not be again.
 
 It is taken only where all that it depends on is the same: the target and its files, the machine, the versions, the
-environment, the CPUs it may run on, and the seed; and where it is less than an hour old. Else the search probes anew.
+environment, the CPUs it may run on, and the seed; and where it is reliable, and less than an hour old. Else the search
+probes anew.
 The first launch of the baseline checks it: where they differ by much, the answer says so.
 """
 
@@ -114,6 +115,8 @@ def find_refusal(kept: KeptProbe, state: SearchState, age: float) -> str | None:
         return "its seed was another"
     if not 0.0 <= age <= MOST_SECONDS:
         return f"it is {format_duration(age)} old" if age > 0 else "the clock was set back since"
+    if kept.report.verdict.limit == "unreliable":
+        return "it was not reliable"
     now = fingerprint_target(state.target)
     is_part_of_us = state.target.spec == DEMO_TARGET  # the versions tell whether it is the same
     if now != kept.report.target.fingerprint and not (now is None and is_part_of_us):
