@@ -1027,7 +1027,7 @@ def test_trainings_are_priced_by_the_steps_in_which_launches_were_seen_to_learn(
     assert (stage.stage.expect_seconds(CAST) > before + 1.0) is not learns
     folder = tmp_path / "metric"
     folder.mkdir()
-    with_metric = open_stage(folder, Machine(learns=learns, facts=BOTH_METRICS))
+    with_metric = open_stage(folder, Machine(learns=learns, facts=BOTH_METRICS, noise=0.0))
     before = with_metric.stage.expect_seconds(CAST)
     measure(with_metric, BASELINE)
     assert with_metric.stage.expect_seconds(CAST) == pytest.approx(before)
