@@ -28,6 +28,16 @@ def test_workers_with_fewer_threads_are_expected_to_pay_where_the_loader_is_wait
     assert make_prior(report.replace(advice=())).pairs[TOGETHER] == PAIRS[TOGETHER]
 
 
+@pytest.mark.parametrize(("waits", "mean", "sd"), [(0.0, -0.05, 0.05), (0.02, -0.04, 0.07), (0.3, -0.02, 0.10)])
+def test_first_workers_bring_no_more_than_the_training_waits_for_its_data(waits: float, mean: float, sd: float) -> None:
+    report = report_of()
+    waited = waits * report.measurement.seconds
+    found = make_prior(report.replace(measurement=report.measurement.replace(data_wait_seconds=waited)))
+    workers = found.find("num_workers", 2)
+    assert (workers.mean, workers.sd) == pytest.approx((mean, sd), abs=1e-3)
+    assert make_prior(report_of(device="cuda")).find("num_workers", 2) == USUAL_ON_GPU["num_workers", None]
+
+
 def report_of(*, device: str = "cpu", **own: Any) -> ProbeReport:
     report = make_report(Machine())
     target = report.target
@@ -40,7 +50,7 @@ def test_what_is_turned_on_already_costs_what_it_has_brought() -> None:
     assert prior.find("memory_format", "contiguous") == Effect(-layout.mean, layout.sd)
     assert prior.find("optimizer_implementation", "for-loop").mean < 0.0
     assert prior.find("optimizer_implementation", "foreach").mean == 0.0
-    assert prior.find("num_workers", 2) == USUAL["num_workers", None]
+    assert prior.find("pin_memory", True) == USUAL["pin_memory", None]
 
 
 def test_on_a_gpu_other_things_are_usual() -> None:

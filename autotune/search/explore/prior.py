@@ -98,6 +98,9 @@ SHARED_CPUS = Effect(0.25, 0.25)
 FEWER_WORKERS = Effect(-0.30, 0.15)
 """On a GPU where the loader is waited for: it waits for fewer still longer (0.50x with one instead of two)."""
 
+_WORKERS_PRICE = 0.05
+"""On a CPU: what workers take from the threads that compute (read: 0.88x and 0.79x where nothing waits for them)."""
+
 FAILED = Effect(-0.30, 0.10)
 """Of what has failed in an earlier search of the same: it is tried again, after all else."""
 
@@ -134,6 +137,7 @@ def make_prior(
                 pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
                 fewer = range(report.target.baseline.num_workers) if on_gpu else ()
                 effects |= {(one.knob, workers): FEWER_WORKERS for workers in fewer}
+    effects |= _expect_of_workers(effects, report)
     shares = ALIKE_ON_GPU if on_gpu else ALIKE
     alike = {name: share for name, share in shares.items() if _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
@@ -142,6 +146,17 @@ def make_prior(
         for one in recalled
     }
     return Prior(effects | known, pairs, alike=alike)
+
+
+def _expect_of_workers(effects: Mapping[Change, Effect], report: ProbeReport) -> dict[Change, Effect]:
+    """Return what first workers bring on a CPU: no more than the training waits for its data, less what they take."""
+    target = report.target
+    change: Change = ("num_workers", None)
+    is_advised = any(one.knob == "num_workers" for one in report.advice)
+    if target.device == "cuda" or target.baseline.num_workers or is_advised or change not in effects:
+        return {}
+    usual, waits = effects[change], -math.log1p(-min(0.5, report.measurement.data_wait_fraction))
+    return {change: Effect(min(usual.mean, waits / 2 - _WORKERS_PRICE), min(usual.sd, waits + _WORKERS_PRICE))}
 
 
 def _count_from(baseline: TrainConfig, usual: Mapping[Change, Effect]) -> dict[Change, Effect]:
