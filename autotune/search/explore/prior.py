@@ -98,8 +98,9 @@ SHARED_CPUS = Effect(0.25, 0.25)
 FEWER_WORKERS = Effect(-0.30, 0.15)
 """On a GPU where the loader is waited for: it waits for fewer still longer (0.50x with one instead of two)."""
 
-_WORKERS_PRICE = 0.05
-"""On a CPU: what workers take from the threads that compute (read: 0.88x and 0.79x where nothing waits for them)."""
+IDLE_WORKERS = Effect(-0.05, 0.08)
+"""On a CPU, of first workers where nothing waits for the loader: they take time from the threads that compute (read:
+0.88x and 0.79x)."""
 
 FAILED = Effect(-0.30, 0.10)
 """Of what has failed in an earlier search of the same: it is tried again, after all else."""
@@ -156,7 +157,7 @@ def _expect_of_workers(effects: Mapping[Change, Effect], report: ProbeReport) ->
     if target.device == "cuda" or target.baseline.num_workers or is_advised or change not in effects:
         return {}
     usual, waits = effects[change], -math.log1p(-min(0.5, report.measurement.data_wait_fraction))
-    return {change: Effect(min(usual.mean, waits / 2 - _WORKERS_PRICE), min(usual.sd, waits + _WORKERS_PRICE))}
+    return {change: Effect(min(usual.mean, IDLE_WORKERS.mean + waits / 2), min(usual.sd, IDLE_WORKERS.sd + waits))}
 
 
 def _count_from(baseline: TrainConfig, usual: Mapping[Change, Effect]) -> dict[Change, Effect]:
