@@ -20,7 +20,7 @@ from autotune.records.trial import GradientPlan
 from autotune.space import classify_changes, revert_knobs
 
 
-def count_tape_steps(seconds_per_step: float, policy: LossCheckPolicy = USUAL_LOSS_CHECK) -> int:
+def count_tape_steps(seconds_per_step: float, policy: LossCheckPolicy) -> int:
     """Return the steps of a script's tape: 24, fewer where they would take more than half a minute.
 
     Args:
