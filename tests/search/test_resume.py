@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def search(work: Path, **options: object) -> Run:
 
 
 def list_measured(run: Run) -> list[str]:
-    configs = [spec.config for spec in run.machine.specs if spec.purpose == "measure" and spec.config is not None]
+    """Return what was launched before the first proof."""
+    specs = itertools.takewhile(lambda spec: spec.purpose != "tape", run.machine.specs)
+    configs = [spec.config for spec in specs if spec.purpose == "measure" and spec.config is not None]
     return [" ".join(sorted(list_changes(one, BASELINE, changed_fields(one, BASELINE)))) for one in configs]
 
 
@@ -79,9 +82,9 @@ def test_it_goes_on_as_it_would_have(tmp_path: Path, stop_after: int) -> None:
     whole = list_new(list_measured(search(tmp_path / "whole")))
     first = search(tmp_path, stop_after=stop_after)
     begun = list_new(list_measured(first))
-    known = len(begun)
     gone_on = list_new([*begun, *list_measured(resume(first, tmp_path))])
-    assert gone_on[known : known + 3] == whole[known : known + 3]
+    assert len(gone_on) >= len(begun) + 4
+    assert gone_on == whole[: len(gone_on)]
 
 
 def test_what_was_shown_is_not_shown_again(tmp_path: Path) -> None:

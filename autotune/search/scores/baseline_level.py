@@ -29,7 +29,7 @@ _STEP_CONFIDENCE = 0.999
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Sums over some anchors: of their weights, of weight times value, of squared weights."""
+    """Sums over some anchors: of their weights, of weight times value over the first anchor's, of squared weights."""
 
     weight: float
     total: float
@@ -60,6 +60,7 @@ class BaselineLevel:
         self._places = [place for place, _ in self._anchors]
         self._steps = self._find_steps()
         self._jumps = self._find_jumps()
+        self._first = self._anchors[0][1] if self._anchors else 0.0  # taken off, so that equal anchors give just that
         self._before = self._accumulate(self._anchors, self._jumps)
         after = self._accumulate([(-place, value) for place, value in reversed(self._anchors)], self._jumps[::-1])
         self._after = after[::-1]
@@ -97,16 +98,15 @@ class BaselineLevel:
             weighed = self._after[after].fade(self._places[after] - place)
         if after > 0 and not (after < len(self._places) and self._places[after] == place and self._jumps[after - 1]):
             weighed += self._before[after - 1].fade(place - self._places[after - 1])
-        return weighed.total / weighed.weight, weighed.weight**2 / weighed.squared
+        return self._first + weighed.total / weighed.weight, weighed.weight**2 / weighed.squared
 
-    @staticmethod
-    def _accumulate(anchors: Sequence[tuple[float, float]], jumps: Sequence[bool]) -> list[_Weights]:
+    def _accumulate(self, anchors: Sequence[tuple[float, float]], jumps: Sequence[bool]) -> list[_Weights]:
         """Return for each anchor what it and those before it weigh at its place, back to where the machine changed."""
         sums: list[_Weights] = []
         for index, (place, value) in enumerate(anchors):
             reached = not index or jumps[index - 1]
             earlier = _NO_WEIGHTS if reached else sums[-1].fade(place - anchors[index - 1][0])
-            sums.append(earlier + _Weights(1.0, value, 1.0))
+            sums.append(earlier + _Weights(1.0, value - self._first, 1.0))
         return sums
 
     def level_now(self) -> tuple[float, float]:

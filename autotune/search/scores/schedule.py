@@ -144,10 +144,15 @@ class Schedule:
         return measurement.canary.before_seconds  # after it, loader workers may be at work
 
     def _launches_since_repeat(self) -> int:
-        """Return how many launches of something new came since the last one of something known."""
+        """Return how many launches of something new came since the last one of something known.
+
+        The baseline, launched again as a session goes on, takes nothing's turn: the search is the same without it.
+        """
         seen: set[str] = set()
         count = 0
-        for one in self.judged:
+        for place, one in enumerate(self.judged):
+            if place == self.session_start > 0 and one.key == self._baseline_key:
+                continue
             count = 0 if one.key in seen else count + 1
             seen.add(one.key)
         return count
