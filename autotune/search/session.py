@@ -181,7 +181,8 @@ def run_session(
     else:  # one that is resumed goes on with them
         gate.close()
         log.add_notes(*describe_untried(log, gate.foretell_seconds, budget_seconds=context.budget.seconds))
-    log.add_notes(*describe_ending(log, is_stopped=context.should_stop(), elsewhere=fleet.end_search()))
+    elsewhere = fleet.end_search(held_finals=log.finals is not None)
+    log.add_notes(*describe_ending(log, is_stopped=context.should_stop(), elsewhere=elsewhere))
     profile = answer(stop_reason)
     fleet.leave(profile)
     study.save(_summarise(profile))

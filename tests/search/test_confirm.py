@@ -227,6 +227,9 @@ def test_a_candidate_that_has_nothing_to_win_is_not_tested(speed, order):
 class NothingToCheck:
     """A loss check that nobody asks."""
 
+    def find_early_part(self, config: TrainConfig) -> TrainConfig | None:
+        raise AssertionError
+
     def look_at(self, config: TrainConfig, *, seconds: float) -> None:
         raise AssertionError
 

@@ -613,6 +613,16 @@ def test_a_promising_config_is_screened_once_and_not_trained(tmp_path: Path) -> 
     assert stage.log.refused == ()
 
 
+def test_fewer_digits_are_looked_at_alone_and_before_anything_else(tmp_path: Path) -> None:
+    stage, more = open_stage(tmp_path), CAST.replace(num_threads=1, num_workers=2)
+    assert stage.stage.find_early_part(more) == CAST
+    stage.look_at(more)
+    assert [spec.config for spec in stage.machine.specs] == [BASELINE, CAST]
+    assert stage.stage.find_early_part(more) == more
+    stage.look_at(more)
+    assert stage.stage.find_early_part(more) is None
+
+
 def test_what_a_look_has_told_of_a_precision_is_known_of_whatever_it_comes_with(tmp_path: Path) -> None:
     kept: list[Screens] = []
     stage = open_stage(tmp_path)

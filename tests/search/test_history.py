@@ -39,7 +39,9 @@ def workers_win(config: TrainConfig) -> float:
 
 def search(work: Path, machine: Machine | None = None, **asked: Any) -> Run:
     machine = machine or Machine(speed=workers_win)
-    return run_simulated(machine, work, budget=90.0, open_study=Study, **({"uses_history": True, "only": ONLY} | asked))
+    return run_simulated(
+        machine, work, budget=120.0, open_study=Study, **({"uses_history": True, "only": ONLY} | asked)
+    )
 
 
 def find_first(run: Run) -> TrainConfig:

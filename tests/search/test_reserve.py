@@ -59,6 +59,9 @@ def test_what_leads_a_baseline_that_was_slow_once_is_not_screened(baseline: floa
     search, seen = open_search(Machine(), budget=600.0), []
 
     class Check:
+        def find_early_part(self, config: TrainConfig) -> TrainConfig:
+            return config
+
         def look_at(self, config: TrainConfig, *, seconds: float) -> None:
             seen.append(config)
 

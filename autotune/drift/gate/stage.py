@@ -212,33 +212,42 @@ class GateStage:
             seconds += self._trainings.least_seconds
         return seconds
 
-    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
-        """Screen a promising config while the search goes on, so that nothing is built on a change that drifts.
+    def find_early_part(self, config: TrainConfig) -> TrainConfig | None:
+        """Return what of a config is looked at while the search goes on; None for nothing that was not seen yet.
 
-        Another implementation of an optimizer waits for its turn: it hardly ever fails, and changes its steps alone.
+        What leaves fewer digits comes first and alone: most is built on it, and nothing else fails as often. Another
+        implementation of an optimizer waits for its turn: it hardly ever fails, and changes its steps alone.
+        """
+        changes = classify_changes(config, self._baseline, self._facts.numerics)
+        rounding = [name for name, kind in changes.items() if kind == "rounding" and name != OPTIMIZER]
+        new = [name for name in rounding if f"{name}={get_knob(config, name)}" not in self._seen]
+        digits = [name for name in new if name in _DIGITS]
+        later = [name for name in changes if name not in digits] if digits else ALLOCATORS
+        return revert_knobs(config, self._baseline, later) if new else None
+
+    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+        """Screen a part of a promising config while the search goes on: nothing is to be built on what drifts.
 
         Args:
             config: the settings.
             seconds: that it may take.
         """
-        changes = classify_changes(config, self._baseline, self._facts.numerics)
-        rounding = {name for name, kind in changes.items() if kind == "rounding"} - {OPTIMIZER}
-        new = {f"{name}={get_knob(config, name)}" for name in rounding}
-        if new <= self._seen:
+        part = self.find_early_part(config)
+        if part is None:
             return
         self._grant(seconds)
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
         if self._equal_losses.find(config) is None:
-            self._open_gate(seconds, self._policy.early_candidates, is_unsure=bool(self._list_unsure(config)))
+            self._open_gate(seconds, self._policy.early_candidates, is_unsure=bool(self._list_unsure(part)))
             self._open_gate(seconds, self._policy.early_candidates)
-            rest = revert_knobs(config, self._baseline, ALLOCATORS)  # these wait for their turn
-            checks = self._gate.screen(rest) if self._gate.plan is not None else ()
+            checks = self._gate.screen(part) if self._gate.plan is not None else ()
             if checks is None:
                 return
-            self._note_gradients(rest, checks)
+            self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
-                self._refuse(config, checks)
-        self._seen |= new
+                self._refuse(part, checks, seen=config)
+        classes = classify_changes(part, self._baseline, self._facts.numerics)
+        self._seen |= {f"{name}={get_knob(part, name)}" for name, kind in classes.items() if kind == "rounding"}
         self._save()
 
     def choose(
@@ -377,12 +386,20 @@ class GateStage:
     def _is_exact(self, config: TrainConfig) -> bool:
         return numerics_of(config, self._baseline, self._facts.numerics) == "exact"
 
-    def _refuse(self, config: TrainConfig, checks: tuple[QualityCheck, ...]) -> TrainConfig | None:
-        """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing."""
+    def _refuse(
+        self, config: TrainConfig, checks: tuple[QualityCheck, ...], *, seen: TrainConfig | None = None
+    ) -> TrainConfig | None:
+        """Refuse the guilty change of a config that failed; return what is left of it, None when that is nothing.
+
+        Args:
+            config: the settings.
+            checks: that failed.
+            seen: what was launched, where that is more than these.
+        """
         log = self._log
         blame = find_culprit(self._gate, config, checks)
         refused = list_changes(config, self._baseline, blame.knobs)
-        entry = log.ranking.find(config)
+        entry = log.ranking.find(seen or config)
         log.refuse(refused)
         log.add_notes(describe_refusal(sorted(refused), checks, entry.speed if entry else None))
         return blame.rest

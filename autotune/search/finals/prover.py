@@ -28,8 +28,12 @@ from autotune.sentences.settings import describe_changes
 class LossCheck(Protocol):
     """What shows that a config learns the same: the drift gate. What it finds out goes into the log."""
 
+    def find_early_part(self, config: TrainConfig) -> TrainConfig | None:
+        """Return what of a promising config is screened while the search goes on; None for nothing."""
+        ...
+
     def look_at(self, config: TrainConfig, *, seconds: float) -> None:
-        """Screen a promising config while the search goes on."""
+        """Screen that part."""
         ...
 
     def choose(
@@ -99,10 +103,11 @@ class Prover:
 
     def look_at(self, config: TrainConfig) -> None:
         """Have the loss check look at a new leader, as long as what remains could still prove it."""
-        if Candidates(self.log).is_doubtful(config):
+        part = self.loss_check.find_early_part(config)
+        if part is None or Candidates(self.log).is_doubtful(config):
             return
         budget, policy = self.starter.budget, self.log.problem.policy
-        needed = self.reserve.needed_seconds(config)
+        needed = self.reserve.needed_seconds(part)
         if needed > policy.most_proof_share * budget.seconds:
             return  # there is not much that could be built on it
         seconds = min(self.reserve.check_seconds(config), max(needed, policy.look_share * budget.seconds))

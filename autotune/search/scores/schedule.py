@@ -146,13 +146,11 @@ class Schedule:
     def _launches_since_repeat(self) -> int:
         """Return how many launches of something new came since the last one of something known.
 
-        The baseline, launched again as a session goes on, takes nothing's turn: the search is the same without it.
+        The baseline counts as neither: a search that goes on begins with it, and is to be the same.
         """
         seen: set[str] = set()
         count = 0
-        for place, one in enumerate(self.judged):
-            if place == self.session_start > 0 and one.key == self._baseline_key:
-                continue
-            count = 0 if one.key in seen else count + 1
-            seen.add(one.key)
+        for key in (one.key for one in self.judged if one.key != self._baseline_key):
+            count = 0 if key in seen else count + 1
+            seen.add(key)
         return count

@@ -77,8 +77,12 @@ class Alone:
         """Return whether the finals are held here from now on."""
         return True
 
-    def end_search(self) -> str:
-        """Tell the others that nothing more is launched here, and return where the answer is, if that is elsewhere."""
+    def end_search(self, *, held_finals: bool) -> str:
+        """Tell the others that nothing more is launched here, and return where the answer is, if that is elsewhere.
+
+        Args:
+            held_finals: there were finals here.
+        """
         return ""
 
     def sign(self, profile: Profile) -> Profile:

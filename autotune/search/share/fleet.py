@@ -302,8 +302,13 @@ class Fleet(Alone):
         self._look()
         return bool(self._view.answers) and not self._has_finals
 
-    def end_search(self) -> str:
-        """Tell the others that nothing more is launched here, and return where the answer is, as `describe_answer`."""
+    def end_search(self, *, held_finals: bool) -> str:
+        """Tell the others that nothing more is launched here, and return where the answer is, as `describe_answer`.
+
+        Args:
+            held_finals: there were finals here; who had nothing to prove leaves them to the others.
+        """
+        self._has_finals = self._has_finals and held_finals
         self._ask(Board.end_search, None)
         self._look()
         return self.describe_answer()
