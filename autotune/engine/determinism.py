@@ -42,6 +42,8 @@ def without_dropout() -> Iterator[None]:
 def make_reference(model: nn.Module) -> None:
     """Compute a model in float64, in place; it still takes and returns what it did, so that the loss goes on as it is.
 
+    What its forward makes for itself, like the first state of a recurrent net, is in float64 too.
+
     Raises:
         ValueError: the model reduces its gradients between processes, by hooks that another type would lose.
         RuntimeError: the device has no float64.
@@ -49,8 +51,19 @@ def make_reference(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise ValueError("a DistributedDataParallel model cannot be computed in another type once it is built")
     model.double()
-    model.register_forward_pre_hook(_widen_inputs, with_kwargs=True)
-    model.register_forward_hook(_narrow_outputs)
+    outside: list[torch.dtype] = []
+
+    def enter(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        outside.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
+        return move_batch((args, kwargs), widen)  # type: ignore[no-any-return]
+
+    def leave(_module: nn.Module, _args: Any, returned: Any) -> Any:
+        torch.set_default_dtype(outside.pop())
+        return move_batch(returned, narrow)
+
+    model.register_forward_pre_hook(enter, with_kwargs=True)
+    model.register_forward_hook(leave, always_call=True)
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -61,14 +74,6 @@ def widen(tensor: Tensor) -> Tensor:
 def narrow(tensor: Tensor) -> Tensor:
     """Return a float64 tensor as float32, any other as it is."""
     return tensor.float() if tensor.dtype == torch.float64 else tensor
-
-
-def _widen_inputs(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return move_batch((args, kwargs), widen)  # type: ignore[no-any-return]
-
-
-def _narrow_outputs(_module: nn.Module, _args: Any, returned: Any) -> Any:
-    return move_batch(returned, narrow)
 
 
 def _exchange(stack: ExitStack, owner: Any, name: str, replacement: Callable[..., Any]) -> None:

@@ -246,6 +246,29 @@ def test_a_reference_computes_in_float64_and_returns_float32() -> None:
     assert {one.dtype for one in (*model.parameters(), *model.buffers())} == {torch.float64}
 
 
+class Recurrent(nn.Module):
+    """Makes its first state for itself, as scripts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(4, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(1, len(x), 8)
+        return self.inner(x, (state, state))[0]  # type: ignore[no-any-return]
+
+
+def test_what_the_forward_of_a_reference_makes_is_in_float64_too() -> None:
+    model, given = Recurrent(), torch.ones(2, 3, 4)
+    plain = model(given)
+    make_reference(model)
+    assert torch.allclose(model(given), plain)
+    assert torch.get_default_dtype() == torch.float32
+    with pytest.raises(AttributeError):
+        model(None)
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_a_reference_is_nearer_to_the_truth_than_the_model_and_near_to_it() -> None:
     given = lengths(64, 4)
     plain, reference = make_watched(), make_watched()
