@@ -525,16 +525,6 @@ def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path:
     assert told[1] > told[0] + 1.0  # those that cannot tell need the trainings
 
 
-def test_what_gradients_left_open_is_weighed_at_several_trainings_until_these_have_shown_it(tmp_path: Path) -> None:
-    stage = open_stage(tmp_path, Machine(gradient_error=unsure_when_cast))
-    average, trainings = stage.stage.average_seconds, stage.stage._trainings.least_seconds
-    assert average(CAST) - stage.stage.needed_seconds(CAST) < trainings  # gradients mostly tell
-    stage.look_at(CAST)
-    assert average(CAST) > 2.9 * trainings
-    assert stage.choose(CAST) == [CAST]
-    assert average(CAST) == 0.0
-
-
 @pytest.mark.parametrize(("launches", "looked"), [(4.0, True), (3.4, False)])
 def test_a_script_is_not_run_in_float64_where_that_cannot_end_in_time(
     tmp_path: Path, launches: float, *, looked: bool

@@ -239,13 +239,11 @@ def test_what_compiles_holds_nothing_else_that_was_not_seen_to_work():
     [
         (50.0, 100.0, {}),
         (70.0, 100.0, {"precision=bf16": 8.0}),
-        (70.0, 600.0, {"precision=bf16": 1.0}),  # there is time for it
+        (70.0, 600.0, {}),  # there is time for it
         (250.0, 600.0, {"precision=bf16": 8.0}),
     ],
 )
-def test_until_the_first_proof_a_long_one_is_weighed_and_one_that_takes_much_of_what_is_left_counts_more(
-    seconds, left, dear
-):
+def test_until_the_first_proof_one_that_takes_much_of_what_is_left_counts_several_times(seconds, left, dear):
     asked: list[dict[str, float]] = []
 
     class Listening(UnsavedStudy):

@@ -38,8 +38,6 @@ _REFERENCE_PATIENCE = 2.5
 _OPEN_SHARE = 0.2
 """Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
 (docs/recipes.md)."""
-_SHOWN_SHARE = 1 / 3
-"""Of configs that gradients have left open, that trainings show; judgement: short ones are mostly lost in noise."""
 _DIGITS = ("precision", "allow_tf32")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
@@ -179,15 +177,10 @@ class GateStage:
     def average_seconds(self, config: TrainConfig) -> float:
         """Return the same on average, for what is weighed by its price: gradients mostly tell without trainings.
 
-        What takes most of the time that is left is given up instead, and costs none. What gradients have left open
-        costs the trainings of as many as there are to one that is shown.
+        What takes most of the time that is left is given up instead, and costs none.
         """
-        if is_passed(self._log.checks_of(config)):
-            return 0.0
         affordable = self._log.problem.policy.most_reserve_share * self._starter.budget.remaining_seconds
-        seconds = self._foretell(config, _OPEN_SHARE if self._trainings.least_seconds <= affordable else 0.0)
-        left_open = self._is_untold(config)
-        return seconds + (1 / _SHOWN_SHARE - 1) * self._trainings.least_seconds if left_open else seconds
+        return self._foretell(config, _OPEN_SHARE if self._trainings.least_seconds <= affordable else 0.0)
 
     def _foretell(self, config: TrainConfig, open_share: float) -> float:
         shown = self._shown_where_equal if self._is_exact(config) else frozenset()
@@ -370,12 +363,9 @@ class GateStage:
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        return numerics == "semantic" or config.precision == "fp16" or self._is_untold(config)
-
-    def _is_untold(self, config: TrainConfig) -> bool:
-        """Return whether gradients were looked at that have left open whether a change of a config learns the same."""
         unsure = self._list_unsure(config)
-        return any(not told and changes <= unsure for changes, told in self._told_by_gradients.items())
+        is_untold = any(not told and changes <= unsure for changes, told in self._told_by_gradients.items())
+        return numerics == "semantic" or config.precision == "fp16" or is_untold
 
     def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
         """Return the tests that an exact config need not take and the check instead: its launches lost nothing.

@@ -349,19 +349,18 @@ class Explorer:
     def _list_dear(self) -> dict[str, float]:
         """Return the values that take much of the budget to prove or to compile, with the times their price counts.
 
-        A proof that does not fit well into what is left counts more until there is one: it may take the time of all
-        there is to prove. Not so of a user's own knob, and of compiling, whose proof is long by its own compilations.
+        A long proof counts more until there is one, where it may take the time of all there is to prove. Not so of a
+        user's own knob, and of compiling, whose proof is long by its own compilations alone.
         """
         policy, budget = self._policy, self.starter.budget.seconds
         price = self.average_proof_seconds or self.proof_seconds
         fitting = policy.fitting_proof_share * self.starter.budget.remaining_seconds
-        proofs = {
-            f"{name}={value}": seconds
+        proven_long = {
+            f"{name}={value}": policy.first_proof_factor
             for name, value, alone in self._alone
             if name != "compile_mode" and not is_user_knob(name)
-            if (seconds := price(alone)) > policy.most_proof_share * budget
+            if price(alone) > max(policy.most_proof_share * budget, fitting)
         }
-        proven_long = {value: policy.first_proof_factor if proofs[value] > fitting else 1.0 for value in proofs}
         dear = [*find_dear_values(self.log, policy.dear_compile_share * budget), *list_slow_compilers(self.log)]
         return dict.fromkeys(dear, 1.0) | proven_long
 
