@@ -266,6 +266,7 @@ def _explore_and_prove(
         is_proof_due=turn.is_due,
         proof_seconds=gate.foretell_seconds,
         average_proof_seconds=gate.average_seconds,
+        list_open=gate.list_open,
         fleet=turn.fleet,
     )
 

@@ -525,6 +525,15 @@ def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path:
     assert told[1] > told[0] + 1.0  # those that cannot tell need the trainings
 
 
+def test_what_gradients_have_left_open_is_open_until_a_training_has_shown_it(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=unsure_when_cast))
+    assert stage.stage.list_open() == []
+    stage.look_at(CAST)
+    assert stage.stage.list_open() == [frozenset({"precision=bf16"})]
+    assert stage.choose(CAST.replace(num_workers=2)) == [CAST.replace(num_workers=2)]
+    assert stage.stage.list_open() == []
+
+
 @pytest.mark.parametrize(("launches", "looked"), [(4.0, True), (3.4, False)])
 def test_a_script_is_not_run_in_float64_where_that_cannot_end_in_time(
     tmp_path: Path, launches: float, *, looked: bool

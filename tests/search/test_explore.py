@@ -326,6 +326,20 @@ def test_the_price_of_a_proposal_is_its_launch_and_its_proof():
     assert price_proposal(log, no_seconds, cast) == log.prices.launch_seconds(cast)
 
 
+@pytest.mark.parametrize(("is_open", "without"), [(True, 4), (False, 0)])
+def test_of_three_proposals_two_go_without_what_gradients_have_left_open(is_open: bool, without: int):
+    """It is much faster, and may not be shown to learn the same: then something else has to be known."""
+
+    def speed(config: TrainConfig) -> float:
+        return (2.0 if config.precision == "bf16" else 1.0) * (1.1 if config.host_allocator != "default" else 1.0)
+
+    left_open = [frozenset({"precision=bf16"})] if is_open else []
+    explored = explore_space(Machine(speed=speed, noise=0.0), make_space(), list_open=lambda: left_open)
+    first = explored.configs[:6]
+    assert sum(config.precision != "bf16" for config in first) == without
+    assert len({config.precision for config in explored.configs}) == 2
+
+
 @pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile_mode=default"]), (200.0, [])])
 def test_dear_is_what_takes_longer_than_there_is_time(seconds, dear):
     machine = Machine(facts={"work": WORK.replace(operations_per_step=6500)})  # about 150 s

@@ -364,8 +364,17 @@ class GateStage:
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
         unsure = self._list_unsure(config)
-        is_untold = any(not told and changes <= unsure for changes, told in self._told_by_gradients.items())
-        return numerics == "semantic" or config.precision == "fp16" or is_untold
+        is_open = any(changes <= unsure for changes in self._left_open)
+        return numerics == "semantic" or config.precision == "fp16" or is_open
+
+    @property
+    def _left_open(self) -> list[frozenset[str]]:
+        return [changes for changes, told in self._told_by_gradients.items() if not told]
+
+    def list_open(self) -> list[frozenset[str]]:
+        """Return the changes, as `name=value`, that gradients have left open, and that no training has shown yet."""
+        passed = [self._list_unsure(config) for config, checks in self._log.checks if is_passed(checks)]
+        return [changes for changes in self._left_open if not any(changes <= shown for shown in passed)]
 
     def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
         """Return the tests that an exact config need not take and the check instead: its launches lost nothing.

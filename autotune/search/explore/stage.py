@@ -41,6 +41,8 @@ from autotune.space import SearchSpace, classify_changes, needs_compilation, rev
 
 _SLOW = 1.5
 """Times the fastest way to compile: a slower one is weighed against the best without."""
+_OPEN_TURNS = 3
+"""Proposals to one that takes what gradients left open for shown; judgement: trainings mostly lose it in noise."""
 
 
 class Proposals(Protocol):
@@ -180,6 +182,7 @@ class Explorer:
             proven while there is time to come back.
         proof_seconds: returns what showing that a config learns the same will take, once it was launched.
         average_proof_seconds: returns the same on average, for what is weighed by its price; None for no difference.
+        list_open: returns the changes, each as `name=value`, of which a look has not shown that they learn the same.
         fleet: other workers, where the study is shared.
     """
 
@@ -191,6 +194,7 @@ class Explorer:
     is_proof_due: Callable[[], bool] = lambda: False
     proof_seconds: Callable[[TrainConfig], float] = lambda _config: 0.0
     average_proof_seconds: Callable[[TrainConfig], float] | None = None
+    list_open: Callable[[], Sequence[frozenset[str]]] = lambda: ()
     fleet: Alone = ALONE
 
     def run(self) -> StopReason:
@@ -313,7 +317,7 @@ class Explorer:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""
         unproven, together = self._find_unproven(), tried.together
         early = [*together, *(frozenset({f"{name}={value}"}) for name, value in unproven), *tried.compiled_unseen]
-        refused, late = self.log.refused, self._list_unprovable()
+        refused, late = self.log.refused, [*self._list_unprovable(), *self._list_open()]
         if not self.log.attempted:
             proposal = self.study.propose(tried, early, self._list_dear(), lost=[*refused, *late])
             if proposal is not None:
@@ -326,6 +330,11 @@ class Explorer:
             return self.study.open(config)
         proposal = self.study.propose(tried, early, lost=[*refused, *late])
         return proposal if proposal or not late else self.study.propose(tried, early, lost=refused)
+
+    def _list_open(self) -> Sequence[frozenset[str]]:
+        """Return what gradients have left open, but for every third proposal: it may not be part of the answer."""
+        tried = len({one.key for one in self.log.judged})
+        return self.list_open() if tried % _OPEN_TURNS else ()
 
     def _list_unprovable(self) -> list[frozenset[str]]:
         """Return the changes, each as `name=value`, that were timed and cannot be proven any more in the time left.
