@@ -32,7 +32,7 @@ from autotune.drift.gate.trace_plans import LookCosts, plan_fidelity
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
 from autotune.records import LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
-from autotune.records.config import changed_fields
+from autotune.records.config import Precision, changed_fields
 from autotune.records.quality import GradientEquivalence
 from autotune.records.trial import GROWTH_STEPS, DataTrace, GradientPlan, TrialResult
 from autotune.space import numerics_of, revert_knobs
@@ -594,7 +594,7 @@ def test_a_reference_that_was_cut_is_begun_again_where_there_is_twice_the_time(t
     gate = Gate(FACTS, PLAN, cut, seconds_left=lambda: left[0])
     found = []
     for left[0] in (70.0, 139.0, 141.0):  # the candidate that it was cut for has its turn again
-        assert gate.screen(BASE.replace(precision="bf16")) is not None
+        assert gate.screen(BASE.replace(attention_backend="math")) is not None
         found.append(begun[0])
     assert found == [1, 1, 2]
 
@@ -617,7 +617,7 @@ def test_a_look_in_float64_that_the_user_stops_is_no_dearer_for_it(tmp_path: Pat
         return None if options["plan"].reference else runs(config, purpose, **options)
 
     gate = Gate(FACTS, PLAN, stopped, seconds_left=lambda: 600.0)
-    gate.screen(BASE.replace(precision="bf16"))
+    gate.screen(BASE.replace(attention_backend="math"))
     assert gate.doubted
     assert gate.reference_seconds == 0.0
 
@@ -626,15 +626,26 @@ def test_what_waits_for_a_look_in_float64_costs_that_much_more_until_it_was_made
     runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == BASE or plan.reference else 0.03)
     left = [0.0]
     gate = make_gate(runs, knows_order=False, seconds_left=lambda: left[0])
-    cast, other = BASE.replace(precision="bf16"), BASE.replace(num_threads=1)
-    assert gate.price_doubts(cast) == 0.0
-    gate.screen(cast)
-    assert gate.doubted == {frozenset({"precision=bf16"})}
-    assert gate.price_doubts(cast) == gate.price_doubts(cast.replace(num_threads=1)) == gate.reference_seconds > 0.0
+    kernel, other = BASE.replace(attention_backend="math"), BASE.replace(num_threads=1)
+    assert gate.price_doubts(kernel) == 0.0
+    gate.screen(kernel)
+    assert gate.doubted == {frozenset({"attention_backend=math"})}
+    assert gate.price_doubts(kernel) == gate.price_doubts(kernel.replace(num_threads=1)) == gate.reference_seconds > 0.0
     assert gate.price_doubts(other) == gate.price_doubts(BASE) == 0.0
     left[0] = gate.reference_seconds
-    gate.screen(cast)
-    assert gate.price_doubts(cast) == 0.0
+    gate.screen(kernel)
+    assert gate.price_doubts(kernel) == 0.0
+
+
+@pytest.mark.parametrize(("own", "changed", "looked"), [("fp32", "bf16", 0), ("bf16", "fp32", 1), ("bf16", "fp16", 1)])
+def test_fewer_digits_than_float32_are_not_held_against_float64(
+    tmp_path: Path, own: Precision, changed: Precision, looked: int
+) -> None:
+    """They err hundreds of times as much: no look shows otherwise."""
+    baseline = BASE.replace(precision=own)
+    runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == baseline or plan.reference else 0.03)
+    make_gate(runs, make_facts(baseline=baseline)).screen(BASE.replace(precision=changed))
+    assert sum(plan is not None and plan.reference for _, plan in runs.of("fidelity")) == looked
 
 
 # What cannot be compared

@@ -42,6 +42,7 @@ from autotune.records.trial import GradientPlan
 from autotune.search.log import list_changes
 from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
 
+_FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "allow_tf32=True"})
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open."""
 
@@ -333,11 +334,17 @@ class Gate:
         found = compare_points(candidate, base, None, steps=plan.later_steps)
         if all(one.verdict == "non-inferior" for one in found):
             return found
+        if self.has_fewer_digits(changes):
+            return found  # it errs hundreds of times as much as the baseline, and no look in float64 shows otherwise
         reference = self._capture_reference(plan, changes)
         if reference is None:
             return found
         farthest = FARTHEST_REFERENCE[self.facts.baseline.precision]
         return compare_points(candidate, base, reference, steps=plan.later_steps, farthest=farthest)
+
+    def has_fewer_digits(self, changes: frozenset[str]) -> bool:
+        """Return whether some changes, as `name=value`, compute a float32 training in fewer digits."""
+        return self.facts.baseline.precision == "fp32" and bool(changes & _FEWER_DIGITS)
 
     def _is_exact(self, config: TrainConfig) -> bool:
         return all(kind == "exact" for kind in self._classify(config).values())

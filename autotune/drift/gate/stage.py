@@ -199,6 +199,11 @@ class GateStage:
         unsure = [name for name, kind in changes.items() if kind != "exact" and (name in _DIGITS or is_user_knob(name))]
         return list_changes(config, self._baseline, unsure)
 
+    def _wants_reference(self, config: TrainConfig) -> bool:
+        """Return whether a config will hardly pass without a look in float64, which may show that it is as exact."""
+        unsure = self._list_unsure(config)
+        return bool(unsure) and not self._gate.has_fewer_digits(unsure)
+
     def _note_gradients(self, config: TrainConfig, checks: Sequence[QualityCheck]) -> None:
         """Note whether gradients have told that a config's changes learn the same: elsewhere they tell as much."""
         compared = [check.verdict == "non-inferior" for check in checks if check.test == "gradients"]
@@ -238,7 +243,7 @@ class GateStage:
         self._grant(seconds)
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
         if self._equal_losses.find(config) is None:
-            self._open_gate(seconds, self._policy.early_candidates, is_unsure=bool(self._list_unsure(part)))
+            self._open_gate(seconds, self._policy.early_candidates, is_unsure=self._wants_reference(part))
             self._open_gate(seconds, self._policy.early_candidates)
             checks = self._gate.screen(part) if self._gate.plan is not None else ()
             if checks is None:
@@ -443,7 +448,7 @@ class GateStage:
         must = self._trains_all or any(map(self._is_always_trained, candidates))
         may = must or any(map(self._may_be_trained, candidates[:1]))
         is_fixed = self._gate.plan is not None
-        is_unsure = any(map(self._list_unsure, candidates[:1]))
+        is_unsure = any(map(self._wants_reference, candidates[:1]))
         if trainings <= (1 - self._policy.screen_share) * seconds:
             self._open_gate(self._policy.screen_share * seconds, count, is_unsure=is_unsure)
         self._open_gate(seconds - trainings * may, 1 if may else count, is_unsure=is_unsure)
