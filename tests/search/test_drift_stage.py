@@ -981,6 +981,15 @@ def test_losses_that_are_too_noisy_to_tell_do_not_take_back_what_gradients_have_
     assert len(told) == passes, stage.log.notes
 
 
+def test_a_precision_that_is_lost_in_noise_leaves_others_to_their_gradients(tmp_path: Path) -> None:
+    machine = Chancy(gradient_error=lambda config: 0.03 * (config.precision == "bf16"))
+    stage = open_stage(tmp_path, machine)
+    assert stage.choose(CAST) == []
+    assert stage.choose(FUSED) == [FUSED]
+    assert CAST in trained(machine.specs)
+    assert FUSED not in trained(machine.specs)
+
+
 class Starting(Machine):
     """Casting adds the same difference in every window of the first point, and another one of the later."""
 

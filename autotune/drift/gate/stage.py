@@ -290,7 +290,8 @@ class GateStage:
                 continue
             rest = self._refuse(config, checks)
             # Trainings that drift although the gradients are the same leave it open which change it was.
-            self._must_train = self._must_train or all(check.test not in CHEAP_TESTS for check in _failed(checks))
+            failed = _failed(checks)
+            self._must_train |= bool(failed) and all(check.test not in CHEAP_TESTS for check in failed)
             if rest is not None and promises(
                 log.ranking_of_all.measured, self._baseline, config, rest, least_gain=log.problem.policy.least_gain
             ):
