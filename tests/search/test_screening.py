@@ -641,7 +641,7 @@ def test_what_waits_for_a_look_in_float64_costs_that_much_more_until_it_was_made
 def test_fewer_digits_than_float32_are_not_held_against_float64(
     tmp_path: Path, own: Precision, changed: Precision, looked: int
 ) -> None:
-    """They err hundreds of times as much: no look shows otherwise."""
+    """They err far more: no look shows otherwise."""
     baseline = BASE.replace(precision=own)
     runs = Runs(tmp_path, error=lambda config, plan: 0.0 if config == baseline or plan.reference else 0.03)
     make_gate(runs, make_facts(baseline=baseline)).screen(BASE.replace(precision=changed))

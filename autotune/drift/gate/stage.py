@@ -223,12 +223,17 @@ class GateStage:
         What leaves fewer digits comes first and alone: most is built on it, and nothing else fails as often. Another
         implementation of an optimizer waits for its turn: it hardly ever fails, and changes its steps alone.
         """
+        new = [name for name, change in self._list_early(config).items() if change not in self._seen]
+        digits = [name for name in new if name in _DIGITS]
+        others = [name for name in changed_fields(config, self._baseline) if name not in digits]
+        later = others if digits else ALLOCATORS
+        return revert_knobs(config, self._baseline, later) if new else None
+
+    def _list_early(self, config: TrainConfig) -> dict[str, str]:
+        """Return what may be looked at early: each change as `name=value`, by its knob."""
         changes = classify_changes(config, self._baseline, self._facts.numerics)
         rounding = [name for name, kind in changes.items() if kind == "rounding" and name != OPTIMIZER]
-        new = [name for name in rounding if f"{name}={get_knob(config, name)}" not in self._seen]
-        digits = [name for name in new if name in _DIGITS]
-        later = [name for name in changes if name not in digits] if digits else ALLOCATORS
-        return revert_knobs(config, self._baseline, later) if new else None
+        return {name: f"{name}={get_knob(config, name)}" for name in rounding}
 
     def look_at(self, config: TrainConfig, *, seconds: float) -> None:
         """Screen a part of a promising config while the search goes on: nothing is to be built on what drifts.
@@ -251,8 +256,7 @@ class GateStage:
             self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(part, checks, seen=config)
-        classes = classify_changes(part, self._baseline, self._facts.numerics)
-        self._seen |= {f"{name}={get_knob(part, name)}" for name, kind in classes.items() if kind == "rounding"}
+        self._seen |= {*self._list_early(part).values()}
         self._save()
 
     def choose(
