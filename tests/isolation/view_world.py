@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ import autotune
 BIG = b"0123456789abcdef" * (5 * 2**16)
 """5 MiB, more than a copy takes."""
 NOBODY = 65534
+THIS_PYTHON = tuple(sys.version_info[:2])
+WHERE_AUTOTUNE_IS = [str(Path(autotune.__file__).parents[1]), sysconfig.get_path("platlib")]
+"""The package, and what it needs: the interpreter of another user may have none of that."""
 ME = os.geteuid()
 ODD = "o:d,d \\name\n%s"
 
@@ -106,7 +110,7 @@ class World:
             "HOME": str(self.base / "home"),
             "TMPDIR": str(self.temporary),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(Path(autotune.__file__).parents[1]),
+            "PYTHONPATH": os.pathsep.join(WHERE_AUTOTUNE_IS),
         }
 
     def run(self, program: str, *, kept: tuple[Path, ...] = (), is_fine: bool = True) -> Outcome:
@@ -158,15 +162,15 @@ def run_as(user: int, command: list[str], **options: Any) -> subprocess.Complete
 
 @functools.cache
 def find_interpreter(user: int) -> str:
-    """Return a Python that a user may run: this one may lie in somebody else's home."""
-    code = "import sys; sys.exit(sys.version_info < (3, 11))"
+    """Return a Python that a user may run, with what autotune needs: this one may lie in somebody else's home."""
+    code = f"import sys; sys.path += {WHERE_AUTOTUNE_IS}; import pydantic; assert sys.version_info[:2] == {THIS_PYTHON}"
     for candidate in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
         try:
             if candidate and run_as(user, [candidate, "-c", code]).returncode == 0:
                 return candidate
         except OSError:
             continue
-    raise AssertionError("no interpreter for this user")
+    raise AssertionError(f"there is no Python {'.'.join(map(str, THIS_PYTHON))} that this user may run")
 
 
 def snapshot(folder: Path, *, but: tuple[Path, ...] = ()) -> dict[str, tuple[Any, ...]]:

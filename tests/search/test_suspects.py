@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -64,6 +65,27 @@ def test_what_ran_out_of_memory_may_fit_with_what_saves_memory():
     results = [launch(TrialStatus.OUT_OF_MEMORY, {"micro_batch_size": 64})]
     assert blocks(results, {"micro_batch_size": 64}, MALLOC)
     assert not blocks(results, {"micro_batch_size": 64}, {"activation_checkpointing": "full"})
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "bf16"),
+    "num_workers": (0, 2),
+    "host_allocator": ("default", "jemalloc"),
+    "activation_checkpointing": ("off", "full"),
+}
+
+
+@pytest.mark.parametrize("worked", [[], [BF16], [WORKERS], [BF16, WORKERS]])
+@pytest.mark.parametrize("failed", [[BF16], [BF16, WORKERS], [BF16, WORKERS, MALLOC]])
+@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY])
+def test_the_combinations_that_are_listed_are_those_that_are_blocked(status, failed, worked):
+    results = [*(launch(TrialStatus.COMPLETED, one) for one in worked), launch(status, *failed)]
+    suspects = Suspects(results, BASELINE)
+    combinations = suspects.list_blocked(CHOICES)
+    for values in itertools.product(*CHOICES.values()):
+        changes = dict(zip(CHOICES, values, strict=True))
+        texts = {f"{name}={value}" for name, value in changes.items()}
+        assert any(one <= texts for one in combinations) == suspects.is_blocked(config(changes)), changes
 
 
 def test_what_drifts_is_held_against_what_is_not_exact():

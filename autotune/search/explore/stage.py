@@ -139,7 +139,8 @@ class Tried:
     @property
     def together(self) -> list[frozenset[str]]:
         """Changes, as `name=value`, that are blocked or too dear wherever all of them are made."""
-        return [frozenset({value}) for value in (*self._suspects.guilty, *self._dear)]
+        blocked = self._suspects.list_blocked(self._log.problem.space.choices)
+        return [*blocked, *(frozenset({value}) for value in self._dear)]
 
     @property
     def compiled_unseen(self) -> list[frozenset[str]]:

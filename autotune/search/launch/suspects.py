@@ -8,6 +8,7 @@ none              the combination is at fault: no config has all of it again
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob
@@ -101,6 +102,22 @@ class Suspects:
             return True
         return any(failed <= values and not self._eases(values - failed, status) for failed, status in self._failed)
 
+    def list_blocked(self, free: Iterable[str]) -> list[Values]:
+        """Return combinations of which no config has all, in a space where some knobs vary: most of what is blocked.
+
+        A few are conditions on values of the baseline: what has run out of memory is blocked where nothing spares any.
+
+        Args:
+            free: names of the knobs that vary.
+        """
+        own = {name: f"{name}={get_knob(self._baseline, name)}" for name in _MEMORY_KNOBS.intersection(free)}
+        failed = [
+            values | (_keep_unnamed(own, values) if status is TrialStatus.OUT_OF_MEMORY else frozenset())
+            for values, status in self._failed
+        ]
+        pairs = [frozenset(pair) for pair in itertools.combinations(sorted(self._open), 2)]
+        return [*(frozenset({value}) for value in self.guilty), *pairs, *failed]
+
     def _eases(self, added: Values, status: TrialStatus) -> bool:
         saves = any(value.partition("=")[0] in _MEMORY_KNOBS for value in added)
         return status is TrialStatus.OUT_OF_MEMORY and saves
@@ -121,6 +138,12 @@ class Suspects:
             for name in names
             if name not in BATCH_KNOBS or name == "micro_batch_size" or "micro_batch_size" not in names
         )
+
+
+def _keep_unnamed(own: Mapping[str, str], values: Values) -> Values:
+    """Return the baseline's values of the knobs that some values are not of."""
+    named = {value.partition("=")[0] for value in values}
+    return frozenset(value for name, value in own.items() if name not in named)
 
 
 def describe_guilty(suspects: Suspects) -> Sequence[str]:
