@@ -243,6 +243,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert run_python(f"import sys, autotune; print({HEAVY})") == "[]\n"
 
 
+@pytest.mark.slow_cases("arguments1", "arguments4")
 @pytest.mark.parametrize("arguments", [[], ["probe"], ["search"], ["train"], ["compare"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     program = (

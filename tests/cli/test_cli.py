@@ -36,6 +36,7 @@ def test_without_a_command_the_help_is_shown(tmp_path):
         assert name in shown.stdout + shown.stderr
 
 
+@pytest.mark.slow_cases("compare", "export", "selftest")
 @pytest.mark.parametrize("command", ["probe", "search", "train", "compare", "export", "report", "selftest"])
 def test_every_command_explains_itself_and_speaks_json(tmp_path, command):
     shown = run(command, "--help", folder=tmp_path, COLUMNS="200")
@@ -51,6 +52,7 @@ def test_the_version_names_what_matters(tmp_path):
     assert "optuna 5" in shown.stdout
 
 
+@pytest.mark.slow_cases("arguments1", "arguments3", "arguments4", "arguments6", "arguments8")
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
@@ -220,6 +222,7 @@ def test_a_probe_without_a_target_is_about_the_machine(tmp_path):
     assert report["ceilings"]["matmul"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(
     "33", injected="a file in place of .autotune", outcome="probed and printed; not saved, and that is said"
 )

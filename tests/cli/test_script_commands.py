@@ -201,6 +201,7 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
     assert "the command has no {micro_batch_size}" in missing.stderr
 
 
+@pytest.mark.slow_cases("arguments2", "arguments4", "arguments6")
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -74,6 +74,7 @@ def test_the_counts_are_json_too_and_recorded_launches_are_replayed_beside(tmp_p
     assert all(one.runs == 2 for one in report.tallies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

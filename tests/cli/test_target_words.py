@@ -80,6 +80,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow_cases("probe train.py", "train train.py", "search -- ./bad5.py", "train --")
 @pytest.mark.parametrize(("typed", "message", "hint"), [(typed, *said) for typed, said in WRONG.items()], ids=WRONG)
 def test_a_target_that_is_none_is_told_before_anything_is_started_or_written(
     folder: Path, typed: str, message: str, hint: str

@@ -123,6 +123,7 @@ def test_a_resumed_run_ends_bit_for_bit_as_one_never_stopped(straight: Place) ->
     assert steps == sorted(set(steps))  # one process writes
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_that_of_one_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     run_training(TrainingOptions(epochs=EPOCHS, out="one"), "shared_workloads.py:counted", folder=place.folder)

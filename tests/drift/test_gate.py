@@ -67,7 +67,9 @@ def assert_says_it_in_one_line(checks: tuple[QualityCheck, ...]) -> None:
 # Every control
 
 
-@pytest.mark.slow_cases("parallel-memory-semantic", "unequal-means", "hurried-schedule", "noise-of-worker")
+@pytest.mark.slow_cases(
+    "parallel-memory-semantic", "unequal-means", "hurried-schedule", "noise-of-worker", "loss-scale", "unscaled-half"
+)
 @pytest.mark.parametrize("control", by_target(NEGATIVE))
 @pytest.mark.fault("16", injected="trainings with a planted mistake", outcome="refused; never chosen")
 def test_a_mistake_is_caught(runs: GateRuns, control: Control) -> None:
@@ -80,7 +82,14 @@ def test_a_mistake_is_caught(runs: GateRuns, control: Control) -> None:
     assert re.search(r"\d", sentence)
 
 
-@pytest.mark.slow_cases("foreach", "checkpointing-full", "checkpointing-selective", "workers-augmented")
+@pytest.mark.slow_cases(
+    "foreach",
+    "checkpointing-full",
+    "checkpointing-selective",
+    "workers-augmented",
+    "micro-batch-dropout",
+    "persistent-workers",
+)
 @pytest.mark.parametrize("control", by_target(POSITIVE))
 def test_what_is_right_passes(runs: GateRuns, control: Control) -> None:
     verdict = runs.judge(control)
@@ -115,6 +124,7 @@ def test_what_few_windows_leave_open_is_looked_at_closer(runs: GateRuns, name: s
 # Splits of the batch
 
 
+@pytest.mark.slow_cases("unequal-means")
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -53,6 +53,7 @@ class Changed(Dataset[Any]):
 # The tape of a loader
 
 
+@pytest.mark.slow_cases("augmented-changes2", "plain-changes2")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -36,6 +36,7 @@ def test_what_no_search_found_is_not_trained(place: Workplace, name: str) -> Non
     assert not (place.folder / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F11", injected="a profile that the command is given", outcome="one line, exit 7, no run")
 def test_the_command_says_it_in_one_line(place: Workplace) -> None:
     place.save_profile(EVIL["a batch"][0])

@@ -178,6 +178,7 @@ def test_a_remembered_command_without_its_secrets_is_asked_for(folder: Path) -> 
     assert resolve_training_target(named, folder).target.script == named
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F16", injected="tokens in the command of a training", outcome="none in runs/, files of mode 0600")
 def test_a_training_writes_no_secret_and_no_file_that_others_read(folder: Path) -> None:
     done = run(folder, "train", "--", "python", "train.py", *WORDS, "--steps", "20")

@@ -161,6 +161,7 @@ def test_the_limit_of_this_process_stays_what_it_was() -> None:
     assert resource.getrlimit(resource.RLIMIT_RTTIME) == before
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_group_is_killed_while_its_number_is_still_its_own(

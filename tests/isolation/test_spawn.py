@@ -55,7 +55,7 @@ WORKER_FATES = {
     "worker_dies": (CRASHED, "dataloader-worker-died", "DataLoader worker (pid"),
     "worker_raises": (CRASHED, "user-error", "KeyError: 'no such image' (in a loader worker)"),
 }
-ALSO_COLD = ("trains", "segfaults")
+ALSO_COLD = ("trains",)
 HANGING = {"hangs": 0, "ignores_sigterm": 0, "worker_hangs": 1, "worker_escapes": 1}
 
 
@@ -156,6 +156,7 @@ def test_a_quality_run_returns_each_metric_by_name(warm_world: World) -> None:
     assert probed.facts.evaluate_seconds is not None
 
 
+@pytest.mark.slow_cases("cold-trains")
 @_over_fates(WORKER_FATES)
 @pytest.mark.fault(
     "9",
@@ -191,6 +192,7 @@ def time_limits(world: World, num_workers: int) -> tuple[float, float]:
     return 1.5 + 2 * whole, SLACK_SECONDS + 2 * whole
 
 
+@pytest.mark.slow_cases("ignores_sigterm", "worker_hangs")
 @pytest.mark.parametrize("fate", HANGING)
 @pytest.mark.fault(
     "6",

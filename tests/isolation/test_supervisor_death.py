@@ -78,6 +78,7 @@ def killed_supervisor(folder: Path, code: str, *words: str, when: Callable[[], o
     yield sorted({mark for mark in limits if mark != psutil.RLIM_INFINITY})
 
 
+@pytest.mark.slow_cases("worker_starts_programs")
 @pytest.mark.fault(
     "F7", injected="kill -9 of the supervisor under a trial that started programs", outcome="all gone within 2 s"
 )

@@ -168,6 +168,7 @@ def facts(probed: tuple[TrialResult, Kept]) -> TargetFacts:
     return probed[0].facts
 
 
+@pytest.mark.slow_cases("workload")
 def test_the_baseline_is_what_the_training_does(probed: tuple[TrialResult, Kept], facts: TargetFacts) -> None:
     names = ("micro_batch_size", "gradient_accumulation_steps", "optimizer_implementation", "num_threads", "precision")
     assert {name: getattr(facts.baseline, name) for name in names} == {

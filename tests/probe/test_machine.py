@@ -56,6 +56,7 @@ def test_limits_of_something_else_are_no_limits(measured: list[Any], changes: di
     assert find_ceilings(spec(KNOWN.replace(**changes)), CPU).memory_bytes_per_second == 1.0
 
 
+@pytest.mark.slow_cases("16-8-1", "--1", "two--1")
 @pytest.mark.parametrize(
     ("world", "here", "ranks"), [("2", "2", 2), ("2", "", 2), ("16", "8", 1), ("", "", 1), ("two", "", 1)]
 )

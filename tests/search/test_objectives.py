@@ -52,6 +52,7 @@ def list_configs(space: SearchSpace) -> list[TrainConfig]:
     return list(dict.fromkeys(space.complete(dict(zip(space.choices, row, strict=True))) for row in rows))
 
 
+@pytest.mark.slow_cases("1", "2")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_least_memory_among_what_is_as_fast_is_found_and_proven(tmp_path: Path, seed: int) -> None:
     run = search(tmp_path, Machine(speed=speed, memory=memory, memory_noise=0.003, noise=0.01, seed=seed))

@@ -40,6 +40,7 @@ def jitter(seed: int) -> Callable[[float], float]:
     return lambda now: walk[min(int(now), 200)]
 
 
+@pytest.mark.slow_cases("steady-0.03", "wandering-0.01")
 @pytest.mark.parametrize("sd", [0.01, 0.03, 0.10])
 @pytest.mark.parametrize("wanders", [False, True], ids=["steady", "wandering"])
 def test_where_nothing_is_faster_nothing_is_claimed(sd, wanders):

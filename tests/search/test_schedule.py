@@ -251,6 +251,7 @@ def share_raced(searches: list[Search]) -> float:
     return sum(map(is_raced, launches)) / len(launches)
 
 
+@pytest.mark.slow_cases("0.0-0.1", "0.03-0.01")
 @pytest.mark.parametrize("sd", [0.01, 0.03, 0.10])
 @pytest.mark.parametrize("block_sd", [0.0, 0.03])
 def test_equal_configs_are_hardly_ever_ended_early(sd, block_sd):

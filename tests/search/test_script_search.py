@@ -22,6 +22,7 @@ def script(tmp_path: Path) -> Script:
     return read_script([sys.executable, "train.py"])
 
 
+@pytest.mark.slow
 def test_every_seed_of_a_script_is_a_process_of_its_own(tmp_path: Path, script: Script) -> None:
     machine = Machine(facts={"training_loaders": ("Data[10] by RandomSampler",)})
     run = run_simulated(machine, tmp_path, script=script, budget=600)

@@ -44,7 +44,7 @@ def test_an_answer_holds_little_that_does_nothing(tmp_path):
     assert len(changed_fields(profile.config, BASELINE)) <= 2
 
 
-@pytest.mark.slow_cases("4", "5", "6", "7")
+@pytest.mark.slow_cases("4", "5", "6", "7", "2", "3")
 @pytest.mark.parametrize("seed", range(8))
 def test_equal_settings_are_never_called_faster(tmp_path, seed):
     machine = Machine(speed=all_equal, noise=0.03, seed=seed)

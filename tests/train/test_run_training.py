@@ -104,6 +104,7 @@ def test_an_evaluation_changes_nothing(workplace: Workplace) -> None:
     assert_same_end(workplace.folder / "noisy", workplace.folder / "unjudged")
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.fault("39", injected="stops at random steps", outcome="the end is bit for bit that of a run never stopped")
 def test_stops_at_random_steps_change_nothing(workplace: Workplace, seed: int) -> None:
@@ -164,6 +165,7 @@ def test_workers_that_go_first_cost_no_step(workplace: Workplace, monkeypatch: p
     assert_same_end(workplace.folder / "straight", workplace.folder / "stopped")
 
 
+@pytest.mark.slow_cases("5")
 @pytest.mark.parametrize("step", [1, 5, STEPS_PER_EPOCH])
 @pytest.mark.fault(
     "9",

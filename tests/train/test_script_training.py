@@ -177,6 +177,7 @@ def test_a_folder_that_cannot_be_made_does_not_stop_the_script(bench: Bench, pla
     assert "no record of this training is kept" in bench.said[0]
 
 
+@pytest.mark.slow
 def test_a_script_with_its_own_settings_is_run_as_it_is_and_counted(bench: Bench, capfd: Any) -> None:
     end = bench.train()
     summary = end.summary

@@ -60,6 +60,7 @@ def weights_differ(first: Path, second: Path) -> float:
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
+@pytest.mark.slow_cases("out_of_host_memory")
 @pytest.mark.parametrize(
     ("toy", "cause"),
     [("out_of_memory", "oom-device"), ("out_of_host_memory", "oom-host"), ("half_updated", "oom-host")],

@@ -39,6 +39,7 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 SPECS = ["evil.py:workload", "../outside/evil.py:workload", "evil:workload", "script"]
 
 
+@pytest.mark.slow_cases("train-evil:workload", "resume-../outside", "resume-evil.py")
 @pytest.mark.fault(
     "F4", injected="a stranger's search.json names code", outcome="exit 2, nothing run, the command named"
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_records import (
     GPU_CEILINGS,
@@ -361,6 +361,7 @@ def test_long_text_stays_inside_the_page(show: Show, text: str) -> None:
     assert max(map(cell_len, shown.splitlines())) <= 60
 
 
+@settings(max_examples=10)
 @given(text=st.text(max_size=40))
 def test_any_text_can_be_printed(text: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

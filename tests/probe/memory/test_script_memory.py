@@ -73,6 +73,7 @@ def test_a_scripts_objects_are_counted() -> None:
     assert found.calibrated_micro_batch_size == BATCH
 
 
+@pytest.mark.slow
 def test_the_modes_of_a_scripts_model() -> None:
     found = run_script(toys.Encoder(), checkpoints=True, budget_seconds=30.0)
     assert found.missing == ""

@@ -56,7 +56,7 @@ def test_storages_that_are_shared_count_once() -> None:
     assert tensor_bytes([block, block[:10], None, torch.zeros(2)]) == 408
 
 
-@pytest.mark.slow_cases("off-fp32", "full-fp32", "selective-bf16")
+@pytest.mark.slow_cases("off-fp32", "full-fp32", "selective-bf16", "selective-fp32")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
 def test_pytorchs_own_tracker_finds_the_same(precision: str, checkpointing: str) -> None:
