@@ -15,9 +15,11 @@ from autotune.drift.compare.gradients import (
     check_additivity,
     compare,
     judge,
+    may_tell,
     relative_error,
 )
 from autotune.drift.gate.comparisons import is_lost_in_noise
+from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence
 
 Rows = NDArray[np.floating]
@@ -231,6 +233,62 @@ def test_few_windows_still_pass_rounding_fail_a_wrong_scale_and_never_pass_a_bia
         without_layer = baseline.copy()
         without_layer[:, SMALL] = 0.0
         assert _compare(without_layer, baseline).verdict != "non-inferior"
+
+
+# Whether more windows would tell
+
+
+@pytest.mark.parametrize(
+    ("noise", "bias", "is_told"),
+    [(0.004, 0.01, True), (0.03, 0.0, False), (0.004, 0.03, False)],
+)
+def test_more_windows_are_looked_at_where_they_would_tell(noise: float, bias: float, is_told: bool) -> None:
+    foretold: list[bool] = []
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        baseline = _gradients(generator, signal_to_noise=0.3, windows=64)
+        shift = _direction(generator, 248, bias * math.sqrt(0.3 * 248))
+        candidate = baseline + shift + math.sqrt(noise) * _gradients(generator, signal_to_noise=0.0, windows=64)
+        few, many = (_compare(candidate[:count], baseline[:count]) for count in (8, 64))
+        assert (many.verdict != "inconclusive") == is_told, many.reason
+        if few.verdict == "inconclusive":
+            foretold.append(may_tell([few], windows=64))
+    assert len(foretold) >= 20
+    if is_told:
+        assert sum(foretold) >= 0.6 * len(foretold)
+    else:
+        assert sum(foretold) <= 0.25 * len(foretold)
+
+
+@pytest.mark.parametrize(
+    ("noise", "bias", "steering", "is_told"),
+    [
+        ((0.12, 0.08, 0.16), (0.01, 0.0, 0.03), 0.01, True),  # too noisy
+        ((0.005, 0.0, 0.01), (0.06, 0.03, 0.09), 0.06, True),  # another gradient
+        ((0.005, 0.0, 0.01), (0.06, 0.03, 0.09), 0.01, False),  # of a mean that has vanished
+    ],
+)
+def test_more_windows_may_tell_that_a_gradient_is_another_one(
+    noise: tuple[float, ...], bias: tuple[float, ...], steering: float, is_told: bool
+) -> None:
+    ends = (noise, bias, (steering, steering - 0.005, steering + 0.005))
+    figures = [
+        Interval(estimate=estimate, low=low, high=high, confidence_level=0.9, method="") for estimate, low, high in ends
+    ]
+    left_open = GradientEquivalence(
+        subject="gradients",
+        point="",
+        windows=8,
+        noise=figures[0],
+        bias=figures[1],
+        steering=figures[2],
+        verdict="inconclusive",
+    )
+    assert may_tell([left_open], windows=64) == is_told
+
+
+def test_nothing_is_expected_of_more_windows_where_nothing_is_open() -> None:
+    assert not may_tell([], windows=64)
 
 
 # Where a training has converged

@@ -34,10 +34,11 @@ from autotune.drift.compare.moments import (
     noise_ends,
     steering_ends,
 )
+from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict
 
-__all__ = ["GradientRows", "RowLayout", "check_additivity", "compare", "judge", "relative_error"]
+__all__ = ["GradientRows", "RowLayout", "check_additivity", "compare", "judge", "may_tell", "relative_error"]
 
 NOISE_PASSES, NOISE_FAILS = 0.01, 0.1
 """Non-inferior when the noise is shown to be at most the first, inferior when it is shown to be beyond the second."""
@@ -142,6 +143,39 @@ def judge(found: Sequence[GradientEquivalence], *, samples: int) -> QualityCheck
         reason="no window was compared" if worst is None else f"{worst.subject}, {worst.point}: {worst.reason}",
         fidelity=tuple(found),
     )
+
+
+def may_tell(left_open: Sequence[GradientEquivalence], *, windows: int) -> bool:
+    """Return whether so many windows would settle what fewer have left open, if the estimates stay where they are.
+
+    Half widths shrink with the root of the windows and with Student's t. A noise of 3 % stays between its limits
+    however many there are. What is in doubt for one layer alone may be settled.
+
+    Args:
+        left_open: inconclusive comparisons.
+        windows: of the closer look.
+    """
+    return bool(left_open) and all(_may_settle(one, windows) for one in left_open)
+
+
+def _may_settle(one: GradientEquivalence, windows: int) -> bool:
+    if one.bias is None or one.windows < FEWEST_WINDOWS:
+        return True
+    then, now = (student_t_quantile(_CONFIDENCE, count - 1.0) for count in (windows, one.windows))
+    shrunk = then / now * math.sqrt(one.windows / windows)
+    figures = [(one.bias, (BIAS_PASSES, BIAS_FAILS)), (one.noise, (NOISE_PASSES, NOISE_FAILS))]
+    foretold = [
+        _judge_figure(_narrow(figure, shrunk), limits).verdict for figure, limits in figures if figure is not None
+    ]
+    is_steering = one.steering is None or _narrow(one.steering, shrunk).low > BIAS_FAILS
+    if foretold[0] == "inferior" and not is_steering:
+        return False
+    return "inferior" in foretold or set(foretold) == {"non-inferior"}
+
+
+def _narrow(figure: Interval, shrunk: float) -> Interval:
+    low, high = (figure.estimate + shrunk * (end - figure.estimate) for end in (figure.low, figure.high))
+    return figure.replace(low=low, high=high)
 
 
 def _find_unusable(ours: GradientRows, theirs: GradientRows, layers: RowLayout) -> _Finding | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.drift.compare.additivity import check_additivity
-from autotune.drift.compare.gradients import judge
+from autotune.drift.compare.gradients import judge, may_tell
 from autotune.drift.compare.noise_scale import gradient_noise_scale
 from autotune.drift.gate.comparisons import (
     FARTHEST_REFERENCE,
@@ -44,7 +44,7 @@ from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
 
 _FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "allow_tf32=True"})
 CLOSER_WINDOWS = 64
-"""Looked at where fewer leave it open."""
+"""Looked at where fewer leave it open, and so many would tell."""
 
 REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend", "num_threads"}
 """They draw the random numbers of a step in another order: their masks are others, and no worse. Or they only sum in
@@ -293,7 +293,10 @@ class Gate:
         if checks is None or all(check.verdict != "inconclusive" for check in checks):
             return checks
         closer = plan.replace(windows=CLOSER_WINDOWS)
-        if plan.windows >= CLOSER_WINDOWS or not self.affords(closer):
+        left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
+        if plan.windows >= CLOSER_WINDOWS or not may_tell(left_open, windows=CLOSER_WINDOWS):
+            return checks
+        if not self.affords(closer):
             return checks
         return self._look(config, closer, updates=updates) or checks
 

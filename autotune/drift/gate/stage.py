@@ -469,9 +469,13 @@ class GateStage:
                     return
 
     def _affords(self, plan: GradientPlan) -> bool:
-        """Return whether a closer look at one candidate leaves most of the gate's time for the others."""
+        """Return whether there is time for a closer look at one candidate, which is likely to tell.
+
+        It leaves most of the gate's time for the others, or takes no longer than the trainings that it spares.
+        """
         closer = sum(self._costs.of_trial(self._baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
-        return closer <= self._policy.closer_share * self._left()
+        left = self._left()
+        return closer <= max(self._policy.closer_share * left, min(left, self._trainings.least_seconds))
 
     def _run(
         self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
