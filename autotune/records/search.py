@@ -199,7 +199,9 @@ class Screens(Record):
     refused: tuple[tuple[str, ...], ...] = ()
     """Changes, each as `name=value`, that may not be made together."""
     seen: tuple[str, ...] = ()
-    """Changes that were looked at early and not refused."""
+    """Changes that were looked at early, whatever that has shown."""
+    looked_after: int = -1
+    """Number of the last trial before the latest such look that came to its end; -1 before the first one."""
     plan: GradientPlan | None = None
     """How much of the gradients is looked at; None before that was fixed."""
     doubted: tuple[tuple[str, ...], ...] = ()
@@ -209,7 +211,7 @@ class Screens(Record):
     told: tuple[tuple[str, ...], ...] = ()
     """Changes, each as `name=value`, that gradients have shown to learn the same."""
     untold: tuple[tuple[str, ...], ...] = ()
-    """The same that gradients have left open."""
+    """The same of which no gradients have, alone or with other changes."""
     must_train: bool = False
     """Gradients alone decide no more: trainings did where they could not."""
     checked: tuple[CheckedConfig, ...] = ()

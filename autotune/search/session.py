@@ -277,8 +277,8 @@ def _explore_and_prove(
 
     stop_reason: StopReason = "running"
     leader = log.ranking.leader if log.judged else None
-    if leader is not None and leader.score > log.problem.policy.least_gain:
-        turn.look_at(leader.config)  # an earlier session may have been stopped before or while it did
+    if leader is not None and leader.score > log.problem.policy.least_gain and not gate.has_looked_at(leader.config):
+        turn.look_at(leader.config)  # an earlier session was stopped before or while it did
     if log.finals is not None:  # of an earlier session: what it left open comes first
         prove(stop_reason)
     while not starter.should_stop():

@@ -650,6 +650,52 @@ def test_what_a_look_has_told_of_a_precision_is_known_of_whatever_it_comes_with(
     assert again.expect_seconds(CAST) == again.needed_seconds(CAST)
 
 
+def test_what_else_is_left_open_takes_nothing_back_of_what_gradients_have_told(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path, Machine(gradient_error=unsure_with_other_kernels))
+    stage.look_at(CAST)
+    needed = stage.stage.needed_seconds(CAST)
+    stage.look_at(CAST.replace(attention_backend="math"))
+    assert len(stage.results) > 2
+    assert stage.stage.list_open() == []
+    assert stage.stage.needed_seconds(CAST) == needed
+
+
+def test_a_precision_does_not_wait_for_the_look_in_float64_that_a_kernel_waits_for(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    before = stage.stage.needed_seconds(CAST.replace(attention_backend="math"))
+    stage.stage.restore(Screens(doubted=(("attention_backend=math",),), reference_seconds=200.0))
+    assert stage.stage.needed_seconds(MATH) > 200.0
+    assert stage.stage.needed_seconds(CAST.replace(attention_backend="math")) == before
+
+
+def test_a_look_is_over_once_and_a_resumed_search_knows_it(tmp_path: Path) -> None:
+    kept: list[Screens] = []
+    stage, both = open_stage(tmp_path), CAST.replace(attention_backend="math")
+    stage.stage._keep = kept.append
+    stage.log.add_launch(stage.starter.launch(both, "measure", 60.0))
+    assert not stage.stage.has_looked_at(both)
+    stage.look_at(both)
+    again = GateStage(stage.log, stage.starter)
+    again.restore(kept[-1])
+    for one in (stage.stage, again):
+        assert one.has_looked_at(both)
+        assert one.find_early_part(both) == both  # the rest has its turn with its next launch
+    stage.log.add_launch(stage.starter.launch(both, "measure", 60.0))
+    assert not again.has_looked_at(both)
+
+
+def test_how_closely_is_looked_is_kept_where_a_look_is_cut(tmp_path: Path) -> None:
+    def fate(config: TrainConfig) -> TrialStatus:
+        return TrialStatus.INTERRUPTED if config.precision == "bf16" else TrialStatus.COMPLETED
+
+    kept: list[Screens] = []
+    stage = open_stage(tmp_path, Machine(fate=fate))
+    stage.stage._keep = kept.append
+    stage.look_at(CAST)
+    assert kept[-1].plan == stage.machine.specs[0].fidelity
+    assert kept[-1].seen == ()
+
+
 def test_what_was_screened_in_the_search_is_not_screened_again(tmp_path: Path) -> None:
     stage = open_stage(tmp_path)
     stage.look_at(CAST)

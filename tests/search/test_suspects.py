@@ -69,7 +69,7 @@ def test_what_ran_out_of_memory_may_fit_with_what_saves_memory():
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16"),
-    "num_workers": (0, 2),
+    "num_workers": (0, 2, 4),
     "host_allocator": ("default", "jemalloc"),
     "activation_checkpointing": ("off", "full"),
 }
@@ -80,12 +80,24 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.OUT_OF_MEMORY])
 def test_the_combinations_that_are_listed_are_those_that_are_blocked(status, failed, worked):
     results = [*(launch(TrialStatus.COMPLETED, one) for one in worked), launch(status, *failed)]
-    suspects = Suspects(results, BASELINE)
+    assert_lists_what_it_blocks(Suspects(results, BASELINE))
+
+
+def assert_lists_what_it_blocks(suspects: Suspects) -> None:
     combinations = suspects.list_blocked(CHOICES)
+    for one in combinations:
+        assert len({text.partition("=")[0] for text in one}) == len(one)  # else it is a combination of nothing
     for values in itertools.product(*CHOICES.values()):
         changes = dict(zip(CHOICES, values, strict=True))
         texts = {f"{name}={value}" for name, value in changes.items()}
         assert any(one <= texts for one in combinations) == suspects.is_blocked(config(changes)), changes
+
+
+def test_two_suspect_values_of_one_knob_do_not_block_one_another():
+    one, other = {"num_workers": 2}, {"num_workers": 4}
+    suspects = Suspects([launch(TrialStatus.CRASHED, one, BF16), launch(TrialStatus.CRASHED, other, MALLOC)], BASELINE)
+    assert not any(suspects.is_blocked(config(alone)) for alone in (one, other))
+    assert_lists_what_it_blocks(suspects)
 
 
 def test_what_drifts_is_held_against_what_is_not_exact():

@@ -405,6 +405,8 @@ class Gate:
     def price_doubts(self, config: TrainConfig) -> float:
         """Return what the look in float64 takes that a config's changes wait for, in seconds; 0 where none does."""
         changes = self._list_rounding(config)
+        if self.has_fewer_digits(changes):
+            return 0.0
         return self.reference_seconds if any(one <= changes for one in self.doubted) else 0.0
 
     def _list_rounding(self, config: TrainConfig) -> frozenset[str]:

@@ -79,6 +79,7 @@ class GateStage:
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
         self._deadline = -math.inf
         self._seen: set[str] = set()
+        self._looked_after = -1
         self._told_by_gradients: dict[frozenset[str], bool] = {}
         limits = problem.state.max_drift
         # An improvement that is asked for shows in the metric alone.
@@ -121,6 +122,7 @@ class GateStage:
         for told, found in ((True, screens.told), (False, screens.untold)):
             self._told_by_gradients |= {frozenset(changes): told for changes in found}
         self._seen |= {*screens.seen}
+        self._looked_after = screens.looked_after
         self._must_train = self._must_train or screens.must_train
         self._gate.doubted |= {frozenset(changes) for changes in screens.doubted}
         self._gate.reference_seconds = screens.reference_seconds
@@ -133,6 +135,7 @@ class GateStage:
             Screens(
                 refused=tuple(tuple(sorted(changes)) for changes in self._log.refused),
                 seen=tuple(sorted(self._seen)),
+                looked_after=self._looked_after,
                 plan=self._gate.plan,
                 doubted=tuple(tuple(sorted(changes)) for changes in self._gate.doubted),
                 reference_seconds=self._gate.reference_seconds,
@@ -209,7 +212,8 @@ class GateStage:
         compared = [check.verdict == "non-inferior" for check in checks if check.test == "gradients"]
         unsure = self._list_unsure(config)
         if compared and unsure:
-            self._told_by_gradients[unsure] = all(compared)
+            # What else a config changes may have left it open, or have failed: that takes nothing back.
+            self._told_by_gradients[unsure] = all(compared) or self._told_by_gradients.get(unsure, False)
 
     def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
@@ -252,12 +256,18 @@ class GateStage:
             self._open_gate(seconds, self._policy.early_candidates)
             checks = self._gate.screen(part) if self._gate.plan is not None else ()
             if checks is None:
+                self._save()
                 return
             self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(part, checks, seen=config)
         self._seen |= {*self._list_early(part).values()}
+        self._looked_after = max((one.result.spec.number for one in self._log.judged), default=0)
         self._save()
+
+    def has_looked_at(self, config: TrainConfig) -> bool:
+        """Return whether a config was not launched again after the latest look that came to its end."""
+        return all(one.result.spec.number <= self._looked_after for one in self._log.judged if one.config == config)
 
     def choose(
         self,

@@ -333,7 +333,7 @@ class LogAdditiveSampler(BaseSampler):
         place = self._places.get(tuple(places[params[name]] for name, places in self._indices.items()))
         if place is None or place in self._running or not self._check(place) or not self.is_open(params):
             return None
-        if self._find_rows(self.lost_values)[place]:
+        if self._find_rows([*self.closed_values, *self.lost_values])[place]:
             return None
         return params
 

@@ -167,9 +167,10 @@ class Study:
         return {f"{name}={value}": (name, value) for name, values in self._space.choices.items() for value in values}
 
     def _read_changes(self, changes: frozenset[str]) -> dict[str, Any]:
-        """Return the values of some changes by knob; empty where one is of no knob that varies here."""
+        """Return the values of some changes by knob; empty where one does not vary here, or two are of one knob."""
         wanted = [text for text in changes if text.partition("=")[0] not in _FOLLOWING_KNOBS]
-        return dict(self._known[text] for text in wanted) if all(text in self._known for text in wanted) else {}
+        known = [self._known[text] for text in wanted if text in self._known]
+        return dict(known) if len({name for name, _ in known}) == len(wanted) else {}
 
     def list_simpler(self, config: TrainConfig) -> list[TrainConfig]:
         """Return a config with one change taken back, for each that may well be worth nothing."""

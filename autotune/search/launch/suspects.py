@@ -89,7 +89,7 @@ class Suspects:
         self._hanging = {
             name
             for value, status in self.guilty.items()
-            if (name := value.partition("=")[0]) in _KINDS and status is TrialStatus.TIMED_OUT
+            if (name := _knob_of(value)) in _KINDS and status is TrialStatus.TIMED_OUT
         }
         self._open: Values = frozenset[str]().union(*(suspects for suspects, _ in found if len(suspects) > 1))
 
@@ -98,7 +98,7 @@ class Suspects:
         values = self._values(config)
         if values & self.guilty.keys() or len(values & self._open) > 1:
             return True
-        if any(value.partition("=")[0] in self._hanging for value in values - self.working):
+        if any(_knob_of(value) in self._hanging for value in values - self.working):
             return True
         return any(failed <= values and not self._eases(values - failed, status) for failed, status in self._failed)
 
@@ -115,11 +115,13 @@ class Suspects:
             values | (_keep_unnamed(own, values) if status is TrialStatus.OUT_OF_MEMORY else frozenset())
             for values, status in self._failed
         ]
-        pairs = [frozenset(pair) for pair in itertools.combinations(sorted(self._open), 2)]
+        pairs = [
+            frozenset(pair) for pair in itertools.combinations(sorted(self._open), 2) if len({*map(_knob_of, pair)}) > 1
+        ]
         return [*(frozenset({value}) for value in self.guilty), *pairs, *failed]
 
     def _eases(self, added: Values, status: TrialStatus) -> bool:
-        saves = any(value.partition("=")[0] in _MEMORY_KNOBS for value in added)
+        saves = any(_knob_of(value) in _MEMORY_KNOBS for value in added)
         return status is TrialStatus.OUT_OF_MEMORY and saves
 
     def _inexact(self, config: TrainConfig) -> Values:
@@ -142,8 +144,12 @@ class Suspects:
 
 def _keep_unnamed(own: Mapping[str, str], values: Values) -> Values:
     """Return the baseline's values of the knobs that some values are not of."""
-    named = {value.partition("=")[0] for value in values}
+    named = {*map(_knob_of, values)}
     return frozenset(value for name, value in own.items() if name not in named)
+
+
+def _knob_of(value: str) -> str:
+    return value.partition("=")[0]
 
 
 def describe_guilty(suspects: Suspects) -> Sequence[str]:
