@@ -640,7 +640,7 @@ for _ in range(1000):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
-        spin(0.002)
+        spin(0.01)  # most of a step, so that an epoch takes as long beside a busy neighbour
     model.eval()
     with torch.no_grad():
         spin({epochs} * (time.monotonic() - began))
@@ -654,7 +654,7 @@ for _ in range(1000):
     [(1.0, "of the time goes to"), (500.0, "between two epochs")],
 )
 def test_a_probe_sees_what_a_script_does_between_two_epochs(project: Project, epochs: float, told: str) -> None:
-    project.write(PAUSES.format(steps=1000, epochs=epochs))
+    project.write(PAUSES.format(steps=250, epochs=epochs))
     result = project.run(purpose="probe", config=None, seconds=40.0)
     assert result.facts is not None, result.error
     assert [one for one in result.facts.warnings if told in one] != []
