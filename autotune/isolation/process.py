@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 _SERVER_START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -131,19 +131,35 @@ class WarmProcess:
 
 
 class ForkServer:
-    """Starts trials warm for as long as it lives.
+    """Starts trials warm for as long as it lives, which is no longer than the thread that made it.
+
+    Args:
+        environment: added to ours.
+        python: the interpreter and its options.
+        cwd: working folder; None for ours.
+        is_script: its trials are a script's.
 
     Attributes:
         pid: of the server's process.
+        modules: top-level modules that it has imported, once it has told so.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        python: Sequence[str] = (sys.executable,),
+        cwd: str | None = None,
+        is_script: bool = False,
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = ours
-        self._ready = False
+        self.modules: frozenset[str] | None = None
         with theirs:
+            words = [str(theirs.fileno()), str(os.getpid()), *(["script"] if is_script else [])]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "autotune.isolation.forkserver", str(theirs.fileno()), str(os.getpid())],
+                [*python, "-P", "-m", "autotune.isolation.warm.forkserver", *words],
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -164,7 +180,7 @@ class ForkServer:
         Raises:
             OSError: the server has died, does not answer or is no longer wanted; start the trial cold.
         """
-        self._await_ready(should_stop)
+        self.await_ready(should_stop)
         return WarmProcess(self._channel, folder, log)
 
     def close(self) -> None:
@@ -173,13 +189,20 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
-    def _await_ready(self, should_stop: Callable[[], bool]) -> None:
+    def await_ready(self, should_stop: Callable[[], bool]) -> None:
+        """Wait until it has imported what it keeps ready.
+
+        Args:
+            should_stop: polled; True ends the wait.
+
+        Raises:
+            OSError: it has died, does not answer or is no longer wanted.
+        """
         deadline = time.monotonic() + _SERVER_START_SECONDS
         self._channel.settimeout(_POLL_SECONDS)
-        while not self._ready:
+        while self.modules is None:
             try:
-                _receive(self._channel)
-                self._ready = True
+                self.modules = frozenset(_receive(self._channel)["modules"])
             except TimeoutError:
                 if should_stop() or time.monotonic() > deadline:
                     raise
@@ -251,9 +274,9 @@ class CappedLog:
             yield bytes(self._tail[-min(self._dropped, _LOG_TAIL_BYTES) :])
 
 
-def _receive(channel: socket.socket) -> dict[str, int]:
+def _receive(channel: socket.socket) -> dict[str, Any]:
     message = channel.recv(_MESSAGE_BYTES)
     if not message:
         raise ConnectionError("the fork server has ended")
-    answer: dict[str, int] = json.loads(message)
+    answer: dict[str, Any] = json.loads(message)
     return answer

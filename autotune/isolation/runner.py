@@ -34,6 +34,7 @@ from autotune.isolation.endings import Ending, describe_disturbance, read_result
 from autotune.isolation.keeper import Keeper
 from autotune.isolation.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
 from autotune.isolation.script_starter import ScriptStarter
+from autotune.isolation.warm.script_servers import Starts
 from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
@@ -69,7 +70,8 @@ class TrialRunner:
         should_stop: polled; True ends the running trial as interrupted.
         on_poll: called while a trial runs, for a live display.
         say: told what the user should know at once, one sentence.
-        warm: use the fork server where the environment allows it.
+        warm: use fork servers where the environment allows it.
+        starts: what is known of a script's starts; None for nothing.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class TrialRunner:
         on_poll: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda _sentence: None,
         warm: bool = True,
+        starts: Starts | None = None,
     ) -> None:
         self._folder = trials_folder.resolve()  # the trial may change its working folder
         self._host_allocators = dict(host_allocators or {})
@@ -93,8 +96,10 @@ class TrialRunner:
         self._environment = {**own, **(environment or {})}
         self._keeper = Keeper()
         self._servers_left = _SERVERS if warm else 0
+        starts = starts or Starts() if warm else None
         self._server = self._open_server()
-        self._scripts = ScriptStarter(self._keeper.take, should_stop)
+        self._scripts = ScriptStarter(self._keeper.take, should_stop, starts)
+        self._starts_warm = True
         self._adopted_before = False
         self._make_second = partial(
             TrialRunner,
@@ -103,6 +108,7 @@ class TrialRunner:
             environment=environment,
             should_stop=should_stop,
             warm=warm,
+            starts=starts,
         )
         self._second: TrialRunner | None = None
 
@@ -120,7 +126,7 @@ class TrialRunner:
         self._close_server()
         self._keeper.sweep()
         self._keeper.close()
-        self._scripts.discard()
+        self._scripts.close()
         if self._temporary is not None:
             with suppress(OSError):  # what cannot be removed is left to the next sweep
                 remove_scratch(self._temporary)
@@ -147,6 +153,11 @@ class TrialRunner:
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         for folder in folders:
             make_folder(folder)
+        # One that was forked and one that was not would not be the same.
+        pair = ((self, first), (second_runner, second))
+        are_warm = [runner._prepare(spec) for runner, spec in pair]
+        for runner, _ in pair:
+            runner._starts_warm = all(are_warm)
         until = time.monotonic() + max(one.limits.time_limit_seconds for one in (first, second))
         ours, theirs = run_in_turns(
             folders, partial(self._complete, first, until), partial(second_runner._complete, second, until)
@@ -162,7 +173,29 @@ class TrialRunner:
         Raises:
             OSError: the trial's folder cannot be written.
         """
+        self._starts_warm = True
+        self._prepare(spec)
         return self._complete(spec)
+
+    def _prepare(self, spec: TrialSpec) -> bool:
+        """Have the fork server start that a trial asks for, in this thread: it ends with the one that starts it.
+
+        Returns whether there is one.
+        """
+        if spec.target.script is not None:
+            return self._scripts.prepare(spec, self._find_environment(spec))
+        if self._asks_for_environment(spec):
+            return False
+        self._server = self._server or self._open_server()
+        return self._server is not None
+
+    def _asks_for_environment(self, spec: TrialSpec) -> bool:
+        return spec.config is not None and bool(launch_environment(spec.config, self._host_allocators))
+
+    def _find_environment(self, spec: TrialSpec) -> dict[str, str]:
+        """Return what a trial that is started cold has in its environment beside ours."""
+        own = launch_environment(spec.config, self._host_allocators) if spec.config else {}
+        return own | self._environment
 
     def _complete(self, spec: TrialSpec, until: float | None = None) -> TrialResult:
         """Run one trial; until when says that it takes turns with another one."""
@@ -207,25 +240,25 @@ class TrialRunner:
         try:
             status, verdict = self._supervise(process, spec, folder, progress, until=until, watch=watch)
         except ServerDiedError:
-            self._close_server()
+            self._lose_server(spec)
         finally:
             _end_group(process.pid)
             process.release()
-            self._keeper.sweep(() if self._server is None else (self._server.pid,))
+            own = () if self._server is None else (self._server.pid,)
+            self._keeper.sweep((*own, *self._scripts.server_pids))
         return Ending(status, log.finish(), count_between(kills_before, read_oom_kills()), watch.seconds), verdict
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
-        environment = launch_environment(spec.config, self._host_allocators) if spec.config else {}
-        if spec.target.script is None and not environment:
-            self._server = self._server or self._open_server()
-            if self._server is not None:
-                try:
-                    return self._server.start(folder, log, should_stop=self._should_stop)
-                except OSError:
-                    self._close_server()
-        environment |= self._environment
-        if spec.target.script is not None:
-            process = self._scripts.start(spec, folder, environment, log)
+        is_script = spec.target.script is not None
+        may_fork = self._starts_warm and not is_script and not self._asks_for_environment(spec)
+        if self._server is not None and may_fork:
+            try:
+                return self._server.start(folder, log, should_stop=self._should_stop)
+            except OSError:
+                self._close_server()
+        environment = self._find_environment(spec)
+        if is_script:
+            process = self._scripts.start(spec, folder, environment, log, warm=self._starts_warm)
         else:
             process = ColdProcess(folder, environment, log)
         self._keeper.take(process.pid)
@@ -243,6 +276,12 @@ class TrialRunner:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _lose_server(self, spec: TrialSpec) -> None:
+        if spec.target.script is None:
+            self._close_server()
+        else:
+            self._scripts.lose_server()
 
     def _supervise(
         self,

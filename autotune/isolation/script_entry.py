@@ -23,7 +23,7 @@ from autotune.isolation.script_starter import enter_temporary_folder, find_scrip
 from autotune.lifeline import die_with_parent
 from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.records.codec import read_record, write_record
-from autotune.records.layout import LOST_STATUS, RESULT_FILE, SPEC_FILE, VIEW_FILE
+from autotune.records.layout import COLD_FILE, LOST_STATUS, RESULT_FILE, SPEC_FILE, VIEW_FILE
 from autotune.records.trial import TrialResult, TrialSpec
 from autotune.runs.run_script import LineWatch, call_after_import, forget_imports, run_script
 from autotune.targets.launch.command import Launch
@@ -106,6 +106,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     """
     forget_hidden()
     enter_temporary_folder()
+    surroundings = _read_surroundings()
     hung: list[ScriptTrial] = []
     heard = [""]
     progress = open_progress(folder)  # before any of the script runs
@@ -115,6 +116,10 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
 
         hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0], progress=progress))
         hung[0].install()
+
+    def note_surroundings() -> None:
+        if _read_surroundings() != surroundings:
+            (folder / COLD_FILE).touch()
 
     def hear(line: str) -> None:
         if hung:
@@ -127,7 +132,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     error: BaseException | None = None
     status = 0
     try:
-        status = run_script(launch, on_torch=disconnect)
+        status = run_script(launch, on_torch=disconnect, before_torch=note_surroundings)
     except BaseException as raised:
         traceback.print_exc()
         error = raised
@@ -135,6 +140,11 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
         forget_imports()
         disconnect()
     hung[0].ended(error, status)
+
+
+def _read_surroundings() -> tuple[dict[str, str], set[int]]:
+    """Return what libraries read when they are loaded: the environment, and the CPUs that may be used."""
+    return dict(os.environ), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def inject_seed(seed: int) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.errors import UsageError
-from autotune.isolation.process import ColdProcess
+from autotune.isolation.process import ColdProcess, TrialProcess
 from autotune.isolation.sandbox.audit import list_outside
 from autotune.isolation.sandbox.view import View, list_written, permits_overlay, prepare_view, remove_view
-from autotune.records.layout import VIEW_FILE
+from autotune.isolation.warm.script_servers import ScriptProcess, ScriptServers, Starts
+from autotune.records.layout import COLD_FILE, VIEW_FILE
 from autotune.records.secrets import hide_secrets, mask_words
 from autotune.records.trial import TrialResult, TrialSpec
 from autotune.targets.launch.command import Launch, find_launch
@@ -37,17 +38,45 @@ class ScriptStarter:
     Args:
         take: told of each process that looks at an interpreter.
         should_stop: polled while one does.
+        starts: known so far; None for a start that is always cold.
     """
 
     def __init__(
-        self, take: Callable[[int], None] = lambda _pid: None, should_stop: Callable[[], bool] = lambda: False
+        self,
+        take: Callable[[int], None] = lambda _pid: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        starts: Starts | None = None,
     ) -> None:
         self._take, self._should_stop = take, should_stop
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
         self._running: tuple[View, TrialSpec] | None = None
+        self._servers = ScriptServers(take, should_stop, starts or Starts(failures=0))
 
-    def start(self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int) -> ColdProcess:
+    @property
+    def server_pids(self) -> tuple[int, ...]:
+        """Processes that are there between two trials."""
+        return self._servers.pids
+
+    def prepare(self, spec: TrialSpec, environment: Mapping[str, str]) -> bool:
+        """Open a server for a trial where that makes its start faster; it lives as long as this thread.
+
+        Args:
+            spec: of the trial.
+            environment: added to ours.
+
+        Returns:
+            Whether it can be started warm.
+        """
+        try:
+            launch = find_script(spec)
+        except UsageError:
+            return False  # it is told when it is started
+        return launch.launcher_options is None and self._servers.prepare(_describe_process(spec, launch, environment))
+
+    def start(
+        self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int, *, warm: bool = True
+    ) -> TrialProcess:
         """Start a trial.
 
         Args:
@@ -55,6 +84,7 @@ class ScriptStarter:
             folder: the trial's own.
             environment: added to ours.
             log: where it prints.
+            warm: use a server where there is one.
 
         Raises:
             UsageError: the command cannot be started, or its interpreter cannot import torch or this package.
@@ -72,20 +102,13 @@ class ScriptStarter:
         view = prepare_view(work, scratch, kind=kind, kept=(folder, *_list_kept(spec, environment, kind)))
         self._running = view, spec
         (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
-        temporary = {_TEMPORARY if name == "TMPDIR" else name: value for name, value in environment.items()}
-        return ColdProcess(
-            folder,
-            # Without a fixed hash seed, sets of strings have another order in each process.
-            {
-                "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-                **dict(launch.environment),
-                **temporary,
-                **pack_hidden(_find_command(spec)),
-            },
-            log,
-            python=(launch.interpreter, *launch.interpreter_options),
-            cwd=str(work),
-        )
+        wanted = _describe_process(spec, launch, environment)
+        forked = self._servers.start(wanted, folder, log, warm=warm) if launch.launcher_options is None else None
+        return forked or ColdProcess(folder, dict(wanted.environment), log, python=wanted.python, cwd=wanted.cwd)
+
+    def lose_server(self) -> None:
+        """Take note that the server of the trial that runs has died."""
+        self._servers.fail()
 
     def finish(self, result: TrialResult) -> TrialResult:
         """Return the result with the files that the script wrote, and throw them away; no secret stays in its error."""
@@ -101,14 +124,38 @@ class ScriptStarter:
         spec = TrialSpec.model_validate(spec.model_dump())  # as a file would have it: without secrets
         self.discard()
         # The trial may have known what is kept, its own folder first of all, by other names.
+        if (view.kept[0] / COLD_FILE).exists():
+            self._servers.forbid()
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
         return result.replace(spec=spec, captures=captures, written=written, written_elsewhere=elsewhere)
+
+    def close(self) -> None:
+        """Throw away what the script wrote, and end what is kept for the next one."""
+        self.discard()
+        self._servers.close()
 
     def discard(self) -> None:
         """Throw away what the script wrote."""
         if self._running is not None:
             remove_view(self._running[0])
             self._running = None
+
+
+def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str, str]) -> ScriptProcess:
+    work = Path(spec.target.folder)
+    added = {
+        # Without a fixed hash seed, sets of strings have another order in each process.
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        **dict(launch.environment),
+        **{_TEMPORARY if name == "TMPDIR" else name: value for name, value in environment.items()},
+        **pack_hidden(_find_command(spec)),
+    }
+    return ScriptProcess(
+        python=(launch.interpreter, *launch.interpreter_options),
+        environment=tuple(sorted(added.items())),
+        cwd=str(work),
+        beside=(work / launch.name).parent if launch.kind == "file" else work,
+    )
 
 
 def _list_kept(spec: TrialSpec, environment: Mapping[str, str], kind: Literal["overlay", "copy"]) -> Iterator[Path]:

@@ -4,7 +4,7 @@
 lock, holder.json, kept-probe.json, probe.json, probe-log.txt
 <target>-<date>/                     one search
 search.json, probe.json, recalled.json, screens.json, finals.json, best.json, seal, study.db, worker
-trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json
+trials/0007/                       spec.json, result.json, log.txt; a probe's partial.json; a script's view.json, ...
 explanation/                       explanation.json, trials/: launches made to explain the answer
 runs/<target>-001/                     one training
 lock, run.json or script.json, metrics.jsonl, summary.json, next.json, model.safetensors
@@ -55,6 +55,8 @@ LOG_FILE = "log.txt"
 """All that the trial's processes have printed."""
 VIEW_FILE = "view.json"
 """How a script's trial sees its working folder."""
+COLD_FILE = "starts-cold"
+"""Empty: the script changes its process before it imports torch, so that nothing may be imported beforehand."""
 RECORD_FAILED_STATUS = 74
 """Exit status of a trial whose own record could not be written (EX_IOERR of sysexits.h)."""
 LOST_STATUS = 76

@@ -26,19 +26,20 @@ _LINE_END = re.compile(r"[\r\n]")
 _LONGEST_LINE = 2**20  # of one that has not ended, as of progress without an end; half of what may be kept of it
 
 
-def run_script(launch: Launch, *, on_torch: Callable[[], None]) -> int:
+def run_script(launch: Launch, *, on_torch: Callable[[], None], before_torch: Callable[[], None] = lambda: None) -> int:
     """Run a script as `__main__` in the current folder and return its exit status; its exceptions pass.
 
     Args:
         launch: what to run.
         on_torch: called once, when the script has imported torch.
+        before_torch: called right before that import.
     """
     own_rank = [f"--local_rank={os.environ.get('LOCAL_RANK', '0')}"] if launch.passes_local_rank else []
     sys.argv = [launch.name, *own_rank, *launch.arguments]
     is_file = launch.kind == "file"
     if not any(option.startswith(_NO_SCRIPT_FOLDER) for option in launch.interpreter_options):
         sys.path.insert(0, str(Path(launch.name).resolve().parent) if is_file else os.getcwd())
-    call_after_import("torch", on_torch)
+    call_after_import("torch", on_torch, before=before_torch)
     try:
         if is_file:
             _run_file(launch.name)
@@ -71,17 +72,23 @@ def forget_imports() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AfterImport)]
 
 
-def call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call a function once, right after a module has been imported; at once if it is there already."""
+def call_after_import(name: str, function: Callable[[], None], *, before: Callable[[], None] = lambda: None) -> None:
+    """Call a function once, right after a module has been imported; at once if it is there already.
+
+    Args:
+        name: of the module.
+        function: to call.
+        before: called once, right before the import.
+    """
     if name in sys.modules:
         function()
     else:
-        sys.meta_path.insert(0, _AfterImport(name, function))
+        sys.meta_path.insert(0, _AfterImport(name, function, before))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, function: Callable[[], None]) -> None:
-        self._name, self._function = name, function
+    def __init__(self, name: str, function: Callable[[], None], before: Callable[[], None]) -> None:
+        self._name, self._function, self._before = name, function, before
         self._is_asking = False
 
     def find_spec(
@@ -95,8 +102,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         finally:
             self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._call)
+            spec.loader = _CallingLoader(spec.loader, self._call, self._prepare)
         return spec
+
+    def _prepare(self) -> None:
+        if self in sys.meta_path:
+            self._before()
 
     def _call(self) -> None:
         if self in sys.meta_path:  # many only ask whether a module could be imported; this is the import itself
@@ -105,8 +116,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class _CallingLoader(importlib.abc.Loader):
-    def __init__(self, plain: Any, function: Callable[[], None]) -> None:
-        self._plain, self._function = plain, function
+    def __init__(self, plain: Any, function: Callable[[], None], before: Callable[[], None]) -> None:
+        self._plain, self._function, self._before = plain, function, before
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         created: ModuleType | None = self._plain.create_module(spec)
@@ -116,6 +127,7 @@ class _CallingLoader(importlib.abc.Loader):
         module.__loader__ = self._plain
         if module.__spec__ is not None:
             module.__spec__.loader = self._plain
+        self._before()
         self._plain.exec_module(module)
         self._function()
 

@@ -120,8 +120,9 @@ class World:
 
     @property
     def server_pids(self) -> set[int]:
-        """The fork server, if there is one."""
-        return set() if self.runner._server is None else {self.runner._server.pid}
+        """The fork servers, if there are any."""
+        own = () if self.runner._server is None else (self.runner._server.pid,)
+        return {*own, *self.runner._scripts.server_pids}
 
     def run(self, toy: str, **options: Any) -> tuple[TrialResult, str]:
         """Run a toy and return its result and its log."""

@@ -1,0 +1,144 @@
+"""Scripts whose torch was imported beforehand: they find it where they import it, and train the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_script_trials import BASELINE, SCRIPTS, Project, losses_of
+from trial_world import open_world
+
+from autotune.isolation.warm import script_servers
+from autotune.isolation.warm.script_servers import ScriptProcess, ScriptServers, Starts
+from autotune.records.trial import TrialResult
+
+SCRIPT = """
+{before}
+import sys
+IS_THERE = "torch" in sys.modules, "torch.nn" in sys.modules, "numpy" in sys.modules, "torch._dynamo" in sys.modules
+{imports}
+import random
+import numpy as np
+import torch
+drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(30):
+    loss = model(torch.randn(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if _ == 0:
+        print("SAW", IS_THERE, drawn, torch.__spec__.name, torch.__loader__ is torch.__spec__.loader, flush=True)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    monkeypatch.setattr(script_servers, "_LEAST_FREE_BYTES", 0)
+    folder = tmp_path / "home" / "project"
+    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with open_world(tmp_path / "trials", warm=True) as world:
+        yield Project(folder, world)
+
+
+def run(project: Project, times: int) -> tuple[list[TrialResult], list[str]]:
+    results, printed = [], []
+    for _ in range(times):
+        results.append(project.run("train.py"))
+        printed += [line for line in project.log().splitlines() if line.startswith("SAW")]
+    return results, printed
+
+
+def servers(project: Project) -> int:
+    return len(project.world.runner._scripts.server_pids)
+
+
+@pytest.mark.slow_cases("from torch.nn", "import numpy")
+@pytest.mark.parametrize(
+    "imports", ["import torch", "from torch.nn import Linear", "import numpy", "import torch.optim as optim"]
+)
+def test_a_script_finds_its_imports_where_it_makes_them(project: Project, imports: str) -> None:
+    project.write(SCRIPT.format(before="", imports=imports))
+    results, printed = run(project, 3)
+    assert servers(project) == 1
+    assert printed[0] == printed[1] == printed[2]
+    assert "(False, False, False, False)" in printed[0]
+    assert losses_of(results[0]) == losses_of(results[1]) == losses_of(results[2])
+    cold, _, warm = (one.startup_seconds for one in results)
+    assert cold is not None
+    assert warm is not None
+    assert warm < cold / 3
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import os; os.environ['OMP_NUM_THREADS'] = '3'",
+        pytest.param("import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])", marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_that_changes_its_process_first_is_started_cold(project: Project, before: str) -> None:
+    if "affinity" in before and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this process has one CPU")
+    project.write(SCRIPT.format(before=before, imports=""))
+    results, printed = run(project, 3)
+    assert servers(project) == 0
+    assert losses_of(results[0]) == losses_of(results[2])
+    assert printed[0] == printed[2]
+
+
+def test_a_server_has_the_malloc_library_that_its_trials_ask_for(project: Project) -> None:
+    project.write(SCRIPT.format(before="", imports="import os; print('MALLOC', os.environ['MALLOC_TRIM_THRESHOLD_'])"))
+    tuned = BASELINE.replace(host_allocator="glibc-tuned")
+    for _ in range(3):
+        assert losses_of(project.run("train.py", config=tuned))
+        assert "MALLOC 1073741824" in project.log()
+    assert servers(project) == 1
+
+
+def test_a_script_that_fails_before_its_import_fails_alike(project: Project) -> None:
+    project.write("import sys\nassert 'torch' not in sys.modules\nraise ValueError('no such dataset')\n")
+    first, *others = (project.run("train.py") for _ in range(3))
+    assert "no such dataset" in first.error
+    for one in others:
+        assert (one.status, one.cause, one.error) == (first.status, first.cause, first.error)
+
+
+KILLING = """
+import os
+import signal
+from pathlib import Path
+
+if os.path.exists("../kill") and b"forkserver" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+def test_a_trial_whose_server_dies_is_started_cold(project: Project) -> None:
+    project.write(SCRIPT.format(before=KILLING, imports=""))
+    results, _ = run(project, 2)
+    assert servers(project) == 1
+    (project.folder.parent / "kill").touch()
+    assert losses_of(project.run("train.py")) == losses_of(results[0])
+    assert servers(project) == 0
+    (project.folder.parent / "kill").unlink()
+    assert losses_of(project.run("train.py")) == losses_of(results[0])
+    assert servers(project) == 1
+
+
+def test_a_file_beside_the_script_is_not_taken_for_what_the_server_has_imported(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").touch()
+    wanted = ScriptProcess(python=(sys.executable,), environment=(), cwd=str(tmp_path), beside=tmp_path)
+    starts = Starts(seen={wanted})
+    servers = ScriptServers(lambda _pid: None, lambda: False, starts)
+    servers._servers[wanted] = SimpleNamespace(  # type: ignore[assignment]
+        modules=frozenset({"helper"}), await_ready=lambda _should_stop: None, close=lambda: None
+    )
+    assert servers.start(wanted, tmp_path, 1, warm=True) is None
+    assert not servers.prepare(wanted)
