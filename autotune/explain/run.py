@@ -17,6 +17,7 @@ from autotune.explain.derive import choose_config, derive, is_settled, read_effe
 from autotune.explain.readings import LEAST_PAIRS, Readings
 from autotune.format import count, format_budget
 from autotune.isolation.runner import TrialRunner
+from autotune.isolation.warm.script_servers import Starts
 from autotune.machine.hardware import read_hardware
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.codec import make_folder
@@ -107,6 +108,7 @@ def run_explain(
             on_poll=reporter.polled,
             say=reporter.told,
             warm=state.target.script is None,
+            starts=Starts(),
         ) as runner:
             budget = Budget(budget_seconds, started)
             return measure(place, profile, readings, runner, budget, reporter=reporter, should_stop=should_stop)

@@ -70,8 +70,8 @@ class TrialRunner:
         should_stop: polled; True ends the running trial as interrupted.
         on_poll: called while a trial runs, for a live display.
         say: told what the user should know at once, one sentence.
-        warm: use fork servers where the environment allows it.
-        starts: what is known of a script's starts; None for nothing.
+        warm: use a fork server for workloads, where the environment allows it.
+        starts: of scripts, so far: what is started again is started warm; None to start everything cold.
     """
 
     def __init__(
@@ -96,7 +96,6 @@ class TrialRunner:
         self._environment = {**own, **(environment or {})}
         self._keeper = Keeper()
         self._servers_left = _SERVERS if warm else 0
-        starts = starts or Starts() if warm else None
         self._server = self._open_server()
         self._scripts = ScriptStarter(self._keeper.take, should_stop, starts)
         self._starts_warm = True

@@ -104,7 +104,7 @@ class ScriptStarter:
         (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
         wanted = _describe_process(spec, launch, environment)
         forked = self._servers.start(wanted, folder, log, warm=warm) if launch.launcher_options is None else None
-        return forked or ColdProcess(folder, dict(wanted.environment), log, python=wanted.python, cwd=wanted.cwd)
+        return forked or ColdProcess(folder, wanted.environment, log, python=wanted.python, cwd=wanted.cwd)
 
     def lose_server(self) -> None:
         """Take note that the server of the trial that runs has died."""
@@ -147,14 +147,15 @@ def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str,
         # Without a fixed hash seed, sets of strings have another order in each process.
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         **dict(launch.environment),
-        **{_TEMPORARY if name == "TMPDIR" else name: value for name, value in environment.items()},
+        **{name: value for name, value in environment.items() if name != "TMPDIR"},
         **pack_hidden(_find_command(spec)),
     }
     return ScriptProcess(
         python=(launch.interpreter, *launch.interpreter_options),
-        environment=tuple(sorted(added.items())),
+        settings=tuple(sorted(added.items())),
         cwd=str(work),
         beside=(work / launch.name).parent if launch.kind == "file" else work,
+        temporary=tuple((_TEMPORARY, value) for name, value in environment.items() if name == "TMPDIR"),
     )
 
 

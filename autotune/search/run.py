@@ -18,6 +18,7 @@ from autotune.distributed.agent import count_ranks, find_cpu_share
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
 from autotune.isolation.runner import TrialRunner
+from autotune.isolation.warm.script_servers import Starts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
 from autotune.records.config import Allowed, LearningRateRule
@@ -248,6 +249,7 @@ def _search(
         on_poll=reporter.polled,
         say=reporter.told,
         warm=state.target.script is None,
+        starts=Starts(),
     ) as runner:
         context = SearchContext(
             budget,

@@ -16,6 +16,7 @@ import record_factory
 from record_factory import make_target
 
 from autotune.isolation.runner import TrialRunner
+from autotune.isolation.warm.script_servers import Starts
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
 
@@ -159,6 +160,7 @@ def open_world(folder: Path, *, warm: bool) -> Iterator[World]:
         should_stop=lambda: world.should_stop(),
         on_poll=lambda: world.on_poll(),
         warm=warm,
+        starts=Starts() if warm else None,
     )
     _OPEN.append(world)
     try:

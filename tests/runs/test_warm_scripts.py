@@ -134,7 +134,7 @@ def test_a_trial_whose_server_dies_is_started_cold(project: Project) -> None:
 
 def test_a_file_beside_the_script_is_not_taken_for_what_the_server_has_imported(tmp_path: Path) -> None:
     (tmp_path / "helper.py").touch()
-    wanted = ScriptProcess(python=(sys.executable,), environment=(), cwd=str(tmp_path), beside=tmp_path)
+    wanted = ScriptProcess(python=(sys.executable,), settings=(), cwd=str(tmp_path), beside=tmp_path)
     starts = Starts(seen={wanted})
     servers = ScriptServers(lambda _pid: None, lambda: False, starts)
     servers._servers[wanted] = SimpleNamespace(  # type: ignore[assignment]

@@ -30,15 +30,22 @@ class ScriptProcess:
 
     Attributes:
         python: the interpreter and its options.
-        environment: added to ours.
+        settings: added to our environment.
         cwd: working folder.
         beside: folder whose modules the script imports first.
+        temporary: added likewise: where a runner has its temporary files, each its own.
     """
 
     python: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
     cwd: str
     beside: Path
+    temporary: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All that is added to our environment."""
+        return dict((*self.settings, *self.temporary))
 
 
 @dataclass
@@ -86,7 +93,7 @@ class ScriptServers:
             return False
         while len(self._servers) >= _MOST_SERVERS:
             self._close(next(iter(self._servers)))
-        server = ForkServer(dict(wanted.environment), python=wanted.python, cwd=wanted.cwd, is_script=True)
+        server = ForkServer(wanted.environment, python=wanted.python, cwd=wanted.cwd, is_script=True)
         self._servers[wanted] = server
         self._take(server.pid)
         return True

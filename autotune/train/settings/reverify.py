@@ -208,6 +208,7 @@ def _processes(settings: Settings, target: Target, frame: ReverifyOptions) -> It
                 host_allocators=allocators,
                 should_stop=frame.should_stop,
                 warm=target.script is None,
+                starts=Starts(),
             ) as runner,
         ):
             yield runner
