@@ -205,6 +205,8 @@ class TrialRunner:
         if until is not None:
             seconds = min(seconds, until - time.monotonic())
         result, asleep = self._attempt(spec, folder, seconds)
+        if self._scripts.may_blame_warmth(result) and until is None:
+            result, asleep = self._attempt_cold(spec, folder, seconds)
         why, left = why_again(result, asleep), seconds - result.elapsed_seconds
         if until is None and why and left >= result.elapsed_seconds and not self._should_stop():
             self._say(f"{why}; it is run once more")
@@ -215,6 +217,15 @@ class TrialRunner:
         result = describe_disturbance(result, why) if asleep and why else result
         write_record(folder / RESULT_FILE, result)
         return result
+
+    def _attempt_cold(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
+        """Run a trial once more that failed when it was forked; if it works now, none is forked any more."""
+        self._starts_warm = False
+        result, asleep = self._attempt(spec, folder, seconds)
+        self._starts_warm = True
+        if result.status is TrialStatus.COMPLETED:
+            self._scripts.forbid_warmth()
+        return result, asleep
 
     def _attempt(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
         """Return the result of one run of at most some seconds, and how much of it this process slept through."""

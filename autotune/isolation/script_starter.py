@@ -19,7 +19,7 @@ from autotune.isolation.sandbox.view import View, list_written, permits_overlay,
 from autotune.isolation.warm.script_servers import ScriptProcess, ScriptServers, Starts
 from autotune.records.layout import COLD_FILE, VIEW_FILE
 from autotune.records.secrets import hide_secrets, mask_words
-from autotune.records.trial import TrialResult, TrialSpec
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import render_command, script_values
 
@@ -51,7 +51,9 @@ class ScriptStarter:
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
         self._running: tuple[View, TrialSpec] | None = None
-        self._servers = ScriptServers(take, should_stop, starts or Starts(failures=0))
+        self._starts = starts or Starts(failures=0)
+        self._servers = ScriptServers(take, should_stop, self._starts)
+        self._is_warm = False
 
     @property
     def server_pids(self) -> tuple[int, ...]:
@@ -104,7 +106,18 @@ class ScriptStarter:
         (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
         wanted = _describe_process(spec, launch, environment)
         forked = self._servers.start(wanted, folder, log, warm=warm) if launch.launcher_options is None else None
+        self._is_warm = forked is not None
         return forked or ColdProcess(folder, wanted.environment, log, python=wanted.python, cwd=wanted.cwd)
+
+    def may_blame_warmth(self, result: TrialResult) -> bool:
+        """Return whether a result may be a warm start's fault: it failed, and none has come to its end yet."""
+        is_end = result.status in (TrialStatus.COMPLETED, TrialStatus.INTERRUPTED)
+        self._starts.is_shown |= self._is_warm and result.status is TrialStatus.COMPLETED
+        return self._is_warm and not is_end and not self._starts.is_shown
+
+    def forbid_warmth(self) -> None:
+        """Start everything cold from now on."""
+        self._servers.forbid()
 
     def lose_server(self) -> None:
         """Take note that the server of the trial that runs has died."""

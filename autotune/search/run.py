@@ -240,11 +240,10 @@ def _search(
                 profile.save(path)
 
     state = place.read_state().replace(target=target)  # which has the words that no file holds
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(place.compiled), **find_cpu_share(state.world_size)}
     with TrialRunner(
         place.trials,
         host_allocators=read_hardware().host_allocators,
-        environment=environment,
+        environment={"TORCHINDUCTOR_CACHE_DIR": str(place.compiled), **find_cpu_share(state.world_size)},
         should_stop=should_stop,
         on_poll=reporter.polled,
         say=reporter.told,

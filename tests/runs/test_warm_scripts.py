@@ -110,6 +110,14 @@ def test_a_script_that_fails_before_its_import_fails_alike(project: Project) -> 
         assert (one.status, one.cause, one.error) == (first.status, first.cause, first.error)
 
 
+def test_what_fails_only_when_it_is_forked_is_started_anew_from_then_on(project: Project) -> None:
+    forked = "assert b'forkserver' not in open(f'/proc/{os.getppid()}/cmdline', 'rb').read()"
+    project.write(SCRIPT.format(before="import os", imports=forked))
+    results, _ = run(project, 3)
+    assert losses_of(results[0]) == losses_of(results[1]) == losses_of(results[2])
+    assert servers(project) == 0
+
+
 KILLING = """
 import os
 import signal

@@ -55,10 +55,12 @@ class Starts:
     Attributes:
         seen: how its processes were started so far.
         failures: servers that may still die before everything is started cold; 0 where nothing may be warm.
+        is_shown: a trial that was started warm has come to its end.
     """
 
     seen: set[ScriptProcess] = field(default_factory=set)
     failures: int = _MOST_FAILURES
+    is_shown: bool = False
 
 
 class ScriptServers:
