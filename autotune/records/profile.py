@@ -50,7 +50,7 @@ class OneOffCosts(Record):
     compile_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Compilation of the winner beyond its first steady step."""
     startup_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """From the start of the process to the first step."""
+    """From the start of the process to the first step, in the proof: forked, for the most part (`isolation.warm`)."""
     search_seconds: Annotated[float, Field(ge=0)] = 0.0
     """The search itself."""
     planned_samples: Annotated[float, Field(gt=0)] | None = None

@@ -348,11 +348,11 @@ class SearchLog:
 
     @property
     def startup_seconds(self) -> float:
-        """Of a process until its first step: as the baseline's launches took, before them as the probe's did."""
+        """Of a process until its first step: as most launches took, before them as the probe's did."""
         return self._derive("startup", self._find_startup)
 
     def _find_startup(self) -> float:
-        launched = [one.result for one in self._judged if one.config == self.problem.baseline]
+        launched = (one.result for one in self._judged)
         told = [one.startup_seconds for one in launched if one.status is TrialStatus.COMPLETED and one.startup_seconds]
         return statistics.median(told) if told else self.problem.startup_seconds
 

@@ -248,7 +248,7 @@ def _search(
         on_poll=reporter.polled,
         say=reporter.told,
         warm=state.target.script is None,
-        starts=Starts(),
+        starts=None if state.objective is Objective.MEMORY else Starts(),
     ) as runner:
         context = SearchContext(
             budget,
