@@ -348,11 +348,15 @@ class SearchLog:
 
     @property
     def startup_seconds(self) -> float:
-        """Of a process until its first step: as most launches took, before them as the probe's did."""
+        """Of a process until its first step: as most launches took, before them as the probe's did.
+
+        A workload's are those of the baseline, which are forked: another malloc library asks for a process of its own.
+        """
         return self._derive("startup", self._find_startup)
 
     def _find_startup(self) -> float:
-        launched = (one.result for one in self._judged)
+        is_script = self.problem.state.target.script is not None
+        launched = [one.result for one in self._judged if is_script or one.config == self.problem.baseline]
         told = [one.startup_seconds for one in launched if one.status is TrialStatus.COMPLETED and one.startup_seconds]
         return statistics.median(told) if told else self.problem.startup_seconds
 
