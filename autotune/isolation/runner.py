@@ -152,7 +152,7 @@ class TrialRunner:
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         for folder in folders:
             make_folder(folder)
-        # One that was forked and one that was not would not be the same.
+        # A script that was forked and one that was not would not be the same.
         pair = ((self, first), (second_runner, second))
         are_warm = [runner._prepare(spec) for runner, spec in pair]
         for runner, _ in pair:
@@ -260,7 +260,7 @@ class TrialRunner:
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         is_script = spec.target.script is not None
-        may_fork = self._starts_warm and not is_script and not self._asks_for_environment(spec)
+        may_fork = not is_script and not self._asks_for_environment(spec)
         if self._server is not None and may_fork:
             try:
                 return self._server.start(folder, log, should_stop=self._should_stop)
