@@ -136,9 +136,9 @@ class ScriptStarter:
         result = result.replace(error=hide_secrets(result.error, _find_command(spec)))
         spec = TrialSpec.model_validate(spec.model_dump())  # as a file would have it: without secrets
         self.discard()
-        # The trial may have known what is kept, its own folder first of all, by other names.
         if (view.kept[0] / COLD_FILE).exists():
-            self._servers.forbid()
+            self.forbid_warmth()
+        # The trial may have known what is kept, its own folder first of all, by other names.
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
         return result.replace(spec=spec, captures=captures, written=written, written_elsewhere=elsewhere)
 
