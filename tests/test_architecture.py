@@ -71,6 +71,8 @@ TORCH_FREE = (
     "autotune.isolation.process",
     "autotune.isolation.channel.progress",
     "autotune.isolation.runner",
+    "autotune.isolation.warm.process",
+    "autotune.isolation.warm.script_servers",
     "autotune.knobs",
     "autotune.lifeline",
     "autotune.lock",

@@ -32,8 +32,9 @@ from autotune.isolation.channel.progress import ProgressReader
 from autotune.isolation.channel.turns import can_take_turns, run_in_turns
 from autotune.isolation.endings import Ending, describe_disturbance, read_result, why_again
 from autotune.isolation.keeper import Keeper
-from autotune.isolation.process import CappedLog, ColdProcess, ForkServer, ServerDiedError, TrialProcess
+from autotune.isolation.process import CappedLog, ColdProcess, TrialProcess
 from autotune.isolation.script_starter import ScriptStarter
+from autotune.isolation.warm.process import ForkServer, ServerDiedError
 from autotune.isolation.warm.script_servers import Starts
 from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import count_between, read_oom_kills

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from autotune.format import format_bytes
 from autotune.isolation import process
 from autotune.isolation import runner as spawn
 from autotune.isolation.runner import KILL_SECONDS, TrialRunner
+from autotune.isolation.warm import process as warm_process
 from autotune.lifeline import adopt_orphans
 from autotune.records.codec import read_record
 from autotune.records.trial import TrialResult, TrialStatus
@@ -382,8 +384,8 @@ def test_a_stop_does_not_wait_for_a_server_that_does_not_come_up(
     stuck = tmp_path / "python"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
     stuck.chmod(0o700)
-    monkeypatch.setattr(process.sys, "executable", str(stuck))
-    monkeypatch.setattr(process, "_SERVER_START_SECONDS", 300.0)
+    monkeypatch.setattr(warm_process.sys, "executable", str(stuck))
+    monkeypatch.setattr(warm_process, "_SERVER_START_SECONDS", 300.0)
     stop = threading.Event()
     timer = threading.Timer(0.5, stop.set)
     with TrialRunner(tmp_path / "trials", should_stop=stop.is_set) as runner:
@@ -395,11 +397,11 @@ def test_a_stop_does_not_wait_for_a_server_that_does_not_come_up(
 
 
 def test_the_end_of_an_earlier_trial_is_not_taken_for_the_start_of_the_next(tmp_path: Path) -> None:
-    ours, theirs = process.socket.socketpair(process.socket.AF_UNIX, process.socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, (tmp_path / "log").open("wb") as log:
         theirs.send(b'{"status": -9}')
         theirs.send(b'{"pid": 4321}')
-        assert process.WarmProcess(ours, tmp_path, log.fileno()).pid == 4321
+        assert warm_process.WarmProcess(ours, tmp_path, log.fileno()).pid == 4321
 
 
 def test_the_process_adopts_orphans_only_inside_the_runner(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from record_factory import make_spec, make_target
 from trial_world import World, open_world
 
 from autotune.records import TrainConfig
-from autotune.records.trial import TrialResult, TrialStatus
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 from autotune.targets.script import read_script, script_label
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -51,22 +51,25 @@ class Project:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def run(self, *words: str, **wanted: Any) -> TrialResult:
-        """Run a trial of a command and check that it left no process."""
+    def make_trial(self, *words: str, **wanted: Any) -> TrialSpec:
+        """Return the next trial of a command."""
         names = ("knobs", "metric_regexes", "metric_keys", "directions")
         options = {name: wanted.pop(name) for name in names if name in wanted}
         script = read_script((sys.executable, *(words or ("train.py",))), **options)
         number, self.world.trials = self.world.trials, self.world.trials + 1
         usual: dict[str, Any] = {"purpose": "quality", "config": BASELINE, "baseline": BASELINE, "quality_steps": 10}
         limits = {"warmup_cap_seconds": 0.5, "measure_seconds": 0.1, "ceilings_seconds": 0.3}
-        spec = make_spec(
+        return make_spec(
             number=number,
             target=make_target(script_label(script.command), self.folder, script=script),
             device="cpu",
             time_limit_seconds=wanted.pop("seconds", 120.0),
             **(usual | limits | wanted),
         )
-        result = self.world.runner(spec)
+
+    def run(self, *words: str, **wanted: Any) -> TrialResult:
+        """Run a trial of a command and check that it left no process."""
+        result = self.world.runner(self.make_trial(*words, **wanted))
         assert self.world.find_strays() == {}
         return result
 

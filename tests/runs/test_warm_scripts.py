@@ -118,6 +118,22 @@ def test_what_fails_only_when_it_is_forked_is_started_anew_from_then_on(project:
     assert servers(project) == 0
 
 
+def test_both_of_a_pair_are_forked_or_neither(project: Project) -> None:
+    if not project.world.runner.takes_turns():
+        pytest.skip("the file system of this folder has no named pipes")
+    parent = "import os; print('SAW', 'forkserver' in open(f'/proc/{os.getppid()}/cmdline').read(), flush=True)"
+    project.write(SCRIPT.format(before=parent, imports=""))
+    run(project, 1)
+    tuned = BASELINE.replace(host_allocator="glibc-tuned")
+    forked = []
+    for _ in range(2):
+        pair = [project.make_trial("train.py", config=config, purpose="measure") for config in (BASELINE, tuned)]
+        results = project.world.runner.run_in_turns(*pair)
+        assert all(one.measurement is not None for one in results)
+        forked.append(["SAW True" in project.world.log(spec.number) for spec in pair])
+    assert forked == [[False, False], [True, True]]
+
+
 KILLING = """
 import os
 import signal

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.isolation.process import ForkServer, WarmProcess
+from autotune.isolation.warm.process import ForkServer, WarmProcess
 from autotune.machine.cgroups import read_memory_headroom
 
 _MOST_SERVERS = 2
