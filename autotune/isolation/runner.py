@@ -211,6 +211,7 @@ class TrialRunner:
         why, left = why_again(result, asleep), seconds - result.elapsed_seconds
         if until is None and why and left >= result.elapsed_seconds and not self._should_stop():
             self._say(f"{why}; it is run once more")
+            self._prepare(spec)  # its server may have died with it
             again, asleep_again = self._attempt(spec, folder, left)
             if again.status is not TrialStatus.TIMED_OUT:  # of that it had less than it deserves
                 result, asleep = again, asleep_again
