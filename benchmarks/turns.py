@@ -62,9 +62,7 @@ def measure(target: Target, changes: dict[str, str], pairs: int, seconds: float)
     found: dict[str, list[float]] = {"one after the other": [], "in turns": []}
     with (
         tempfile.TemporaryDirectory(prefix="autotune-turns-") as scratch,
-        TrialRunner(
-            Path(scratch) / "trials", host_allocators=read_hardware().host_allocators, warm=target.script is None
-        ) as runner,
+        TrialRunner(Path(scratch) / "trials", host_allocators=read_hardware().host_allocators) as runner,
     ):
         report, _ = probe_target(target, runner, limits=TrialLimits(time_limit_seconds=_SECONDS))
         baseline = report.target.baseline

@@ -29,6 +29,8 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 _GRACE_SECONDS = 2.0
 _ONE_PER_INTERPRETER = ("multiprocessing.resource_tracker", "torch/_inductor/compile_worker")
 """Helpers that the standard library and torch start once and end with the interpreter."""
+_FORK_SERVER = "autotune.isolation.warm.forkserver"
+"""Of a trial runner that tests of a module share, it begins in one of them and ends with the runner."""
 _SET_BY_LIBRARIES = frozenset(
     {
         "CUDA_MODULE_LOADING",  # a CUDA build of torch, when it looks for a GPU
@@ -54,6 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def leaves_no_server_behind() -> Iterator[None]:
+    children_before = _child_pids()
+    yield
+    leaked = _kill_leaked_children(children_before)
+    if leaked:
+        pytest.fail(f"child processes were left behind by a module: {'; '.join(leaked)}")
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     children_before = _child_pids()
@@ -61,7 +72,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     yield
     shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "autotune" / "history", ignore_errors=True)
     changed = _restore_environment(environment_before)
-    leaked = _kill_leaked_children(children_before)
+    leaked = _kill_leaked_children(children_before, but=_FORK_SERVER)
     if changed:
         pytest.fail(f"environment variables were left changed: {', '.join(changed)}")
     if leaked:
@@ -79,9 +90,9 @@ def _restore_environment(before: dict[str, str]) -> list[str]:
     return changed
 
 
-def _kill_leaked_children(before: set[int]) -> list[str]:
+def _kill_leaked_children(before: set[int], *, but: str | None = None) -> list[str]:
     deadline = time.monotonic() + _GRACE_SECONDS
-    while leaked := _new_children(before):
+    while leaked := [one for one in _new_children(before) if but is None or but not in _describe(one)]:
         if time.monotonic() > deadline:
             break
         multiprocessing.active_children()  # joins those that have ended

@@ -72,7 +72,7 @@ TORCH_FREE = (
     "autotune.isolation.channel.progress",
     "autotune.isolation.runner",
     "autotune.isolation.warm.process",
-    "autotune.isolation.warm.script_servers",
+    "autotune.isolation.warm.servers",
     "autotune.knobs",
     "autotune.lifeline",
     "autotune.lock",

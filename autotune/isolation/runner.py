@@ -33,9 +33,9 @@ from autotune.isolation.channel.turns import can_take_turns, run_in_turns
 from autotune.isolation.endings import Ending, describe_disturbance, read_result, why_again
 from autotune.isolation.keeper import Keeper
 from autotune.isolation.process import CappedLog, ColdProcess, TrialProcess
-from autotune.isolation.script_starter import ScriptStarter
-from autotune.isolation.warm.process import ForkServer, ServerDiedError
-from autotune.isolation.warm.script_servers import Starts
+from autotune.isolation.script_starter import ScriptStarter, find_kind
+from autotune.isolation.warm.process import ServerDiedError
+from autotune.isolation.warm.servers import ProcessKind, Servers, Starts
 from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
@@ -53,12 +53,11 @@ _POLL_SECONDS = 0.05
 _MEMORY_POLL_SECONDS = 0.5
 _DUMP_SECONDS = 0.15
 _TERM_SECONDS = 0.5
+_TEMPORARY = "TMPDIR"
 _LONGEST_SOCKET = 107
 """Characters of a UNIX socket's path (unix(7): 108 with the closing NUL)."""
 _SOCKET_CHARACTERS = len("/pymp-01234567/listener-01234567")
 """What multiprocessing adds to the temporary folder."""
-_SERVERS = 3
-"""Fork servers that are started one after another before every trial is started cold."""
 
 
 class TrialRunner:
@@ -71,8 +70,8 @@ class TrialRunner:
         should_stop: polled; True ends the running trial as interrupted.
         on_poll: called while a trial runs, for a live display.
         say: told what the user should know at once, one sentence.
-        warm: use a fork server for workloads, where the environment allows it.
-        starts: of scripts, so far: what is started again is started warm; None to start everything cold.
+        warm: start trials from fork servers, where that makes it faster.
+        starts: known from another runner; None for the first one.
     """
 
     def __init__(
@@ -93,12 +92,12 @@ class TrialRunner:
         self._on_poll = on_poll
         self._say = say
         self._temporary = _make_temporary_folder()
-        own = {} if self._temporary is None else {"TMPDIR": str(self._temporary)}
+        own = {} if self._temporary is None else {_TEMPORARY: str(self._temporary)}
         self._environment = {**own, **(environment or {})}
         self._keeper = Keeper()
-        self._servers_left = _SERVERS if warm else 0
-        self._server = self._open_server()
-        self._scripts = ScriptStarter(self._keeper.take, should_stop, starts)
+        starts = (starts or Starts()) if warm else Starts(failures=0)
+        self._servers = Servers(self._keeper.take, should_stop, starts)
+        self._scripts = ScriptStarter(self._servers, self._keeper.take, should_stop)
         self._starts_warm = True
         self._adopted_before = False
         self._make_second = partial(
@@ -123,10 +122,10 @@ class TrialRunner:
     def _close(self) -> None:
         if self._second is not None:
             self._second._close()
-        self._close_server()
+        self._servers.close()
         self._keeper.sweep()
         self._keeper.close()
-        self._scripts.close()
+        self._scripts.discard()
         if self._temporary is not None:
             with suppress(OSError):  # what cannot be removed is left to the next sweep
                 remove_scratch(self._temporary)
@@ -153,19 +152,33 @@ class TrialRunner:
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         for folder in folders:
             make_folder(folder)
-        # A script that was forked and one that was not would not be the same.
-        pair = ((self, first), (second_runner, second))
-        are_warm = [runner._prepare(spec) for runner, spec in pair]
-        for runner, _ in pair:
-            runner._starts_warm = all(are_warm)
         until = time.monotonic() + max(one.limits.time_limit_seconds for one in (first, second))
-        ours, theirs = run_in_turns(
-            folders, partial(self._complete, first, until), partial(second_runner._complete, second, until)
-        )
+        ours, theirs, is_alike = self._run_both(second_runner, first, second, until)
+        if not is_alike and time.monotonic() < until and not self._should_stop():
+            ours, theirs, _ = self._run_both(second_runner, first, second, until)
         if first.purpose == "reference":
             theirs = theirs.with_reference(ours)
             write_record(folders[1] / RESULT_FILE, theirs)
         return ours, theirs
+
+    def _run_both(
+        self, other: TrialRunner, first: TrialSpec, second: TrialSpec, until: float
+    ) -> tuple[TrialResult, TrialResult, bool]:
+        """Return the results of two trials in turns, and whether both were started as they are to be: alike."""
+        runners = (self, other) if self._suits(other, first, second) else (other, self)
+        # A script that was forked and one that was not would not be the same.
+        are_warm = [runner._prepare(spec) for runner, spec in zip(runners, (first, second), strict=True)]
+        for runner in runners:
+            runner._starts_warm = all(are_warm)
+        folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
+        ours, theirs = run_in_turns(
+            folders, partial(runners[0]._complete, first, until), partial(runners[1]._complete, second, until)
+        )
+        if first.target.script is None:
+            return ours, theirs, True
+        starters = [runner._scripts for runner in runners]
+        is_alike = starters[0].is_warm == starters[1].is_warm and not any(one.is_misled for one in starters)
+        return ours, theirs, is_alike
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
         """Run one trial to its end, its deadline or a stop.
@@ -182,15 +195,24 @@ class TrialRunner:
 
         Returns whether there is one.
         """
-        if spec.target.script is not None:
-            return self._scripts.prepare(spec, self._find_environment(spec))
-        if self._asks_for_environment(spec):
-            return False
-        self._server = self._server or self._open_server()
-        return self._server is not None
+        kind = self._find_kind(spec)
+        return kind is not None and self._servers.prepare(kind)
 
-    def _asks_for_environment(self, spec: TrialSpec) -> bool:
-        return spec.config is not None and bool(launch_environment(spec.config, self._host_allocators))
+    def _suits(self, other: TrialRunner, ours: TrialSpec, theirs: TrialSpec) -> bool:
+        """Return whether another runner and this have no more servers for two trials the other way round."""
+        return self._has_server(ours) + other._has_server(theirs) >= self._has_server(theirs) + other._has_server(ours)
+
+    def _has_server(self, spec: TrialSpec) -> bool:
+        kind = self._find_kind(spec)
+        return kind is not None and self._servers.has(kind)
+
+    def _find_kind(self, spec: TrialSpec) -> ProcessKind | None:
+        """Return how a trial's process is started; None where it is a launcher's to start others."""
+        environment = self._find_environment(spec)
+        if spec.target.script is not None:
+            return find_kind(spec, environment)
+        temporary = {name: environment.pop(name) for name in (_TEMPORARY,) if name in environment}
+        return ProcessKind(settings=tuple(sorted(environment.items())), temporary=tuple(temporary.items()))
 
     def _find_environment(self, spec: TrialSpec) -> dict[str, str]:
         """Return what a trial that is started cold has in its environment beside ours."""
@@ -206,12 +228,12 @@ class TrialRunner:
         if until is not None:
             seconds = min(seconds, until - time.monotonic())
         result, asleep = self._attempt(spec, folder, seconds)
-        if self._scripts.may_blame_warmth(result) and until is None:
-            result, asleep = self._attempt_cold(spec, folder, seconds)
+        if self._scripts.may_blame_warmth(result) and until is None and not self._should_stop():
+            seconds -= result.elapsed_seconds
+            result, asleep = self._attempt_cold(spec, folder, seconds, result)
         why, left = why_again(result, asleep), seconds - result.elapsed_seconds
         if until is None and why and left >= result.elapsed_seconds and not self._should_stop():
             self._say(f"{why}; it is run once more")
-            self._prepare(spec)  # its server may have died with it
             again, asleep_again = self._attempt(spec, folder, left)
             if again.status is not TrialStatus.TIMED_OUT:  # of that it had less than it deserves
                 result, asleep = again, asleep_again
@@ -220,13 +242,16 @@ class TrialRunner:
         write_record(folder / RESULT_FILE, result)
         return result
 
-    def _attempt_cold(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
-        """Run a trial once more that failed when it was forked; if it works now, none is forked any more."""
+    def _attempt_cold(
+        self, spec: TrialSpec, folder: Path, seconds: float, warm: TrialResult
+    ) -> tuple[TrialResult, float]:
+        """Run a trial once more, cold, that may have gone wrong because it was forked."""
         self._starts_warm = False
         result, asleep = self._attempt(spec, folder, seconds)
         self._starts_warm = True
-        if result.status is TrialStatus.COMPLETED:
-            self._scripts.forbid_warmth()
+        if result.status is TrialStatus.TIMED_OUT and warm.status is TrialStatus.CRASHED:
+            return warm, asleep  # it had less time than it deserves
+        self._scripts.clear_warmth(result)
         return result, asleep
 
     def _attempt(self, spec: TrialSpec, folder: Path, seconds: float) -> tuple[TrialResult, float]:
@@ -244,7 +269,7 @@ class TrialRunner:
         log = CappedLog(folder / LOG_FILE)
         kills_before = read_oom_kills()
         try:
-            process = self._start(spec, folder, log.descriptor)
+            process = self._start(spec, folder, log.descriptor, until=progress.began + seconds)
         finally:
             log.release()
         watch, until = SleepWatch(), progress.began + seconds
@@ -252,48 +277,23 @@ class TrialRunner:
         try:
             status, verdict = self._supervise(process, spec, folder, progress, until=until, watch=watch)
         except ServerDiedError:
-            self._lose_server(spec)
+            self._servers.fail()
         finally:
             _end_group(process.pid)
             process.release()
-            own = () if self._server is None else (self._server.pid,)
-            self._keeper.sweep((*own, *self._scripts.server_pids))
+            self._keeper.sweep(self._servers.pids)
         return Ending(status, log.finish(), count_between(kills_before, read_oom_kills()), watch.seconds), verdict
 
-    def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
-        is_script = spec.target.script is not None
-        may_fork = not is_script and not self._asks_for_environment(spec)
-        if self._server is not None and may_fork:
-            try:
-                return self._server.start(folder, log, should_stop=self._should_stop)
-            except OSError:
-                self._close_server()
+    def _start(self, spec: TrialSpec, folder: Path, log: int, *, until: float) -> TrialProcess:
         environment = self._find_environment(spec)
-        if is_script:
-            process = self._scripts.start(spec, folder, environment, log, warm=self._starts_warm)
+        if spec.target.script is not None:
+            process = self._scripts.start(spec, folder, environment, log, warm=self._starts_warm, until=until)
         else:
-            process = ColdProcess(folder, environment, log)
+            kind = self._find_kind(spec)
+            assert kind is not None
+            process = self._servers.start(kind, folder, log, until=until) or ColdProcess(folder, environment, log)
         self._keeper.take(process.pid)
         return process
-
-    def _open_server(self) -> ForkServer | None:
-        if not self._servers_left:
-            return None
-        self._servers_left -= 1
-        server = ForkServer(self._environment)
-        self._keeper.take(server.pid)
-        return server
-
-    def _close_server(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    def _lose_server(self, spec: TrialSpec) -> None:
-        if spec.target.script is None:
-            self._close_server()
-        else:
-            self._scripts.lose_server()
 
     def _supervise(
         self,

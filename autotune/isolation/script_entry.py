@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +28,10 @@ from autotune.records.layout import COLD_FILE, LOST_STATUS, RESULT_FILE, SPEC_FI
 from autotune.records.trial import TrialResult, TrialSpec
 from autotune.runs.run_script import LineWatch, call_after_import, forget_imports, run_script
 from autotune.targets.launch.command import Launch
+
+_TORCH = ("TORCH", "PYTORCH")
+_TORCHS_OWN = ("TORCHINDUCTOR_CACHE_DIR",)
+"""Set by torch itself when it compiles."""
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -106,7 +111,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     """
     forget_hidden()
     enter_temporary_folder()
-    surroundings = _read_surroundings()
+    found = _Found(folder)
     hung: list[ScriptTrial] = []
     heard = [""]
     progress = open_progress(folder)  # before any of the script runs
@@ -114,12 +119,11 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     def disconnect() -> None:
         from autotune.runs.script import ScriptTrial
 
-        hung.append(ScriptTrial(spec, folder, started=started, last_line=heard[0], progress=progress))
-        hung[0].install()
-
-    def note_surroundings() -> None:
-        if _read_surroundings() != surroundings:
-            (folder / COLD_FILE).touch()
+        trial = ScriptTrial(
+            spec, folder, started=started, last_line=heard[0], progress=progress, on_begin=found.compare_settings
+        )
+        hung.append(trial)
+        trial.install()
 
     def hear(line: str) -> None:
         if hung:
@@ -132,7 +136,7 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     error: BaseException | None = None
     status = 0
     try:
-        status = run_script(launch, on_torch=disconnect, before_torch=note_surroundings)
+        status = run_script(launch, on_torch=disconnect, before_torch=found.compare)
     except BaseException as raised:
         traceback.print_exc()
         error = raised
@@ -142,9 +146,36 @@ def run_rank(spec: TrialSpec, launch: Launch, folder: Path, *, started: float) -
     hung[0].ended(error, status)
 
 
-def _read_surroundings() -> tuple[dict[str, str], set[int]]:
-    """Return what libraries read when they are loaded: the environment, and the CPUs that may be used."""
-    return dict(os.environ), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+class _Found:
+    """What this process found when it was started, as libraries read it when they are loaded; says if it was changed.
+
+    Args:
+        folder: the trial's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment, self._cpus = dict(os.environ), _read_cpus()
+
+    def compare(self) -> None:
+        """Compare all of it, before torch is imported."""
+        self._tell(self._environment == dict(os.environ) and self._cpus == _read_cpus())
+
+    def compare_settings(self) -> None:
+        """Compare what torch reads later, when it first trains or compiles: in a server it has read that as well."""
+        self._tell(_find_settings(self._environment) == _find_settings(os.environ))
+
+    def _tell(self, is_same: bool) -> None:
+        if not is_same:
+            (self._folder / COLD_FILE).touch()
+
+
+def _read_cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _find_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_TORCH) and name not in _TORCHS_OWN}
 
 
 def inject_seed(seed: int) -> None:

@@ -16,7 +16,7 @@ from autotune.errors import UsageError
 from autotune.isolation.process import ColdProcess, TrialProcess
 from autotune.isolation.sandbox.audit import list_outside
 from autotune.isolation.sandbox.view import View, list_written, permits_overlay, prepare_view, remove_view
-from autotune.isolation.warm.script_servers import ScriptProcess, ScriptServers, Starts
+from autotune.isolation.warm.servers import ProcessKind, Servers, Starts
 from autotune.records.layout import COLD_FILE, VIEW_FILE
 from autotune.records.secrets import hide_secrets, mask_words
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
@@ -36,48 +36,36 @@ class ScriptStarter:
     """Starts the trials of scripts, one at a time.
 
     Args:
+        servers: from which they are forked; None for a start that is always cold.
         take: told of each process that looks at an interpreter.
         should_stop: polled while one does.
-        starts: known so far; None for a start that is always cold.
     """
 
     def __init__(
         self,
+        servers: Servers | None = None,
         take: Callable[[int], None] = lambda _pid: None,
         should_stop: Callable[[], bool] = lambda: False,
-        starts: Starts | None = None,
     ) -> None:
         self._take, self._should_stop = take, should_stop
         self._checked: set[str] = set()
         self._overlays: dict[Path, bool] = {}
         self._running: tuple[View, TrialSpec] | None = None
-        self._starts = starts or Starts(failures=0)
-        self._servers = ScriptServers(take, should_stop, self._starts)
-        self._is_warm = False
+        self._servers = servers or Servers(take, should_stop, Starts(failures=0))
+        self._is_warm = self._is_misled = False
 
     @property
-    def server_pids(self) -> tuple[int, ...]:
-        """Processes that are there between two trials."""
-        return self._servers.pids
+    def is_misled(self) -> bool:
+        """Whether the last trial was forked, and its script changed what it should have found when it was started."""
+        return self._is_misled
 
-    def prepare(self, spec: TrialSpec, environment: Mapping[str, str]) -> bool:
-        """Open a server for a trial where that makes its start faster; it lives as long as this thread.
-
-        Args:
-            spec: of the trial.
-            environment: added to ours.
-
-        Returns:
-            Whether it can be started warm.
-        """
-        try:
-            launch = find_script(spec)
-        except UsageError:
-            return False  # it is told when it is started
-        return launch.launcher_options is None and self._servers.prepare(_describe_process(spec, launch, environment))
+    @property
+    def is_warm(self) -> bool:
+        """Whether the last trial was forked."""
+        return self._is_warm
 
     def start(
-        self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int, *, warm: bool = True
+        self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int, *, warm: bool, until: float
     ) -> TrialProcess:
         """Start a trial.
 
@@ -87,6 +75,7 @@ class ScriptStarter:
             environment: added to ours.
             log: where it prints.
             warm: use a server where there is one.
+            until: `time.monotonic()` until which a server may start up.
 
         Raises:
             UsageError: the command cannot be started, or its interpreter cannot import torch or this package.
@@ -105,23 +94,32 @@ class ScriptStarter:
         self._running = view, spec
         (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
         wanted = _describe_process(spec, launch, environment)
-        forked = self._servers.start(wanted, folder, log, warm=warm) if launch.launcher_options is None else None
-        self._is_warm = forked is not None
+        may_fork = warm and launch.launcher_options is None
+        forked = self._servers.start(wanted, folder, log, until=until) if may_fork else None
+        self._is_warm, self._is_misled = forked is not None, False
         return forked or ColdProcess(folder, wanted.environment, log, python=wanted.python, cwd=wanted.cwd)
 
     def may_blame_warmth(self, result: TrialResult) -> bool:
-        """Return whether a result may be a warm start's fault: it failed, and none has come to its end yet."""
-        is_end = result.status in (TrialStatus.COMPLETED, TrialStatus.INTERRUPTED)
-        self._starts.is_shown |= self._is_warm and result.status is TrialStatus.COMPLETED
-        return self._is_warm and not is_end and not self._starts.is_shown
+        """Return whether a result may be a warm start's fault, which one that is cold will show.
 
-    def forbid_warmth(self) -> None:
-        """Start everything cold from now on."""
-        self._servers.forbid()
+        What ran out of its time cannot be run once more: where nothing has come to its end yet, nothing is warm any
+        more.
+        """
+        shown, own = self._servers.starts.shown, _find_part(result.spec)
+        if not self._is_warm or self._is_misled:
+            return self._is_misled and result.status is not TrialStatus.INTERRUPTED
+        if result.status is TrialStatus.COMPLETED:
+            shown.add(own)
+        elif result.status is TrialStatus.TIMED_OUT and not shown:
+            self._servers.forbid()
+        return result.status is TrialStatus.CRASHED and own not in shown
 
-    def lose_server(self) -> None:
-        """Take note that the server of the trial that runs has died."""
-        self._servers.fail()
+    def clear_warmth(self, cold: TrialResult) -> None:
+        """Take note of how a trial ended that was run once more, cold: if well, nothing is warm any more."""
+        if cold.status is TrialStatus.COMPLETED:
+            self._servers.forbid()
+        elif cold.status is TrialStatus.CRASHED:
+            self._servers.starts.shown.add(_find_part(cold.spec))
 
     def finish(self, result: TrialResult) -> TrialResult:
         """Return the result with the files that the script wrote, and throw them away; no secret stays in its error."""
@@ -137,15 +135,11 @@ class ScriptStarter:
         spec = TrialSpec.model_validate(spec.model_dump())  # as a file would have it: without secrets
         self.discard()
         if (view.kept[0] / COLD_FILE).exists():
-            self.forbid_warmth()
+            self._is_misled = self._is_warm
+            self._servers.forbid()
         # The trial may have known what is kept, its own folder first of all, by other names.
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
         return result.replace(spec=spec, captures=captures, written=written, written_elsewhere=elsewhere)
-
-    def close(self) -> None:
-        """Throw away what the script wrote, and end what is kept for the next one."""
-        self.discard()
-        self._servers.close()
 
     def discard(self) -> None:
         """Throw away what the script wrote."""
@@ -154,7 +148,25 @@ class ScriptStarter:
             self._running = None
 
 
-def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str, str]) -> ScriptProcess:
+def _find_part(spec: TrialSpec) -> tuple[str, str]:
+    return spec.purpose, spec.config.key if spec.config else ""
+
+
+def find_kind(spec: TrialSpec, environment: Mapping[str, str]) -> ProcessKind | None:
+    """Return how a script's process is started; None where that is a launcher's to do, or nobody's.
+
+    Args:
+        spec: of its trial.
+        environment: added to ours.
+    """
+    try:
+        launch = find_script(spec)
+    except UsageError:
+        return None  # it is told when it is started
+    return None if launch.launcher_options is not None else _describe_process(spec, launch, environment)
+
+
+def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str, str]) -> ProcessKind:
     work = Path(spec.target.folder)
     added = {
         # Without a fixed hash seed, sets of strings have another order in each process.
@@ -163,7 +175,7 @@ def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str,
         **{name: value for name, value in environment.items() if name != "TMPDIR"},
         **pack_hidden(_find_command(spec)),
     }
-    return ScriptProcess(
+    return ProcessKind(
         python=(launch.interpreter, *launch.interpreter_options),
         settings=tuple(sorted(added.items())),
         cwd=str(work),

@@ -66,6 +66,7 @@ class ScriptTrial:
         started: float,
         last_line: str = "",
         progress: ProgressWriter | None = None,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         self.spec = spec
         self.is_seeded = False
@@ -82,7 +83,7 @@ class ScriptTrial:
         self._probe: ScriptProbe | None = None
         self._shares = TimeShares(started, spec.limits.time_limit_seconds)
         self._watchdog: threading.Timer | None = None
-        self._last_line = last_line
+        self._last_line, self._on_begin = last_line, on_begin
 
     def install(self) -> None:
         """Hang up the hooks; called when the script has imported torch."""
@@ -179,6 +180,7 @@ class ScriptTrial:
 
     def _begin(self) -> None:
         self.startup_seconds = self.elapsed_seconds
+        self._on_begin()
         try:
             require_supported(self.hooks.device, of_script=True)
         except MachineError as error:

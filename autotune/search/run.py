@@ -18,7 +18,6 @@ from autotune.distributed.agent import count_ranks, find_cpu_share
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
 from autotune.isolation.runner import TrialRunner
-from autotune.isolation.warm.script_servers import Starts
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
 from autotune.records.config import Allowed, LearningRateRule
@@ -247,8 +246,8 @@ def _search(
         should_stop=should_stop,
         on_poll=reporter.polled,
         say=reporter.told,
-        warm=state.target.script is None,
-        starts=None if state.objective is Objective.MEMORY else Starts(),
+        # A script that was forked holds less: what its process shares with the server is not its own.
+        warm=state.target.script is None or state.objective is not Objective.MEMORY,
     ) as runner:
         context = SearchContext(
             budget,

@@ -58,8 +58,7 @@ class Runner:
         return result
 
     def _find_left(self) -> list[int]:
-        server = self.runner._server
-        kept = () if server is None else (server.pid,)
+        kept = self.runner._servers.pids
         return [pid for pid in find_marked(self.runner._keeper.mark) if pid not in kept]
 
 

@@ -323,7 +323,7 @@ def test_a_huge_budget_is_a_budget(bench: Bench) -> None:
     assert_answered(bench)
 
 
-def run_search_of(bench: Bench, toy: str, *, budget: str = "40s") -> Done:
+def run_search_of(bench: Bench, toy: str, *, budget: str = "60s") -> Done:
     return bench.run("search", f"tiny.py:{toy}", "--budget", budget, "--out", f"{toy}.json")
 
 

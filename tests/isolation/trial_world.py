@@ -16,7 +16,6 @@ import record_factory
 from record_factory import make_target
 
 from autotune.isolation.runner import TrialRunner
-from autotune.isolation.warm.script_servers import Starts
 from autotune.records.config import TrainConfig
 from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
 
@@ -122,8 +121,7 @@ class World:
     @property
     def server_pids(self) -> set[int]:
         """The fork servers, if there are any."""
-        own = () if self.runner._server is None else (self.runner._server.pid,)
-        return {*own, *self.runner._scripts.server_pids}
+        return set(self.runner._servers.pids)
 
     def run(self, toy: str, **options: Any) -> tuple[TrialResult, str]:
         """Run a toy and return its result and its log."""
@@ -160,7 +158,6 @@ def open_world(folder: Path, *, warm: bool) -> Iterator[World]:
         should_stop=lambda: world.should_stop(),
         on_poll=lambda: world.on_poll(),
         warm=warm,
-        starts=Starts() if warm else None,
     )
     _OPEN.append(world)
     try:

@@ -146,10 +146,11 @@ def judge(found: Sequence[GradientEquivalence], *, samples: int) -> QualityCheck
 
 
 def may_tell(left_open: Sequence[GradientEquivalence], *, windows: int) -> bool:
-    """Return whether so many windows would settle what fewer have left open, if the estimates stay where they are.
+    """Return whether so many windows may settle what fewer have left open.
 
     Half widths shrink with the root of the windows and with Student's t. A noise of 3 % stays between its limits
-    however many there are. What is in doubt for one layer alone may be settled.
+    however many there are, for its estimate is hardly off. A bias may be the least that fewer windows have left
+    possible: that of another width of arithmetic mostly is. What is in doubt for one layer alone may be settled.
 
     Args:
         left_open: inconclusive comparisons.
@@ -163,19 +164,20 @@ def _may_settle(one: GradientEquivalence, windows: int) -> bool:
         return True
     then, now = (student_t_quantile(_CONFIDENCE, count - 1.0) for count in (windows, one.windows))
     shrunk = then / now * math.sqrt(one.windows / windows)
-    figures = [(one.bias, (BIAS_PASSES, BIAS_FAILS)), (one.noise, (NOISE_PASSES, NOISE_FAILS))]
-    foretold = [
-        _judge_figure(_narrow(figure, shrunk), limits).verdict for figure, limits in figures if figure is not None
-    ]
+    bias, hopeful = _narrow(one.bias, shrunk), _narrow(one.bias, shrunk, around=one.bias.low)
+    noise = None if one.noise is None else _narrow(one.noise, shrunk)
+    if noise is not None and noise.low > NOISE_FAILS:
+        return True
     is_steering = one.steering is None or _narrow(one.steering, shrunk).low > BIAS_FAILS
-    if foretold[0] == "inferior" and not is_steering:
-        return False
-    return "inferior" in foretold or set(foretold) == {"non-inferior"}
+    if bias.low > BIAS_FAILS and is_steering:
+        return True
+    return hopeful.high <= BIAS_PASSES and (noise is None or noise.high <= NOISE_PASSES)
 
 
-def _narrow(figure: Interval, shrunk: float) -> Interval:
-    low, high = (figure.estimate + shrunk * (end - figure.estimate) for end in (figure.low, figure.high))
-    return figure.replace(low=low, high=high)
+def _narrow(figure: Interval, shrunk: float, *, around: float | None = None) -> Interval:
+    low, high = (shrunk * (end - figure.estimate) for end in (figure.low, figure.high))
+    estimate = figure.estimate if around is None else around
+    return figure.replace(estimate=estimate, low=estimate + low, high=estimate + high)
 
 
 def _find_unusable(ours: GradientRows, theirs: GradientRows, layers: RowLayout) -> _Finding | None:

@@ -78,12 +78,14 @@ def _prepare_scripts() -> Callable[[Path, float], None]:
     from autotune.isolation.script_entry import start_script
     from autotune.isolation.warm.imports import hide_imports
 
+    importlib.import_module("torch")
+    brought = tuple(name for name in ("numpy",) if name in sys.modules)
     for name in ("torch._dynamo", "autotune.runs.script"):
         importlib.import_module(name)
     gc.collect()
 
     def run(folder: Path, started: float) -> None:
-        hide_imports("torch", "numpy")
+        hide_imports({"torch": brought, "numpy": ()})
         start_script(folder, started=started)
 
     return run

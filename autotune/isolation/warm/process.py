@@ -92,19 +92,21 @@ class ForkServer:
             )
         self.pid = self._process.pid
 
-    def start(self, folder: Path, log: int, *, should_stop: Callable[[], bool]) -> WarmProcess:
-        """Fork a trial.
+    def start(self, folder: Path, log: int) -> WarmProcess:
+        """Fork a trial; the server is ready (`await_ready`).
 
         Args:
             folder: the trial's own folder.
             log: where it prints.
-            should_stop: polled while the server starts up.
 
         Raises:
-            OSError: the server has died, does not answer or is no longer wanted; start the trial cold.
+            OSError: the server has died or does not answer; start the trial cold.
         """
-        self.await_ready(should_stop)
         return WarmProcess(self._channel, folder, log)
+
+    def is_alive(self) -> bool:
+        """Return whether its process has not ended."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End the server."""

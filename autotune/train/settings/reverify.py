@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
 from autotune.format import count, format_duration, format_factor, format_factor_down, format_rate
 from autotune.isolation.runner import KILL_SECONDS, TrialRunner
-from autotune.isolation.warm.script_servers import Starts
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
@@ -208,8 +207,6 @@ def _processes(settings: Settings, target: Target, frame: ReverifyOptions) -> It
                 scratch,
                 host_allocators=allocators,
                 should_stop=frame.should_stop,
-                warm=target.script is None,
-                starts=Starts(),
             ) as runner,
         ):
             yield runner

@@ -1,12 +1,14 @@
-"""Fork servers of scripts: from the second launch on, torch is there already when a script imports it.
+"""Fork servers of one runner: trials find torch imported.
 
-One server for each way to start a script: interpreter, environment (a malloc library is preloaded into the server),
-working folder. None for a script that changes its environment before it imports torch, as libraries read that when they
-are loaded, and none where a file beside the script has the name of a module that the server has imported.
+One server for each way to start a process: interpreter, environment (a malloc library is preloaded into the server),
+working folder. It has imported what a trial started anew would import as well, so the first trial comes no later for
+it, and all are alike. None where a script changes what libraries read when they are loaded, or where a file beside it
+has the name of a module that the server has imported.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,29 +19,29 @@ import psutil
 from autotune.isolation.warm.process import ForkServer, WarmProcess
 from autotune.machine.cgroups import read_memory_headroom
 
-_MOST_SERVERS = 2
+_MOST_SERVERS = 3
 _MOST_FAILURES = 3
 _LEAST_FREE_BYTES = 4 * 2**30
-"""Of memory, for each server: it takes about 300 MiB, and a training must not miss them."""
+"""Of memory, for each server but the first of a workload: it takes about 300 MiB, which a training must not miss."""
 _MODULE_ENDINGS = frozenset({".py", ".pyc", ".so", ".pyd"})
 
 
 @dataclass(frozen=True)
-class ScriptProcess:
-    """How a script's process is started.
+class ProcessKind:
+    """How a trial's process is started.
 
     Attributes:
-        python: the interpreter and its options.
         settings: added to our environment.
-        cwd: working folder.
-        beside: folder whose modules the script imports first.
-        temporary: added likewise: where a runner has its temporary files, each its own.
+        python: the interpreter and its options; ours without.
+        cwd: working folder; None for ours.
+        beside: folder whose modules a script imports first; None for a workload.
+        temporary: added to our environment too: where a runner has its temporary files, each its own.
     """
 
-    python: tuple[str, ...]
-    settings: tuple[tuple[str, str], ...]
-    cwd: str
-    beside: Path
+    settings: tuple[tuple[str, str], ...] = ()
+    python: tuple[str, ...] = ()
+    cwd: str | None = None
+    beside: Path | None = None
     temporary: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
@@ -50,89 +52,98 @@ class ScriptProcess:
 
 @dataclass
 class Starts:
-    """What is known of a script's starts, by all runners of a search.
+    """What is known of the starts of a target's processes, by both runners of a pair.
 
     Attributes:
-        seen: how its processes were started so far.
         failures: servers that may still die before everything is started cold; 0 where nothing may be warm.
-        is_shown: a trial that was started warm has come to its end.
+        shown: purposes and settings of which warm trials failed no more than cold ones would have.
     """
 
-    seen: set[ScriptProcess] = field(default_factory=set)
     failures: int = _MOST_FAILURES
-    is_shown: bool = False
+    shown: set[tuple[str, str]] = field(default_factory=set)
 
 
-class ScriptServers:
+class Servers:
     """The servers of one runner.
 
     Args:
         take: told of each process that is started.
         should_stop: polled while one starts.
-        starts: known so far.
+        starts: what is known so far.
+
+    Attributes:
+        starts: the same.
     """
 
     def __init__(self, take: Callable[[int], None], should_stop: Callable[[], bool], starts: Starts) -> None:
+        self.starts = starts
         self._take, self._should_stop = take, should_stop
-        self._starts = starts
-        self._servers: dict[ScriptProcess, ForkServer] = {}
+        self._servers: dict[ProcessKind, ForkServer] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the servers that run."""
         return tuple(server.pid for server in self._servers.values())
 
-    def prepare(self, wanted: ScriptProcess) -> bool:
-        """Open a server for a script's process where one was started before; it ends with this thread.
+    def has(self, wanted: ProcessKind) -> bool:
+        """Return whether a server runs for a process."""
+        return wanted in self._servers
 
-        A single launch is no faster for it. Returns whether there is one.
+    def prepare(self, wanted: ProcessKind) -> bool:
+        """Open a server for a process, where none runs; it ends with this thread.
+
+        Returns whether there is one.
         """
-        if not self._starts.failures:
+        if wanted in self._servers and not self._servers[wanted].is_alive():
+            self._lose(wanted)
+        if not self.starts.failures:
+            self.close()
             return False
         if wanted in self._servers:
             return True
-        if wanted not in self._starts.seen or not _has_memory():
+        is_script = wanted.beside is not None
+        if (is_script or self._servers) and not _has_memory():
+            if is_script:
+                self.forbid()  # from here on all are alike again
             return False
         while len(self._servers) >= _MOST_SERVERS:
             self._close(next(iter(self._servers)))
-        server = ForkServer(wanted.environment, python=wanted.python, cwd=wanted.cwd, is_script=True)
+        server = ForkServer(wanted.environment, python=wanted.python, cwd=wanted.cwd, is_script=is_script)
         self._servers[wanted] = server
         self._take(server.pid)
         return True
 
-    def start(self, wanted: ScriptProcess, folder: Path, log: int, *, warm: bool) -> WarmProcess | None:
+    def start(self, wanted: ProcessKind, folder: Path, log: int, *, until: float) -> WarmProcess | None:
         """Start a trial by a server; None where there is none for it.
 
         Args:
             wanted: how its process is to be started.
             folder: the trial's own.
             log: where it prints.
-            warm: whether it may be.
+            until: `time.monotonic()` until which a server may start up.
         """
-        self._starts.seen.add(wanted)
-        server = self._servers.pop(wanted, None) if warm and self._starts.failures else None
+        server = self._servers.pop(wanted, None) if self.starts.failures else None
         if server is None:
             return None
         self._servers[wanted] = server  # the one that was used last is the last one to be closed
         try:
-            server.await_ready(self._should_stop)
-            if (server.modules or frozenset()) & _list_modules(wanted.beside):
+            server.await_ready(lambda: self._should_stop() or time.monotonic() >= until)
+            if wanted.beside is not None and (server.modules or frozenset()) & _list_modules(wanted.beside):
                 self.forbid()
                 return None
-            return server.start(folder, log, should_stop=self._should_stop)
+            return server.start(folder, log)
         except OSError:
-            self.fail()
+            self._lose(wanted)
             return None
 
     def fail(self) -> None:
         """Close the server that was used last: it has died, or does not answer."""
-        self._starts.failures = max(0, self._starts.failures - 1)
         for key in list(self._servers)[-1:]:
-            self._close(key)
+            self._lose(key)
 
     def forbid(self) -> None:
         """Start everything cold from now on."""
-        self._starts.failures = 0
+        self.starts.failures = 0
         self.close()
 
     def close(self) -> None:
@@ -140,7 +151,11 @@ class ScriptServers:
         for key in list(self._servers):
             self._close(key)
 
-    def _close(self, key: ScriptProcess) -> None:
+    def _lose(self, key: ProcessKind) -> None:
+        self.starts.failures = max(0, self.starts.failures - 1)
+        self._close(key)
+
+    def _close(self, key: ProcessKind) -> None:
         self._servers.pop(key).close()
 
 
