@@ -16,7 +16,7 @@ from autotune.explain.changes import Change, list_changes
 from autotune.explain.derive import choose_config, derive, is_settled, read_effect
 from autotune.explain.readings import LEAST_PAIRS, Readings
 from autotune.format import count, format_budget
-from autotune.isolation.runner import TrialRunner
+from autotune.isolation.runner import TrialRunner, starts_warm
 from autotune.machine.hardware import read_hardware
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.codec import make_folder
@@ -95,7 +95,7 @@ def run_explain(
     reason = _why_not(place, profile)
     if reason:
         return known.replace(note=f"nothing was launched: {reason}")
-    trials = place.explanation.trials
+    state, trials = place.read_state(), place.explanation.trials
     reporter, started = reporter or SearchReporter(), time.monotonic()
     with lock_searches(place.path.parents[1]):
         make_folder(trials)
@@ -106,6 +106,7 @@ def run_explain(
             should_stop=should_stop,
             on_poll=reporter.polled,
             say=reporter.told,
+            warm=starts_warm(state.target, state.objective),
         ) as runner:
             budget = Budget(budget_seconds, started)
             return measure(place, profile, readings, runner, budget, reporter=reporter, should_stop=should_stop)

@@ -41,7 +41,8 @@ from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
 from autotune.records.codec import make_folder, write_record
 from autotune.records.layout import LOG_FILE, PARTIAL_FILE, RESULT_FILE, SPEC_FILE, trial_name
-from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.records.objective import Objective
+from autotune.records.trial import Target, TrialResult, TrialSpec, TrialStatus
 from autotune.scratch import make_scratch, remove_scratch
 
 KILL_SECONDS = 1.2
@@ -343,6 +344,16 @@ class TrialRunner:
             _end_group(process.pid)
             status = process.wait(KILL_SECONDS - _DUMP_SECONDS - _TERM_SECONDS)
         return -signal.SIGKILL if status is None else status
+
+
+def starts_warm(target: Target, objective: Objective = Objective.THROUGHPUT) -> bool:
+    """Return whether trials may be forked: a forked script holds less, as what it shares with its server is not its own.
+
+    Args:
+        target: of the trials.
+        objective: that they are measured for.
+    """
+    return target.script is None or objective is not Objective.MEMORY
 
 
 def _make_temporary_folder() -> Path | None:

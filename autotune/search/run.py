@@ -17,7 +17,7 @@ from autotune.arguments import check_fields, shown_hints
 from autotune.distributed.agent import count_ranks, find_cpu_share
 from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.format import count
-from autotune.isolation.runner import TrialRunner
+from autotune.isolation.runner import TrialRunner, starts_warm
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records.codec import remove_unfinished
 from autotune.records.config import Allowed, LearningRateRule
@@ -246,8 +246,7 @@ def _search(
         should_stop=should_stop,
         on_poll=reporter.polled,
         say=reporter.told,
-        # A script that was forked holds less: what its process shares with the server is not its own.
-        warm=state.target.script is None or state.objective is not Objective.MEMORY,
+        warm=starts_warm(state.target, state.objective),
     ) as runner:
         context = SearchContext(
             budget,

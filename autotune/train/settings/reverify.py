@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from autotune.engine.allocator import PRELOAD, exchange_malloc, launch_environment
 from autotune.format import count, format_duration, format_factor, format_factor_down, format_rate
-from autotune.isolation.runner import KILL_SECONDS, TrialRunner
+from autotune.isolation.runner import KILL_SECONDS, TrialRunner, starts_warm
 from autotune.machine.hardware import read_hardware
 from autotune.records.config import TrainConfig
 from autotune.records.hardware import HardwareInfo
@@ -99,7 +99,7 @@ def reverify(settings: Settings, target: Target, frame: ReverifyOptions, *, run_
         f"re-verification: {pairs} pairs of fresh processes, the profile's settings against your own, at most {limit}"
     )
     launches = _Launches(settings, target, frame, run_trial, _make_limits(hardware, frame), began=frame.now())
-    claim = find_claim(settings.profile.objective if settings.profile is not None else Objective.THROUGHPUT)
+    claim = find_claim(_find_objective(settings))
     outcome = run_finals(
         [settings.config],
         settings.baseline_config,
@@ -207,11 +207,16 @@ def _processes(settings: Settings, target: Target, frame: ReverifyOptions) -> It
                 scratch,
                 host_allocators=allocators,
                 should_stop=frame.should_stop,
+                warm=starts_warm(target, _find_objective(settings)),
             ) as runner,
         ):
             yield runner
     finally:
         os.environ.update(taken)
+
+
+def _find_objective(settings: Settings) -> Objective:
+    return settings.profile.objective if settings.profile is not None else Objective.THROUGHPUT
 
 
 def _decide(settings: Settings, outcome: FinalsOutcome, policy: TrainPolicy, *, end: str) -> Reverification:
