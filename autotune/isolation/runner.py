@@ -347,7 +347,7 @@ class TrialRunner:
 
 
 def starts_warm(target: Target, objective: Objective = Objective.THROUGHPUT) -> bool:
-    """Return whether trials may be forked: a forked script holds less, as what it shares with its server is not its own.
+    """Return whether trials may be forked: a forked script holds less, for what it shares with its server is not its.
 
     Args:
         target: of the trials.
