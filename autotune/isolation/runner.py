@@ -347,7 +347,7 @@ class TrialRunner:
 
 
 def starts_warm(target: Target, objective: Objective = Objective.THROUGHPUT) -> bool:
-    """Return whether trials may be forked: a forked script holds less, for what it shares with its server is not its.
+    """Return whether trials may be forked: a forked script holds less, as what its server has is not its own.
 
     Args:
         target: of the trials.
