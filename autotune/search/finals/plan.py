@@ -22,6 +22,9 @@ from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 from autotune.search.scores.ranking import Ranking
 
+_LEAST_DEGREES = 4
+"""Of freedom of the noise, those of the pairs among them."""
+
 
 def plan_finals(
     log: SearchLog,
@@ -100,18 +103,32 @@ def _plan_pairs(log: SearchLog, candidate: TrainConfig, purse: RiskPurse) -> tup
     gain = max(min(entry.score, ranking.shrunk_score(entry)) if entry else 0.0, math.log(THRESHOLD))
     count = partial(
         rounds_needed,
-        fewest=kept + max(LEAST_ROUNDS, kept // 2),
         most=kept + MOST_ROUNDS,
         risk_share=max(LEAST_SHARE, purse.share_for(candidate)),
     )
     speed = ranking.estimate_speed(entry) if entry and claim.saving else gain
     rounds, noise = choose_noise(
         list_pair_noises(log, candidate),
-        lambda one: count(one.sd, speed, bars=claim.speed, pilot_degrees=one.pilot.degrees),
+        lambda one: count(
+            one.sd,
+            speed,
+            fewest=kept + max(_find_fewest(one.pilot), kept // 2),
+            bars=claim.speed,
+            pilot_degrees=one.pilot.degrees,
+        ),
     )
     if claim.saving:
-        rounds = max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, bars=claim.saving))
+        fewest = kept + max(LEAST_ROUNDS, kept // 2)
+        rounds = max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, fewest=fewest, bars=claim.saving))
     return rounds, noise
+
+
+def _find_fewest(pilot: Pilot) -> int:
+    """Return the fewest pairs that may be planned: enough to find out about a noise of which next to nothing is known.
+
+    With two degrees of freedom the quantile of the second bar is 29 standard errors, with four it is 8.
+    """
+    return max(LEAST_ROUNDS, _LEAST_DEGREES + 1 - int(pilot.degrees))
 
 
 def choose_noise(noises: Sequence[PairNoise], count: Callable[[PairNoise], int]) -> tuple[int, PairNoise]:
