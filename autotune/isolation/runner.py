@@ -169,8 +169,9 @@ class TrialRunner:
         runners = (self, other) if self._suits(other, first, second) else (other, self)
         # A script that was forked and one that was not would not be the same.
         are_warm = [runner._prepare(spec) for runner, spec in zip(runners, (first, second), strict=True)]
-        for runner in runners:
+        for runner, spec in zip(runners, (first, second), strict=True):
             runner._starts_warm = all(are_warm)
+            runner._await_server(spec, until=until)
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         ours, theirs = run_in_turns(
             folders, partial(runners[0]._complete, first, until), partial(runners[1]._complete, second, until)
@@ -188,8 +189,10 @@ class TrialRunner:
             OSError: the trial's folder cannot be written.
         """
         self._starts_warm = True
+        began = time.monotonic()
         self._prepare(spec)
-        return self._complete(spec)
+        self._await_server(spec, until=began + spec.limits.time_limit_seconds)
+        return self._complete(spec, waited_seconds=time.monotonic() - began)
 
     def _prepare(self, spec: TrialSpec) -> bool:
         """Have the fork server start that a trial asks for, in this thread: it ends with the one that starts it.
@@ -198,6 +201,12 @@ class TrialRunner:
         """
         kind = self._find_kind(spec)
         return kind is not None and self._servers.prepare(kind)
+
+    def _await_server(self, spec: TrialSpec, *, until: float) -> None:
+        """Wait for a server that was just opened: what it takes is no part of what a trial takes."""
+        kind = self._find_kind(spec)
+        if kind is not None:
+            self._servers.await_ready(kind, until=until)
 
     def _suits(self, other: TrialRunner, ours: TrialSpec, theirs: TrialSpec) -> bool:
         """Return whether another runner and this have no more servers for two trials the other way round."""
@@ -220,12 +229,12 @@ class TrialRunner:
         own = launch_environment(spec.config, self._host_allocators) if spec.config else {}
         return own | self._environment
 
-    def _complete(self, spec: TrialSpec, until: float | None = None) -> TrialResult:
-        """Run one trial; until when says that it takes turns with another one."""
+    def _complete(self, spec: TrialSpec, until: float | None = None, *, waited_seconds: float = 0.0) -> TrialResult:
+        """Run one trial; until when says that it takes turns with another one. What was waited is off its time."""
         folder = self._folder / trial_name(spec.number)
         make_folder(folder)
         write_record(folder / SPEC_FILE, spec)
-        seconds = spec.limits.time_limit_seconds
+        seconds = spec.limits.time_limit_seconds - waited_seconds
         if until is not None:
             seconds = min(seconds, until - time.monotonic())
         result, asleep = self._attempt(spec, folder, seconds)

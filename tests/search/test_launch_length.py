@@ -44,16 +44,6 @@ def test_it_is_longer_where_blocks_differ_and_starting_is_dear(
     assert least <= find_measured_seconds(search.log) <= most
 
 
-def test_what_the_first_launch_has_waited_for_its_server_is_not_what_starting_costs() -> None:
-    search = open_noisy(0.25, 8.0)
-    (first,) = search.log.judged
-    assert find_measured_seconds(search.log) > TOLD
-    waited = first.result.replace(startup_seconds=0.2, elapsed_seconds=first.result.elapsed_seconds)
-    other = open_search(Machine(block_noise=0.25, seed=3))
-    other.log.add_launch(waited)
-    assert find_measured_seconds(other.log) == TOLD
-
-
 def test_the_finals_measure_as_many_samples_as_that_takes() -> None:
     quiet, noisy = open_noisy(0.0, 8.0), open_noisy(0.25, 60.0)
     own, usual = (one.log.judged[0].result.measurement for one in (noisy, quiet))

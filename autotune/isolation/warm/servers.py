@@ -113,6 +113,19 @@ class Servers:
         self._take(server.pid)
         return True
 
+    def await_ready(self, wanted: ProcessKind, *, until: float) -> None:
+        """Wait until the server for a process has started up, where there is one.
+
+        Args:
+            wanted: how the process is to be started.
+            until: `time.monotonic()` until which it may take.
+        """
+        if wanted in self._servers:
+            try:
+                self._servers[wanted].await_ready(lambda: self._should_stop() or time.monotonic() >= until)
+            except OSError:
+                self._lose(wanted)
+
     def start(self, wanted: ProcessKind, folder: Path, log: int, *, until: float) -> WarmProcess | None:
         """Start a trial by a server; None where there is none for it.
 

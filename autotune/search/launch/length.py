@@ -11,9 +11,6 @@ import math
 import statistics
 
 from autotune.measure.confidence import pooled_sd
-from autotune.records.measurement import Measurement
-from autotune.records.trial import TrialResult
-from autotune.search.launch.prices import ENDING_SECONDS
 from autotune.search.log import SearchLog
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 
@@ -42,15 +39,6 @@ def find_measured_seconds(log: SearchLog) -> float:
     paces = [[math.log(block.seconds / block.samples) for block in blocks] for blocks in groups]
     sd, _ = pooled_sd(paces, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)  # of long steps there are few blocks
     variance = sd * sd * statistics.fmean(block.seconds for blocks in groups for block in blocks)
-    rest = _find_rest(first, first.measurement)
+    rest = max(0.0, first.elapsed_seconds - first.measurement.seconds)
     wanted = _OF_THE_BEST * math.sqrt(variance * rest) / _BETWEEN_SD
     return max(told, min(wanted, rest, _MOST_TIMES * told))
-
-
-def _find_rest(first: TrialResult, measurement: Measurement) -> float:
-    """Return what a launch takes beside its blocks; the first one has waited for its server as well, which stays."""
-    whole = max(0.0, first.elapsed_seconds - measurement.seconds)
-    if not first.startup_seconds:
-        return whole
-    own = first.startup_seconds + measurement.warmup_seconds + measurement.compile_seconds + ENDING_SECONDS
-    return min(whole, own)

@@ -17,8 +17,8 @@ from autotune.space import needs_compilation
 LEAST_MEASURED_STEPS = 3
 """Of a training whose steps are long."""
 
-ENDING_SECONDS = 0.3
-"""From the last block of a launch to its result."""
+_CLOSING = 0.3
+"""Seconds from the last block of a launch to its result."""
 _RERUN = 1.5
 """Of what a launch took until the end of its time cut it: what it is priced at from then on."""
 _START_SECONDS = 20.0
@@ -127,7 +127,7 @@ class Prices:
         measurement = self.report.measurement
         # However long a step is, a few of them are measured.
         measured = max(self.measure_seconds, LEAST_MEASURED_STEPS * measurement.seconds_per_step)
-        return self.startup_seconds + measurement.warmup_seconds + measured + ENDING_SECONDS
+        return self.startup_seconds + measurement.warmup_seconds + measured + _CLOSING
 
 
 def predict_compilation(config: TrainConfig, facts: TargetFacts, seen: Sequence[TrialResult]) -> float:
