@@ -67,7 +67,7 @@ def servers(project: Project) -> int:
     return len(project.world.server_pids)
 
 
-@pytest.mark.slow_cases("from torch.nn", "import numpy")
+@pytest.mark.slow_cases("from torch.nn", "import numpy", "import torch.optim")
 @pytest.mark.parametrize(
     "imports", ["import torch", "from torch.nn import Linear", "import numpy", "import torch.optim as optim"]
 )
@@ -99,6 +99,7 @@ def test_a_script_that_changes_its_process_first_is_started_cold(project: Projec
     assert servers(project) == 0
 
 
+@pytest.mark.slow
 def test_a_setting_that_torch_reads_later_is_not_missed(project: Project) -> None:
     later = "import torch, os; os.environ['TORCH_COMPILE_DISABLE'] = '1'; import torch._dynamo"
     disabled = "    print('SAW', torch._dynamo.config.disable)\n"
@@ -133,6 +134,7 @@ def test_what_fails_only_when_it_is_forked_is_started_anew_from_then_on(project:
     assert servers(project) == 0
 
 
+@pytest.mark.slow
 def test_both_of_a_pair_are_forked_or_neither(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     if not project.world.runner.takes_turns():
         pytest.skip("the file system of this folder has no named pipes")
