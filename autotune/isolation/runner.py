@@ -35,7 +35,7 @@ from autotune.isolation.keeper import Keeper
 from autotune.isolation.process import CappedLog, ColdProcess, TrialProcess
 from autotune.isolation.script_starter import ScriptStarter, find_kind
 from autotune.isolation.warm.process import ServerDiedError
-from autotune.isolation.warm.servers import ProcessKind, Servers, Starts
+from autotune.isolation.warm.servers import TEMPORARY, ProcessKind, Servers, Starts
 from autotune.lifeline import adopt_orphans
 from autotune.machine.cgroups import count_between, read_oom_kills
 from autotune.measure.hopeless import Hopeless, find_overdue
@@ -54,7 +54,6 @@ _POLL_SECONDS = 0.05
 _MEMORY_POLL_SECONDS = 0.5
 _DUMP_SECONDS = 0.15
 _TERM_SECONDS = 0.5
-_TEMPORARY = "TMPDIR"
 _LONGEST_SOCKET = 107
 """Characters of a UNIX socket's path (unix(7): 108 with the closing NUL)."""
 _SOCKET_CHARACTERS = len("/pymp-01234567/listener-01234567")
@@ -93,7 +92,7 @@ class TrialRunner:
         self._on_poll = on_poll
         self._say = say
         self._temporary = _make_temporary_folder()
-        own = {} if self._temporary is None else {_TEMPORARY: str(self._temporary)}
+        own = {} if self._temporary is None else {TEMPORARY: str(self._temporary)}
         self._environment = {**own, **(environment or {})}
         self._keeper = Keeper()
         starts = (starts or Starts()) if warm else Starts(failures=0)
@@ -221,8 +220,9 @@ class TrialRunner:
         environment = self._find_environment(spec)
         if spec.target.script is not None:
             return find_kind(spec, environment)
-        temporary = {name: environment.pop(name) for name in (_TEMPORARY,) if name in environment}
-        return ProcessKind(settings=tuple(sorted(environment.items())), temporary=tuple(temporary.items()))
+        settings = sorted((name, value) for name, value in environment.items() if name != TEMPORARY)
+        temporary = [(name, value) for name, value in environment.items() if name == TEMPORARY]
+        return ProcessKind(settings=tuple(settings), temporary=tuple(temporary))
 
     def _find_environment(self, spec: TrialSpec) -> dict[str, str]:
         """Return what a trial that is started cold has in its environment beside ours."""
@@ -279,7 +279,7 @@ class TrialRunner:
         log = CappedLog(folder / LOG_FILE)
         kills_before = read_oom_kills()
         try:
-            process = self._start(spec, folder, log.descriptor, until=progress.began + seconds)
+            process = self._start(spec, folder, log.descriptor)
         finally:
             log.release()
         watch, until = SleepWatch(), progress.began + seconds
@@ -294,14 +294,14 @@ class TrialRunner:
             self._keeper.sweep(self._servers.pids)
         return Ending(status, log.finish(), count_between(kills_before, read_oom_kills()), watch.seconds), verdict
 
-    def _start(self, spec: TrialSpec, folder: Path, log: int, *, until: float) -> TrialProcess:
+    def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         environment = self._find_environment(spec)
         if spec.target.script is not None:
-            process = self._scripts.start(spec, folder, environment, log, warm=self._starts_warm, until=until)
+            process = self._scripts.start(spec, folder, environment, log, warm=self._starts_warm)
         else:
             kind = self._find_kind(spec)
             assert kind is not None
-            process = self._servers.start(kind, folder, log, until=until) or ColdProcess(folder, environment, log)
+            process = self._servers.start(kind, folder, log) or ColdProcess(folder, environment, log)
         self._keeper.take(process.pid)
         return process
 

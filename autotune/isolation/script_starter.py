@@ -16,7 +16,7 @@ from autotune.errors import UsageError
 from autotune.isolation.process import ColdProcess, TrialProcess
 from autotune.isolation.sandbox.audit import list_outside
 from autotune.isolation.sandbox.view import View, list_written, permits_overlay, prepare_view, remove_view
-from autotune.isolation.warm.servers import ProcessKind, Servers, Starts
+from autotune.isolation.warm.servers import TEMPORARY, ProcessKind, Servers, Starts
 from autotune.records.layout import COLD_FILE, VIEW_FILE
 from autotune.records.secrets import hide_secrets, mask_words
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
@@ -29,7 +29,7 @@ IMPORT_SECONDS = 120.0
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _POLL_SECONDS = 0.05
 _HIDDEN_WORDS = "AUTOTUNE_HIDDEN_WORDS"
-_TEMPORARY = "AUTOTUNE_TMPDIR"
+_OWN_TEMPORARY = "AUTOTUNE_TMPDIR"
 
 
 class ScriptStarter:
@@ -65,7 +65,7 @@ class ScriptStarter:
         return self._is_warm
 
     def start(
-        self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int, *, warm: bool, until: float
+        self, spec: TrialSpec, folder: Path, environment: Mapping[str, str], log: int, *, warm: bool
     ) -> TrialProcess:
         """Start a trial.
 
@@ -75,7 +75,6 @@ class ScriptStarter:
             environment: added to ours.
             log: where it prints.
             warm: use a server where there is one.
-            until: `time.monotonic()` until which a server may start up.
 
         Raises:
             UsageError: the command cannot be started, or its interpreter cannot import torch or this package.
@@ -95,24 +94,16 @@ class ScriptStarter:
         (folder / VIEW_FILE).write_text(json.dumps(view.as_arguments()))
         wanted = _describe_process(spec, launch, environment)
         may_fork = warm and launch.launcher_options is None
-        forked = self._servers.start(wanted, folder, log, until=until) if may_fork else None
+        forked = self._servers.start(wanted, folder, log) if may_fork else None
         self._is_warm, self._is_misled = forked is not None, False
         return forked or ColdProcess(folder, wanted.environment, log, python=wanted.python, cwd=wanted.cwd)
 
     def may_blame_warmth(self, result: TrialResult) -> bool:
-        """Return whether a result may be a warm start's fault, which one that is cold will show.
-
-        What ran out of its time cannot be run once more: where nothing has come to its end yet, nothing is warm any
-        more.
-        """
-        shown, own = self._servers.starts.shown, _find_part(result.spec)
-        if not self._is_warm or self._is_misled:
-            return self._is_misled and result.status is not TrialStatus.INTERRUPTED
-        if result.status is TrialStatus.COMPLETED:
-            shown.add(own)
-        elif result.status is TrialStatus.TIMED_OUT and not shown:
-            self._servers.forbid()
-        return result.status is TrialStatus.CRASHED and own not in shown
+        """Return whether a result may be a warm start's fault, which one that is cold will show."""
+        if self._is_misled:
+            return result.status is not TrialStatus.INTERRUPTED
+        is_known = _find_part(result.spec) in self._servers.starts.shown
+        return self._is_warm and result.status is TrialStatus.CRASHED and not is_known
 
     def clear_warmth(self, cold: TrialResult) -> None:
         """Take note of how a trial ended that was run once more, cold: if well, nothing is warm any more."""
@@ -137,9 +128,23 @@ class ScriptStarter:
         if (view.kept[0] / COLD_FILE).exists():
             self._is_misled = self._is_warm
             self._servers.forbid()
+        elif self._is_warm:
+            self._note_warm(result)
         # The trial may have known what is kept, its own folder first of all, by other names.
         captures = result.captures and str(view.kept[0] / Path(result.captures).name)
         return result.replace(spec=spec, captures=captures, written=written, written_elsewhere=elsewhere)
+
+    def _note_warm(self, result: TrialResult) -> None:
+        """Take note of how a forked trial ended.
+
+        What ran out of its time cannot be run once more: where nothing has come to its end yet, nothing is warm any
+        more.
+        """
+        shown = self._servers.starts.shown
+        if result.status is TrialStatus.COMPLETED:
+            shown.add(_find_part(result.spec))
+        elif result.status is TrialStatus.TIMED_OUT and not shown:
+            self._servers.forbid()
 
     def discard(self) -> None:
         """Throw away what the script wrote."""
@@ -172,7 +177,7 @@ def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str,
         # Without a fixed hash seed, sets of strings have another order in each process.
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         **dict(launch.environment),
-        **{name: value for name, value in environment.items() if name != "TMPDIR"},
+        **{name: value for name, value in environment.items() if name != TEMPORARY},
         **pack_hidden(_find_command(spec)),
     }
     return ProcessKind(
@@ -180,7 +185,7 @@ def _describe_process(spec: TrialSpec, launch: Launch, environment: Mapping[str,
         settings=tuple(sorted(added.items())),
         cwd=str(work),
         beside=(work / launch.name).parent if launch.kind == "file" else work,
-        temporary=tuple((_TEMPORARY, value) for name, value in environment.items() if name == "TMPDIR"),
+        temporary=tuple((_OWN_TEMPORARY, value) for name, value in environment.items() if name == TEMPORARY),
     )
 
 
@@ -300,9 +305,9 @@ def unpack_hidden(spec: TrialSpec) -> TrialSpec:
 
 def enter_temporary_folder() -> None:
     """From here on temporary files go to the trials' own folder; the view was made with the user's."""
-    folder = os.environ.pop(_TEMPORARY, None)
+    folder = os.environ.pop(_OWN_TEMPORARY, None)
     if folder is not None:
-        os.environ["TMPDIR"] = folder
+        os.environ[TEMPORARY] = folder
         tempfile.tempdir = None
 
 

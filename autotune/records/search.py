@@ -215,7 +215,9 @@ class Screens(Record):
     must_train: bool = False
     """Gradients alone decide no more: trainings did where they could not."""
     checked: tuple[CheckedConfig, ...] = ()
-    """Configs that passed or failed; one that was left open is checked again."""
+    """Configs that passed or failed; what was left open is among `refused`."""
+    notes: tuple[str, ...] = ()
+    """What was told of refusals."""
 
 
 class ExpectedLaunch(Record):

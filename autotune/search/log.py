@@ -153,11 +153,11 @@ class SearchLog:
         self._finals = outcome
         if self._finals_plan is None or shown is None or shown.config in plan.finalists:
             self._finals_plan = plan
-        ended = [one.config for one in outcome.candidates if one.failure or one.outcome == "no gain"]
+        # More pairs of what is futile would hardly show anything: the time is another's.
+        ended = [one.config for one in outcome.candidates if one.failure or one.futile or one.outcome == "no gain"]
         # Another is answered: more pairs of what is proven would change nothing.
         ended += [one.config for one in outcome.proven if one is not outcome.winner]
-        # More pairs of what is futile would hardly show anything: the time is another's.
-        self._settled = (*self._settled, *ended, *(plan.finalists if outcome.futile else ()))
+        self._settled = (*self._settled, *ended)
 
     def add_notes(self, *notes: str) -> None:
         """Add sentences for the user."""

@@ -166,11 +166,12 @@ def run_session(
     starter = TrialStarter(log, context, number=max(probed.next_number, number))
     gate = GateStage(log, starter, known, keep=folder.write_screens)
     prover = open_prover(folder, log, starter, gate, known)
-    if not known:
+    if not any(one.spec.purpose == "measure" for one in known):
         require_time(prover.reserve, probed.trial)
     answer = partial(_answer, log, context.budget, save, fleet)
-    _take_up(log, prover, known, probed)
+    _take_up(log, known, probed)
     gate.restore(folder.read_screens())
+    prover.recall_finals()  # what their candidates were shown to learn counts
     answer("running")
     starter.enter("search", _describe_start(log))
     study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.average_seconds), fleet)
@@ -237,15 +238,14 @@ def _open_study(
     return proposals
 
 
-def _take_up(log: SearchLog, prover: Prover, known: Sequence[TrialResult], probed: _Probed) -> None:
-    """Add what was launched already, in earlier sessions or beside the probe, and what earlier finals have shown."""
+def _take_up(log: SearchLog, known: Sequence[TrialResult], probed: _Probed) -> None:
+    """Add what was launched already, in earlier sessions or beside the probe."""
     for result in known:
         if result.spec.purpose == "measure":
             log.add_earlier_launch(result)
     if probed.launch is not None and probed.is_new_launch:
         log.add_trial(probed.launch)
         log.add_launch(probed.launch)
-    prover.recall_finals()
 
 
 def _explore_and_prove(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -179,5 +178,5 @@ def test_a_file_beside_the_script_is_not_taken_for_what_the_server_has_imported(
     servers._servers[wanted] = SimpleNamespace(  # type: ignore[assignment]
         modules=frozenset({"helper"}), await_ready=lambda _should_stop: None, close=lambda: None, is_alive=lambda: True
     )
-    assert servers.start(wanted, tmp_path, 1, until=math.inf) is None
+    assert servers.start(wanted, tmp_path, 1) is None
     assert not servers.prepare(wanted)

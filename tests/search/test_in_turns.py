@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_factory import make_check
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, open_search, run_simulated
 
 from autotune.isolation.runner import KILL_SECONDS
@@ -148,6 +149,7 @@ def test_finals_in_turns_prove_a_gain_that_the_machine_would_hide() -> None:
         search.log.takes_turns = takes_turns
         purse = RiskPurse()
         plan = plan_finals(search.log, search.budget, [BF16], look=purse, seconds=20 * LAUNCH_SECONDS)
+        search.log.add_checks(BF16, (make_check(),))
         outcomes.append(confirm(search.log, search.starter, plan))
     alone, in_turns = outcomes
     assert alone.winner is None
@@ -220,6 +222,7 @@ def test_where_pairs_are_no_longer_in_turns_their_noise_is_not_known_beforehand(
     purse = RiskPurse()
     plan = plan_finals(search.log, search.budget, [BF16], look=purse)
     assert plan.pilot.degrees > 0
+    search.log.add_checks(BF16, (make_check(),))
     outcome = confirm(search.log, search.starter, plan)
     assert not search.log.takes_turns
     assert outcome.candidates[0].pilot == NO_PILOT

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from record_factory import make_check
 from simulated import BASELINE, Machine, all_equal, explore_placebos, number_of
 
 from autotune.drift.policy import USUAL_LOSS_CHECK
@@ -26,9 +27,10 @@ def search(machine: Machine) -> FinalsOutcome | None:
     faster = [one.config for one in ranked if one.score > USUAL_POLICY.least_gain and one.config != BASELINE]
     if not faster:
         return None
-    return confirm(
-        search.log, search.starter, plan_finals(search.log, search.budget, faster[: USUAL_LOSS_CHECK.most_finalists])
-    )
+    finalists = faster[: USUAL_LOSS_CHECK.most_finalists]
+    for config in finalists:
+        search.log.add_checks(config, (make_check(),))
+    return confirm(search.log, search.starter, plan_finals(search.log, search.budget, finalists))
 
 
 def jitter(seed: int) -> Callable[[float], float]:

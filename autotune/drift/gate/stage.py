@@ -80,6 +80,7 @@ class GateStage:
         self._deadline = -math.inf
         self._seen: set[str] = set()
         self._looked_after = -1
+        self._refusal_notes: tuple[str, ...] = ()
         self._told_by_gradients: dict[frozenset[str], bool] = {}
         limits = problem.state.max_drift
         # An improvement that is asked for shows in the metric alone.
@@ -126,8 +127,11 @@ class GateStage:
         self._must_train = self._must_train or screens.must_train
         self._gate.doubted |= {frozenset(changes) for changes in screens.doubted}
         self._gate.reference_seconds = screens.reference_seconds
-        if any(one.spec.fidelity == screens.plan for one in self._looks):
-            self._gate.plan = screens.plan
+        self._refusal_notes = screens.notes
+        self._log.add_notes(*screens.notes)
+        plan, looks = screens.plan, [one.spec.fidelity for one in self._looks]
+        if plan is not None and any(look and look.replace(dropout=plan.dropout) == plan for look in looks):
+            self._gate.plan = plan
 
     def _save(self) -> None:
         decided = ((config, checks) for config, checks in self._log.checks if is_passed(checks) or _failed(checks))
@@ -143,6 +147,7 @@ class GateStage:
                 untold=tuple(tuple(sorted(changes)) for changes, told in self._told_by_gradients.items() if not told),
                 must_train=self._must_train,
                 checked=tuple(CheckedConfig(config=config, checks=checks) for config, checks in decided),
+                notes=self._refusal_notes,
             )
         )
 
@@ -430,7 +435,9 @@ class GateStage:
         refused = list_changes(config, self._baseline, blame.knobs)
         entry = log.ranking.find(seen or config)
         log.refuse(refused)
-        log.add_notes(describe_refusal(sorted(refused), checks, entry.speed if entry else None))
+        note = describe_refusal(sorted(refused), checks, entry.speed if entry else None)
+        self._refusal_notes = (*self._refusal_notes, note)
+        log.add_notes(note)
         return blame.rest
 
     def _grant(self, seconds: float) -> None:

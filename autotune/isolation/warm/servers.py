@@ -19,6 +19,9 @@ import psutil
 from autotune.isolation.warm.process import ForkServer, WarmProcess
 from autotune.machine.cgroups import read_memory_headroom
 
+TEMPORARY = "TMPDIR"
+"""The environment's name for the folder of temporary files."""
+
 _MOST_SERVERS = 3
 _MOST_FAILURES = 3
 _LEAST_FREE_BYTES = 4 * 2**30
@@ -126,21 +129,19 @@ class Servers:
             except OSError:
                 self._lose(wanted)
 
-    def start(self, wanted: ProcessKind, folder: Path, log: int, *, until: float) -> WarmProcess | None:
-        """Start a trial by a server; None where there is none for it.
+    def start(self, wanted: ProcessKind, folder: Path, log: int) -> WarmProcess | None:
+        """Start a trial by a server that is ready (`await_ready`); None where there is none for it.
 
         Args:
             wanted: how its process is to be started.
             folder: the trial's own.
             log: where it prints.
-            until: `time.monotonic()` until which a server may start up.
         """
         server = self._servers.pop(wanted, None) if self.starts.failures else None
         if server is None:
             return None
         self._servers[wanted] = server  # the one that was used last is the last one to be closed
         try:
-            server.await_ready(lambda: self._should_stop() or time.monotonic() >= until)
             if wanted.beside is not None and (server.modules or frozenset()) & _list_modules(wanted.beside):
                 self.forbid()
                 return None

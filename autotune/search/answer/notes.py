@@ -80,14 +80,11 @@ def _describe_unchecked(log: SearchLog, finals: FinalsOutcome) -> str:
 def _describe_screened_out(log: SearchLog) -> list[str]:
     """Tell of what would have been the best, and learned something else within a few steps."""
     problem, ranking = log.problem, log.ranking
-    drifted = [one for one in log.judged if one.score.status is TrialStatus.DRIFTED]
+    drifted = [one for one in log.judged if one.score.status is TrialStatus.DRIFTED and one.config != problem.baseline]
+    bar = max([problem.policy.least_gain, *(one.score for one in ranking.entries)])
     fastest = max(drifted, key=lambda one: ranking.score_of(one) or -math.inf, default=None)
     score = None if fastest is None else ranking.score_of(fastest)
-    if (
-        fastest is None
-        or score is None
-        or score <= max(problem.policy.least_gain, *(one.score for one in ranking.entries))
-    ):
+    if fastest is None or score is None or score <= bar:
         return []
     worse = format_percent(fastest.score.constraints["drift"] + problem.limits.screen_drift)
     changes = describe_changes(fastest.config, problem.baseline)

@@ -222,6 +222,7 @@ class Explorer:
         result = self._run(proposal)
         if result.status is TrialStatus.INTERRUPTED:
             self.study.abandon(proposal)
+            self.log.add_interrupted(result)
             return False
         self._take(proposal, result)
         return result.measurement is not None

@@ -39,7 +39,8 @@ class Candidates:
         """Return whether a config was shown to learn as well and is still promising."""
         log, entry = self.log, self.log.ranking.find(config)
         promises = entry is None or (entry.score > self._bar() and log.ranking.keeps_up(entry))
-        return promises and is_passed(log.checks_of(config)) and config not in log.settled
+        is_out = config in log.settled or log.is_refused(config)
+        return promises and is_passed(log.checks_of(config)) and not is_out
 
     def is_doubtful(self, config: TrainConfig) -> bool:
         """Return whether a config leads only because the baseline was slower than the probe had found it, once."""

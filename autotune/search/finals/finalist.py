@@ -74,6 +74,7 @@ class Finalist:
         log_savings: the baseline's peak memory over its own, of each pair.
         share: of the risk of a false claim, what these pairs have.
         failure: why it is out; empty while it is in.
+        futile: more rounds could hardly prove anything of it.
         pilot: what the search knew of the noise of a pair.
         claim: what has to be shown of it.
     """
@@ -88,6 +89,7 @@ class Finalist:
     log_savings: list[float] = field(default_factory=list)
     share: float = 1.0
     failure: str = ""
+    futile: bool = False
     pilot: Pilot = NO_PILOT
     claim: Claim = FASTER
 

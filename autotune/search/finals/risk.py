@@ -96,6 +96,10 @@ class RiskPurse:
         own = [look for look in self._looks if look.candidate == candidate]
         return next((look for look in own if look.proven), own[-1] if own else None)
 
+    def failure_of(self, candidate: TrainConfig) -> str:
+        """Return why a candidate is out, by its latest look; empty while it is in."""
+        return next((look.failure for look in reversed(self._looks) if look.candidate == candidate), "")
+
     def share_for(self, candidate: TrainConfig) -> float:
         """Return the share of the risk that the next look at a candidate has."""
         looks = list(zip(self._keys, self._looks, self._pairs, strict=True))

@@ -243,6 +243,7 @@ def _draw_orders(arms: int, rounds: int, rng: random.Random) -> list[list[int]]:
 def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch, launch_pair: LaunchPair | None = None) -> bool:
     """Measure every arm once; return False when the time is up, and then count none of the round."""
     results: list[tuple[Finalist, TrialResult]] = []
+    failures: list[tuple[Finalist, str]] = []
     if launch_pair is not None and len(arms) == 2:
         pair = launch_pair(arms[0].config, arms[1].config)
         found: Iterable[TrialResult | None] = pair or (None,)
@@ -252,11 +253,14 @@ def _run_round(base: Finalist, arms: Sequence[Finalist], launch: Launch, launch_
         if result is None:
             return False
         if result.measurement is None:
-            arm.failure = f"{result.status}: {result.error}"
+            failures.append((arm, f"{result.status}: {result.error}"))
             if arm is base:
+                base.failure = failures[-1][1]  # what made it fail may have been the candidate's reason too
                 return False
             continue
         results.append((arm, result))
+    for arm, failure in failures:
+        arm.failure = failure
     for place, (arm, result) in enumerate(results):
         arm.take(result, place)
     return True

@@ -3,8 +3,8 @@
     look 1: rounds that prove the gain      look 2, where it stays open: the reserve, three times as many in all
 
 A search may hold finals again and again: each look takes its share of the risk beforehand (`purse`), the pairs of
-earlier looks at the same candidate count. Candidates are tested in a fixed sequence, each with the whole share: the
-next one only after the one before is proven, and only if the search saw it ahead of it.
+earlier looks at the same candidate count. Candidates are tested in a fixed sequence: what was spent on one that is
+proven is free for the next.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
+from autotune.records.quality import is_passed
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.finals.claim import THRESHOLD, find_claim
-from autotune.search.finals.finalist import LEAST_ROUNDS, Finalist, FinalsOutcome
+from autotune.search.finals.claim import find_claim
+from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.finals.plan import plan_finals
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import (
@@ -119,16 +120,7 @@ def confirm(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> FinalsOu
         What all finals of this search have shown, earlier ones included.
     """
     _prove(log, starter, plan)
-    outcome = recall(log, plan.purse, plan.finalists[0])
-    for config in plan.finalists[1:]:
-        if outcome.winner is None or not _is_ahead(log, config, outcome.winner):
-            break
-        following = plan_finals(log, starter.budget, [config], look=plan.purse)
-        if following.rounds < LEAST_ROUNDS:
-            break
-        _prove(log, starter, following)
-        outcome = recall(log, plan.purse, plan.finalists[0])
-    return _break_tie(log, starter, plan, outcome)
+    return _break_tie(log, starter, plan, recall(log, plan.purse, plan.finalists[0]))
 
 
 def _break_tie(log: SearchLog, starter: TrialStarter, plan: FinalsPlan, outcome: FinalsOutcome) -> FinalsOutcome:
@@ -156,8 +148,7 @@ def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None
     known = look.candidates
     settled = [_settle(log, look, one) for one in known + [candidate] * (candidate not in known) if one]
     finalists = [one for one, _ in settled]
-    futile = {one.config.key for one in finalists if _was_futile(look, one.config)}
-    standing = [one for one in finalists if one.config.key not in futile]
+    standing = [one for one in finalists if not one.futile and is_passed(log.checks_of(one.config))]
     winner = pick_best(standing, log.problem.baseline)
     shown = winner or FinalsOutcome(Finalist(log.problem.baseline), tuple(finalists), None).best
     base = next((base for one, base in settled if one is shown), Finalist(log.problem.baseline))
@@ -166,7 +157,7 @@ def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None
         base,
         tuple(finalists),
         winner,
-        futile=bool(last and last.futile),
+        futile=shown is not None and shown.futile,
         risk_share=last.share if last else 1.0,
         next_share=look.share_for(shown.config) if shown else SHARE_OF_A_LOOK,
     )
@@ -175,26 +166,14 @@ def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None
 def _settle(log: SearchLog, look: RiskPurse, config: TrainConfig) -> tuple[Finalist, Finalist]:
     last = look.last_look(config)
     pilot = Pilot(last.pilot_sd, last.pilot_degrees) if last else NO_PILOT
-    one = Finalist(config, pilot=pilot, failure=last.failure if last else "", claim=find_claim(log.problem.objective))
+    one = Finalist(config, pilot=pilot, failure=look.failure_of(config), claim=find_claim(log.problem.objective))
+    one.futile = last is not None and last.futile
     base = Finalist(log.problem.baseline)
     count_pairs(one, base, look.pairs_of(config))
     cost = _cost_of(log)
     one.cost, base.cost = cost(one.config, one.results), cost(base.config, base.results)
     one.settle(base, last.share if last else SHARE_OF_A_LOOK)
     return one, base
-
-
-def _was_futile(look: RiskPurse, config: TrainConfig) -> bool:
-    last = look.last_look(config)
-    return last is not None and last.futile
-
-
-def _is_ahead(log: SearchLog, config: TrainConfig, winner: Finalist) -> bool:
-    """Return whether the search saw a config ahead of one that is proven: it has nothing to win otherwise."""
-    ranking = log.ranking
-    entry, proven = ranking.find(config), ranking.find(winner.config)
-    ahead, behind = (0.0 if one is None else ranking.shrunk_score(one) for one in (entry, proven))
-    return ahead - behind > math.log(THRESHOLD)
 
 
 def _prove(log: SearchLog, starter: TrialStarter, plan: FinalsPlan) -> None:
