@@ -64,7 +64,8 @@ def _run_file(name: str) -> None:
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
-    exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)  # of what this file has from __future__
+    exec(code, module.__dict__)
 
 
 def forget_imports() -> None:

@@ -84,6 +84,7 @@ class ScriptTrial:
         self._shares = TimeShares(started, spec.limits.time_limit_seconds)
         self._watchdog: threading.Timer | None = None
         self._last_line, self._on_begin = last_line, on_begin
+        self._micro_batches: list[int] = []
 
     def install(self) -> None:
         """Hang up the hooks; called when the script has imported torch."""
@@ -311,20 +312,26 @@ class ScriptTrial:
         spec = self.spec
         if spec.config is None or spec.config == spec.baseline:
             return
+        self._micro_batches.append(step.micro_batches)
         if self.hooks.steps == _FLAG_STEPS:
             assert spec.target.script is not None
-            ignored = self._find_ignored_flag(step, placeholder_names(spec.target.script), spec.config)
+            ignored = self._find_ignored_flag(placeholder_names(spec.target.script), spec.config)
             if ignored:
                 self.fail((TrialStatus.UNSUPPORTED, "flag-ignored", ignored))
 
-    def _find_ignored_flag(self, step: ScriptStep, names: frozenset[str], config: TrainConfig) -> str:
-        loader = self.hooks.loaders.training_loader
-        size = None if loader is None else read_batch_size(loader)
-        if "micro_batch_size" in names and size not in (None, config.micro_batch_size):
-            return f"the command asks for micro batches of {config.micro_batch_size}, and they are {size}"
-        if "gradient_accumulation_steps" in names and step.micro_batches != config.gradient_accumulation_steps:
-            wanted = config.gradient_accumulation_steps
-            return f"the command asks for {wanted} micro batches a step, and a step takes {step.micro_batches}"
+    def _find_ignored_flag(self, names: frozenset[str], config: TrainConfig) -> str:
+        """Return which flag the script does not obey; empty where it may obey them all.
+
+        The first step is no witness, nor is a single other one: a loader that fetches one batch ahead gives the first
+        of an epoch one more, and the last of an epoch may accumulate less.
+        """
+        sizes = {read_batch_size(loader) for loader in self.hooks.loaders.training_loaders}
+        if "micro_batch_size" in names and sizes and not sizes & {None, config.micro_batch_size}:
+            found = " and ".join(map(str, sorted(size for size in sizes if size is not None)))
+            return f"the command asks for micro batches of {config.micro_batch_size}, and they are {found}"
+        wanted, taken = config.gradient_accumulation_steps, self._micro_batches[1:]
+        if "gradient_accumulation_steps" in names and wanted not in taken:
+            return f"the command asks for {wanted} micro batches a step, and a step takes {taken[-1]}"
         return ""
 
 

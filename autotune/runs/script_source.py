@@ -154,7 +154,7 @@ class ScriptSource:
             self._waited_seconds = waited
             if self.on_step is not None:
                 self.on_step(step)
-        return Step(step.samples, loss)
+        return Step(max(1, step.samples), loss)
 
     def read_loss_scale(self) -> float | None:
         return self._hooks.optimizers.read_scale()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import io
 import pickle
 import random
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.hooks import models
-from autotune.engine.hooks.loaders import describe_loader
+from autotune.engine.hooks.loaders import apply_loader_knobs, describe_loader
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings, asynchronous_copies, shifted_seeds
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.engine.kernels import list_attention_kernels
@@ -946,12 +948,59 @@ class Stream(IterableDataset[Any]):
 
 def test_a_stream_is_left_alone() -> None:
     loader = DataLoader(Stream(), batch_size=8)
-    changes = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": True}
+    changes = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
     with hang(changes, training_loaders=(describe_loader(loader),)) as hung:
         fit(make_model(), loader, lr=0.001)
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)
-    assert loader.pin_memory is False
     assert sum(step.samples for step in hung.steps) == ROWS
+
+
+def test_the_batches_of_a_stream_can_be_pinned() -> None:
+    loader = DataLoader(Stream(), batch_size=8)
+    apply_loader_knobs(
+        loader, BASELINE.replace(num_workers=2, pin_memory=True), frozenset({"num_workers", "pin_memory"})
+    )
+    assert loader.pin_memory
+    assert loader.num_workers == 0
+
+
+def test_a_loader_that_waits_for_its_workers_for_some_time_can_do_without_them() -> None:
+    expected = learn(None)[:2]
+    assert learn({"num_workers": 0}, num_workers=2, timeout=60)[0] == expected[0]
+
+
+class Buckets:
+    """A batch sampler that draws its order when it begins."""
+
+    def __init__(self) -> None:
+        self._batches = [list(range(start, start + 8)) for start in range(0, 40, 8)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random.shuffle(self._batches)
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+@pytest.mark.parametrize("own_workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_batch_sampler_that_draws_when_it_begins_has_its_order(own_workers: int, workers: int, keeps: bool) -> None:
+    def train(changes: dict[str, Any] | None) -> tuple[list[float], float]:
+        random.seed(5)
+        torch.manual_seed(5)
+        persistent = keeps and own_workers > 0
+        loader = DataLoader(
+            make_data(), batch_sampler=Buckets(), num_workers=own_workers, persistent_workers=persistent
+        )
+        model = make_model()
+        with hang(changes, training_loaders=(describe_loader(loader),)) if changes else nullcontext():
+            losses = [loss for _ in range(3) for loss in fit(model, loader, lr=0.01)]
+        loader._iterator = None
+        return losses, random.random()
+
+    assert train({"num_workers": workers}) == train(None)
 
 
 def test_a_loader_is_touched_only_once_something_was_trained_on_it() -> None:
@@ -1218,6 +1267,44 @@ def test_switched_optimizers_learn_the_same(optimizer_implementation: str) -> No
     expected = train()
     with hang({"optimizer_implementation": optimizer_implementation}):
         assert train() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_optimizer_is_not_kept_alive() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(x).sum().backward()
+            optimizer.step()
+        assert hung.hooks.optimizers.optimizers == [optimizer]
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        assert gone() is None
+        assert hung.hooks.optimizers.optimizers == []
+
+
+def test_steps_are_seen_after_one_that_raised() -> None:
+    """As of a script that finds the batch size that fits its memory."""
+
+    class Full(torch.optim.SGD):
+        is_full = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.is_full:
+                raise torch.OutOfMemoryError("planted")
+            return super().step(closure)
+
+    model, x = make_model(), torch.ones(4, 6)
+    with hang() as hung:
+        optimizer = Full(model.parameters(), lr=0.1)
+        for number in range(4):
+            optimizer.is_full = number == 0
+            model(x).sum().backward()
+            with suppress(torch.OutOfMemoryError):
+                optimizer.step()
+    assert [len(step.losses) for step in hung.steps] == [1, 1, 1]
+    assert not hung.hooks.timer._open
 
 
 def test_settings_of_the_process_wait_for_the_first_training_call() -> None:

@@ -219,7 +219,7 @@ def test_a_closure_that_is_called_twice_sees_one_batch() -> None:
             story.backward(loss)
         story.end("sam")
     assert story.counts == [(8, 1)] * 2
-    assert story.losses == [[1.0, 2.0]] * 2
+    assert story.losses == [[1.0]] * 2
 
 
 def test_many_calls_inside_one_step_are_one_batch_even_without_a_loader() -> None:
@@ -231,7 +231,7 @@ def test_many_calls_inside_one_step_are_one_batch_even_without_a_loader() -> Non
             story.backward(float(loss))
         story.end("lbfgs")
     assert story.counts == [(1400, 1)] * 2
-    assert [len(losses) for losses in story.losses] == [20, 20]
+    assert story.losses == [[0.0]] * 2
 
 
 def test_a_closure_of_many_micro_batches_counts_what_the_loader_gave() -> None:
@@ -243,6 +243,34 @@ def test_a_closure_of_many_micro_batches_counts_what_the_loader_gave() -> None:
         story.backward()
     story.end("lbfgs")
     assert story.counts == [(21, 3)]
+    assert story.losses == [[1.0] * 3]
+
+
+def test_after_a_step_that_raised_steps_are_seen_again() -> None:
+    story = Story("adam")
+    for fails in (True, False, False):
+        story.load(8)
+        story.call()
+        story.backward()
+        story.begin()
+        if fails:
+            story.watch.optimizer_failed()
+        else:
+            story.end("adam")
+    assert story.counts == [(16, 2), (8, 1)]
+
+
+def test_an_optimizer_that_is_gone_is_not_waited_for() -> None:
+    """A script may train one model after another, each with an optimizer of its own."""
+    story = Story("first", "second")
+    for name in ["first"] * 10 + ["second"] * 10:
+        if name == "second":
+            story.watch.optimizer_gone(0)
+        story.load(8)
+        story.call()
+        story.backward()
+        story.step(name)
+    assert story.counts == [(8, 1)] * 20
 
 
 def test_without_any_optimizer_a_backward_pass_ends_a_step() -> None:

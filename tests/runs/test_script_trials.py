@@ -498,6 +498,39 @@ def test_a_flag_that_the_script_ignores_is_found(project: Project) -> None:
     assert len(losses_of(project.run(*command, **wanted, config=baseline))) == 10
 
 
+ACCUMULATED = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+accumulate = int(sys.argv[1])
+torch.manual_seed(0)
+loader = DataLoader(TensorDataset(torch.randn(56, 6)), batch_size=8, shuffle=True)
+model = torch.nn.Linear(6, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(20):
+    for number, (x,) in enumerate(loader, 1):
+        (model(x).square().mean() / accumulate).backward()
+        if number % accumulate == 0 or number == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_flag_is_heeded_although_the_last_step_of_an_epoch_accumulates_less(project: Project) -> None:
+    project.write(ACCUMULATED)
+    baseline = BASELINE.replace(micro_batch_size=8, gradient_accumulation_steps=2)
+    wanted: dict[str, Any] = {"baseline": baseline, "training_loaders": ("TensorDataset[56] by RandomSampler",)}
+    command = ("train.py", "{gradient_accumulation_steps:2}")
+    assert len(losses_of(project.run(*command, **wanted, config=baseline.replace(num_threads=2)))) == 10
+    more = baseline.replace(gradient_accumulation_steps=4)
+    assert len(losses_of(project.run(*command, **wanted, config=more))) == 10
+    project.write(ACCUMULATED.replace("int(sys.argv[1])", "2"))
+    result = project.run(*command, **wanted, config=more)
+    assert (result.status, result.cause) == (TrialStatus.UNSUPPORTED, "flag-ignored")
+
+
 @pytest.mark.slow
 def test_a_flag_that_is_heeded_is_not_applied_twice(project: Project) -> None:
     project.write(SELF_MADE.replace("batch_size=8, shuffle", "batch_size=args.batch_size, shuffle"))

@@ -2,7 +2,8 @@
 
                     iter(loader)                              first next()
     no workers      sampler begins, one number for the loader  sampler draws the order
-    workers         sampler begins, one number, the order      -
+    workers         sampler begins, one number, sampler
+                    begins once more, the order                -
     kept workers    sampler begins, the order                  -
 
 Whatever a script draws between the two, and everything it draws later, depends on it: the order of the next epoch, of
@@ -66,6 +67,8 @@ def start_changed(loader: DataLoader[Any], own: OwnSettings, plain_iter: PlainIt
     number = own.epochs
     if own.epochs == 1 or not (own.persistent_workers and own.num_workers > 0):
         number = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        if own.num_workers > 0:
+            sampler = iter(loader._index_sampler)  # one that draws when it begins has drawn twice
 
     def begin() -> Any:
         with _given(loader, sampler, number):

@@ -40,18 +40,19 @@ def describe_loader(loader: DataLoader[Any]) -> str:
 
 def apply_loader_knobs(loader: DataLoader[Any], config: TrainConfig, changed: frozenset[str]) -> None:
     """Set the changed loader knobs on a loader before it starts to iterate; its order and random numbers stay."""
+    if "pin_memory" in changed:
+        loader.pin_memory = config.pin_memory
     if not changed & LOADER_KNOBS or isinstance(loader.dataset, IterableDataset):
         return
     workers = config.num_workers if "num_workers" in changed else loader.num_workers
     prefetch = config.prefetch_factor if changed & {"num_workers", "prefetch_factor"} else loader.prefetch_factor
     persistent = config.persistent_workers if "persistent_workers" in changed else loader.persistent_workers
-    if "pin_memory" in changed:
-        loader.pin_memory = config.pin_memory
     # DataLoader refuses some of these once it is built, because it would not check them again.
     for name, value in (
         ("num_workers", workers),
         ("prefetch_factor", prefetch if workers else None),
         ("persistent_workers", persistent and workers > 0),
+        ("timeout", loader.timeout if workers else 0),
     ):
         object.__setattr__(loader, name, value)
     if "num_workers" in changed:  # chosen by measurement, while PyTorch would warn of more than one a CPU
@@ -106,6 +107,12 @@ class LoaderHooks:
         """The loader that the script trains from, the first by name of several; None without one."""
         key = self._first_key
         return None if key is None else self._loaders[key]()
+
+    @property
+    def training_loaders(self) -> list[DataLoader[Any]]:
+        """Every loader that the script trains from, as far as it is still there."""
+        keys = sorted(self._watch.training_loaders & self._loaders.keys())
+        return [loader for loader in (self._loaders[key]() for key in keys) if loader is not None]
 
     @property
     def restarted_at(self) -> float | None:

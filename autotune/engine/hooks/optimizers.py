@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,12 +19,14 @@ from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 
 _UNSCALED = "_autotune_unscaled"
 
+_STEP = Optimizer.profile_hook_step(lambda: None).__code__
+"""That every step of an optimizer runs in, with its hooks."""
+
 
 class OptimizerHooks:
     """Follows every optimizer and backward pass of a script.
 
     Attributes:
-        optimizers: those that have stepped, in the order of their first step.
         recorder: notes what each step gets and does; None to note nothing.
     """
 
@@ -33,12 +37,31 @@ class OptimizerHooks:
         prepare: Callable[[Optimizer], None],
         models: ModelHooks,
         on_error: Callable[[Exception], None],
+        *,
+        inspects: bool = False,
     ) -> None:
-        self.optimizers: list[Optimizer] = []
+        """Follow optimizers.
+
+        Args:
+            watch: told of their steps.
+            timer: told when they are at work.
+            prepare: sets the optimizer knob before the first step.
+            models: that run backward.
+            on_error: called when a backward pass raises.
+            inspects: keep optimizers alive, to look at them when the script has ended.
+        """
         self.recorder: StepRecorder | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._watch, self._timer, self._prepare = watch, timer, prepare
         self._models, self._on_error = models, on_error
+        self._known: list[weakref.ref[Optimizer]] = []
+        self._inspected: list[Optimizer] | None = [] if inspects else None
+        self._at_work: list[weakref.ref[Optimizer]] = []
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that have stepped and are still there, in the order of their first step."""
+        return [optimizer for optimizer in (known() for known in self._known) if optimizer is not None]
 
     @property
     def scales_loss(self) -> bool:
@@ -68,15 +91,37 @@ class OptimizerHooks:
             yield
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._leave_failed(optimizer)
         if not any(optimizer is one for one in self.optimizers):
-            self.optimizers.append(optimizer)
+            self._know(optimizer)
             self._prepare(optimizer)
+        self._at_work.append(weakref.ref(optimizer))
         if self.recorder is not None:
             self.recorder.before(optimizer, has_closure=len(args) > 1 or bool(kwargs.get("closure")))
         self._timer.enter("optimizer")
         self._watch.optimizer_began()
 
+    def _know(self, optimizer: Optimizer) -> None:
+        self._known = [known for known in self._known if known() is not None]
+        self._known.append(weakref.ref(optimizer))
+        weakref.finalize(optimizer, self._watch.optimizer_gone, id(optimizer)).atexit = False
+        if self._inspected is not None:
+            self._inspected.append(optimizer)
+
+    def _leave_failed(self, optimizer: Optimizer) -> None:
+        """Leave the steps that have raised, as of one that ran out of memory: PyTorch tells of no end then."""
+        own = [place for place, one in enumerate(self._at_work) if one() is optimizer]
+        failed = [place for place, one in enumerate(self._at_work) if one() is None]
+        if own:
+            failed += own[_count_steps_at_work(optimizer) - 1 :]
+        for _ in self._at_work[min(failed, default=len(self._at_work)) :]:
+            self._at_work.pop()
+            self._timer.leave()
+            self._watch.optimizer_failed()
+
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._at_work:
+            self._at_work.pop()
         self._timer.leave()
         if self.recorder is not None:
             self.recorder.after(optimizer)
@@ -134,6 +179,15 @@ class OptimizerHooks:
             return scaled
 
         return scale
+
+
+def _count_steps_at_work(optimizer: Optimizer) -> int:
+    """Return how many steps of an optimizer are at work, one inside the other: a subclass calls its parent's."""
+    frame, found = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        found += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+    return found
 
 
 def _scalar(tensors: Any) -> Tensor | None:

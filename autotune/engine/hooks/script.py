@@ -110,7 +110,9 @@ class ScriptHooks:
             outside=self._leave_kernels,
             inspects=inspects,
         )
-        self.optimizers = OptimizerHooks(self.watch, self.timer, self._prepare_optimizer, self.models, on_error)
+        self.optimizers = OptimizerHooks(
+            self.watch, self.timer, self._prepare_optimizer, self.models, on_error, inspects=inspects
+        )
         self.sharing = SharingHooks(settings.config, settings.changed)
 
     @property

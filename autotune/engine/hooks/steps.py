@@ -87,7 +87,7 @@ class StepWatch:
         """A backward pass has ended."""
         self.training_loaders |= self._pending
         self._commit()
-        if loss is not None:
+        if loss is not None and not self._is_evaluated_again():
             self._losses.append(loss)
         self._backwards += 1
         if self._depth:
@@ -95,9 +95,23 @@ class StepWatch:
         if not self._missed and (self._optimizers_built == 0 or self._backwards > _MOST_ACCUMULATED):
             self._end_step()
 
+    def _is_evaluated_again(self) -> bool:
+        """Return whether an optimizer at work has had the losses of its batches: a line search evaluates them again."""
+        batches = max(map(len, self._yielded.values()), default=1)
+        return self._depth > 0 and len(self._losses) >= batches
+
     def optimizer_began(self) -> None:
         """A step of an optimizer begins, maybe inside another one's."""
         self._depth += 1
+
+    def optimizer_failed(self) -> None:
+        """The step of an optimizer that was begun last has raised, and the script goes on."""
+        self._depth = max(0, self._depth - 1)
+
+    def optimizer_gone(self, optimizer: int) -> None:
+        """An optimizer exists no more: another one may have its number."""
+        self._missed.pop(optimizer, None)
+        self._stepped.discard(optimizer)
 
     def optimizer_ended(self, optimizer: int) -> None:
         """A step of an optimizer has ended."""
