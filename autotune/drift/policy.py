@@ -16,6 +16,7 @@ class LossCheckPolicy:
         most_tested: candidates looked at for these, those with a culprit left out among them.
         candidates: that a look at gradients is planned for.
         early_candidates: the same while the search explores.
+        early_share: of the budget, for one seed of what gradients leave open, while the search explores.
         screen_share: of the time that is left, for looks at gradients; trainings have the rest where it will do.
         closer_share: of what is left of it, for a closer look at one candidate.
         least_seconds: with less time nothing is started.
@@ -40,6 +41,7 @@ class LossCheckPolicy:
     most_tested: int = 6
     candidates: int = 4
     early_candidates: int = 1
+    early_share: float = 0.06
     screen_share: float = 0.7
     closer_share: float = 0.3
     least_seconds: float = 2.0

@@ -1033,6 +1033,40 @@ def test_a_precision_that_is_lost_in_noise_leaves_others_to_their_gradients(tmp_
     stage = open_stage(tmp_path, machine)
     assert stage.choose(CAST) == []
     assert stage.choose(FUSED) == [FUSED]
+    assert FUSED not in trained(stage.machine.specs)  # the same noise would tell as little
+
+
+def open_noisy(folder: Path, *, spread: float) -> Stage:
+    machine = Chancy(gradient_error=lambda config: 0.03 * (config.precision == "bf16"), spread=spread)
+    return open_stage(folder, machine, script=Script(command=("python", "train.py")))
+
+
+@pytest.mark.parametrize(("spread", "is_lost"), [(0.2, True), (0.01, False)])
+def test_losses_that_one_seed_shows_to_be_lost_in_noise_are_not_built_on(
+    tmp_path: Path, spread: float, *, is_lost: bool
+) -> None:
+    stage = open_noisy(tmp_path, spread=spread)
+    stage.look_at(CAST.replace(optimizer_implementation="fused"))
+    assert trained(stage.machine.specs) == [BASELINE, CAST]
+    assert stage.log.refused == ((frozenset({"precision=bf16"}),) if is_lost else ())
+    assert [
+        note.endswith("are 25 % apart in one short training, too noisy for a limit of 0.50%")
+        for note in stage.log.notes
+    ] == ([True] if is_lost else [])
+
+
+def test_no_further_seed_is_trained_of_what_is_lost_in_noise(tmp_path: Path) -> None:
+    stage = open_noisy(tmp_path, spread=0.2)
+    assert stage.choose(CAST) == []
+    assert [len(spec.seeds) for spec in stage.machine.specs if spec.purpose == "quality"] == [1, 1]
+
+
+def test_one_seed_is_not_trained_early_where_that_takes_much_of_the_budget(tmp_path: Path) -> None:
+    machine = Chancy(gradient_error=lambda config: 0.03 * (config.precision == "bf16"), spread=0.2)
+    stage = open_stage(tmp_path, machine, script=Script(command=("python", "train.py")), startup=40.0)
+    stage.stage.look_at(CAST, seconds=400.0)
+    assert trained(stage.machine.specs) == []
+    assert stage.log.refused == ()
 
 
 class Starting(Machine):

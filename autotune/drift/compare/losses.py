@@ -85,6 +85,13 @@ def check_losses(
     return judge(comparison, drift_interval([relative_drift(window) for window in windows]))
 
 
+def seed_drift(candidate: LossCurve, baseline: LossCurve) -> float | None:
+    """Return the drift of one seed, as `check_losses` takes it; None where it cannot be told by logarithms."""
+    window = _tail(candidate, baseline)
+    is_comparable = bool(window) and _all_positive(window) and _same_batch(candidate, baseline)
+    return _log_drift(window) if is_comparable else None
+
+
 def has_learned(curves: Sequence[LossCurve], *, margin: float) -> bool:
     """Return whether training losses fell by more than a margin, so that a drift of that size could show in them.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from autotune.drift.compare.losses import check_losses, has_learned, may_learn
+from autotune.drift.compare.losses import check_losses, has_learned, may_learn, seed_drift
 from autotune.drift.compare.metrics import check_metric
 from autotune.drift.compare.samples_to_loss import check_samples_to_loss
 from autotune.drift.gate.data_checks import check_skipped_steps
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
+from autotune.format import format_share
 from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import DriftLimits, Margin, QualityCheck
@@ -17,6 +19,10 @@ from autotune.records.script import Numerics
 from autotune.records.trial import LossCurve, TrialResult
 from autotune.sentences.loss_check import format_margin
 from autotune.space import BATCH_KNOBS, classify_changes, numerics_of
+
+_LOST = 6.0
+"""Margins that the losses of one seed are apart where no seeds that are trained would show that nothing is lost: of
+eight, whose mean is nothing, a spread of 1.5 margins shows it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class LossCheck:
         tries_first: the first seed of the baseline may be trained by itself, to see whether anything is learned.
         zeros: metrics that were left out of the last check, as they have not begun to tell anything.
         untold: checks that were left out of it, as they are too noisy to tell.
+        is_noisy: some candidate's were too noisy to tell.
     """
 
     facts: TargetFacts
@@ -61,6 +68,7 @@ class LossCheck:
     tries_first: bool = False
     zeros: set[str] = field(default_factory=set, init=False)
     untold: tuple[QualityCheck, ...] = field(default=(), init=False)
+    is_noisy: bool = field(default=False, init=False)
     _baseline: tuple[LossCurve, ...] | None = None
 
     def check(
@@ -85,12 +93,10 @@ class LossCheck:
         """
         self.untold = ()
         needs_learning = not shown and self._is_judged_by_learning(config)
-        if self._baseline is None and needs_learning and self.tries_first and not lost:
-            first = self.train(self.facts.baseline, replace(self.plan, seeds=1))
-            if first is None or not first.curves:
-                return None
-            if not may_learn(first.curves[0], margin=self.max_drift.loss.amount):
-                return (self._make_blind(first.curves),)
+        if needs_learning and self.tries_first:
+            settled = self.try_first(config, lost=lost)
+            if settled is None or settled:
+                return settled
         if self._baseline is None:
             trained = self.train(self.facts.baseline, self.plan)
             if trained is None or not trained.curves:
@@ -108,6 +114,33 @@ class LossCheck:
         if missing:
             return (_missing(candidate, sorted(missing), self.max_drift.loss),)
         return self._judge(config, candidate.curves, speedup=speedup, predicted=predicted, shown=shown)
+
+    def try_first(self, config: TrainConfig, *, lost: bool = False) -> tuple[QualityCheck, ...] | None:
+        """Return the checks that one seed settles: nothing is learned, or losses go apart by more than any could show.
+
+        Args:
+            config: the settings.
+            lost: as of `check`.
+
+        Returns:
+            Nothing where further seeds may tell; None when there was no time.
+        """
+        once, margin = replace(self.plan, seeds=1), self.max_drift.loss
+        first = self.train(self.facts.baseline, once)
+        if first is None or not first.curves:
+            return None
+        if not may_learn(first.curves[0], margin=margin.amount):
+            return () if lost else (self._make_blind(first.curves),)
+        tried = self.train(config, once)
+        if tried is None:
+            return None
+        drift = seed_drift(tried.curves[0], first.curves[0]) if tried.curves else None
+        if drift is None or abs(drift) <= _LOST * margin.amount:
+            return ()
+        self.is_noisy = True
+        apart = f"{format_share(math.expm1(abs(drift)))} apart in one short training"
+        reason = f"the losses are {apart}, too noisy for a limit of {format_margin(margin).lstrip('+')}"
+        return (self._leave_open(first.curves, reason),)
 
     def _is_judged_by_learning(self, config: TrainConfig) -> bool:
         """Return whether a training tells nothing of a config where nothing is learned; fp16's may break down there."""
@@ -141,6 +174,7 @@ class LossCheck:
         self.zeros = self._find_zeros(curves) if shown and numerics != "semantic" else set()
         metrics = self._check_metrics(curves, numerics, names=set(self.facts.metrics) - self.zeros)
         checks = (*losses, *metrics, *self._check_skips(config, curves))
+        self.is_noisy = self.is_noisy or any(map(self._tells_nothing, checks))
         self.untold = tuple(filter(self._tells_nothing, checks)) if shown and numerics != "semantic" else ()
         return tuple(check for check in checks if check not in self.untold)
 
@@ -159,16 +193,19 @@ class LossCheck:
         return [] if shown else [self._make_blind(self.baseline_curves)]
 
     def _make_blind(self, curves: tuple[LossCurve, ...]) -> QualityCheck:
-        margin = self.max_drift.loss
-        reason = (
-            f"the baseline's own training loss does not fall by more than {format_margin(margin)} in these steps: "
-            "nothing is learned that could be lost, so nothing can be judged"
+        return self._leave_open(
+            curves,
+            "the baseline's own training loss does not fall by more than "
+            f"{format_margin(self.max_drift.loss)} in these steps: nothing is learned that could be lost, so nothing "
+            "can be judged",
         )
+
+    def _leave_open(self, curves: tuple[LossCurve, ...], reason: str) -> QualityCheck:
         return QualityCheck(
             test="paired-losses",
             metric="training loss",
             difference=None,
-            margin=margin,
+            margin=self.max_drift.loss,
             verdict="inconclusive",
             seeds=len(curves),
             samples=min(curve.samples for curve in curves),

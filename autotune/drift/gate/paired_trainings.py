@@ -80,12 +80,15 @@ class Trainings:
             learn = partial(self._learner.learn, left=arms.left)
             facts, limits = problem.report.target, problem.state.max_drift
             self._drift = LossCheck(facts, limits, plan, learn, tries_first=problem.state.target.script is not None)
+        elif shown and (self._drift.is_noisy or not self._learner.tells(self._drift.plan)):
+            return None  # what could be lost would be lost in noise again
         entry = log.ranking.find(config)
         outlook = None if entry is None else math.exp(entry.speed)
         predicted = self._predict_samples(config, arms)
         lost = lost and self._learner.is_long(self._drift.plan)  # a short training learns nothing either
         checks = self._drift.check(config, speedup=outlook, predicted=predicted, shown=shown, lost=lost)
-        log.add_baseline_trainings(self._drift.baseline_curves)
+        if self._drift.baseline_curves:
+            log.add_baseline_trainings(self._drift.baseline_curves)
         for name in sorted(self._drift.zeros):
             note = (
                 f"{name} was not compared: under your own settings it is still 0 after {self._drift.plan.steps} steps"
@@ -94,6 +97,20 @@ class Trainings:
                 log.add_notes(note)
         log.add_notes(*map(describe_untold, self._drift.untold))
         return checks
+
+    def find_lost(self, config: TrainConfig, left: Callable[[], float]) -> QualityCheck | None:
+        """Return the check of a config whose losses are lost in noise by one seed already; None for any other.
+
+        Args:
+            config: the settings.
+            left: the seconds that it may take; nothing is begun that takes more.
+        """
+        plan, seconds = self._learner.plan_one_seed()
+        facts, limits = self._log.problem.report.target, self._log.problem.state.max_drift
+        if self._drift is not None or facts.metrics or seconds > left():
+            return None
+        checks = LossCheck(facts, limits, plan, partial(self._learner.learn, left=left)).try_first(config, lost=True)
+        return checks[0] if checks else None
 
     def _announce(self, plan: DriftPlan) -> None:
         self._starter.enter("drift", f"{plan.seeds} seeds of {plan.steps} steps for the baseline and each candidate")

@@ -266,9 +266,18 @@ class GateStage:
             self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(part, checks, seen=config)
+            elif self._list_unsure(part) and not is_passed(checks):
+                self._try_training(part, checks, seen=config)
         self._seen |= {*self._list_early(part).values()}
         self._looked_after = max((one.result.spec.number for one in self._log.judged), default=0)
         self._save()
+
+    def _try_training(self, part: TrainConfig, checks: tuple[QualityCheck, ...], *, seen: TrainConfig) -> None:
+        """Train one seed of what gradients have left open: what trainings cannot show is not built on either."""
+        self._grant(self._policy.early_share * self._starter.budget.seconds)
+        lost = self._trainings.find_lost(part, self._left)
+        if lost is not None:
+            self._refuse(part, (*checks, lost), seen=seen)
 
     def has_looked_at(self, config: TrainConfig) -> bool:
         """Return whether a config was not launched again after the latest look that came to its end."""

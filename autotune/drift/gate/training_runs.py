@@ -66,6 +66,13 @@ class TrainingRuns:
             policy=self._policy,
         )
 
+    def plan_one_seed(self) -> tuple[DriftPlan, float]:
+        """Return one seed of what is trained at least where there is time, and what it takes with the baseline's."""
+        steps = self._asked_steps() or self._policy.good_steps
+        start = self._arm_start_seconds if self._script is None else self._start_seconds / self._usual_policy.seeds
+        plan = DriftPlan(steps=steps, evaluate=False, candidates=1, seeds=1)
+        return plan, 2 * (start + steps * self._log.seconds_per_step)
+
     def tells(self, plan: DriftPlan) -> bool:
         """Return whether a plan is long enough to tell something of a config whose gradients have passed."""
         return plan.evaluate or plan.steps >= (self._asked_steps() or self._usual_policy.good_steps)
