@@ -304,6 +304,14 @@ def test_fp16_gradients_are_scaled_as_in_the_training_and_unscaled():
         assert relative_error(paired.compute(training.windows.peek())) > 0.2
 
 
+def test_the_gradients_of_settings_in_fp16_do_not_vanish_beside_others():
+    workload = LineWorkload()
+    plain = workload.compute_loss
+    workload.compute_loss = lambda model, batch: 1e-6 * plain(model, batch)
+    training, paired = open_pair(workload, BASELINE, BASELINE.replace(precision="fp16"))
+    assert relative_error(paired.compute(training.windows.peek())) < 0.01
+
+
 class Compilable(LineWorkload):
     def build_model(self) -> nn.Module:
         return Doubling(super().build_model())

@@ -622,6 +622,33 @@ for _ in range(1000):
     assert result.facts.model.flops_per_sample == pytest.approx(3 * 2 * 64 * 32)
 
 
+@pytest.mark.slow
+def test_the_workers_of_a_dataset_that_keeps_what_it_has_read_stay(project: Project) -> None:
+    project.write(
+        """
+import torch
+
+class Keeping(torch.utils.data.Dataset):
+    def __init__(self):
+        self.made = {}
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        return self.made.setdefault(index, torch.randn(4))
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for inputs in torch.utils.data.DataLoader(Keeping(), batch_size=16, shuffle=True):
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+"""
+    )
+    result = project.run(purpose="probe", config=None, seconds=40.0)
+    assert result.facts is not None, result.error
+    assert "keeps what it has read" in result.facts.fixed["num_workers"]
+
+
 def test_a_probe_takes_a_scripts_step_apart(project: Project) -> None:
     project.write(
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -199,11 +199,12 @@ def test_gradients_that_leave_it_open_are_decided_by_trainings(tmp_path: Path) -
     ]
 
 
-def refuse_what_was_open(folder: Path) -> Stage:
+def refuse_what_was_open(folder: Path, keep: Callable[[Screens], None] = lambda _screens: None) -> Stage:
     def differ(config: TrainConfig) -> float:
         return 0.03 if config.precision == "bf16" else 0.0
 
     stage = open_stage(folder, Machine(gradient_error=differ, loss=drifts_when_cast))
+    stage.stage._keep = keep
     assert stage.choose(CAST) == []
     return stage
 
@@ -570,6 +571,16 @@ def test_a_resumed_search_knows_what_gradients_could_not_tell(tmp_path: Path) ->
     assert again.expect_seconds(both) > again.needed_seconds(both)
     again.restore(kept[-1])
     assert again.expect_seconds(both) == again.needed_seconds(both)
+
+
+def test_a_resumed_search_knows_what_its_trainings_have_lost_and_told(tmp_path: Path) -> None:
+    kept: list[Screens] = []
+    stage = refuse_what_was_open(tmp_path, keep=kept.append)
+    (tmp_path / "again").mkdir()
+    again = open_stage(tmp_path / "again", known=stage.results)
+    again.stage.restore(kept[-1])
+    assert again.log.baseline_curves == stage.log.baseline_curves != ()
+    assert again.log.notes == stage.log.notes != ()
 
 
 def test_what_there_is_time_to_prove_has_its_turn_before_what_leads(tmp_path: Path) -> None:

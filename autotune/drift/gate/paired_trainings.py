@@ -45,6 +45,10 @@ class Trainings:
         self._log, self._starter, self._learner = log, starter, learner
         self._drift: LossCheck | None = None
 
+    def recall_baseline(self) -> None:
+        """Add to the log what the baseline's trainings of earlier sessions lost."""
+        self._log.add_baseline_trainings(self._learner.recall_baseline())
+
     @property
     def have_run(self) -> bool:
         """The baseline was trained for them."""

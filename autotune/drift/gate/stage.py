@@ -127,6 +127,7 @@ class GateStage:
         self._must_train = self._must_train or screens.must_train
         self._gate.doubted |= {frozenset(changes) for changes in screens.doubted}
         self._gate.reference_seconds = screens.reference_seconds
+        self._trainings.recall_baseline()
         self._refusal_notes = screens.notes
         self._log.add_notes(*screens.notes)
         plan, looks = screens.plan, [one.spec.fidelity for one in self._looks]

@@ -11,7 +11,7 @@ from autotune.drift.compare.losses import count_learning_steps
 from autotune.drift.gate.loss_check import DriftPlan, least_drift_seconds, plan_drift
 from autotune.drift.policy import LossCheckPolicy
 from autotune.records.config import TrainConfig
-from autotune.records.trial import TrialResult, TrialStatus
+from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
 from autotune.search.log import SearchLog
 
@@ -80,6 +80,15 @@ class TrainingRuns:
     def is_long(self, plan: DriftPlan) -> bool:
         """Return whether a training of a plan has the steps in which one that still learns would be seen to."""
         return plan.steps >= max(self._usual_policy.good_steps, self._find_learning_steps()[1] or 0)
+
+    def recall_baseline(self) -> tuple[LossCurve, ...]:
+        """Return the baseline's losses in most seeds of earlier sessions, and of these the longest, one for each."""
+        trained: dict[int, dict[int, LossCurve]] = {}
+        for one in self._known:
+            if one.spec.purpose == "quality" and one.spec.config == self._problem.baseline and one.spec.quality_steps:
+                trained.setdefault(one.spec.quality_steps, {}).update({curve.seed: curve for curve in one.curves})
+        curves = max(sorted(trained.items()), key=lambda found: (len(found[1]), found[0]), default=(0, {}))[1]
+        return tuple(curves[seed] for seed in sorted(curves))
 
     def learn(self, config: TrainConfig, plan: DriftPlan, *, left: Callable[[], float]) -> TrialResult | None:
         """Train a config with every seed as planned; None when the time is up or the user stopped.

@@ -41,6 +41,7 @@ RISK = 0.01
 
 _ROUND_RISK = 0.05
 _HARMLESS = 1.5  # times what a round has shown to be nothing
+_BEYOND_ALL = 1e12  # a difference from a gradient that is exactly zero; figures in a file are finite
 
 Figures = dict[str, float]
 """error, scale (signed), layer error, layer scale: of one micro batch."""
@@ -185,7 +186,8 @@ class GradientWatch:
         self._rows = None
         if not is_bad:  # else the next look may go on to a round at once: it waits until that is paid for
             for name, value in self._worst.items():
-                self._limits[name] = max(self._limits[name], _HARMLESS * value)
+                if value < _BEYOND_ALL:  # of one batch without a gradient nothing is known
+                    self._limits[name] = max(self._limits[name], _HARMLESS * value)
         return Seen("fine")
 
 
@@ -221,7 +223,7 @@ def measure_figures(pair: GradientPair, layers: RowLayout) -> Figures:
     products = (both - errors) / 4.0
     total = float(sizes.sum())
     if total == 0.0:
-        return dict.fromkeys(_LIMITS, 0.0 if float(errors.sum()) == 0.0 else math.inf)
+        return dict.fromkeys(_LIMITS, 0.0 if float(errors.sum()) == 0.0 else _BEYOND_ALL)
     matters = sizes > SMALLEST_SHARE * total
     return {
         "error": float(errors.sum()) / total,

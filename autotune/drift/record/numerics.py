@@ -39,6 +39,8 @@ _EVERY_KERNEL = [
     SDPBackend.CUDNN_ATTENTION,
 ]
 _DRAWS_MATTER, _DRAWS_DIFFER = 0.01, 0.25
+_USUAL_SCALE = 2.0**12
+"""Of a loss in fp16, which no scaler adapts here."""
 _MOST_UNREPEATED = 1e-3  # squared, relative: atomic additions in bf16 make 1e-5
 
 
@@ -150,7 +152,9 @@ class PairedGradients:
 
     def _run_baseline(self, batch: Any) -> _Arm:
         with self._baseline_kernels():
-            return self._run(batch, self._baseline, scale=1.0)
+            # In fp16 its gradients would vanish; alone it has a scaler of its own.
+            scale = 1.0 if self._baseline.precision != "fp16" else _USUAL_SCALE
+            return self._run(batch, self._baseline, scale=scale)
 
     def _run_own(self, batch: Any) -> _Arm:
         scaler = self._training.scaler

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from autotune.engine.data_fingerprint import fingerprint_data
 from autotune.engine.dataloader import find_random_sources
@@ -24,6 +24,7 @@ from autotune.records.facts import DataFacts
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
 _MOST_KEPT = 16
+_MOST_PARTS = 100
 """Samples that are held while the training is timed, and its memory with it."""
 
 _SLOW_SAMPLE_SECONDS = 1.0
@@ -97,6 +98,20 @@ def _time_samples(stream: Iterator[Any], batch_size: int, collate: Collate) -> t
     collate(samples[:batch_size])
     seconds, worked = share.read()
     return seconds / len(samples), worked, samples[:_MOST_KEPT]
+
+
+def count_held(dataset: Any) -> int:
+    """Return how many items a dataset has in its lists, dicts and sets, those of the datasets that it is made of too.
+
+    One that keeps what it has read holds more after it was read from.
+    """
+    found, parts = 0, [dataset]
+    for part in parts:  # which grows
+        for value in getattr(part, "__dict__", {}).values():
+            found += len(value) if isinstance(value, dict | list | set) else 0
+            inner = value if isinstance(value, list | tuple) and len(value) <= _MOST_PARTS else [value]
+            parts += [one for one in inner if isinstance(one, Dataset) and len(parts) < _MOST_PARTS]
+    return found
 
 
 def find_worker_trouble(dataset: Any) -> str:

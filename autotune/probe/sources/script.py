@@ -25,7 +25,7 @@ from autotune.format import format_duration, format_share
 from autotune.measure.clock import clock_for
 from autotune.measure.memory import resident_bytes
 from autotune.measure.throughput import TrainingEndedError
-from autotune.probe.data.look import Samples, find_worker_trouble, look_at_data
+from autotune.probe.data.look import Samples, count_held, find_worker_trouble, look_at_data
 from autotune.probe.machine import find_hazards, supports_bf16, used_bytes
 from autotune.probe.memory.script import ScriptMemory
 from autotune.probe.model import describe_models, describe_optimizers
@@ -265,7 +265,10 @@ class ScriptProbe:
         if isinstance(dataset, IterableDataset):  # its stream may be the very one that was trained from
             samples = Samples(DataFacts(sample_count=None, seconds_per_sample=0.0, random_sources=(), iterable=True))
         else:
+            held = count_held(dataset)
             samples, trouble = _fetch_some(loader, baseline.micro_batch_size)
+            if not baseline.num_workers and count_held(dataset) > held:
+                trouble = "its dataset keeps what it has read, which each worker would read again in every epoch"
             trouble = find_worker_trouble(dataset) or trouble
         sources = {*self._hooks.loaders.random_sources, *samples.facts.random_sources}
         samples = replace(samples, facts=samples.facts.replace(random_sources=tuple(sorted(sources))))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from autotune.probe.data.look import find_worker_trouble, look_at_data
+from autotune.probe.data.look import count_held, find_worker_trouble, look_at_data
 from autotune.probe.sources.script import _fetch_some
 
 
@@ -29,6 +29,16 @@ class Uncounted(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.zeros(2)
+
+
+class Keeping(Counted):
+    """Samples that are made once."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, Tensor] = {}
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.made.setdefault(index, torch.zeros(2))
 
 
 class Stream(IterableDataset[Tensor]):
@@ -112,6 +122,15 @@ def test_a_dataset_with_a_generator_of_its_own_is_trouble(held: Any) -> None:
     assert find_worker_trouble(dataset) == ""
     dataset.held = held  # type: ignore[attr-defined]
     assert "a random generator of its own" in find_worker_trouble(dataset)
+
+
+def test_a_dataset_that_keeps_what_it_has_read_holds_more() -> None:
+    keeping, plain = Keeping(), Counted()
+    for dataset in (Subset(ConcatDataset([plain, keeping]), range(10, 30)), plain):
+        before = count_held(dataset)
+        for index in range(15):
+            dataset[index]
+        assert count_held(dataset) - before == (5 if dataset is not plain else 0)
 
 
 def test_a_dataset_that_cannot_be_pickled_is_trouble() -> None:
