@@ -12,6 +12,7 @@ from record_factory import make_state, make_target
 from test_report import HOSTILE, Page, plain, search_trials
 from typer.testing import CliRunner
 
+from autotune.cli.pages.answer import list_answer
 from autotune.cli.pages.explanation import print_explanation
 from autotune.cli.pages.report import is_own_page
 from autotune.emit.report import Origin, render_report
@@ -86,6 +87,15 @@ def train(number: int, config: Any, losses: tuple[float | None, ...], seed: int 
 
 
 # ---- what each change is worth
+
+
+def test_the_answer_tells_what_a_change_is_worth_where_that_is_known_well_enough() -> None:
+    guess = EFFECTS[1].replace(worth=make_interval(0.82, 0.69, 0.98).replace(confidence_level=0.95))
+    explanation = make_explanation(changes=(EFFECTS[0], guess, *EFFECTS[2:]))
+    told = {line.plain.split()[0]: line.plain for line in list_answer(make_profile(), explanation)}
+    assert "worth 1.28x (95 % 1.21-1.37, 3 pairs of fresh processes)" in told["precision"]
+    assert "worth" not in told["workers"]
+    assert "needed" in told["compile"]
 
 
 def test_the_worth_of_a_change_is_that_of_the_record() -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autotune.cli.view.console import result_console
 from autotune.cli.view.terminal import printable_text, say
+from autotune.explain.derive import is_settled
 from autotune.format import format_budget, format_bytes, format_duration, format_rate
 from autotune.records.config import changed_fields, get_knob
 from autotune.records.explanation import Explanation
@@ -75,8 +76,8 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
 
 
 def _describe_worth(name: str, explanation: Explanation | None) -> str:
-    """Return what a change is worth where that was measured, beside the first of the settings that make it."""
-    found = () if explanation is None or not explanation.is_proven else explanation.changes
+    """Return what a change is worth where that is known well enough, beside the first of the settings that make it."""
+    found = () if explanation is None or not explanation.is_proven else filter(is_settled, explanation.changes)
     own = [one for one in found if one.names[0] == name and (one.worth is not None or one.failure)]
     return "".join(f"   worth {text}" if one.worth else f"   {text}" for one in own for text in [describe_worth(one)])
 
