@@ -20,13 +20,14 @@ from simulated import (
 )
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records import QualityCheck
+from autotune.records import QualityCheck, TrialStatus
 from autotune.records.quality import QualityVerdict
 from autotune.search.answer.notes import describe_ending
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.starter import TrialTask
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY
+from autotune.search.scores.objective import Score
 
 ONE, TWO = make_placebos(2)
 
@@ -113,6 +114,15 @@ def test_the_plan_told_is_of_the_finals_that_the_answer_is_about() -> None:
     log.add_finals(first, outcome)
     log.add_finals(of_another, outcome)
     assert log.finals_plan is first
+
+
+def test_where_the_users_own_settings_drift_from_their_probe_there_is_an_end() -> None:
+    """A script that seeds itself by the clock may have had luck in its probe."""
+    log = open_search(Machine()).log
+    own = make_judged(BASELINE, 0.0)
+    drift = Score(own.score.value, {"drift": 0.1}, TrialStatus.DRIFTED)
+    log.add_judged(dataclasses.replace(own, score=drift))
+    assert not any("was left out" in note for note in describe_ending(log, is_stopped=False))
 
 
 @pytest.mark.parametrize(
