@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Place:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=group,
+            # Where these tests run in the background of a shell, an interrupt is ignored.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def train(self, name: str, *words: str, ranks: str | None = "2") -> tuple[int, str, str]:
