@@ -46,7 +46,8 @@ def test_searches_in_which_nothing_is_faster_claim_nothing(searches: int, most_c
     [
         ("quiet", 10, 0.95, 120),
         *(
-            pytest.param(*case, 400, marks=pytest.mark.slow)
+            # Of 400, 91.7 % were held on the noisy machine, of 2,000 94.7 %: with so few, luck decides.
+            pytest.param(*case, 1000, marks=pytest.mark.slow)
             for case in (("quiet", 5, 0.9), ("drifting", 10, 0.8), ("noisy", 20, 0.8), ("spiky", 20, 0.6))
         ),
     ],
