@@ -144,17 +144,18 @@ class ScriptSource:
 
     def add_step(self, step: ScriptStep, loss: torch.Tensor) -> Step:
         """Take notice of a step that has ended; return it as a run takes it."""
+        samples = max(1, step.samples)
         if self._generators is not None:
             moved = not torch.equal(self._generators, read_generator(self.device))
             self.draws_random = self.draws_random or moved
         if self.timing is not None:
             self._standing_clock().resume()
             waited = self._hooks.timer.seconds["data"]
-            self.timing.record_step(loss, max(1, step.samples), data_wait_seconds=waited - self._waited_seconds)
+            self.timing.record_step(loss, samples, data_wait_seconds=waited - self._waited_seconds)
             self._waited_seconds = waited
             if self.on_step is not None:
                 self.on_step(step)
-        return Step(max(1, step.samples), loss)
+        return Step(samples, loss)
 
     def read_loss_scale(self) -> float | None:
         return self._hooks.optimizers.read_scale()

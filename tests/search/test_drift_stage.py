@@ -1066,6 +1066,15 @@ def test_losses_that_one_seed_shows_to_be_lost_in_noise_are_not_built_on(
     ] == ([True] if is_lost else [])
 
 
+def test_a_limit_that_the_user_gave_is_tested_whatever_was_lost_in_noise_before(tmp_path: Path) -> None:
+    machine = Chancy(gradient_error=lambda config: 0.03 * (config.precision == "bf16"), spread=0.2, all_by_chance=True)
+    script = Script(command=("python", "train.py"))
+    stage = open_stage(tmp_path, machine, script=script, limits=read_drift_limits(["loss:0.4%"]))
+    assert stage.choose(CAST) == []
+    stage.choose(FUSED)
+    assert FUSED in trained(stage.machine.specs)
+
+
 def test_no_further_seed_is_trained_of_what_is_lost_in_noise(tmp_path: Path) -> None:
     stage = open_noisy(tmp_path, spread=0.2)
     assert stage.choose(CAST) == []

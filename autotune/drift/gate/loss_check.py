@@ -58,7 +58,8 @@ class LossCheck:
         tries_first: the first seed of the baseline may be trained by itself, to see whether anything is learned.
         zeros: metrics that were left out of the last check, as they have not begun to tell anything.
         untold: checks that were left out of it, as they are too noisy to tell.
-        is_noisy: some candidate's were too noisy to tell.
+        is_noisy: losses of some candidate were too noisy to tell, by no limit that the user gave and with no metric
+            beside them.
     """
 
     facts: TargetFacts
@@ -137,7 +138,7 @@ class LossCheck:
         drift = seed_drift(tried.curves[0], first.curves[0]) if tried.curves else None
         if drift is None or abs(drift) <= _LOST * margin.amount:
             return ()
-        self.is_noisy = True
+        self.is_noisy = not self._has_own_limit
         apart = f"{format_share(math.expm1(abs(drift)))} apart in one short training"
         reason = f"the losses are {apart}, too noisy for a limit of {format_margin(margin).lstrip('+')}"
         return (self._leave_open(first.curves, reason),)
@@ -174,14 +175,19 @@ class LossCheck:
         self.zeros = self._find_zeros(curves) if shown and numerics != "semantic" else set()
         metrics = self._check_metrics(curves, numerics, names=set(self.facts.metrics) - self.zeros)
         checks = (*losses, *metrics, *self._check_skips(config, curves))
-        self.is_noisy = self.is_noisy or any(map(self._tells_nothing, checks))
+        self.is_noisy |= not self._compares_metrics and any(map(self._tells_nothing, checks))
         self.untold = tuple(filter(self._tells_nothing, checks)) if shown and numerics != "semantic" else ()
         return tuple(check for check in checks if check not in self.untold)
+
+    @property
+    def _has_own_limit(self) -> bool:
+        """The user gave a limit for the training loss."""
+        return self.max_drift.loss != DriftLimits().loss
 
     def _tells_nothing(self, check: QualityCheck) -> bool:
         """Return whether a check is too noisy to tell, and has no limit that the user gave: it may be no worse."""
         found, limits = check.difference, self.max_drift
-        is_given = check.metric in limits.metrics if check.test == "metric" else limits.loss != DriftLimits().loss
+        is_given = check.metric in limits.metrics if check.test == "metric" else self._has_own_limit
         is_noisy = check.verdict == "inconclusive" and found is not None and found.low <= 0.0 <= found.high
         return is_noisy and check.test in ("paired-losses", "metric") and not is_given
 
