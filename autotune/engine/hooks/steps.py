@@ -52,6 +52,7 @@ class StepWatch:
         self._losses: list[Tensor] = []
         self._depth = 0
         self._missed: dict[int, int] = {}
+        self._gone: list[int] = []
         self._stepped: set[int] = set()
         self._optimizers_built = 0
         self._backwards = 0
@@ -109,15 +110,18 @@ class StepWatch:
         self._depth = max(0, self._depth - 1)
 
     def optimizer_gone(self, optimizer: int) -> None:
-        """An optimizer exists no more: another one may have its number."""
-        self._missed.pop(optimizer, None)
-        self._stepped.discard(optimizer)
+        """An optimizer exists no more: another one may have its number. Told in the midst of a step too."""
+        self._gone.append(optimizer)
 
     def optimizer_ended(self, optimizer: int) -> None:
         """A step of an optimizer has ended."""
         self._depth = max(0, self._depth - 1)
         if self._depth:
             return
+        while self._gone:
+            gone = self._gone.pop()
+            self._missed.pop(gone, None)
+            self._stepped.discard(gone)
         is_new = optimizer not in self._missed
         self._missed = {one: count + 1 for one, count in self._missed.items() if count < _FORGET_AFTER}
         self._missed[optimizer] = 0
