@@ -10,22 +10,15 @@ from simulated import Machine, make_report
 
 from autotune.records import Advice, GainRange, ProbeReport
 from autotune.search.explore.additive import Effect, Features, LogAdditiveModel, Prior
-from autotune.search.explore.prior import COMPILED_HALF, OWN, PAIRS, SHARED_CPUS, USUAL, USUAL_ON_GPU, make_prior
-
-TOGETHER = (("num_workers", None), ("num_threads", None))
+from autotune.search.explore.loading import THREADS, TOGETHER, WORKERS
+from autotune.search.explore.prior import COMPILED_HALF, OWN, USUAL, USUAL_ON_GPU, make_prior
 
 
 def test_a_knob_of_ones_own_is_taken_for_the_bottleneck() -> None:
     prior = make_prior(make_report(Machine(knobs={"kernel": ("old", "new")})))
     assert prior.find("user_knobs.kernel", "new") == OWN
     assert prior.find("num_threads", 1) == USUAL["num_threads", None]
-
-
-def test_workers_with_fewer_threads_are_expected_to_pay_where_the_loader_is_waited_for() -> None:
-    report = make_report(Machine())
-    advice = Advice(knob="num_workers", reason="the loader waits", gain=GainRange(low=1.2, high=2.0))
-    assert make_prior(report.replace(advice=(advice,))).pairs[TOGETHER] == SHARED_CPUS
-    assert make_prior(report.replace(advice=())).pairs[TOGETHER] == PAIRS[TOGETHER]
+    assert prior.pairs[WORKERS, THREADS] == TOGETHER
 
 
 @pytest.mark.parametrize(("waits", "mean", "sd"), [(0.0, -0.05, 0.08), (0.01, -0.045, 0.09), (0.3, -0.02, 0.10)])
@@ -60,14 +53,6 @@ def test_on_a_gpu_other_things_are_usual() -> None:
     fused, loop = (prior.find("optimizer_implementation", name).mean for name in ("fused", "for-loop"))
     assert loop < 0.0 < fused
     assert (("precision", "bf16"), ("attention_backend", "math")) not in prior.pairs
-
-
-def test_on_a_gpu_fewer_workers_are_expected_to_lose_where_the_loader_is_waited_for() -> None:
-    advice = Advice(knob="num_workers", reason="the loader waits", gain=GainRange(low=1.2, high=2.0))
-    report = report_of(device="cuda", num_workers=2)
-    fewer, more = (make_prior(report.replace(advice=(advice,))).find("num_workers", count).mean for count in (1, 4))
-    assert fewer < 0.0 < more
-    assert make_prior(report).find("num_workers", 1) == USUAL_ON_GPU["num_workers", None]
 
 
 def test_advice_on_an_optimizer_counts_for_its_better_implementations() -> None:

@@ -95,7 +95,7 @@ def plan_pipeline(facts: TargetFacts, measurement: Measurement, hardware: Hardwa
         matching_workers=matching,
         workers=workers,
         workers_reason=reason,
-        step_seconds=_predict_step(facts, hardware, load=load, workers=workers),
+        step_seconds=predict_step(facts, hardware, load=load, workers=workers),
         shared_memory_bytes=needed,
         shared_memory_fits=_fits_shared_memory(needed, hardware),
         persistent_worthwhile=_is_start_slow(facts, measurement),
@@ -164,8 +164,8 @@ def _choose_workers(
 
     def predict(workers: int) -> tuple[float, float]:
         """Return the step, and the step when loading takes a fifth longer: of equally fast numbers it decides."""
-        spare = _predict_step(facts, hardware, load=_WORKER_MARGIN * load, workers=workers)
-        return _predict_step(facts, hardware, load=load, workers=workers), spare
+        spare = predict_step(facts, hardware, load=_WORKER_MARGIN * load, workers=workers)
+        return predict_step(facts, hardware, load=load, workers=workers), spare
 
     best = min(range(most + 1), key=predict)
     if best >= wanted:
@@ -178,11 +178,17 @@ def _choose_workers(
     return best, f"the computation needs {usable - best} of the {usable} usable CPUs"
 
 
-def _predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, workers: int) -> float:
+def predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, workers: int) -> float:
     """Return the seconds of a step with some workers, loading shared evenly; computing takes turns without any.
 
     On a CPU both sides share its time: a step is no shorter than all of their CPU time over all CPUs. What a sample is
     waited for takes none.
+
+    Args:
+        facts: what the probe found about the target.
+        hardware: the machine.
+        load: seconds that one process takes to load a step's samples.
+        workers: of the loader.
     """
     compute = facts.compute_seconds_per_step
     if workers == 0:

@@ -13,6 +13,7 @@ from autotune.records.config import TrainConfig, get_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect, Prior
+from autotune.search.explore.loading import expect_of_loading
 from autotune.search.scores.ranking import PEAK_SD
 from autotune.space import SearchSpace
 
@@ -71,8 +72,6 @@ PAIRS: dict[tuple[Change, Change], Effect] = {
     (("host_allocator", None), ("memory_format", None)): Effect(0.0, 0.08),
     (("host_allocator", None), ("micro_batch_size", None)): Effect(-0.03, 0.06),
     (("host_allocator", None), ("compile_mode", None)): Effect(-0.06, 0.08),
-    # Workers and threads share the CPUs: each loses alone where both together may win.
-    (("num_workers", None), ("num_threads", None)): Effect(0.05, 0.10),
 }
 
 COMPILED_HALF: tuple[Change, Change] = (("precision", None), ("compile_mode", None))
@@ -80,7 +79,6 @@ COMPILED_HALF: tuple[Change, Change] = (("precision", None), ("compile_mode", No
 PAIRS_ON_GPU: dict[tuple[Change, Change], Effect] = {
     # Where products take half the time, what a compiler fuses is more of the rest (1.15x, 1.12x, and 1.43x together).
     COMPILED_HALF: Effect(0.05, 0.10),
-    (("num_workers", None), ("num_threads", None)): Effect(0.05, 0.10),
 }
 
 ALIKE_ON_GPU = {"compile_mode": 0.8, "precision": 0.8}
@@ -91,16 +89,6 @@ ALIKE = {"compile_mode": 0.6}
 
 PLAIN = TrainConfig(optimizer_implementation="for-loop")
 """What usual effects are counted from."""
-
-SHARED_CPUS = Effect(0.25, 0.25)
-"""Where the loader is waited for: workers on the CPUs that fewer threads leave them (1.8x, where each alone loses)."""
-
-FEWER_WORKERS = Effect(-0.30, 0.15)
-"""On a GPU where the loader is waited for: it waits for fewer still longer (0.50x with one instead of two)."""
-
-IDLE_WORKERS = Effect(-0.05, 0.08)
-"""On a CPU, of first workers where nothing waits for the loader: they take time from the threads that compute (read:
-0.88x and 0.79x)."""
 
 FAILED = Effect(-0.30, 0.10)
 """Of what has failed in an earlier search of the same: it is tried again, after all else."""
@@ -134,11 +122,9 @@ def make_prior(
                 if change[0] == one.knob and change[1] is not None and own.mean > 0.0:
                     effects[change] = Effect(own.mean + gained, raised.sd)
             effects[one.knob, None] = raised
-            if one.knob == "num_workers":
-                pairs[("num_workers", None), ("num_threads", None)] = SHARED_CPUS
-                fewer = range(report.target.baseline.num_workers) if on_gpu else ()
-                effects |= {(one.knob, workers): FEWER_WORKERS for workers in fewer}
-    effects |= _expect_of_workers(effects, report)
+    loading = expect_of_loading(report, effects)
+    effects |= loading.effects
+    pairs |= loading.pairs
     shares = ALIKE_ON_GPU if on_gpu else ALIKE
     alike = {name: share for name, share in shares.items() if _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
@@ -147,17 +133,6 @@ def make_prior(
         for one in recalled
     }
     return Prior(effects | known, pairs, alike=alike)
-
-
-def _expect_of_workers(effects: Mapping[Change, Effect], report: ProbeReport) -> dict[Change, Effect]:
-    """Return what first workers bring on a CPU: no more than the training waits for its data, less what they take."""
-    target = report.target
-    change: Change = ("num_workers", None)
-    is_advised = any(one.knob == "num_workers" for one in report.advice)
-    if target.device == "cuda" or target.baseline.num_workers or is_advised or change not in effects:
-        return {}
-    usual, waits = effects[change], -math.log1p(-min(0.5, report.measurement.data_wait_fraction))
-    return {change: Effect(min(usual.mean, IDLE_WORKERS.mean + waits / 2), min(usual.sd, IDLE_WORKERS.sd + waits))}
 
 
 def _count_from(baseline: TrainConfig, usual: Mapping[Change, Effect]) -> dict[Change, Effect]:

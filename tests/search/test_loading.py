@@ -1,0 +1,71 @@
+"""What workers and threads are expected to bring where the loader is waited for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from simulated import Machine, make_report
+
+from autotune.records import Advice, GainRange, ProbeReport
+from autotune.search.explore.additive import Prior
+from autotune.search.explore.loading import SHARED_CPUS, THREADS, WORKERS
+from autotune.search.explore.prior import USUAL, make_prior
+
+LOAD, COMPUTE = 60e-3, 8e-3
+ADVICE = Advice(knob="num_workers", reason="the loader waits", gain=GainRange(low=0.9, high=2.4))
+
+
+def report_of(*, step: float = LOAD + COMPUTE, waits: float = LOAD, device: str = "cpu", **own: Any) -> ProbeReport:
+    """Return the report of a training whose samples take longer to load than to compute, on two CPUs."""
+    report = make_report(Machine())
+    target, measured = report.target, report.measurement
+    steps = sum(block.optimizer_steps for block in measured.blocks)
+    samples = measured.samples / steps
+    blocks = tuple(block.replace(seconds=step * block.optimizer_steps) for block in measured.blocks)
+    return report.replace(
+        advice=(ADVICE,),
+        hardware=report.hardware.replace(usable_cpu_count=2),
+        measurement=measured.replace(blocks=blocks, data_wait_seconds=waits * steps),
+        target=target.replace(
+            device=device,
+            baseline=target.baseline.replace(**{"num_threads": 2, "num_workers": 0} | own),
+            compute_seconds_per_step=COMPUTE,
+            data=target.data.replace(seconds_per_sample=LOAD / samples, cpu_fraction=1.0),
+        ),
+    )
+
+
+def expect(prior: Prior, workers: int, *, threads: bool) -> float:
+    """Return the speed-up that some workers are expected to bring, with fewer threads or without."""
+    alone = prior.find("num_workers", workers).mean
+    pair = prior.pairs[("num_workers", workers), THREADS].mean + prior.find("num_threads", 1).mean
+    return math.exp(alone + (pair if threads else 0.0))
+
+
+def test_workers_bring_what_they_can_once_threads_leave_them_the_cpus() -> None:
+    prior = make_prior(report_of())
+    assert expect(prior, 1, threads=True) == pytest.approx((LOAD + COMPUTE) / LOAD, rel=0.05)
+    assert expect(prior, 2, threads=True) == pytest.approx(2 * (LOAD + COMPUTE) / (LOAD + 2 * COMPUTE), rel=0.05)
+    assert 1.0 < expect(prior, 1, threads=False) < expect(prior, 2, threads=False) < expect(prior, 2, threads=True)
+    assert (WORKERS, THREADS) not in prior.pairs
+
+
+def test_fewer_threads_cost_no_more_than_the_share_of_a_step_that_they_compute_in() -> None:
+    usual = USUAL[THREADS].mean
+    share = COMPUTE / (LOAD + COMPUTE)
+    assert make_prior(report_of()).find("num_threads", 1).mean == pytest.approx(share * usual, rel=0.01)
+
+
+def test_fewer_threads_bring_what_a_step_with_workers_takes_longer_than_it_has_to() -> None:
+    best = (LOAD + 2 * COMPUTE) / 2
+    slow, fast = (make_prior(report_of(num_workers=2, step=step, waits=0.4 * step)) for step in (60e-3, best))
+    assert slow.find("num_threads", 1).mean > 0.1 > 0.0 > fast.find("num_threads", 1).mean
+
+
+def test_on_a_gpu_fewer_workers_are_expected_to_lose() -> None:
+    prior = make_prior(report_of(device="cuda", num_workers=2, step=LOAD / 2, waits=LOAD / 2 - COMPUTE))
+    assert prior.find("num_workers", 1).mean == pytest.approx(-math.log(2), abs=0.01)
+    assert prior.find("num_workers", 0).mean < prior.find("num_workers", 1).mean
+    assert prior.pairs[WORKERS, THREADS] == SHARED_CPUS
