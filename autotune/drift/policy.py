@@ -18,6 +18,7 @@ class LossCheckPolicy:
         early_candidates: the same while the search explores.
         early_share: of the budget, for one seed of what gradients leave open, while the search explores.
         screen_share: of the time that is left, for looks at gradients; trainings have the rest where it will do.
+        spare_share: of what is left of the budget, for a training of what was seen to sum in another order alone.
         closer_share: of what is left of it, for a closer look at one candidate.
         least_seconds: with less time nothing is started.
 
@@ -43,6 +44,7 @@ class LossCheckPolicy:
     early_candidates: int = 1
     early_share: float = 0.06
     screen_share: float = 0.7
+    spare_share: float = 0.1
     closer_share: float = 0.3
     least_seconds: float = 2.0
 

@@ -168,9 +168,11 @@ class TrialRunner:
         runners = (self, other) if self._suits(other, first, second) else (other, self)
         # A script that was forked and one that was not would not be the same.
         are_warm = [runner._prepare(spec) for runner, spec in zip(runners, (first, second), strict=True)]
+        began, free_seconds = time.monotonic(), min(one.limits.wait_seconds for one in (first, second))
         for runner, spec in zip(runners, (first, second), strict=True):
             runner._starts_warm = all(are_warm)
             runner._await_server(spec, until=until)
+        until += min(time.monotonic() - began, free_seconds)
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         ours, theirs = run_in_turns(
             folders, partial(runners[0]._complete, first, until), partial(runners[1]._complete, second, until)
@@ -191,7 +193,8 @@ class TrialRunner:
         began = time.monotonic()
         self._prepare(spec)
         self._await_server(spec, until=began + spec.limits.time_limit_seconds)
-        return self._complete(spec, waited_seconds=time.monotonic() - began)
+        waited_seconds = time.monotonic() - began
+        return self._complete(spec, lost_seconds=max(0.0, waited_seconds - spec.limits.wait_seconds))
 
     def _prepare(self, spec: TrialSpec) -> bool:
         """Have the fork server start that a trial asks for, in this thread: it ends with the one that starts it.
@@ -202,7 +205,7 @@ class TrialRunner:
         return kind is not None and self._servers.prepare(kind)
 
     def _await_server(self, spec: TrialSpec, *, until: float) -> None:
-        """Wait for a server that was just opened: what it takes is no part of what a trial takes."""
+        """Wait for a server that was just opened."""
         kind = self._find_kind(spec)
         if kind is not None:
             self._servers.await_ready(kind, until=until)
@@ -229,12 +232,12 @@ class TrialRunner:
         own = launch_environment(spec.config, self._host_allocators) if spec.config else {}
         return own | self._environment
 
-    def _complete(self, spec: TrialSpec, until: float | None = None, *, waited_seconds: float = 0.0) -> TrialResult:
-        """Run one trial; until when says that it takes turns with another one. What was waited is off its time."""
+    def _complete(self, spec: TrialSpec, until: float | None = None, *, lost_seconds: float = 0.0) -> TrialResult:
+        """Run one trial; until when says that it takes turns with another one. What is lost is off its time."""
         folder = self._folder / trial_name(spec.number)
         make_folder(folder)
         write_record(folder / SPEC_FILE, spec)
-        seconds = spec.limits.time_limit_seconds - waited_seconds
+        seconds = spec.limits.time_limit_seconds - lost_seconds
         if until is not None:
             seconds = min(seconds, until - time.monotonic())
         result, asleep = self._attempt(spec, folder, seconds)

@@ -114,6 +114,8 @@ class TrialLimits(Record):
 
     time_limit_seconds: Annotated[float, Field(gt=0)]
     """From the start of the process to its kill."""
+    wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """What waiting for a fork server may take before; only what takes longer is off the time limit."""
     warmup_cap_seconds: Annotated[float, Field(gt=0)] = 30.0
     """Longest warm-up, compilation not counted."""
     measure_seconds: Annotated[float, Field(gt=0)] = 12.0

@@ -180,8 +180,10 @@ class TableWorld:
         self.losses = next((one.curve for _, one in table.by_config[table.baseline] if one.curve is not None), CURVE)
 
     def make_report(self, measurement: Measurement) -> ProbeReport:
-        """Return the report of the probe when it was recorded; the baseline's reading is this search's."""
-        return self.table.header.report.replace(measurement=measurement, target=self.facts)
+        """Return the report of the probe when it was recorded; how fast the baseline is, is this search's reading."""
+        report = self.table.header.report
+        waited = report.measurement.data_wait_fraction * measurement.seconds
+        return report.replace(measurement=measurement.replace(data_wait_seconds=waited), target=self.facts)
 
     def launch(self, config: TrainConfig) -> Course:
         """Return how the next launch of a config goes: the first as its first was, and so on, and around again.

@@ -86,8 +86,8 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
             break
         if all(check.verdict != "inferior" for check in screened):
             passing.append((names, _severity(screened)))
-            if failed in ("gradients", "schedule"):
-                break  # without it the rest passes: that is the one
+            if failed in ("gradients", "schedule") or _severity(screened) <= _TELLING_BIAS < _severity(checks):
+                break  # without it the rest passes, or moves no gradient: that is the one
     if not passing:
         return Blame(tuple(name for names in groups for name in names), None)
     # Where only trainings show it, the one that moves the gradients most; if none stands out, the first suspect.

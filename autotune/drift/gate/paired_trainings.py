@@ -60,6 +60,12 @@ class Trainings:
         return self._learner.least_seconds(self._drift.plan if self._drift is not None and self.have_run else None)
 
     @property
+    def take_long(self) -> bool:
+        """Whether one more candidate takes more of the time that is left than one should that needs no training."""
+        share = self._log.problem.policy.loss_check.spare_share
+        return self.least_seconds > share * self._starter.budget.remaining_seconds
+
+    @property
     def shows_standstill(self) -> bool:
         """The baseline was trained for long enough to be seen to learn, and does not."""
         drift = self._drift

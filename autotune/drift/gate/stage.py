@@ -24,7 +24,7 @@ from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
 from autotune.records.config import TrainConfig, changed_fields, get_knob, is_user_knob
-from autotune.records.quality import CHEAP_TESTS, QualityCheck, is_passed
+from autotune.records.quality import CHEAP_TESTS, DriftLimits, QualityCheck, is_passed
 from autotune.records.search import CheckedConfig, Screens
 from autotune.records.trial import GradientPlan, TrialResult, TrialSpec, TrialStatus
 from autotune.search.launch.starter import TrialStarter, TrialTask
@@ -360,6 +360,9 @@ class GateStage:
             or not is_passed(checks)
             or not (compared or self._is_exact(config))
         )
+        is_spared = not self._list_unsure(config) and self._log.problem.state.max_drift == DriftLimits()
+        if not needs_training and is_spared and self._trainings.take_long:
+            return checks  # its gradients are the baseline's but for the order of sums, and no limit is the user's own
         # In a warm-up next to nothing is learned yet, however many steps there are.
         is_lost = are_lost_in_noise(checks) and not self._gate.is_warming_up
         trained = self._trainings.check(

@@ -58,14 +58,25 @@ def expect_of_loading(report: ProbeReport, effects: Mapping[Change, Effect]) -> 
     return Prior(expected | _expect_of_threads(report, figures, effects), pairs)
 
 
+def find_compute_share(report: ProbeReport) -> float:
+    """Return the share of a step that computes, once as many workers load as can help: what compute knobs act on."""
+    figures = derive_figures(report.target, report.measurement)
+    least = min([figures.step_seconds, *_predict_steps(report, figures).values()])
+    return min(1.0, figures.compute_seconds / least) if least and figures.is_input_bound else 1.0
+
+
 def _bound_speedups(report: ProbeReport, figures: StepFigures) -> dict[int, float]:
     """Return the log speed-up that each number of workers but the user's own brings at best."""
+    steps, own = _predict_steps(report, figures), report.target.baseline.num_workers
+    return {workers: math.log(figures.step_seconds / one) for workers, one in steps.items() if workers != own and one}
+
+
+def _predict_steps(report: ProbeReport, figures: StepFigures) -> dict[int, float]:
+    """Return the seconds of a step with each number of workers that may be tried, at best."""
     facts, hardware = report.target, report.hardware
     load = facts.data.seconds_per_sample * figures.samples_per_step
     counts = range(max(hardware.usable_cpu_count, most_workers(facts, hardware)) + 1)
-    seconds = {workers: predict_step(facts, hardware, load=load, workers=workers) for workers in counts}
-    own = facts.baseline.num_workers
-    return {workers: math.log(figures.step_seconds / one) for workers, one in seconds.items() if workers != own and one}
+    return {workers: predict_step(facts, hardware, load=load, workers=workers) for workers in counts}
 
 
 def _expect_of_threads(
@@ -76,11 +87,10 @@ def _expect_of_threads(
     Where the user has workers already, they bring what a step takes longer than it has to.
     """
     usual, share = effects.get(THREADS, Effect()), 1.0 - figures.wait_fraction
-    facts, room = report.target, 0.0
-    if facts.baseline.num_workers:
-        load = facts.data.seconds_per_sample * figures.samples_per_step
-        best = predict_step(facts, report.hardware, load=load, workers=facts.baseline.num_workers)
-        room = max(0.0, math.log(figures.step_seconds / best)) / 2 if best else 0.0
+    own, room = report.target.baseline.num_workers, 0.0
+    best = _predict_steps(report, figures).get(own)
+    if own and best:
+        room = max(0.0, math.log(figures.step_seconds / best)) / 2
     return {THREADS: Effect(share * usual.mean + room, math.hypot(share * usual.sd, room))}
 
 

@@ -7,13 +7,14 @@ memory   what the probe's model of the peak predicts of each change, else what i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
+from autotune.probe.analysis.pipeline import COMPUTE_KNOBS
 from autotune.records.config import TrainConfig, get_knob
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect, Prior
-from autotune.search.explore.loading import expect_of_loading
+from autotune.search.explore.loading import expect_of_loading, find_compute_share
 from autotune.search.scores.ranking import PEAK_SD
 from autotune.space import SearchSpace
 
@@ -106,7 +107,7 @@ def make_prior(
     """
     on_gpu = report.target.device == "cuda"
     usual = usual or (USUAL_ON_GPU if on_gpu else USUAL)
-    effects = _count_from(report.target.baseline, usual)
+    effects = _scale(_count_from(report.target.baseline, usual), COMPUTE_KNOBS, find_compute_share(report))
     effects |= {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
     pairs = dict(PAIRS_ON_GPU if on_gpu else PAIRS)
     if on_gpu and not all(_is_plain(report.target.baseline, name) for name in ALIKE_ON_GPU):
@@ -133,6 +134,14 @@ def make_prior(
         for one in recalled
     }
     return Prior(effects | known, pairs, alike=alike)
+
+
+def _scale(effects: Mapping[Change, Effect], names: Container[str], share: float) -> dict[Change, Effect]:
+    """Return effects of which those of some knobs act on a share of a step alone."""
+    return {
+        change: Effect(share * one.mean, share * one.sd) if change[0] in names else one
+        for change, one in effects.items()
+    }
 
 
 def _count_from(baseline: TrainConfig, usual: Mapping[Change, Effect]) -> dict[Change, Effect]:

@@ -146,8 +146,7 @@ class TrialStarter:
             rival: end the timing early once it is clearly slower than this, in its first steps if it is hopeless.
             measure_samples: time this many, whatever the precision.
         """
-        limits = self._trial_limits(seconds).replace(
-            ends_with_stage=ends_with_stage,
+        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(
             measure_samples=measure_samples,
             rival=rival,
             pace=make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None,
@@ -173,7 +172,7 @@ class TrialStarter:
         """
         if self._context.run_in_turns is None:
             raise ValueError("trials cannot be run in turns here")
-        limits = self._trial_limits(seconds).replace(ends_with_stage=ends_with_stage, measure_samples=measure_samples)
+        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(measure_samples=measure_samples)
         specs = [self._make_spec(config, "final", limits, _TIMED) for config in (first, second)]
         self._context.reporter.trial_started(self._describe_progress(), first)
         ours, theirs = self._context.run_in_turns(*specs)
@@ -196,7 +195,7 @@ class TrialStarter:
         if self._context.run_in_turns is None:
             raise ValueError("trials cannot be run in turns here")
         baseline = self._log.problem.baseline
-        limits = self._trial_limits(seconds).replace(ends_with_stage=ends_with_stage)
+        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage)
         pace = make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None
         first = self._make_spec(baseline, "reference", limits, _TIMED)
         room = limits.replace(host_memory_limit_bytes=memory_beside(self._log, baseline))
@@ -237,10 +236,12 @@ class TrialStarter:
     def _describe_progress(self) -> SearchProgress:
         return self._context.describe_progress(self._stage, trials=self._number, log=self._log)
 
-    def _trial_limits(self, seconds: float) -> TrialLimits:
+    def _trial_limits(self, seconds: float, *, ends_with_stage: bool) -> TrialLimits:
         problem = self._log.problem
         return TrialLimits(
             time_limit_seconds=max(_LEAST_SECONDS, seconds - KILL_SECONDS),
+            wait_seconds=0.0 if ends_with_stage else max(0.0, self.budget.remaining_seconds - seconds),
+            ends_with_stage=ends_with_stage,
             warmup_cap_seconds=max(2.0, 2 * problem.state.measure_seconds),
             measure_seconds=find_measured_seconds(self._log),
             seconds_per_sample=problem.report.target.data.seconds_per_sample,
