@@ -30,7 +30,7 @@ from autotune.search.answer.notes import describe_ending, describe_left_out, des
 from autotune.search.answer.profile import build_profile
 from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
-from autotune.search.explore.stage import Explorer, OpenStudy, Proposals, price_proposal
+from autotune.search.explore.stage import Explorer, OpenStudy, Proposals
 from autotune.search.explore.study import Study
 from autotune.search.finals.plan import pairs_to_prove
 from autotune.search.finals.prover import Prover
@@ -174,7 +174,7 @@ def run_session(
     prover.recall_finals()  # what their candidates were shown to learn counts
     answer("running")
     starter.enter("search", _describe_start(log))
-    study = _open_study(open_study, folder, log, context, partial(price_proposal, log, gate.average_seconds), fleet)
+    study = _open_study(open_study, folder, log, context, gate.price_answer, fleet)
     log.add_notes(*(note for one in state.presets for note in describe_left_out(one, log.problem.space)))
     stop_reason = _explore_and_prove(log, starter, study, FinalsTurn(prover, fleet), answer, gate)
     if context.should_stop():

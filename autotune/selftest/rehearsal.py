@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from autotune.records.trial import TrialStatus
 from autotune.search.explore.additive import Features, Prior, sum_weights
 from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
-from autotune.search.explore.stage import Explorer, price_proposal
+from autotune.search.explore.stage import Explorer
 from autotune.search.explore.study import Study
 from autotune.search.finals.prover import Prover
 from autotune.search.finals.reserve import require_memory, require_time
@@ -156,8 +155,7 @@ def rehearse(state: SearchState, kept: KeptProbe, budget_seconds: float, prior: 
     gate = GateStage(log, starter, ())
     prover = open_prover(simulation, log, starter, gate, ())
     require_time(prover.reserve, kept.trial)
-    price = partial(price_proposal, log, gate.average_seconds)
-    study = Study(None, problem.space, seed=state.seed, prior=aim.prior, price=price, floor=aim.floor)
+    study = Study(None, problem.space, seed=state.seed, prior=aim.prior, price=gate.price_answer, floor=aim.floor)
     Explorer(
         log,
         starter,

@@ -357,5 +357,20 @@ def test_what_fails_in_trainings_is_laid_to_the_change_in_doubt(runs: GateRuns) 
     assert blame.rest == opened.change(**switch_on("nothing"))
 
 
+def test_where_one_suspect_moves_the_gradients_no_other_is_looked_at(runs: GateRuns) -> None:
+    screened: list[TrainConfig] = []
+
+    class Counts(DoubtsLowPrecision):
+        def screen(self, config: TrainConfig) -> tuple[QualityCheck, ...]:
+            screened.append(config)
+            return super().screen(config)
+
+    opened = runs.open_target("controls.py:mistaken_points")
+    config = opened.change(precision="bf16", memory_format="channels_last", optimizer_implementation="fused")
+    blame = find_culprit(Counts(opened.facts), config, FAILED_TRAINING)
+    assert blame.knobs == ("precision",)
+    assert screened == [opened.change(memory_format="channels_last", optimizer_implementation="fused")]
+
+
 def test_a_refusal_tells_the_check_that_decided() -> None:
     assert describe_refusal(["precision=bf16"], FAILED_TRAINING, None).endswith("paired-losses inferior: 1 of 1")

@@ -7,6 +7,7 @@ import signal
 import socket
 import statistics
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from autotune.isolation.runner import KILL_SECONDS, TrialRunner
 from autotune.isolation.warm import process as warm_process
 from autotune.lifeline import adopt_orphans
 from autotune.records.codec import read_record
-from autotune.records.trial import TrialResult, TrialStatus
+from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
 
 SLACK_SECONDS = 6.0
 """A busy machine may take this much longer than the promise, or as much as a whole trial of the same world takes."""
@@ -399,6 +400,25 @@ def test_a_stop_does_not_wait_for_a_server_that_does_not_come_up(
     timer.join()
     assert result.status == TrialStatus.INTERRUPTED
     assert result.elapsed_seconds < 300.0
+
+
+@pytest.mark.parametrize("allowed", [10.0, 0.0])
+def test_a_trial_loses_time_to_its_server_only_where_the_budget_has_none_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: float
+) -> None:
+    waited, lost = 0.2, list[float]()
+
+    def complete(_self: TrialRunner, spec: TrialSpec, *, lost_seconds: float) -> TrialResult:
+        lost.append(lost_seconds)
+        return TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=0.0)
+
+    monkeypatch.setattr(TrialRunner, "_prepare", lambda *_arguments: True)
+    monkeypatch.setattr(TrialRunner, "_await_server", lambda *_arguments, **_options: time.sleep(waited))
+    monkeypatch.setattr(TrialRunner, "_complete", complete)
+    spec = make_spec("trains", seconds=30.0)
+    with TrialRunner(tmp_path / "trials") as runner:
+        runner(spec.replace(limits=spec.limits.replace(wait_seconds=allowed)))
+    assert (lost == [0.0]) if allowed else (lost[0] >= waited)
 
 
 def test_the_end_of_an_earlier_trial_is_not_taken_for_the_start_of_the_next(tmp_path: Path) -> None:

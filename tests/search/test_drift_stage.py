@@ -16,16 +16,16 @@ from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_
 from autotune.drift.compare.gradient_rows import GradientRows
 from autotune.drift.gate.stage import GateStage
 from autotune.drift.gate.training_runs import TrainingRuns
-from autotune.drift.policy import USUAL_LOSS_CHECK
+from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.drift.record.trace_file import GradientTrace, Point, read_trace, write_trace
 from autotune.records import Block, DriftLimits, LossCurve, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.config import changed_fields
-from autotune.records.quality import CHEAP_TESTS
+from autotune.records.quality import CHEAP_TESTS, Margin
 from autotune.records.script import Script
 from autotune.records.search import Screens
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
-from autotune.search.policy import USUAL_POLICY
+from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.space import numerics_of
 from autotune.targets.drift_limits import read_drift_limits
 
@@ -115,6 +115,7 @@ def open_stage(
     known: Sequence[TrialResult] = (),
     script: Script | None = None,
     startup: float = 0.5,
+    policy: SearchPolicy = USUAL_POLICY,
 ) -> Stage:
     machine = machine or Machine()
     machine.trials = folder / "trials"
@@ -135,6 +136,7 @@ def open_stage(
         run_trial=run_and_keep,
         report=report,
         startup_seconds=startup,
+        policy=policy,
         max_drift=limits or DriftLimits(),
         target=make_target().replace(script=script),
     )
@@ -515,6 +517,10 @@ def unsure_with_other_kernels(config: TrainConfig) -> float:
     return 0.02 if config.attention_backend == "math" else 0.0
 
 
+def price_without_risk(stage: Stage, config: TrainConfig) -> float:
+    return stage.log.prices.launch_seconds(config) + stage.stage.average_seconds(config)
+
+
 def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path: Path) -> None:
     both = CAST.replace(host_allocator="glibc-tuned")
     told, open_, (plain, unsure) = [], [], (tmp_path / "plain", tmp_path / "unsure")
@@ -524,8 +530,11 @@ def test_fewer_digits_may_have_to_be_trained_until_gradients_have_told(tmp_path:
         expected, needed = stage.stage.expect_seconds, stage.stage.needed_seconds
         assert expected(FUSED) == needed(FUSED)
         open_.append(expected(CAST) - needed(CAST))
+        assert stage.stage.price_answer(CAST) == pytest.approx(1.25 * price_without_risk(stage, CAST))
+        assert stage.stage.price_answer(FUSED) == price_without_risk(stage, FUSED)
         assert stage.choose(CAST) == [CAST]
         assert expected(both) == needed(both)
+        assert stage.stage.price_answer(both) == price_without_risk(stage, both)
         told.append(needed(both))
     assert min(open_) > 1.0
     assert told[1] > told[0] + 1.0  # those that cannot tell need the trainings
@@ -879,6 +888,22 @@ def test_without_time_for_trainings_equal_gradients_are_accepted(tmp_path: Path)
     stage = open_late(tmp_path, Machine(seconds=6.0), SHORT)
     assert stage.choose(CAST) == [CAST]
     assert {test for test, _ in stage.tests_of(CAST)} == {"schedule", "gradients"}
+
+
+@pytest.mark.parametrize(("spare", "is_trained"), [(0.02, True), (0.01, False)])
+def test_another_order_of_sums_is_trained_only_where_that_takes_little_of_the_time(
+    tmp_path: Path, spare: float, *, is_trained: bool
+) -> None:
+    policy = SearchPolicy(loss_check=LossCheckPolicy(spare_share=spare))  # trainings take 1.2 % of what is left
+    for name, config, limits in (
+        ("sums", FUSED, DriftLimits()),
+        ("digits", CAST, DriftLimits()),
+        ("limited", FUSED, DriftLimits(loss=Margin(amount=0.02))),
+    ):
+        (tmp_path / name).mkdir()
+        late = open_late(tmp_path / name, Machine(), 200.0, limits=limits, policy=policy)
+        assert late.choose(config) == [config]
+        assert ("quality" in late.purposes) == (is_trained or name != "sums")
 
 
 def test_trainings_too_short_to_tell_are_not_run_of_gradients_that_have_passed(tmp_path: Path) -> None:

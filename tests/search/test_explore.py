@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from autotune.records.facts import StepWork
 from autotune.records.probe import Caution
 from autotune.records.search import Preset
 from autotune.search.answer.notes import describe_untried
-from autotune.search.explore.stage import Explorer, Tried, find_dear_values, list_own, price_proposal
+from autotune.search.explore.stage import Explorer, Tried, find_dear_values, list_own
 from autotune.search.explore.study import Proposal
 from autotune.search.launch.prices import predict_compilation
 from autotune.search.scores.objective import Judged
@@ -160,7 +159,11 @@ def no_seconds(_config: TrainConfig) -> float:
 
 
 def explore_on(search: Search, known: list[tuple[Judged, float | None]], **asked: Any) -> str:
-    space, price = search.log.problem.space, partial(price_proposal, search.log, asked.get("proof_seconds", no_seconds))
+    space, proof_seconds = search.log.problem.space, asked.get("proof_seconds", no_seconds)
+
+    def price(config: TrainConfig) -> float:
+        return search.log.prices.launch_seconds(config) + proof_seconds(config)
+
     study = UnsavedStudy(Path("study.db"), space, seed=0, known=known, price=price)
     return Explorer(search.log, search.starter, study, **asked).run()
 
@@ -317,13 +320,6 @@ def test_a_knob_of_the_users_own_never_waits_for_what_its_proof_takes():
     space = dataclasses.replace(space, baseline=machine.find_facts().baseline)
     explored = explore_space(machine, space, proof_seconds=lambda one: 100.0 * (one.user_knobs["kernel"] == "new"))
     assert "new" in [config.user_knobs["kernel"] for config in explored.configs[:4]]
-
-
-def test_the_price_of_a_proposal_is_its_launch_and_its_proof():
-    log = open_search(Machine()).log
-    cast = BASELINE.replace(precision="bf16")
-    assert price_proposal(log, lambda one: 9.0, cast) == price_proposal(log, no_seconds, cast) + 9.0
-    assert price_proposal(log, no_seconds, cast) == log.prices.launch_seconds(cast)
 
 
 @pytest.mark.parametrize(("is_open", "without"), [(True, 4), (False, 0)])

@@ -191,6 +191,14 @@ class GateStage:
         affordable = self._log.problem.policy.most_reserve_share * self._starter.budget.remaining_seconds
         return self._foretell(config, _OPEN_SHARE if self._trainings.least_seconds <= affordable else 0.0)
 
+    def price_answer(self, config: TrainConfig) -> float:
+        """Return what an answer by a config costs, in seconds: its launch, and what shows that it learns the same.
+
+        Where that is not shown all of it is lost: so many more are launched for one that answers.
+        """
+        risk = _OPEN_SHARE if self._may_be_trained(config) else 0.0
+        return (self._log.prices.launch_seconds(config) + self.average_seconds(config)) / (1.0 - risk)
+
     def _foretell(self, config: TrainConfig, open_share: float) -> float:
         shown = self._shown_where_equal if self._is_exact(config) else frozenset()
         seconds = self._price_tests(config, shown)

@@ -451,11 +451,6 @@ def _list_values(space: SearchSpace) -> list[tuple[str, KnobValue]]:
     ]
 
 
-def price_proposal(log: SearchLog, proof_seconds: Callable[[TrainConfig], float], config: TrainConfig) -> float:
-    """Return what an answer by a config costs, in seconds: its launch, and what shows that it learns the same."""
-    return log.prices.launch_seconds(config) + proof_seconds(config)
-
-
 def find_dear_values(log: SearchLog, seconds: float) -> list[str]:
     """Return the ways to compile, as `name=value`, whose first launch takes longer than some seconds."""
     return [f"compile_mode={mode}" for mode, price in _price_compilers(log).items() if price > seconds]
