@@ -69,3 +69,15 @@ def test_on_a_gpu_fewer_workers_are_expected_to_lose() -> None:
     assert prior.find("num_workers", 1).mean == pytest.approx(-math.log(2), abs=0.01)
     assert prior.find("num_workers", 0).mean < prior.find("num_workers", 1).mean
     assert prior.pairs[WORKERS, THREADS] == SHARED_CPUS
+
+
+def test_a_compute_knob_acts_on_the_share_of_a_step_that_computes_once_workers_load() -> None:
+    plain = make_prior(make_report(Machine())).find("memory_format", "channels_last")
+    assert plain == USUAL["memory_format", None]
+    report = report_of()
+    share = COMPUTE / ((LOAD + 2 * COMPUTE) / 2)
+    assert make_prior(report).find("memory_format", "channels_last").mean == pytest.approx(share * plain.mean, rel=0.01)
+    fixed = report.replace(target=report.target.replace(fixed={"num_workers": "they are the script's own"}))
+    share = COMPUTE / (LOAD + COMPUTE)
+    assert make_prior(fixed).find("memory_format", "channels_last").mean == pytest.approx(share * plain.mean, rel=0.01)
+    assert make_prior(report).find("host_allocator", "tcmalloc") == USUAL["host_allocator", None]

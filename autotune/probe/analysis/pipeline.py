@@ -114,7 +114,7 @@ def compute_knobs_gain_nothing(facts: TargetFacts, measurement: Measurement, har
     """
     figures, workers = derive_figures(facts, measurement), facts.baseline.num_workers
     load = facts.data.seconds_per_sample * figures.samples_per_step
-    takes_turns = workers == 0 and bool(_explain_fixed_workers(facts))
+    takes_turns = workers == 0 and bool(explain_fixed_workers(facts))
     if not figures.is_input_bound or takes_turns:
         return ""
     if explain_unreliable(StepCase(facts, figures, hardware), measurement):
@@ -141,7 +141,8 @@ def _match_workers(load_seconds: float, compute_seconds: float) -> int | None:
     return None if ratio is None else math.ceil(ratio)
 
 
-def _explain_fixed_workers(facts: TargetFacts) -> str:
+def explain_fixed_workers(facts: TargetFacts) -> str:
+    """Return why another number of workers cannot be tried; empty where it can."""
     if "num_workers" in facts.fixed:
         return facts.fixed["num_workers"]
     return "workers would each repeat an iterable dataset" if facts.data.iterable else ""
@@ -151,7 +152,7 @@ def _choose_workers(
     facts: TargetFacts, hardware: HardwareInfo, *, load: float, matching: int | None
 ) -> tuple[int, str]:
     """Return the best number of workers, the fewest of equally good ones, and why it is not the matching one."""
-    if fixed := _explain_fixed_workers(facts):
+    if fixed := explain_fixed_workers(facts):
         return facts.baseline.num_workers, fixed
     usable = hardware.usable_cpu_count
     most = max(usable, most_workers(facts, hardware))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from autotune.knobs import most_workers
 from autotune.probe.analysis.figures import StepFigures, derive_figures
-from autotune.probe.analysis.pipeline import predict_step
+from autotune.probe.analysis.pipeline import explain_fixed_workers, predict_step
 from autotune.records.probe import ProbeReport
 from autotune.search.explore.additive import Change, Effect, Prior
 
@@ -74,6 +74,8 @@ def _bound_speedups(report: ProbeReport, figures: StepFigures) -> dict[int, floa
 def _predict_steps(report: ProbeReport, figures: StepFigures) -> dict[int, float]:
     """Return the seconds of a step with each number of workers that may be tried, at best."""
     facts, hardware = report.target, report.hardware
+    if explain_fixed_workers(facts):
+        return {}
     load = facts.data.seconds_per_sample * figures.samples_per_step
     counts = range(max(hardware.usable_cpu_count, most_workers(facts, hardware)) + 1)
     return {workers: predict_step(facts, hardware, load=load, workers=workers) for workers in counts}
