@@ -13,6 +13,7 @@ allows it.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -58,6 +59,11 @@ _LONGEST_SOCKET = 107
 """Characters of a UNIX socket's path (unix(7): 108 with the closing NUL)."""
 _SOCKET_CHARACTERS = len("/pymp-01234567/listener-01234567")
 """What multiprocessing adds to the temporary folder."""
+_CROWDED = 1.2
+"""Times the starts of two trials one after the other: where two at a time take longer, their threads are in each
+other's way (seen: 17 s each, where one alone took 5 s)."""
+_LEAST_START_SECONDS = 1.0
+"""A shorter start is not worth it."""
 
 
 class TrialRunner:
@@ -99,6 +105,7 @@ class TrialRunner:
         self._servers = Servers(self._keeper.take, should_stop, starts)
         self._scripts = ScriptStarter(self._servers, self._keeper.take, should_stop)
         self._starts_warm = True
+        self._start_seconds, self._start_apart = math.inf, False
         self._adopted_before = False
         self._make_second = partial(
             TrialRunner,
@@ -174,9 +181,10 @@ class TrialRunner:
             runner._await_server(spec, until=until)
         until += min(time.monotonic() - began, free_seconds)
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
-        ours, theirs = run_in_turns(
-            folders, partial(runners[0]._complete, first, until), partial(runners[1]._complete, second, until)
-        )
+        complete = [partial(one._complete, spec, until) for one, spec in zip(runners, (first, second), strict=True)]
+        ours, theirs = run_in_turns(folders, *complete, start_apart=self._start_apart)
+        alone = max(_LEAST_START_SECONDS, self._start_seconds)
+        self._start_apart |= max(one.startup_seconds or 0.0 for one in (ours, theirs)) > _CROWDED * 2 * alone
         if first.target.script is None:
             return ours, theirs, True
         starters = [runner._scripts for runner in runners]
@@ -194,7 +202,10 @@ class TrialRunner:
         self._prepare(spec)
         self._await_server(spec, until=began + spec.limits.time_limit_seconds)
         waited_seconds = time.monotonic() - began
-        return self._complete(spec, lost_seconds=max(0.0, waited_seconds - spec.limits.wait_seconds))
+        result = self._complete(spec, lost_seconds=max(0.0, waited_seconds - spec.limits.wait_seconds))
+        if result.status is TrialStatus.COMPLETED and result.startup_seconds:
+            self._start_seconds = result.startup_seconds
+        return result
 
     def _prepare(self, spec: TrialSpec) -> bool:
         """Have the fork server start that a trial asks for, in this thread: it ends with the one that starts it.

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from trial_world import make_spec, open_world
 
+from autotune.isolation import runner
 from autotune.isolation.channel.turns import TURNS_FILES, can_take_turns, open_turns, run_in_turns
+from autotune.isolation.runner import TrialRunner
 from autotune.measure.throughput import LEAST_BLOCKS
-from autotune.records.trial import TrialStatus
+from autotune.records.trial import TrialResult, TrialStatus
 
 
 @pytest.fixture
@@ -65,6 +67,55 @@ def test_both_start_at_a_time_and_warm_up_by_turns_whichever_is_ready_first(
     assert run_in_turns(folders, make(0), make(1)) == (4, 4)
     assert said == ["A is warm", "B is warm", *"ABBAABBA"]
     assert [[*one.iterdir()] for one in folders] == [[], []]
+
+
+@pytest.mark.parametrize(("apart", "order"), [(True, ["A", "B"]), (False, ["B", "A"])])
+def test_the_second_starts_when_the_first_has_started_where_both_at_a_time_would_take_longer(
+    folders: tuple[Path, Path], apart: bool, order: list[str]
+) -> None:
+    started: list[str] = []
+    is_second = threading.Event()
+
+    def first() -> int:
+        is_second.wait(timeout=0.5 if apart else 60.0)  # were they started at a time, the other one would be first
+        started.append("A")
+        return make_trial(folders[0], "A", 4, [])()
+
+    def second() -> int:
+        started.append("B")
+        is_second.set()
+        return make_trial(folders[1], "B", 4, [])()
+
+    assert run_in_turns(folders, first, second, start_apart=apart) == (4, 4)
+    assert started == order
+
+
+@pytest.mark.parametrize("start_apart", [True, False])
+def test_one_that_ends_before_it_is_warm_does_not_keep_the_other_from_starting(
+    folders: tuple[Path, Path], start_apart: bool
+) -> None:
+    assert run_in_turns(folders, lambda: 0, make_trial(folders[1], "B", 2, []), start_apart=start_apart) == (0, 2)
+
+
+@pytest.mark.parametrize(("together", "is_apart"), [(5.0, False), (9.0, True)])
+def test_starts_that_take_longer_than_one_after_the_other_are_apart_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: float, is_apart: bool
+) -> None:
+    asked: list[bool] = []
+    spec = make_spec("trains", number=1, purpose="final")
+    done = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=20.0, startup_seconds=3.0)
+
+    def take_turns(*_arguments: object, start_apart: bool) -> tuple[TrialResult, TrialResult]:
+        asked.append(start_apart)
+        return (done.replace(startup_seconds=together),) * 2
+
+    monkeypatch.setattr(runner, "run_in_turns", take_turns)
+    monkeypatch.setattr(TrialRunner, "_complete", lambda *_arguments, **_options: done)
+    with TrialRunner(tmp_path / "trials", warm=False) as alone:
+        alone(spec)
+        for number in (2, 4):
+            alone.run_in_turns(spec.replace(number=number), spec.replace(number=number + 1))
+    assert asked == [False, is_apart]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 6), (6, 1), (0, 3), (3, 0)])

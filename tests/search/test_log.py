@@ -137,7 +137,7 @@ def test_what_was_faster_than_the_finals_and_never_checked_is_told_of(
     if verdict is not None:
         log.add_checks(TWO, make_check(verdict, 0.1))
     log.add_finals(plan_one(), play_finals([0.21, 0.19, 0.20, 0.22]))
-    told = [note for note in describe_ending(log, is_stopped=False) if "no time to show that it learns as well" in note]
+    told = [note for note in describe_ending(log, is_stopped=False) if "no time for its proof" in note]
     assert len(told) == is_told
     assert all(note.startswith("placebo=2 ran at 1.65x") for note in told)
 

@@ -9,6 +9,7 @@ import pytest
 from simulated import Machine, make_report
 
 from autotune.records import Advice, GainRange, ProbeReport
+from autotune.records.facts import StepWork
 from autotune.search.explore.additive import Effect, Features, LogAdditiveModel, Prior
 from autotune.search.explore.loading import THREADS, TOGETHER, WORKERS
 from autotune.search.explore.prior import COMPILED_HALF, OWN, USUAL, USUAL_ON_GPU, make_prior
@@ -35,6 +36,20 @@ def report_of(*, device: str = "cpu", **own: Any) -> ProbeReport:
     report = make_report(Machine())
     target = report.target
     return report.replace(target=target.replace(device=device, baseline=target.baseline.replace(**own)), advice=())
+
+
+@pytest.mark.parametrize(("overhead", "lost"), [(0.0, 0.10), (0.5, 0.55)])
+def test_half_types_bring_less_on_a_cpu_where_a_step_is_all_calls(overhead: float, lost: float) -> None:
+    advice = Advice(knob="precision", reason="products are faster", gain=GainRange(low=1.2, high=2.4))
+    for device, taken in (("cpu", lost), ("cuda", 0.0)):
+        report = report_of(device=device)
+        shares = {"products_fraction": 0.4, "traffic_fraction": 0.6 - overhead, "overhead_fraction": overhead}
+        work = StepWork(**shares, operations_per_step=500, host_syncs_per_step=0)
+        told = report.replace(advice=(advice,), target=report.target.replace(work=work))
+        plain = report.replace(advice=(advice,), target=report.target.replace(work=None))
+        before, found = (make_prior(one).find("precision", "bf16") for one in (plain, told))
+        assert found.mean == pytest.approx(before.mean - taken)
+        assert found.sd == before.sd
 
 
 def test_what_is_turned_on_already_costs_what_it_has_brought() -> None:

@@ -4,8 +4,9 @@
                  ── go ──▶ B       warms up ──     ▓▓▓▓▓▓▓▓      ...             seconds, both of them meet
 
 A shared machine's speed wanders within seconds: of two launches one after the other each meets a speed of its own, of
-two in turns both meet the same. Both start at a time, which one core each does for most of it; from their first steps
-on, compiling included, one is at rest while the other goes on, so neither disturbs the other.
+two in turns both meet the same. Both start at a time, which one core each does for most of it, unless that is seen to
+take longer than one after the other; from their first steps on, compiling included, one is at rest while the other goes
+on, so neither disturbs the other.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _POLL_SECONDS = 0.2
 _SPIN_SECONDS = 0.25
 """Longest that threads are waited for: Intel's OpenMP spins for 0.2 s (KMP_BLOCKTIME), GNU's for some milliseconds."""
 _SPIN_POLL_SECONDS = 0.001
+_START_POLL_SECONDS = 0.05
 
 
 class Turns:
@@ -146,6 +148,15 @@ class Conductor:
         """
         self._ended[place] = True
 
+    def await_start(self, place: int) -> None:
+        """Wait until a trial is at rest before its first step, or has ended.
+
+        Args:
+            place: 0 for the first one.
+        """
+        while not (self._resting[place] or self._ended[place]):
+            time.sleep(_START_POLL_SECONDS)
+
     def _conduct(self) -> None:
         by_pipe = {at_rest: place for place, (_, at_rest) in enumerate(self._pipes)}
         while not self._closed:
@@ -165,7 +176,11 @@ class Conductor:
 
 
 def run_in_turns(
-    folders: tuple[Path, Path], first: Callable[[], _Result], second: Callable[[], _Result]
+    folders: tuple[Path, Path],
+    first: Callable[[], _Result],
+    second: Callable[[], _Result],
+    *,
+    start_apart: bool = False,
 ) -> tuple[_Result, _Result]:
     """Run two trials in turns and return what came of them.
 
@@ -173,6 +188,7 @@ def run_in_turns(
         folders: of the two, each other's.
         first: runs the one that warms up first, in this thread.
         second: runs the other one, in a thread of its own.
+        start_apart: the second one starts when the first is at its first step.
 
     Raises:
         Exception: what one of them raised, once both have ended.
@@ -183,6 +199,8 @@ def run_in_turns(
 
         def follow() -> None:
             try:
+                if start_apart:
+                    conductor.await_start(0)
                 found.append(second())
             except BaseException as error:  # it is raised in the thread that waits for this one
                 failed.append(error)

@@ -61,7 +61,7 @@ def _explain_no_finals(log: SearchLog) -> str:
 
 
 def _describe_unchecked(log: SearchLog, finals: FinalsOutcome) -> str:
-    """Tell of what was faster in the search than all that the finals had, and was never shown to learn as well."""
+    """Tell of what was faster in the search than all that the finals had, and had no loss check and no finals."""
     problem, ranking = log.problem, log.ranking
     fastest = next((one for one in Candidates(log).ranked() if not log.checks_of(one)), None)
     entry = None if fastest is None else ranking.find(fastest)
@@ -73,7 +73,7 @@ def _describe_unchecked(log: SearchLog, finals: FinalsOutcome) -> str:
     verb = "needs" if problem.objective is Objective.MEMORY else "ran at"
     return (
         f"{changes} {verb} {describe_gain(problem.objective, math.exp(entry.score))} in the search; there was no time "
-        "to show that it learns as well: more of it may (--resume --budget)"
+        "for its proof: more of it may (--resume --budget)"
     )
 
 
