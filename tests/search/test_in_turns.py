@@ -17,7 +17,7 @@ from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interference, Measurement
 from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals.plan import list_pair_noises, plan_finals
+from autotune.search.finals.plan import count_samples, list_pair_noises, plan_finals, price_pair
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
@@ -97,6 +97,22 @@ def test_a_pair_in_turns_is_one_launch_and_not_two() -> None:
     search.log.add_launch(search.starter.launch(unseen, "measure", 60.0))  # turns have been given up
     assert search.log.prices.pair_seconds(None) == pytest.approx(2 * LAUNCH_SECONDS)
     assert search.log.prices.pair_seconds(unseen) == pytest.approx(2 * LAUNCH_SECONDS)
+
+
+def test_a_pair_of_the_finals_is_priced_by_all_the_samples_that_it_measures() -> None:
+    search = open_pairs(Machine(noise=0.0))
+    assert price_pair(search.log, BF16) == search.log.prices.pair_seconds(BF16)  # nothing is known of it yet
+    result = search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
+    assert result.measurement is not None
+    assert result.reference is not None
+    full = count_samples(search.log)
+    early, beside = (
+        one.replace(blocks=one.blocks[: len(one.blocks) // 2]) for one in (result.measurement, result.reference)
+    )
+    search.log.add_launch(result.replace(measurement=early, reference=beside))
+    missing = sum(full / one.samples_per_second - one.seconds for one in (early, beside))
+    assert missing > 0.0
+    assert price_pair(search.log, BF16) == pytest.approx(search.log.prices.pair_seconds(BF16) + missing)
 
 
 def test_alone_without_turns_nothing_has_changed() -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
+from autotune.records.measurement import Measurement
 from autotune.search.finals.claim import THRESHOLD, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, RiskPurse
@@ -45,7 +46,7 @@ def plan_finals(
     """
     purse, first, policy = look or RiskPurse(), candidates[0], log.problem.policy
     left = budget.remaining_seconds
-    round_seconds = log.prices.pair_seconds(first)
+    round_seconds = price_pair(log, first)
     most = min(MOST_ROUNDS, int((left if seconds is None else min(left, seconds)) / round_seconds))
     kept = len(purse.pairs_of(first))
     if purse.share_for(first) < LEAST_SHARE:
@@ -80,6 +81,23 @@ def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | Non
         look: the search's purse; None for a first look.
     """
     return _plan_pairs(log, candidate, look or RiskPurse())[0]
+
+
+def price_pair(log: SearchLog, candidate: TrainConfig | None) -> float:
+    """Return how long a pair of the finals takes, in seconds.
+
+    Both measure all of their samples, where launches before ended as soon as they were precise enough.
+
+    Args:
+        log: of the search.
+        candidate: of the pair, beside the user's settings; None for any that compiles nothing.
+    """
+    expected, own = log.prices.pair_seconds(candidate), _list_measured(log, log.problem.baseline)
+    launched = [one.result for one in log.judged if one.config == candidate] if own else []
+    pairs = [(one.measurement, one.reference or own[0]) for one in launched if one.measurement is not None]
+    samples = count_samples(log) if pairs else 0
+    more = [math.fsum(samples / side.samples_per_second - side.seconds for side in pair) for pair in pairs]
+    return expected + max(0.0, *more, 0.0)
 
 
 @dataclass(frozen=True)
@@ -179,9 +197,13 @@ def count_samples(log: SearchLog) -> int:
 
     Where its launches are to be longer than at first, as many as the baseline takes in that time.
     """
-    measured = [one.result.measurement for one in log.judged if one.config == log.problem.baseline]
-    own, seconds = [one for one in measured if one is not None], find_measured_seconds(log)
+    own, seconds = _list_measured(log, log.problem.baseline), find_measured_seconds(log)
     enough = statistics.median_high([one.samples for one in own])
     if seconds <= log.problem.state.measure_seconds:
         return enough
     return max(enough, math.ceil(seconds * statistics.median([one.samples_per_second for one in own])))
+
+
+def _list_measured(log: SearchLog, config: TrainConfig) -> list[Measurement]:
+    measured = (one.result.measurement for one in log.judged if one.config == config)
+    return [one for one in measured if one is not None]

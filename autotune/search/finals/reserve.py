@@ -17,6 +17,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult
 from autotune.search.finals.finalist import LEAST_ROUNDS
+from autotune.search.finals.plan import price_pair
 from autotune.search.launch.budget import CLOSING_SECONDS, Budget
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
@@ -87,7 +88,7 @@ class Reserve:
 
     def round_seconds(self, config: TrainConfig | None) -> float:
         """Return what a pair of launches takes, one of a config and one of the baseline."""
-        return self.log.prices.pair_seconds(config)
+        return price_pair(self.log, config)
 
     @property
     def _policy(self) -> SearchPolicy:

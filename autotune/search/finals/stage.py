@@ -19,7 +19,7 @@ from autotune.records.quality import is_passed
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.claim import find_claim
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
-from autotune.search.finals.plan import plan_finals
+from autotune.search.finals.plan import plan_finals, price_pair
 from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
 from autotune.search.finals.rounds import (
     Cost,
@@ -81,7 +81,7 @@ def make_pair_launch(
     def launch_pair(first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
         if not (log.takes_turns and fit_together(log, first, second)):
             return _launch_both(launch, first, second)
-        expected = log.prices.pair_seconds(second if first == log.problem.baseline else first)
+        expected = price_pair(log, second if first == log.problem.baseline else first)
         remaining = starter.budget.remaining_seconds
         if starter.should_stop() or remaining < expected:
             return None
