@@ -105,7 +105,7 @@ class TrialRunner:
         self._servers = Servers(self._keeper.take, should_stop, starts)
         self._scripts = ScriptStarter(self._servers, self._keeper.take, should_stop)
         self._starts_warm = True
-        self._start_seconds, self._start_apart = math.inf, False
+        self._start_seconds, self._start_apart = dict[bool, float](), False
         self._adopted_before = False
         self._make_second = partial(
             TrialRunner,
@@ -183,12 +183,12 @@ class TrialRunner:
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         complete = [partial(one._complete, spec, until) for one, spec in zip(runners, (first, second), strict=True)]
         ours, theirs = run_in_turns(folders, *complete, start_apart=self._start_apart)
-        alone = max(_LEAST_START_SECONDS, self._start_seconds)
-        self._start_apart |= max(one.startup_seconds or 0.0 for one in (ours, theirs)) > _CROWDED * 2 * alone
-        if first.target.script is None:
-            return ours, theirs, True
+        alone = max(_LEAST_START_SECONDS, self._start_seconds.get(all(are_warm), math.inf))
+        is_crowded = max(one.startup_seconds or 0.0 for one in (ours, theirs)) > _CROWDED * 2 * alone
         starters = [runner._scripts for runner in runners]
         is_alike = starters[0].is_warm == starters[1].is_warm and not any(one.is_misled for one in starters)
+        is_alike = is_alike or first.target.script is None
+        self._start_apart |= is_alike and is_crowded
         return ours, theirs, is_alike
 
     def __call__(self, spec: TrialSpec) -> TrialResult:
@@ -199,12 +199,12 @@ class TrialRunner:
         """
         self._starts_warm = True
         began = time.monotonic()
-        self._prepare(spec)
+        is_warm = self._prepare(spec)
         self._await_server(spec, until=began + spec.limits.time_limit_seconds)
         waited_seconds = time.monotonic() - began
         result = self._complete(spec, lost_seconds=max(0.0, waited_seconds - spec.limits.wait_seconds))
         if result.status is TrialStatus.COMPLETED and result.startup_seconds:
-            self._start_seconds = result.startup_seconds
+            self._start_seconds[is_warm] = result.startup_seconds
         return result
 
     def _prepare(self, spec: TrialSpec) -> bool:
@@ -248,6 +248,10 @@ class TrialRunner:
         folder = self._folder / trial_name(spec.number)
         make_folder(folder)
         write_record(folder / SPEC_FILE, spec)
+        if until is not None and (self._should_stop() or time.monotonic() >= until):
+            result = _leave_out(spec)
+            write_record(folder / RESULT_FILE, result)
+            return result
         seconds = spec.limits.time_limit_seconds - lost_seconds
         if until is not None:
             seconds = min(seconds, until - time.monotonic())
@@ -418,6 +422,17 @@ def _resident_bytes(pid: int, limit: int) -> int:
         return quick if quick <= limit else sum(process.memory_full_info().pss for process in tree)
     except (psutil.Error, OSError):
         return 0
+
+
+def _leave_out(spec: TrialSpec) -> TrialResult:
+    """Return the result of a trial that was not started any more: the other one of its pair took all of their time."""
+    return TrialResult(
+        spec=spec,
+        status=TrialStatus.INTERRUPTED,
+        cause="interrupted",
+        error="not started any more",
+        elapsed_seconds=0.0,
+    )
 
 
 def read_clock() -> float:

@@ -97,6 +97,28 @@ def test_one_that_ends_before_it_is_warm_does_not_keep_the_other_from_starting(
     assert run_in_turns(folders, lambda: 0, make_trial(folders[1], "B", 2, []), start_apart=start_apart) == (0, 2)
 
 
+def test_the_second_is_not_started_where_the_first_could_not_be_run(folders: tuple[Path, Path]) -> None:
+    started: list[str] = []
+
+    def fail() -> int:
+        raise OSError("no space left")
+
+    def second() -> int:
+        started.append("B")
+        return 0
+
+    with pytest.raises(OSError, match="no space left"):
+        run_in_turns(folders, fail, second, start_apart=True)
+    assert started == []
+
+
+def test_what_has_no_time_left_beside_the_other_one_is_not_started(tmp_path: Path) -> None:
+    spec = make_spec("trains", number=1, purpose="final")
+    with TrialRunner(tmp_path / "trials", warm=False) as alone:
+        found = alone._complete(spec, time.monotonic() - 1.0)
+    assert (found.status, found.measurement) == (TrialStatus.INTERRUPTED, None)
+
+
 @pytest.mark.parametrize(("together", "is_apart"), [(5.0, False), (9.0, True)])
 def test_starts_that_take_longer_than_one_after_the_other_are_apart_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: float, is_apart: bool

@@ -819,7 +819,7 @@ def test_a_change_that_only_trainings_show_is_refused_and_the_rest_is_trained(tm
 
 @pytest.mark.slow
 def test_an_exact_winner_needs_no_training_where_nothing_was_refused(tmp_path: Path) -> None:
-    run = run_search(tmp_path, speed=lambda config: 1.4 if config.host_allocator == "glibc-tuned" else 1.0)
+    run = run_search(tmp_path, speed=lambda config: 1.4 if config.host_allocator == "glibc-tuned" else 1.0, noise=0.0)
     assert run.profile.config == TUNED
     assert TUNED not in trained(run.machine.specs)
     assert {check.test for check in run.profile.quality} == {"schedule", "gradients"}
@@ -904,6 +904,15 @@ def test_another_order_of_sums_is_trained_only_where_that_takes_little_of_the_ti
         late = open_late(tmp_path / name, Machine(), 200.0, limits=limits, policy=policy)
         assert late.choose(config) == [config]
         assert ("quality" in late.purposes) == (is_trained or name != "sums")
+
+
+@pytest.mark.parametrize(("steps", "is_trained"), [(None, False), (500, True)])
+def test_steps_that_the_user_asked_for_are_trained(tmp_path: Path, steps: int | None, *, is_trained: bool) -> None:
+    script = Script(command=("python", "train.py"), quality_steps=steps)
+    policy = SearchPolicy(loss_check=LossCheckPolicy(spare_share=0.0))
+    stage = open_stage(tmp_path, Machine(), script=script, policy=policy, budget=6000.0)
+    assert stage.choose(FUSED) == [FUSED]
+    assert ("quality" in stage.purposes) == is_trained
 
 
 def test_trainings_too_short_to_tell_are_not_run_of_gradients_that_have_passed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from simulated import Machine, make_report
 
 from autotune.records import Advice, GainRange, ProbeReport
 from autotune.search.explore.additive import Prior
-from autotune.search.explore.loading import SHARED_CPUS, THREADS, WORKERS
+from autotune.search.explore.loading import SHARED_CPUS, THREADS, TOGETHER, WORKERS
 from autotune.search.explore.prior import USUAL, make_prior
 
 LOAD, COMPUTE = 60e-3, 8e-3
@@ -62,6 +62,21 @@ def test_fewer_threads_bring_what_a_step_with_workers_takes_longer_than_it_has_t
     best = (LOAD + 2 * COMPUTE) / 2
     slow, fast = (make_prior(report_of(num_workers=2, step=step, waits=0.4 * step)) for step in (60e-3, best))
     assert slow.find("num_threads", 1).mean > 0.1 > 0.0 > fast.find("num_threads", 1).mean
+
+
+def test_workers_that_wait_for_a_disk_need_no_fewer_threads() -> None:
+    report = report_of()
+    data = report.target.data.replace(cpu_fraction=0.05)
+    prior = make_prior(report.replace(target=report.target.replace(data=data)))
+    assert prior.pairs[WORKERS, THREADS] == TOGETHER
+    assert (("num_workers", 2), THREADS) not in prior.pairs
+    assert prior.find("num_workers", 2).mean < prior.find("num_workers", 4).mean
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_more_workers_are_expected_to_win_where_each_of_several_processes_has_a_loader(processes: int) -> None:
+    prior = make_prior(report_of(num_workers=1, step=LOAD / processes, waits=0.8 * LOAD / processes))
+    assert prior.find("num_workers", 2).mean > 0.0
 
 
 def test_on_a_gpu_fewer_workers_are_expected_to_lose() -> None:

@@ -86,7 +86,7 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
             break
         if all(check.verdict != "inferior" for check in screened):
             passing.append((names, _severity(screened)))
-            if failed in ("gradients", "schedule") or _severity(screened) <= _TELLING_BIAS < _severity(checks):
+            if failed in ("gradients", "schedule") or _is_cleared(screened, checks):
                 break  # without it the rest passes, or moves no gradient: that is the one
     if not passing:
         return Blame(tuple(name for names in groups for name in names), None)
@@ -137,6 +137,13 @@ def _group(names: Sequence[str]) -> list[tuple[str, ...]]:
     order = {name: place for place, name in enumerate(_SUSPECTS, start=1)}
     alone.sort(key=lambda name: 0 if is_user_knob(name) else order.get(name, len(order) + 1))
     return [*((name,) for name in alone), *([batch] if batch else [])]
+
+
+def _is_cleared(rest: Sequence[QualityCheck], whole: Sequence[QualityCheck]) -> bool:
+    """Return whether what is left moves the gradients by no more than any two differ by, and the whole clearly does."""
+    is_compared = any(one.bias is not None for check in rest for one in check.fidelity)
+    clearest = max(_TELLING_BIAS, _STANDS_OUT * _severity(rest))
+    return is_compared and _severity(rest) <= _TELLING_BIAS and clearest < _severity(whole)
 
 
 def _severity(checks: Sequence[QualityCheck]) -> float:

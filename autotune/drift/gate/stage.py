@@ -368,9 +368,8 @@ class GateStage:
             or not is_passed(checks)
             or not (compared or self._is_exact(config))
         )
-        is_spared = not self._list_unsure(config) and self._log.problem.state.max_drift == DriftLimits()
-        if not needs_training and is_spared and self._trainings.take_long:
-            return checks  # its gradients are the baseline's but for the order of sums, and no limit is the user's own
+        if not needs_training and not self._list_unsure(config) and self._may_spare_trainings:
+            return checks  # its gradients are the baseline's but for the order of their sums
         # In a warm-up next to nothing is learned yet, however many steps there are.
         is_lost = are_lost_in_noise(checks) and not self._gate.is_warming_up
         trained = self._trainings.check(
@@ -382,6 +381,14 @@ class GateStage:
         if trained is not None:
             return (*(accept_lost(checks) if is_lost and self._trainings.shows_standstill else checks), *trained)
         return None if needs_training else checks
+
+    @property
+    def _may_spare_trainings(self) -> bool:
+        """Whether trainings that nothing needs take much of the time that is left, and the user asked for none."""
+        state = self._log.problem.state
+        script, metrics = state.target.script, self._facts.metrics
+        is_asked = script is not None and bool(script.quality_steps or script.quality_epochs or metrics)
+        return self._trainings.take_long and not is_asked and state.max_drift == DriftLimits()
 
     def _trains_allocators_alone(self, spec: TrialSpec) -> bool:
         changed = set() if spec.config is None else set(changed_fields(spec.config, self._baseline))

@@ -195,13 +195,15 @@ def run_in_turns(
     """
     found: list[_Result] = []
     failed: list[BaseException] = []
+    is_over = threading.Event()  # the first one could not be run at all
     with Conductor(folders) as conductor:
 
         def follow() -> None:
             try:
                 if start_apart:
                     conductor.await_start(0)
-                found.append(second())
+                if not is_over.is_set():
+                    found.append(second())
             except BaseException as error:  # it is raised in the thread that waits for this one
                 failed.append(error)
             finally:
@@ -211,6 +213,9 @@ def run_in_turns(
         thread.start()
         try:
             result = first()
+        except BaseException:
+            is_over.set()
+            raise
         finally:
             conductor.end(0)
             thread.join()

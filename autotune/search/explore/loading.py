@@ -41,21 +41,27 @@ def expect_of_loading(report: ProbeReport, effects: Mapping[Change, Effect]) -> 
         report: of the probe.
         effects: of all knobs, moved to what the probe advises.
     """
-    on_gpu, usual = report.target.device == "cuda", effects.get(WORKERS, Effect())
+    on_gpu = report.target.device == "cuda"
     advised = next((one.gain for one in report.advice if one.knob == WORKERS[0] and one.gain is not None), None)
     if advised is None:
         is_idle = not on_gpu and report.target.baseline.num_workers == 0
-        found = {WORKERS: _expect_of_idle(report, usual)} if is_idle else {}
+        found = {WORKERS: _expect_of_idle(report, effects.get(WORKERS, Effect()))} if is_idle else {}
         return Prior(found, {(WORKERS, THREADS): TOGETHER})
     figures, low = derive_figures(report.target, report.measurement), math.log(advised.low)
     expected, pairs = dict[Change, Effect](), dict[tuple[Change, Change], Effect]()
+    room = _find_room(report, figures)
     for workers, most in _bound_speedups(report, figures).items():
         half = max(0.0, most - low) / 2
         expected[WORKERS[0], workers] = Effect(most - half, max(_LEAST_SD, half))
-        pairs[(WORKERS[0], workers), THREADS] = Effect(half, half) if workers else TOGETHER
+        pairs[(WORKERS[0], workers), THREADS] = Effect(max(0.0, half - room), half) if workers else TOGETHER
     if on_gpu:
         return Prior(expected, {(WORKERS, THREADS): SHARED_CPUS})
-    return Prior(expected | _expect_of_threads(report, figures, effects), pairs)
+    if report.target.data.waits:  # for a disk or a network: workers are in nobody's way
+        pairs = {(WORKERS, THREADS): TOGETHER}
+    usual, share = effects.get(THREADS, Effect()), 1.0 - figures.wait_fraction
+    # Fewer cost no more than the share of a step that they compute in.
+    fewer = Effect(share * usual.mean + room, math.hypot(share * usual.sd, room))
+    return Prior(expected | {THREADS: fewer}, pairs)
 
 
 def find_compute_share(report: ProbeReport) -> float:
@@ -66,9 +72,14 @@ def find_compute_share(report: ProbeReport) -> float:
 
 
 def _bound_speedups(report: ProbeReport, figures: StepFigures) -> dict[int, float]:
-    """Return the log speed-up that each number of workers but the user's own brings at best."""
+    """Return the log speed-up that each number of workers but the user's own brings at best.
+
+    Where the user's own loader is faster than one process was seen to load, as one of several processes' is, the others
+    are taken to be so too.
+    """
     steps, own = _predict_steps(report, figures), report.target.baseline.num_workers
-    return {workers: math.log(figures.step_seconds / one) for workers, one in steps.items() if workers != own and one}
+    before = max(figures.step_seconds, steps.get(own, 0.0))
+    return {workers: math.log(before / one) for workers, one in steps.items() if workers != own and one}
 
 
 def _predict_steps(report: ProbeReport, figures: StepFigures) -> dict[int, float]:
@@ -81,19 +92,17 @@ def _predict_steps(report: ProbeReport, figures: StepFigures) -> dict[int, float
     return {workers: predict_step(facts, hardware, load=load, workers=workers) for workers in counts}
 
 
-def _expect_of_threads(
-    report: ProbeReport, figures: StepFigures, effects: Mapping[Change, Effect]
-) -> dict[Change, Effect]:
-    """Return what fewer threads cost: no more than the share of a step that they compute in.
+def _find_room(report: ProbeReport, figures: StepFigures) -> float:
+    """Return half of the log time that a step with the user's own workers takes too long, which threads may be why.
 
-    Where the user has workers already, they bring what a step takes longer than it has to.
+    Nothing where workers wait for a disk or a network: they are in nobody's way.
     """
-    usual, share = effects.get(THREADS, Effect()), 1.0 - figures.wait_fraction
-    own, room = report.target.baseline.num_workers, 0.0
+    facts = report.target
+    own = facts.baseline.num_workers
     best = _predict_steps(report, figures).get(own)
-    if own and best:
-        room = max(0.0, math.log(figures.step_seconds / best)) / 2
-    return {THREADS: Effect(share * usual.mean + room, math.hypot(share * usual.sd, room))}
+    if not own or not best or facts.data.waits:
+        return 0.0
+    return max(0.0, math.log(figures.step_seconds / best)) / 2
 
 
 def _expect_of_idle(report: ProbeReport, usual: Effect) -> Effect:
