@@ -29,7 +29,7 @@ from autotune.measure.timing import Timing
 from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Measurement, SpeedReference
-from autotune.records.trial import Rival, TrialLimits
+from autotune.records.trial import SAMPLES_PATIENCE, Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
@@ -64,8 +64,6 @@ _MOST_COMPILE_SECONDS = 60.0
 """Of compiling in blocks, that do not use up the time to measure in."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
-_SAMPLES_PATIENCE = 4.0
-"""Where the samples are fixed, the time may be this much longer than asked for."""
 
 Ending = Literal["precision", "time", "samples", "racing", "training"]
 
@@ -302,7 +300,7 @@ class TimedBlocks:
         if limits.measure_samples is not None:
             if sum(block.samples for block in blocks) >= limits.measure_samples:
                 return "samples"
-            return "time" if blocks and elapsed >= _SAMPLES_PATIENCE * limits.measure_seconds else None
+            return "time" if blocks and elapsed >= SAMPLES_PATIENCE * limits.measure_seconds else None
         if self._lags():
             return "racing"
         least = self._least_blocks()

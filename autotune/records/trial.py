@@ -15,6 +15,9 @@ from autotune.records.measurement import Measurement
 from autotune.records.quality import DriftLimits
 from autotune.records.script import Script
 
+SAMPLES_PATIENCE = 4.0
+"""Where the samples of a launch are fixed, it may measure this much longer than asked for."""
+
 DEVICE_VARIABLE = "AUTOTUNE_DEVICE"
 """Environment variable: `cpu` keeps a workload on the CPU of a machine with an accelerator, as `--device cpu` does."""
 

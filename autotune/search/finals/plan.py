@@ -11,6 +11,7 @@ from functools import partial
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Measurement
+from autotune.records.trial import SAMPLES_PATIENCE
 from autotune.search.finals.claim import THRESHOLD, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, RiskPurse
@@ -23,8 +24,6 @@ from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 from autotune.search.scores.ranking import Ranking
 
-_MOST_TIMES = 4.0
-"""Of what a launch measures usually: the most that one of the finals does, however slow."""
 _LEAST_DEGREES = 4
 """Of freedom of the noise, those of the pairs among them."""
 
@@ -97,7 +96,7 @@ def price_pair(log: SearchLog, candidate: TrainConfig | None) -> float:
     expected, own = log.prices.pair_seconds(candidate), _list_measured(log, log.problem.baseline)
     launched = [one.result for one in log.judged if one.config == candidate] if own else []
     pairs = [(one.measurement, one.reference or own[0]) for one in launched if one.measurement is not None]
-    samples, most = (count_samples(log), _MOST_TIMES * find_measured_seconds(log)) if pairs else (0, 0.0)
+    samples, most = (count_samples(log), SAMPLES_PATIENCE * find_measured_seconds(log)) if pairs else (0, 0.0)
     more = [math.fsum(min(samples / side.samples_per_second, most) - side.seconds for side in pair) for pair in pairs]
     return expected + max(0.0, statistics.median(more) if more else 0.0)
 
