@@ -31,6 +31,10 @@ from autotune.records.script import Numerics
 
 SPLIT_KNOBS = frozenset({"micro_batch_size", "gradient_accumulation_steps"})
 
+REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend", "num_threads"}
+"""They draw the random numbers of a step in another order: their masks are others, and no worse. Or they only sum in
+another order, all of which is seen without masks."""
+
 BATCH_KNOBS = SPLIT_KNOBS | {"learning_rate_scale"}
 """They make one change together."""
 

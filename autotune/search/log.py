@@ -20,7 +20,7 @@ from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.prices import Prices
 from autotune.search.launch.suspects import Ended, Suspects
 from autotune.search.problem import SearchProblem
-from autotune.search.scores.objective import Judged, score_trial, trim_launch
+from autotune.search.scores.objective import Judged, draws_otherwise, score_trial, trim_launch
 from autotune.search.scores.ranking import Entry, Ranking
 from autotune.search.scores.schedule import Schedule
 from autotune.space import classify_changes
@@ -84,7 +84,8 @@ class SearchLog:
     def add_launch(self, result: TrialResult) -> Judged:
         """Add a timing launch that was not cut, scored; refuse the user's values that it shows to drift."""
         problem = self.problem
-        score = score_trial(result, problem.baseline_losses, problem.limits)
+        redraws = result.spec.config is not None and draws_otherwise(result.spec.config, problem.report.target)
+        score = score_trial(result, problem.baseline_losses, problem.limits, other_draws=redraws)
         judged = Judged(trim_launch(result, problem.baseline_losses), score)
         self.add_judged(judged)
         if judged.score.status is TrialStatus.DRIFTED:

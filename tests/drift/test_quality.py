@@ -15,6 +15,7 @@ from autotune.drift.compare.losses import (
     has_learned,
     may_learn,
     screen_losses,
+    screen_other_draws,
 )
 from autotune.records import LossCurve, Margin, QualityCheck
 from autotune.records.quality import is_passed
@@ -334,3 +335,14 @@ def test_what_launches_show_of_some_changes_settles_no_gradients_of_the_others()
     open_gradients = passed.replace(test="gradients", verdict="inconclusive")
     assert is_passed((open_gradients, passed))
     assert not is_passed((open_gradients, passed.replace(test="equal-launches")))
+
+
+def test_with_other_masks_one_seed_shows_only_that_nothing_is_learned():
+    fast = _curve([2.3 * 0.9**step for step in range(40)])
+    slow = _curve([2.3] * 10 + [2.3 * 0.99**step for step in range(30)])
+    assert screen_losses(slow, fast) > 1.0
+    assert screen_other_draws(slow, fast) < 0.05
+    assert screen_other_draws(_curve([2.3 * 1.02**step for step in range(40)]), fast) > 0.2
+    rising = _curve([0.5 * 1.02**step for step in range(40)])  # as of a GAN's generator
+    assert screen_other_draws(rising, rising) == 0.0
+    assert screen_other_draws(_curve([2.3, None]), _curve([2.3, 2.2])) is None

@@ -9,6 +9,7 @@ import pytest
 from simulated import Machine, make_report
 
 from autotune.records import Advice, GainRange, ProbeReport
+from autotune.records.measurement import Interference
 from autotune.search.explore.additive import Prior
 from autotune.search.explore.loading import SHARED_CPUS, THREADS, TOGETHER, WORKERS
 from autotune.search.explore.prior import USUAL, make_prior
@@ -96,3 +97,14 @@ def test_a_compute_knob_acts_on_the_share_of_a_step_that_computes_once_workers_l
     share = COMPUTE / (LOAD + COMPUTE)
     assert make_prior(fixed).find("memory_format", "channels_last").mean == pytest.approx(share * plain.mean, rel=0.01)
     assert make_prior(report).find("host_allocator", "tcmalloc") == USUAL["host_allocator", "tcmalloc"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fewer_threads_may_win_where_others_have_a_share_of_the_cpus(device: str) -> None:
+    quiet = make_report(Machine())
+    quiet = quiet.replace(target=quiet.target.replace(device=device))
+    blocks = (block.replace(interference=Interference(foreign_cpu_fraction=0.5)) for block in quiet.measurement.blocks)
+    busy = quiet.replace(measurement=quiet.measurement.replace(blocks=tuple(blocks)))
+    alone, beside = (make_prior(one).find("num_threads", 1) for one in (quiet, busy))
+    assert alone.mean < 0.0
+    assert (beside == alone) if device == "cuda" else (beside.mean > 0.2 and beside.sd > alone.sd)

@@ -4,10 +4,10 @@ import math
 
 import pytest
 from record_factory import make_spec
-from simulated import BASELINE, Machine
+from simulated import BASELINE, Machine, make_report
 
 from autotune.records import PeakMemory, TrainConfig, TrialResult, TrialStatus
-from autotune.search.scores.objective import KEYS, SCREEN_STEPS, Limits, score_trial, trim_launch
+from autotune.search.scores.objective import KEYS, SCREEN_STEPS, Limits, draws_otherwise, score_trial, trim_launch
 
 LIMITS = Limits(host_memory_bytes=2**30, device_memory_bytes=None, max_drift=0.005)
 
@@ -82,3 +82,22 @@ def test_what_a_search_keeps_of_a_launch_still_tells_whether_its_losses_are_the_
 def test_a_launch_without_a_timing_is_kept():
     crashed = run().replace(status=TrialStatus.CRASHED, measurement=None, curves=())
     assert trim_launch(crashed, BASE_CURVE) == crashed
+
+
+@pytest.mark.parametrize(
+    ("change", "draws", "status"),
+    [
+        ({"compile_mode": "default"}, True, TrialStatus.COMPLETED),
+        ({"compile_mode": "default"}, False, TrialStatus.DRIFTED),
+        ({"optimizer_implementation": "fused"}, True, TrialStatus.DRIFTED),
+        ({"compile_mode": "default", "user_knobs": {"width": 2}}, True, TrialStatus.DRIFTED),
+    ],
+)
+def test_what_draws_other_masks_is_not_screened_out_for_a_seeds_luck(change, draws, status):
+    facts = make_report(Machine()).target
+    facts = facts.replace(model=facts.model.replace(draws_random=draws))
+    config = facts.baseline.replace(**change)
+    slowly = tuple(BASE_CURVE.losses[step // 2] for step in range(len(BASE_CURVE.losses)))
+    late = run().replace(curves=(BASE_CURVE.replace(losses=slowly),))
+    score = score_trial(late, BASE_CURVE, LIMITS, other_draws=draws_otherwise(config, facts))
+    assert score.status is status

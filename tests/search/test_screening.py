@@ -28,7 +28,7 @@ from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
 from autotune.drift.gate.screen import Gate
-from autotune.drift.gate.trace_plans import LookCosts, plan_fidelity
+from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, plan_fidelity
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
 from autotune.records import LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
@@ -1328,3 +1328,17 @@ def test_captures_made_here_are_read_as_they_were_written(tmp_path: Path) -> Non
     read = read_trace(result.captures)
     assert read is not None
     assert np.array_equal(read.points[1].gradients.rows, make_rows())
+
+
+@pytest.mark.parametrize(
+    ("fall", "later_steps"),
+    [(0.99, PLANS[0].later_steps), (0.9, 28), (0.2, 5), (1.02, PLANS[0].later_steps)],
+)
+def test_gradients_are_looked_at_where_a_training_still_learns(fall, later_steps):
+    curve = LossCurve(seed=0, samples=4_000, losses=tuple(2.0 * fall**step for step in range(40)))
+    assert end_while_learning(PLANS[0], curve) == PLANS[0].replace(later_steps=later_steps)
+
+
+@pytest.mark.parametrize("losses", [(2.0, None) * 20, (0.0,) * 40, (1.0, 0.01)])
+def test_losses_that_tell_nothing_leave_the_steps_as_they_are(losses):
+    assert end_while_learning(PLANS[0], LossCurve(seed=0, samples=100, losses=losses)) == PLANS[0]

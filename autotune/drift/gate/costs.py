@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.drift.gate.screen import OPTIMIZER, REORDERING_KNOBS, Gate, asked_tests, leave_optimizer
+from autotune.drift.gate.screen import OPTIMIZER, Gate, asked_tests, leave_optimizer
 from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.knobs import DATA_KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.trial import GradientPlan
-from autotune.space import classify_changes, revert_knobs
+from autotune.space import REORDERING_KNOBS, classify_changes, revert_knobs
 
 
 def count_tape_steps(seconds_per_step: float, policy: LossCheckPolicy) -> int:

@@ -40,16 +40,11 @@ from autotune.records.quality import GradientEquivalence, QualityCheck
 from autotune.records.script import Numerics
 from autotune.records.trial import GradientPlan
 from autotune.search.log import list_changes
-from autotune.space import SPLIT_KNOBS, classify_changes, revert_knobs
+from autotune.space import REORDERING_KNOBS, classify_changes, revert_knobs
 
 _FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "allow_tf32=True"})
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open, and so many would tell."""
-
-REORDERING_KNOBS = SPLIT_KNOBS | {"compile_mode", "memory_format", "precision", "attention_backend", "num_threads"}
-"""They draw the random numbers of a step in another order: their masks are others, and no worse. Or they only sum in
-another order, all of which is seen without masks."""
-
 
 OPTIMIZER = "optimizer_implementation"
 

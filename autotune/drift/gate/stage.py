@@ -19,7 +19,7 @@ from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate
-from autotune.drift.gate.trace_plans import PLANS, LookCosts, plan_for_some
+from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
@@ -487,6 +487,7 @@ class GateStage:
             costs = self._costs
             look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference)
             plan = plan_for_some(seconds, look, candidates=candidates)
+            plan = plan and end_while_learning(plan, self._log.problem.baseline_losses)
             # One point is a weaker proof than two, whatever else there is time for.
             self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
 

@@ -11,15 +11,21 @@ a small plan never passes what a large one would not. What it cannot tell it lea
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
-from autotune.records.trial import GradientPlan
+from autotune.records.trial import GradientPlan, LossCurve
 
 _PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5), (8, 0), (6, 0), (4, 0))
 """Windows at each point and steps between the points, the best first."""
 
 PLANS = tuple(GradientPlan(windows=windows, later_steps=later) for windows, later in _PLANS)
 SMALLEST_PLAN = PLANS[-1]
+
+_LEARNED = 0.05
+"""Of the first loss: a training with less has learned what there is, and gradients are mostly rounding."""
+_MEDIAN_STEPS = 5
+_LEAST_LATER_STEPS = 5
 
 PATIENCE = 1.6
 """A step that notes its gradients takes longer than one that does not."""
@@ -60,6 +66,26 @@ def plan_for_some(seconds: float, costs: LookCosts, *, candidates: int) -> Gradi
             if plan is not None and (plan.later_steps > 0 or not with_later):
                 return plan
     return None
+
+
+def end_while_learning(plan: GradientPlan, curve: LossCurve) -> GradientPlan:
+    """Return a plan whose second point is not where a training has learned its data by heart.
+
+    Gradients are next to nothing there, and what a half type rounds of them is as large. The last step is taken at
+    which the median loss of five was a twentieth of the first five's.
+
+    Args:
+        plan: as the time has it.
+        curve: of the baseline, as far as it is known.
+    """
+    losses = [loss for loss in curve.losses if loss is not None and loss > 0.0]
+    if len(losses) < max(len(curve.losses), 2 * _MEDIAN_STEPS):
+        return plan
+    levels = [statistics.median(losses[step : step + _MEDIAN_STEPS]) for step in range(len(losses) - _MEDIAN_STEPS + 1)]
+    learns = [step for step, level in enumerate(levels) if level >= _LEARNED * levels[0]]
+    if learns[-1] == len(levels) - 1:
+        return plan
+    return plan.replace(later_steps=min(plan.later_steps, max(_LEAST_LATER_STEPS, learns[-1] + _MEDIAN_STEPS // 2)))
 
 
 def plan_fidelity(seconds: float, costs: LookCosts, *, candidates: int) -> GradientPlan | None:

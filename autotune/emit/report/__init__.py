@@ -20,7 +20,8 @@ from autotune.emit.report.origin import Origin, describe_gain, find_command, lis
 from autotune.emit.report.worth import draw_worth, list_refused, list_steps, list_tried
 from autotune.records import DriftLimits, Margin, ProbeReport, Profile, TrialResult
 from autotune.records.explanation import Explanation
-from autotune.search.scores.objective import Limits, score_trial
+from autotune.records.facts import TargetFacts
+from autotune.search.scores.objective import Limits, draws_otherwise, score_trial
 from autotune.sentences.loss_check import describe_drift
 
 __all__ = ["Origin", "render_report"]
@@ -44,7 +45,7 @@ def render_report(
     """
     limit = profile.evidence.loss_limit or DriftLimits().loss
     told = (trial for trial in trials if trial.spec.purpose != "reference")  # their timings are in the other one's
-    ordered = _mark_drifted(sorted(told, key=lambda trial: trial.spec.number), limit)
+    ordered = _mark_drifted(sorted(told, key=lambda trial: trial.spec.number), limit, probe.target)
     baseline_rate = tables.find_baseline_rate(profile, probe)
     context = _describe_search(profile, probe, ordered, explanation, origin or Origin())
     context |= {
@@ -105,16 +106,20 @@ def _describe_search(
     }
 
 
-def _mark_drifted(trials: Sequence[TrialResult], loss_limit: Margin) -> list[TrialResult]:
+def _mark_drifted(trials: Sequence[TrialResult], loss_limit: Margin, facts: TargetFacts) -> list[TrialResult]:
     """Return the trials with the status of those that the search, with its own limit, screened out for their losses."""
     probed = next((trial.curves[0] for trial in trials if trial.spec.purpose == "probe" and trial.curves), None)
     if probed is None:
         return list(trials)
     limits = Limits(host_memory_bytes=2**62, device_memory_bytes=None, max_drift=loss_limit.amount)
-    return [
-        trial.replace(status=score_trial(trial, probed, limits).status) if trial.spec.purpose == "measure" else trial
-        for trial in trials
-    ]
+
+    def mark(trial: TrialResult) -> TrialResult:
+        if trial.spec.purpose != "measure" or trial.spec.config is None:
+            return trial
+        redraws = draws_otherwise(trial.spec.config, facts)
+        return trial.replace(status=score_trial(trial, probed, limits, other_draws=redraws).status)
+
+    return [*map(mark, trials)]
 
 
 def _build_environment() -> Environment:

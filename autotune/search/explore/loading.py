@@ -41,6 +41,16 @@ def expect_of_loading(report: ProbeReport, effects: Mapping[Change, Effect]) -> 
         report: of the probe.
         effects: of all knobs, moved to what the probe advises.
     """
+    found = _expect_of_workers(report, effects)
+    taken = report.measurement.taken_fraction
+    if report.target.device == "cuda" or not taken:
+        return found
+    threads = found.effects.get(THREADS, effects.get(THREADS, Effect()))
+    return Prior({**found.effects, THREADS: _beside_others(threads, taken)}, found.pairs)
+
+
+def _expect_of_workers(report: ProbeReport, effects: Mapping[Change, Effect]) -> Prior:
+    """Return what is to be expected of workers, and of threads beside them."""
     on_gpu = report.target.device == "cuda"
     advised = next((one.gain for one in report.advice if one.knob == WORKERS[0] and one.gain is not None), None)
     if advised is None:
@@ -62,6 +72,15 @@ def expect_of_loading(report: ProbeReport, effects: Mapping[Change, Effect]) -> 
     # Fewer cost no more than the share of a step that they compute in.
     fewer = Effect(share * usual.mean + room, math.hypot(share * usual.sd, room))
     return Prior(expected | {THREADS: fewer}, pairs)
+
+
+def _beside_others(threads: Effect, taken: float) -> Effect:
+    """Return what fewer threads are expected to bring where others have a share of the CPUs.
+
+    Threads wait for the slowest of them after each operation: two of them on two CPUs, one of which another process
+    used, ran at a ninth of their speed, where one alone would have had half.
+    """
+    return Effect(threads.mean + taken, math.hypot(threads.sd, taken))
 
 
 def find_compute_share(report: ProbeReport) -> float:

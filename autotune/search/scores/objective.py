@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.drift.compare.losses import screen_losses
-from autotune.records.config import TrainConfig
+from autotune.drift.compare.losses import screen_losses, screen_other_draws
+from autotune.records.config import TrainConfig, changed_fields, is_user_knob
+from autotune.records.facts import TargetFacts
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
+from autotune.space import REORDERING_KNOBS
 
 SCREEN_STEPS = 40
 """Steps a single run is screened over: later, equal trainings have gone apart by chance."""
@@ -69,13 +71,26 @@ class Score:
         return timed and all(value <= 0 for value in self.constraints.values())
 
 
-def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Score:
+def draws_otherwise(config: TrainConfig, facts: TargetFacts) -> bool:
+    """Return whether settings only change which random numbers a step draws, as for masks of dropout, or their order.
+
+    Args:
+        config: the settings.
+        facts: of the target, its own settings among them.
+    """
+    changed = changed_fields(config, facts.baseline)
+    reorders = facts.model.draws_random and not REORDERING_KNOBS.isdisjoint(changed)
+    return reorders and not any(map(is_user_knob, changed))
+
+
+def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits, *, other_draws: bool = False) -> Score:
     """Return the value and the constraints of a trial.
 
     Args:
         result: the trial, whatever became of it.
         baseline: the baseline's losses from the same seed and data order.
         limits: memory and drift.
+        other_draws: it has other masks of dropout, so that its losses are another seed's.
     """
     measurement = result.measurement
     if result.status is TrialStatus.TOO_SLOW and result.samples_per_second_bound is not None:
@@ -85,7 +100,8 @@ def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits) -> Sco
         over = 0.05 if result.status is TrialStatus.OUT_OF_MEMORY else 0.0
         constraints = {"failure": 1.0, "memory": over, "drift": 0.0}
         return Score(value=None, constraints=constraints, status=result.status)
-    drift = screen_losses(_first_steps(result.curves[0]), _first_steps(baseline)) if result.curves else None
+    screen = screen_other_draws if other_draws else screen_losses
+    drift = screen(_first_steps(result.curves[0]), _first_steps(baseline)) if result.curves else None
     over_drift = 0.0 if drift is None else drift - limits.screen_drift
     memory = measurement.peak_memory.host_bytes / limits.host_memory_bytes - 1.0
     if measurement.peak_memory.device_bytes is not None and limits.device_memory_bytes is not None:
