@@ -265,7 +265,7 @@ class TrialResult(Record):
     samples_per_second_bound: Annotated[float, Field(gt=0)] | None = None
     """Of a trial that was too slow: its settings reach this at most; None for any other."""
     curves: tuple[LossCurve, ...] = ()
-    """Losses: one curve per seed."""
+    """Losses: one curve per seed; of a fidelity trial those between its two points."""
     captures: str | None = None
     """File with what a fidelity trial wrote down."""
     draws_random: bool = False

@@ -12,12 +12,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from torch import Tensor
+
 from autotune.drift.record.step_records import StepRecords
 from autotune.drift.record.trace_file import WEIGHTS_FILE
 from autotune.engine.determinism import without_dropout
 from autotune.engine.gradients import StepRecorder
-from autotune.measure.throughput import TrainingEndedError
-from autotune.records.trial import GradientPlan
+from autotune.measure.throughput import TrainingEndedError, finite_or_none
+from autotune.records.trial import GradientPlan, LossCurve
 from autotune.runs.source import Found, Run, StepSource
 
 
@@ -28,6 +30,7 @@ class GradientRun:
         source: of the steps.
         plan: which windows, at which weights.
         folder: the trial's own.
+        seed: that the training was started with.
         leads: this process writes; the others of a launcher hold their weights all the same.
     """
 
@@ -37,14 +40,16 @@ class GradientRun:
         plan: GradientPlan,
         folder: Path,
         *,
+        seed: int,
         leads: bool = True,
     ) -> None:
         self._source, self._plan, self._folder, self._leads = source, plan, folder, leads
+        self._seed, self._losses = seed, list[Tensor]()
         self._recorder = StepRecorder(source.find_name)
         self._recorder.keeps_state = plan.keeps_state
         self._points = StepRecords(self._recorder)
         self._done = 0
-        self._samples = 0
+        self._samples = self._trained = 0
         self._stack = ExitStack()
         source.record(self._recorder)
         if not plan.dropout:  # from now on: a script may take the functions from torch before it trains
@@ -64,7 +69,12 @@ class GradientRun:
                 if not self._samples:
                     raise
         path = self._points.write(self._folder) if self._leads else None
-        return Found(captures=path, draws_random=self._source.draws_random)
+        return Found(curves=self._list_curves(), captures=path, draws_random=self._source.draws_random)
+
+    def _list_curves(self) -> tuple[LossCurve, ...]:
+        """Return the losses between the points, if there were any."""
+        losses = tuple(finite_or_none(float(loss)) for loss in self._losses)
+        return (LossCurve(seed=self._seed, losses=losses, samples=self._trained),) if losses else ()
 
     def _record_points(self) -> Run[None]:
         plan = self._plan
@@ -104,3 +114,5 @@ class GradientRun:
                 self._points.add(step.samples)
             else:
                 self._points.pass_over(step.samples)
+                self._losses.append(step.loss)
+                self._trained += step.samples

@@ -39,7 +39,7 @@ def make_run(
             return _learn(source, spec, seed)
         case "fidelity":
             assert spec.fidelity is not None
-            return GradientRun(source, spec.fidelity, folder, leads=leads).run()
+            return GradientRun(source, spec.fidelity, folder, seed=seed, leads=leads).run()
         case "tape":
             return source.read_data()
     return time_steps(source, config, spec.limits, seed=seed, progress=progress)

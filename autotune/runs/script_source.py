@@ -128,6 +128,7 @@ class ScriptSource:
     def turn(self, is_training: bool) -> None:
         """Stop the clock while the script does something else than train, such as validating."""
         clock = self._standing_clock()
+        self._hooks.timer.is_aside = not is_training
         if not is_training:
             clock.pause()
             if self.timing is not None:
@@ -150,6 +151,7 @@ class ScriptSource:
             self.draws_random = self.draws_random or moved
         if self.timing is not None:
             self._standing_clock().resume()
+            self._hooks.timer.is_aside = False
             waited = self._hooks.timer.seconds["data"]
             self.timing.record_step(loss, samples, data_wait_seconds=waited - self._waited_seconds)
             self._waited_seconds = waited

@@ -24,10 +24,10 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
     """
     measurement = result.measurement
     if measurement is None:
-        if result.curves:
-            return f"{count(len(result.curves), 'seed')} trained"
         if result.captures is not None and result.spec.fidelity is not None:
             return _describe_fidelity(result.spec.fidelity)
+        if result.curves:
+            return f"{count(len(result.curves), 'seed')} trained"
         if result.tape is not None:
             return f"{len(result.tape.batches)} batches read"
         bound = result.samples_per_second_bound

@@ -338,8 +338,8 @@ def test_what_launches_show_of_some_changes_settles_no_gradients_of_the_others()
 
 
 def test_with_other_masks_one_seed_shows_only_that_nothing_is_learned():
-    fast = _curve([2.3 * 0.9**step for step in range(40)])
-    slow = _curve([2.3] * 10 + [2.3 * 0.99**step for step in range(30)])
+    fast = _curve([2.3] * 10 + [2.3 * 0.9**step for step in range(30)])
+    slow = _curve([2.3] * 25 + [2.3 * 0.95**step for step in range(15)])
     assert screen_losses(slow, fast) > 1.0
     assert screen_other_draws(slow, fast) < 0.05
     assert screen_other_draws(_curve([2.3 * 1.02**step for step in range(40)]), fast) > 0.2

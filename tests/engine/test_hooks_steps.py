@@ -470,6 +470,16 @@ def test_a_phase_that_is_still_open_has_only_what_is_over() -> None:
     assert split([(0, "forward"), (2, "backward")]) == {"forward": 2}
 
 
+def test_what_begins_while_a_script_does_not_train_is_aside() -> None:
+    clock = itertools.count()
+    timer = PhaseTimer(lambda: next(clock))
+    for is_aside in (False, True, True, False):
+        timer.is_aside = is_aside
+        timer.enter("data")
+        timer.leave()
+    assert timer.seconds == {"data": 2, "aside": 2}
+
+
 def test_an_end_without_a_beginning_is_no_error() -> None:
     assert split([(0, ""), (1, "data"), (2, ""), (3, "")]) == {"data": 1}
 

@@ -217,6 +217,8 @@ def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: 
         plan = GradientPlan(windows=4, later_steps=later_steps, weights=weights)
         found = run(Small(), make_run_spec("fidelity", fidelity=plan), folder)
         assert not found.draws_random
+        if weights is None:  # a candidate that loads them takes no steps between the points where it can come back
+            assert [(len(curve.losses), curve.samples) for curve in found.curves] == [(3, 3 * BATCH)][:later_steps]
         traces.append(trace_of(found))
     assert [len(point.gradients.keys) for point in traces[0].points] == [4, 4][: 1 + bool(later_steps)]
     for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):

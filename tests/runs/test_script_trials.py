@@ -727,6 +727,50 @@ def test_a_probe_sees_what_a_script_does_between_two_epochs(project: Project, ep
     assert result.facts.memory.missing == ""
 
 
+EVALUATES_ON_TRAINING_DATA = """
+import time
+
+import torch
+
+def spin(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        if not model.training:
+            spin(0.001)
+        return torch.full((8,), float(index % 7)), torch.ones(1)
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+loader = torch.utils.data.DataLoader(Samples(), batch_size=16, shuffle=True)
+for _ in range(1000):
+    model.train()
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        spin(0.01)
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in loader:
+            model(inputs)
+"""
+
+
+def test_what_a_script_waits_for_to_evaluate_is_no_wait_of_its_steps(project: Project) -> None:
+    project.write(EVALUATES_ON_TRAINING_DATA)
+    result = project.run(purpose="measure")
+    assert result.measurement is not None, result.error
+    assert result.measurement.data_wait_fraction < 0.5  # 160 ms of it for each 100 ms of training
+
+
 LOSS_INSIDE = """
 import torch
 

@@ -90,6 +90,7 @@ class Runs:
         fate: how its trials end.
         draws: there is dropout.
         points: a config's captures have.
+        losses: after so many steps between the points; None where trials do not tell.
         most: trials that there is time for.
     """
 
@@ -103,6 +104,7 @@ class Runs:
     fate: Callable[[TrainConfig, str], TrialStatus] = lambda _config, _purpose: COMPLETED
     draws: bool = False
     points: Callable[[TrainConfig], int] = lambda _config: 2
+    losses: Callable[[int], float] | None = None
     most: int | None = None
     calls: list[tuple[TrainConfig, str, GradientPlan | None]] = field(default_factory=list)
 
@@ -119,7 +121,11 @@ class Runs:
             return result
         if plan is None:
             return result.replace(tape=make_tape(order=self.order(config)))
-        return result.replace(captures=self._write(config, plan), draws_random=self.draws and plan.dropout)
+        steps = range(plan.later_steps if self.losses else 0)
+        losses = tuple(self.losses(step) for step in steps if self.losses)
+        curves = (LossCurve(seed=0, samples=32 * len(losses), losses=losses),) if losses else ()
+        draws = self.draws and plan.dropout
+        return result.replace(captures=self._write(config, plan), draws_random=draws, curves=curves)
 
     def _write(self, config: TrainConfig, plan: GradientPlan) -> str:
         folder = self.folder / f"{len(self.calls):04d}"
@@ -309,6 +315,26 @@ def test_a_config_is_screened_once(tmp_path: Path) -> None:
     ran = len(runs.calls)
     assert gate.screen(BASE.replace(precision="bf16")) == first
     assert len(runs.calls) == ran
+
+
+def test_where_the_baseline_has_learned_by_heart_gradients_are_looked_at_before(tmp_path: Path) -> None:
+    def err_at_the_end(config: TrainConfig, plan: GradientPlan) -> float:
+        return 0.03 if is_cast(config) and plan.later_steps > 60 else 0.0
+
+    runs = Runs(tmp_path, error=err_at_the_end, losses=lambda step: 2.0 * 0.97**step)
+    gate = Gate(FACTS, PLANS[0], runs)
+    (schedule, check) = gate.screen(BASE.replace(precision="bf16")) or ()
+    assert schedule.verdict == check.verdict == "non-inferior"
+    looks = [plan.later_steps for _, _, plan in runs.calls if plan is not None]
+    assert looks == [200, 47, 47]  # 0.97^45 is a quarter
+    gate.screen(BASE.replace(memory_format="channels_last"))
+    assert [plan.later_steps for _, _, plan in runs.calls[3:] if plan is not None] == [47]
+
+
+def test_where_only_the_optimizer_is_another_nobody_asks_how_far_it_has_learned(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, losses=lambda step: 2.0 * 0.97**step)
+    Gate(FACTS, PLANS[0], runs).screen(BASE.replace(optimizer_implementation="fused"))
+    assert {plan.later_steps for _, _, plan in runs.calls if plan is not None} == {0}
 
 
 def test_a_candidate_starts_from_the_weights_that_the_baseline_wrote(tmp_path: Path) -> None:
@@ -1332,7 +1358,7 @@ def test_captures_made_here_are_read_as_they_were_written(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("fall", "later_steps"),
-    [(0.99, PLANS[0].later_steps), (0.9, 28), (0.2, 5), (1.02, PLANS[0].later_steps)],
+    [(0.99, PLANS[0].later_steps), (0.9, 15), (0.2, 5), (1.02, PLANS[0].later_steps)],
 )
 def test_gradients_are_looked_at_where_a_training_still_learns(fall, later_steps):
     curve = LossCurve(seed=0, samples=4_000, losses=tuple(2.0 * fall**step for step in range(40)))

@@ -32,6 +32,7 @@ from autotune.drift.gate.comparisons import (
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import GateTrials, Run
+from autotune.drift.gate.trace_plans import end_while_learning
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
@@ -287,13 +288,22 @@ class Gate:
         checks = self._look(config, plan, updates=updates)
         if checks is None or all(check.verdict != "inconclusive" for check in checks):
             return checks
-        closer = plan.replace(windows=CLOSER_WINDOWS)
+        closer = self._planned.replace(dropout=dropout, windows=CLOSER_WINDOWS)
         left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
         if plan.windows >= CLOSER_WINDOWS or not may_tell(left_open, windows=CLOSER_WINDOWS):
             return checks
         if not self.affords(closer):
             return checks
         return self._look(config, closer, updates=updates) or checks
+
+    def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
+        """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""
+        theirs = self.trials.launch(self.facts.baseline, "fidelity", plan) if plan.later_steps else None
+        if theirs is None or not theirs.curves:
+            return plan
+        plan = end_while_learning(plan, theirs.curves[0])
+        self.plan = self._planned.replace(later_steps=plan.later_steps)
+        return plan
 
     def _look(self, config: TrainConfig, plan: GradientPlan, *, updates: bool) -> list[QualityCheck] | None:
         """Compare gradients, and what an optimizer makes of them, which at weights that are held shows in no gradient.
@@ -303,6 +313,7 @@ class Gate:
         baseline, found, schedules = self.facts.baseline, list[GradientEquivalence](), list[QualityCheck]()
         arithmetic = leave_optimizer(config, baseline)
         if arithmetic != baseline:
+            plan = self._come_back_to_learning(plan)
             arms = self._capture_pair(arithmetic, plan)
             if not isinstance(arms, tuple):
                 return arms

@@ -22,8 +22,8 @@ _PLANS = ((24, 200), (24, 100), (16, 100), (16, 40), (16, 10), (12, 10), (8, 5),
 PLANS = tuple(GradientPlan(windows=windows, later_steps=later) for windows, later in _PLANS)
 SMALLEST_PLAN = PLANS[-1]
 
-_LEARNED = 0.05
-"""Of the first loss: a training with less has learned what there is, and gradients are mostly rounding."""
+_LEARNED = 0.25
+"""Of the first loss: a training with less has learned most of what there is."""
 _MEDIAN_STEPS = 5
 _LEAST_LATER_STEPS = 5
 
@@ -71,8 +71,9 @@ def plan_for_some(seconds: float, costs: LookCosts, *, candidates: int) -> Gradi
 def end_while_learning(plan: GradientPlan, curve: LossCurve) -> GradientPlan:
     """Return a plan whose second point is not where a training has learned its data by heart.
 
-    Gradients are next to nothing there, and what a half type rounds of them is as large. The last step is taken at
-    which the median loss of five was a twentieth of the first five's.
+    Gradients are next to nothing there, and rounding the weights alone is as large: after 40 steps of an MNIST, at a
+    twentieth of its first loss, bf16 could not be told from a bias of 8 %, and after 20 steps it had one of 0.1 %. The
+    last step is taken at which the median loss of five was a quarter of the first five's.
 
     Args:
         plan: as the time has it.

@@ -168,10 +168,12 @@ class PhaseTimer:
 
     Attributes:
         seconds: by phase.
+        is_aside: the script does something else than train: phases that begin are `aside`, whatever they are.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds: Counter[str] = Counter()
+        self.is_aside = False
         self._now = now
         self._open: list[str] = []
         self._since = 0.0
@@ -195,7 +197,7 @@ class PhaseTimer:
     def enter(self, phase: str) -> None:
         """Begin a phase."""
         self._turn()
-        self._open.append(phase)
+        self._open.append("aside" if self.is_aside else phase)
 
     def leave(self) -> None:
         """End the phase that was begun last."""

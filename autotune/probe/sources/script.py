@@ -251,7 +251,7 @@ class ScriptProbe:
         last, ended, after = self._until or (hooks.steps, time.perf_counter(), hooks.timer.seconds)
         steps = max(1, last - first)
         whole = (ended - began) * (1.0 - aside_fraction) / steps
-        seconds = {name: (value - before[name]) / steps for name, value in after.items()}
+        seconds = {name: (value - before[name]) / steps for name, value in after.items() if name != "aside"}
         return _make_phases(seconds, max(0.0, whole - sum(seconds.values())))
 
     def _look_at_data(self, baseline: TrainConfig) -> tuple[Samples, dict[str, str]]:
