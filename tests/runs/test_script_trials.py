@@ -632,7 +632,7 @@ class Keeping(torch.utils.data.Dataset):
     def __init__(self):
         self.made = {}
     def __len__(self):
-        return 100_000
+        return 3_000_000  # more than a fast machine reads while it is probed
     def __getitem__(self, index):
         return self.made.setdefault(index, torch.randn(4))
 
