@@ -328,7 +328,7 @@ with TrialRunner(Path(sys.argv[1]), warm=False, say=print) as runner:
         [sys.executable, "-c", code, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
     ) as supervisor:
         process = psutil.Process(supervisor.pid)
-        while not any("autotune.isolation.entry" in " ".join(child.cmdline()) for child in process.children()):
+        while not any(_is_at_work(child) for child in process.children()):
             signal.sigtimedwait([], 0.05)
         supervisor.send_signal(signal.SIGSTOP)
         signal.sigtimedwait([], LEAST_SLEEP_SECONDS + 1.0)
@@ -336,6 +336,11 @@ with TrialRunner(Path(sys.argv[1]), warm=False, say=print) as runner:
         printed, _ = supervisor.communicate(timeout=300)
     assert "slept for" in printed.splitlines()[0]
     assert printed.splitlines()[-1] == "completed"
+
+
+def _is_at_work(trial: psutil.Process) -> bool:
+    """Return whether a process is a trial that its supervisor has started, and watches."""
+    return "autotune.isolation.entry" in " ".join(trial.cmdline()) and trial.cpu_times().user > 0.2
 
 
 @pytest.mark.fault("6", injected="an interpreter that never gets to import torch", outcome="given up in its time")
