@@ -90,6 +90,7 @@ def test_a_launch_without_a_timing_is_kept():
         ({"compile_mode": "default"}, True, TrialStatus.COMPLETED),
         ({"compile_mode": "default"}, False, TrialStatus.DRIFTED),
         ({"optimizer_implementation": "fused"}, True, TrialStatus.DRIFTED),
+        ({"compile_mode": "default", "learning_rate_scale": 2.0}, True, TrialStatus.DRIFTED),
         ({"compile_mode": "default", "user_knobs": {"width": 2}}, True, TrialStatus.DRIFTED),
     ],
 )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.drift.compare.losses import screen_losses, screen_other_draws
-from autotune.records.config import TrainConfig, changed_fields, is_user_knob
+from autotune.records.config import TrainConfig, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
-from autotune.space import REORDERING_KNOBS
+from autotune.space import REORDERING_KNOBS, classify_changes
 
 SCREEN_STEPS = 40
 """Steps a single run is screened over: later, equal trainings have gone apart by chance."""
@@ -72,15 +72,17 @@ class Score:
 
 
 def draws_otherwise(config: TrainConfig, facts: TargetFacts) -> bool:
-    """Return whether settings only change which random numbers a step draws, as for masks of dropout, or their order.
+    """Return whether settings draw the random numbers of a step, as for masks of dropout, in another order.
+
+    Not those that are another training in other ways too, which a loss may show early, nor the user's own knobs.
 
     Args:
         config: the settings.
         facts: of the target, its own settings among them.
     """
-    changed = changed_fields(config, facts.baseline)
+    changed = classify_changes(config, facts.baseline, facts.numerics)
     reorders = facts.model.draws_random and not REORDERING_KNOBS.isdisjoint(changed)
-    return reorders and not any(map(is_user_knob, changed))
+    return reorders and "semantic" not in changed.values() and not any(map(is_user_knob, changed))
 
 
 def score_trial(result: TrialResult, baseline: LossCurve, limits: Limits, *, other_draws: bool = False) -> Score:
