@@ -52,6 +52,7 @@ class SearchView(SearchReporter):
         self._report: ProbeReport | None = None
         self._progress: SearchProgress | None = None
         self._is_unit_due = False
+        self._own_in_proof: float | None = None
         self._running = "the probe"
         self._how_to_stop = "Ctrl-C keeps" if console is not None else "stopping the cell keeps"
         self.view: LineView
@@ -95,8 +96,11 @@ class SearchView(SearchReporter):
         """Tell how a trial ended."""
         self._progress = progress
         config, beside = result.spec.config, result.reference
-        rate = progress.baseline_samples_per_second if beside is None else beside.samples_per_second
         is_own = self._report is not None and config == self._report.target.baseline
+        if is_own and result.spec.purpose == "final" and result.measurement is not None:
+            self._own_in_proof = result.measurement.samples_per_second
+        own = self._own_in_proof if result.spec.purpose == "final" else None  # a pair is compared with its own launch
+        rate = beside.samples_per_second if beside is not None else own or progress.baseline_samples_per_second
         what = _PURPOSES.get(result.spec.purpose, result.spec.purpose)
         is_best = config is not None and config == progress.best and what == "" and not is_own
         best = ", best so far" if is_best else ""

@@ -180,6 +180,20 @@ def test_what_speedups_are_of_is_told_once_a_launch_of_the_own_settings_counts(c
     ]
 
 
+def test_a_proofs_launches_are_told_beside_the_own_settings_launch_in_it(clock: Clock) -> None:
+    console = make_console(is_terminal=False)
+    view = SearchView(console, 60.0, is_live=False)
+    view.probed(PROBE)
+    for number, config, rate in ((1, FASTER, 900.0), (2, BASELINE, 800.0), (3, FASTER, 904.0)):
+        view.trial_finished(PROGRESS, make_trial(number, config, rate=rate, purpose="final"))
+    view.view.tick()
+    assert read(console).splitlines()[1:] == [
+        "proof #1 0.90x, 900 samples/s, 9 GiB: workers=4",  # of 1,000, for none was launched in the proof yet
+        "proof #2 800 samples/s, 9 GiB: your settings",
+        "proof #3 1.13x, 904 samples/s, 9 GiB: workers=4",
+    ]
+
+
 @pytest.mark.parametrize("is_live", [False, True])
 def test_a_terminal_that_is_gone_ends_no_search(is_live: bool) -> None:
     console = RaisingConsole(file=Broken(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
