@@ -14,6 +14,9 @@ _TELLING_RANGE = 1.10
 _TELLING_SHARE = 0.05
 """Judgement: of the CPU time; less is a machine's own housekeeping."""
 
+_GUESSED_DEGREES = 2.0
+"""Of freedom of a noise that nothing was seen of (`scores/baseline_level.py`)."""
+
 _HIDING_SHARE = 0.25
 """Judgement: of the CPU time; where others have more, launches differ by more than most settings bring."""
 
@@ -29,7 +32,9 @@ def describe_busy_machine(noise: MachineNoise) -> str | None:
 
 def describe_noise(noise: MachineNoise) -> str:
     """Return how much the machine's figures vary, and why, as one line."""
-    words = [f"launches of one setting differ by {100 * noise.launch_sd:.1f} % (standard deviation)"]
+    told = f"launches of one setting differ by {100 * noise.launch_sd:.1f} % (standard deviation)"
+    is_seen = noise.degrees_of_freedom > _GUESSED_DEGREES
+    words = [told if is_seen else "no setting was launched twice, so by how much launches differ is not known"]
     if noise.baseline_range > _TELLING_RANGE:
         words.append(f"your own settings by up to {format_factor(noise.baseline_range)}")
     if noise.machine_changes:

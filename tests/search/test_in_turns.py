@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -22,7 +23,7 @@ from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
-from autotune.search.launch.turns import explores_in_turns, fit_together
+from autotune.search.launch.turns import explores_in_turns, fit_together, memory_beside
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.progress import SearchProgress, SearchReporter
 
@@ -151,6 +152,20 @@ def test_two_that_do_not_fit_into_memory_take_no_turns() -> None:
     assert not fit_together(search.log, BASELINE, BASELINE)
     assert not fit_together(search.log, BF16)  # what it takes is not known
     assert not explores_in_turns(search.log, BF16, 1e6)
+
+
+def test_on_a_gpu_both_are_to_fit_into_its_memory_with_their_contexts() -> None:
+    search = open_pairs(Machine())
+    own = search.log.judged[0].result
+    assert own.measurement is not None
+    held = own.measurement.peak_memory.replace(device_bytes=20 * 2**30)
+    search.log.add_launch(own.replace(measurement=own.measurement.replace(peak_memory=held)))
+    limits = search.log.problem.limits
+    for room, fits in ((80, True), (50, False)):  # two times 21 GiB, in four fifths of it
+        bytes_of_device = room * 2**30
+        vars(search.log.problem)["limits"] = dataclasses.replace(limits, device_memory_bytes=bytes_of_device)
+        assert fit_together(search.log, BASELINE, BASELINE) is fits
+        assert memory_beside(search.log, BASELINE).device_bytes == bytes_of_device - 21 * 2**30
 
 
 def test_finals_in_turns_prove_a_gain_that_the_machine_would_hide() -> None:

@@ -13,9 +13,9 @@ from autotune.search.launch.length import find_measured_seconds
 TOLD = 2.0
 
 
-def open_noisy(block_noise: float, rest: float) -> Search:
+def open_noisy(block_noise: float, rest: float, machine: Machine | None = None) -> Search:
     """Return a search whose first launch has blocks that differ, and took some seconds beside them."""
-    search = open_search(Machine(block_noise=block_noise, seed=3))
+    search = open_search(machine or Machine(block_noise=block_noise, seed=3))
     result = search.starter.launch(BASELINE, "measure", 60.0)
     assert result.measurement is not None
     search.log.add_launch(result.replace(elapsed_seconds=result.measurement.seconds + rest))
@@ -51,6 +51,20 @@ def test_the_finals_measure_as_many_samples_as_that_takes() -> None:
     assert usual is not None
     assert count_samples(noisy.log) == pytest.approx(3 * TOLD * own.samples_per_second, rel=0.01)
     assert count_samples(quiet.log) == usual.samples
+
+
+def test_the_finals_of_a_candidate_whose_blocks_differ_more_measure_longer() -> None:
+    machine = Machine(seed=3)
+    search = open_noisy(0.0, 8.0, machine)
+    noisy = BASELINE.replace(precision="bf16")
+    usual = count_samples(search.log, noisy)
+    assert usual == count_samples(search.log)  # nothing is known of it
+    machine.block_noise = 0.25
+    search.log.add_launch(search.starter.launch(noisy, "measure", 60.0))
+    assert count_samples(search.log, noisy) > 2 * usual
+    assert count_samples(search.log) == usual
+    search.log.takes_turns = True  # what makes its blocks differ, makes the baseline's differ beside it
+    assert count_samples(search.log, noisy) == usual
 
 
 @pytest.mark.parametrize("block_noise", [0.0, 0.25])

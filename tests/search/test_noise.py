@@ -67,6 +67,23 @@ def test_a_slowdown_of_one_block_in_eleven_is_left_out():
     assert mean.gpu == GpuState()
 
 
+def test_what_a_proofs_launches_differ_by_counts_too():
+    judged = make_judged(BASELINE, 0.0)
+    ranking = Ranking([judged], BASELINE)
+    before = summarise_noise([judged.result], ranking)
+    final = judged.result.replace(spec=judged.result.spec.replace(purpose="final"))
+    rate = final.measurement.samples_per_second
+    launches = []
+    for factor in (0.8, 1.0, 1.25):
+        blocks = tuple(one.replace(seconds=one.seconds / factor) for one in final.measurement.blocks)
+        launches.append(final.replace(measurement=final.measurement.replace(blocks=blocks)))
+    assert launches[0].measurement.samples_per_second == pytest.approx(0.8 * rate)
+    after = summarise_noise([judged.result, *launches], ranking)
+    assert after.degrees_of_freedom == before.degrees_of_freedom + 2
+    squares = before.launch_sd**2 * before.degrees_of_freedom + 2 * math.log(1.25) ** 2
+    assert after.launch_sd == pytest.approx(math.sqrt(squares / after.degrees_of_freedom))
+
+
 def test_launches_and_blocks_are_counted_by_what_became_of_them():
     plain = make_judged(ONE, 0.1).result
     launches = [

@@ -62,7 +62,7 @@ def plan_finals(
         rounds=rounds,
         pair_sd=noise.sd,
         round_seconds=round_seconds,
-        samples=count_samples(log),
+        samples=count_samples(log, first),
         reserve=reserve,
         kept=kept,
         pilot=noise.pilot,
@@ -96,7 +96,8 @@ def price_pair(log: SearchLog, candidate: TrainConfig | None) -> float:
     expected, own = log.prices.pair_seconds(candidate), _list_measured(log, log.problem.baseline)
     launched = [one.result for one in log.judged if one.config == candidate] if own else []
     pairs = [(one.measurement, one.reference or own[0]) for one in launched if one.measurement is not None]
-    samples, most = (count_samples(log), SAMPLES_PATIENCE * find_measured_seconds(log)) if pairs else (0, 0.0)
+    samples = count_samples(log, candidate) if pairs else 0
+    most = SAMPLES_PATIENCE * find_measured_seconds(log)
     more = [math.fsum(min(samples / side.samples_per_second, most) - side.seconds for side in pair) for pair in pairs]
     return expected + max(0.0, statistics.median(more) if more else 0.0)
 
@@ -169,11 +170,15 @@ def list_pair_noises(log: SearchLog, candidate: TrainConfig) -> list[PairNoise]:
         candidate: of the pair, beside the user's settings.
     """
     ranking, policy = log.ranking, log.problem.policy
-    in_turns = log.takes_turns and fit_together(log, log.problem.baseline, candidate)
+    in_turns = _are_in_turns(log, candidate)
     if in_turns and ranking.is_in_turns:
         return [PairNoise(ranking.noise[0], find_pilot(ranking, policy))]
     alone = PairNoise(math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True))
     return [alone, PairNoise(policy.noise_in_turns * alone.sd)] if in_turns else [alone]
+
+
+def _are_in_turns(log: SearchLog, candidate: TrainConfig) -> bool:
+    return log.takes_turns and fit_together(log, log.problem.baseline, candidate)
 
 
 def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY, *, alone: bool = False) -> Pilot:
@@ -193,12 +198,20 @@ def find_pilot(ranking: Ranking, policy: SearchPolicy = USUAL_POLICY, *, alone: 
     return Pilot(math.sqrt(launches * variance), min(policy.most_pilot_degrees, policy.pilot_share * seen))
 
 
-def count_samples(log: SearchLog) -> int:
+def count_samples(log: SearchLog, candidate: TrainConfig | None = None) -> int:
     """Return how many samples a launch of the finals measures: as many as the search found enough for the baseline.
 
-    Where its launches are to be longer than at first, as many as the baseline takes in that time.
+    Where its launches are to be longer than at first, as many as the baseline takes in that time. What makes the blocks
+    of a candidate differ that is timed in turns makes those of the baseline differ as well, and is none of the pair's
+    noise.
+
+    Args:
+        log: of the search.
+        candidate: of the pairs, beside the user's settings; None for any.
     """
-    own, seconds = _list_measured(log, log.problem.baseline), find_measured_seconds(log)
+    in_turns = candidate is None or _are_in_turns(log, candidate)
+    seconds = find_measured_seconds(log, None if in_turns else candidate)
+    own = _list_measured(log, log.problem.baseline)
     enough = statistics.median_high([one.samples for one in own])
     if seconds <= log.problem.state.measure_seconds:
         return enough

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from autotune.measure.confidence import pooled_sd
+from autotune.records.config import TrainConfig
+from autotune.records.measurement import Block
+from autotune.records.trial import TrialResult
 from autotune.search.log import SearchLog
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 
@@ -21,24 +25,37 @@ _MOST_TIMES = 3.0
 """Of what the search was told, which fits its budget."""
 
 
-def find_measured_seconds(log: SearchLog) -> float:
+def find_measured_seconds(log: SearchLog, beside: TrainConfig | None = None) -> float:
     """Return how long each launch after the first one measures, in seconds: at least what the search was told.
 
     The probe and the first launch say how much blocks differ, once and for all: launches of one search measure equally
-    long.
+    long, but for those of a proof whose candidate's blocks differ more than the baseline's.
 
     Args:
         log: of the search.
+        beside: such a candidate; None for any other launch.
     """
     told, probed = log.problem.state.measure_seconds, log.problem.report.measurement
-    own = (one.result for one in log.judged if one.config == log.problem.baseline)
-    first = next((one for one in own if one.measurement is not None), None)
+    first = next(iter(_list_measured(log, log.problem.baseline)), None)
     if first is None or first.measurement is None:
         return told
-    groups = [one.blocks for one in (probed, first.measurement)]
-    paces = [[math.log(block.seconds / block.samples) for block in blocks] for blocks in groups]
-    sd, _ = pooled_sd(paces, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)  # of long steps there are few blocks
-    variance = sd * sd * statistics.fmean(block.seconds for blocks in groups for block in blocks)
+    variance = _find_variance([probed.blocks, first.measurement.blocks])
+    if beside is not None:
+        launched = [one.measurement for one in _list_measured(log, beside)]
+        variance = max(variance, _find_variance([one.blocks for one in launched if one is not None]))
     rest = max(0.0, first.elapsed_seconds - first.measurement.seconds)
     wanted = _OF_THE_BEST * math.sqrt(variance * rest) / _BETWEEN_SD
     return max(told, min(wanted, rest, _MOST_TIMES * told))
+
+
+def _list_measured(log: SearchLog, config: TrainConfig) -> list[TrialResult]:
+    own = (one.result for one in log.judged if one.config == config)
+    return [one for one in own if one.measurement is not None]
+
+
+def _find_variance(launches: Sequence[Sequence[Block]]) -> float:
+    """Return v: the variance of a block's log pace times its seconds; 0 without a block."""
+    paces = [[math.log(block.seconds / block.samples) for block in blocks] for blocks in launches]
+    sd, _ = pooled_sd(paces, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)  # of long steps there are few blocks
+    seconds = [block.seconds for blocks in launches for block in blocks]
+    return sd * sd * statistics.fmean(seconds) if seconds else 0.0

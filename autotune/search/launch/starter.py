@@ -99,10 +99,8 @@ class TrialStarter:
     def __init__(self, log: SearchLog, context: SearchContext, *, number: int) -> None:
         self._log, self._context, self._number = log, context, number
         self._stage = "probe"
-        # On a GPU the memory of two would be one's limit, and its clock hardly wanders; processes that train together
-        # wait for each other already.
-        target = log.problem.report.target
-        is_alone = max(log.problem.state.world_size, target.launched_processes) == 1 and target.device == "cpu"
+        # Processes that train together wait for each other already.
+        is_alone = max(log.problem.state.world_size, log.problem.report.target.launched_processes) == 1
         log.takes_turns = context.run_in_turns is not None and is_alone
 
     @property
@@ -198,8 +196,9 @@ class TrialStarter:
         limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage)
         pace = make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None
         first = self._make_spec(baseline, "reference", limits, _TIMED)
-        room = limits.replace(host_memory_limit_bytes=memory_beside(self._log, baseline))
-        second = self._make_spec(config, "measure", room.replace(rival=rival, pace=pace), _TIMED)
+        room = memory_beside(self._log, baseline)
+        beside = limits.replace(host_memory_limit_bytes=room.host_bytes, device_memory_limit_bytes=room.device_bytes)
+        second = self._make_spec(config, "measure", beside.replace(rival=rival, pace=pace), _TIMED)
         self._context.reporter.trial_started(self._describe_progress(), config)
         reference, result = self._context.run_in_turns(first, second)
         self._log.add_trial(reference)

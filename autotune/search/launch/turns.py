@@ -9,11 +9,14 @@ exploring    where the machine's speed wanders by more than pairs do, and the bu
 from __future__ import annotations
 
 from autotune.records.config import TrainConfig
+from autotune.records.measurement import PeakMemory
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.log import SearchLog
 
 _MOST_MEMORY = 0.8
 """Of what a trial may hold, for two that are run at a time."""
+DEVICE_CONTEXT_BYTES = 2**30
+"""Of a GPU, for what a process holds there beside PyTorch's memory: a context and libraries (about half of that)."""
 _PRICE_OF_BOTH = 1.5
 """Times a launch alone, of two in turns, which start at a time (seen: 1.4 to 1.7 where starting takes most of it)."""
 
@@ -60,22 +63,35 @@ def fit_together(log: SearchLog, *configs: TrainConfig) -> bool:
         log: of the search.
         configs: each counts once for every time it is given.
     """
-    peaks = [_find_peak(log, config) for config in configs]
-    room = _MOST_MEMORY * log.problem.limits.host_memory_bytes
-    return all(peaks) and sum(peaks) <= room
+    limits, peaks = log.problem.limits, [_find_peak(log, config) for config in configs]
+    if not all(one.host_bytes for one in peaks):
+        return False
+    if sum(one.host_bytes for one in peaks) > _MOST_MEMORY * limits.host_memory_bytes:
+        return False
+    held = sum((one.device_bytes or 0) + DEVICE_CONTEXT_BYTES for one in peaks)
+    return limits.device_memory_bytes is None or held <= _MOST_MEMORY * limits.device_memory_bytes
 
 
-def memory_beside(log: SearchLog, config: TrainConfig) -> int:
+def memory_beside(log: SearchLog, config: TrainConfig) -> PeakMemory:
     """Return how many bytes another trial may hold while this config runs: together they may hold what one may alone.
 
     Args:
         log: of the search.
         config: whose launches have been measured.
     """
-    return log.problem.limits.host_memory_bytes - _find_peak(log, config)
+    limits, held = log.problem.limits, _find_peak(log, config)
+    host = max(0, limits.host_memory_bytes - held.host_bytes)
+    if limits.device_memory_bytes is None:
+        return PeakMemory(host_bytes=host, device_bytes=None)
+    device = limits.device_memory_bytes - (held.device_bytes or 0) - DEVICE_CONTEXT_BYTES
+    return PeakMemory(host_bytes=host, device_bytes=max(0, device))
 
 
-def _find_peak(log: SearchLog, config: TrainConfig) -> int:
-    """Return the most bytes that a launch of a config held; 0 where none was measured."""
+def _find_peak(log: SearchLog, config: TrainConfig) -> PeakMemory:
+    """Return the most bytes that launches of a config held; 0 of the host's where none was measured."""
     measured = [one.result.measurement for one in log.judged if one.key == config.key]
-    return max((one.peak_memory.host_bytes for one in measured if one is not None), default=0)
+    peaks = [one.peak_memory for one in measured if one is not None]
+    on_device = [one.device_bytes for one in peaks if one.device_bytes is not None]
+    return PeakMemory(
+        host_bytes=max((one.host_bytes for one in peaks), default=0), device_bytes=max(on_device, default=None)
+    )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from autotune.measure.confidence import pooled_sd
 from autotune.records.measurement import Block, GpuState, Interference
 from autotune.records.profile import MachineNoise
 from autotune.records.trial import TrialResult, TrialStatus
@@ -33,7 +34,9 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
     measurements = [one.measurement for one in ended if one.measurement is not None]
     too_slow = sum(one.status is TrialStatus.TOO_SLOW for one in ended)
     blocks = [block for one in measurements for block in one.blocks]
-    sd, degrees = ranking.machine_noise
+    searched, known = ranking.machine_noise
+    # What the search has seen counts as degrees seen before; of a proof's launches each setting has several.
+    sd, degrees = pooled_sd(_group_finals(ended), prior_sd=searched, prior_degrees=known)
     anchors = ranking.baseline_level.values
     return MachineNoise(
         launch_sd=sd,
@@ -48,6 +51,15 @@ def summarise_noise(launches: Iterable[TrialResult], ranking: Ranking) -> Machin
         disturbed=sum(block.disturbed for block in blocks),
         interference=mean_interference(blocks),
     )
+
+
+def _group_finals(launches: Iterable[TrialResult]) -> list[list[float]]:
+    """Return the log throughputs of a proof's launches, those of one setting together."""
+    groups: dict[str, list[float]] = {}
+    for one in launches:
+        if one.spec.purpose == "final" and one.measurement is not None and one.spec.config is not None:
+            groups.setdefault(one.spec.config.key, []).append(math.log(one.measurement.samples_per_second))
+    return list(groups.values())
 
 
 def mean_interference(blocks: Sequence[Block]) -> Interference | None:
