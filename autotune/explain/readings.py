@@ -29,6 +29,9 @@ LEAST_PAIRS = 3
 LEAST_LAUNCHES = 2
 """Of either settings, where they were not paired."""
 
+_NO_FAILURE = frozenset({TrialStatus.INTERRUPTED, TrialStatus.TIMED_OUT, TrialStatus.TOO_SLOW})
+"""Ends of a launch that does not show that its settings cannot be run: it may have had little time to compile in."""
+
 
 @dataclass(frozen=True)
 class Readings:
@@ -106,8 +109,8 @@ class Readings:
         return None if peaks is None else peaks.used_bytes
 
     def find_failure(self, config: TrainConfig) -> str:
-        """Return how settings ended that were never timed; empty for others."""
-        own = [one for one in self._all if one.spec.config == config and one.status is not TrialStatus.INTERRUPTED]
+        """Return how settings failed that were never timed; empty for others, and where their time was up."""
+        own = [one for one in self._all if one.spec.config == config and one.status not in _NO_FAILURE]
         if not own or any(one.measurement is not None for one in own):
             return ""
         return ": ".join(part for part in (own[-1].status.value.replace("_", " "), own[-1].error) if part)

@@ -138,6 +138,17 @@ def test_what_was_tried_is_told_with_how_it_ended(tmp_path: Path) -> None:
     assert tried["optimizer_implementation", "fused"].best is not None
 
 
+@pytest.mark.parametrize(
+    ("status", "told"), [(TrialStatus.CRASHED, "crashed"), (TrialStatus.TIMED_OUT, ""), (TrialStatus.TOO_SLOW, "")]
+)
+def test_settings_whose_time_was_up_are_not_taken_for_ones_that_do_not_run(status: TrialStatus, told: str) -> None:
+    log = open_search(Machine()).log
+    config = BASELINE.replace(compile_mode="default")
+    ended = make_judged(config, 0.0).result.replace(status=status, measurement=None)
+    readings = Readings(log, BASELINE, (), NO_PILOT, (), [ended], ())
+    assert readings.find_failure(config) == told
+
+
 @pytest.mark.slow
 def test_what_the_loss_check_refused_is_told_with_what_it_would_have_gained(tmp_path: Path) -> None:
     run = search(tmp_path, Machine(speed=both_win, noise=0.0))

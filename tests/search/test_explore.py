@@ -391,6 +391,20 @@ def test_compiling_is_priced_by_the_operations_and_then_by_what_was_seen():
     assert predict_compilation(other, facts, [seen, again]) == pytest.approx(3 * guess)
 
 
+def test_what_compiles_the_same_code_finds_it_in_the_cache_and_other_code_is_priced_anew() -> None:
+    facts = Machine().find_facts()
+    config = TrainConfig(compile_mode="default")
+    seen = [make_judged(config, 0.1, compile_seconds=40.0).result]
+    same = config.replace(host_allocator="tcmalloc", optimizer_implementation="fused", num_workers=2)
+    half = config.replace(precision="bf16")
+    assert predict_compilation(same, facts, seen) == pytest.approx(10.0)  # a guess
+    assert predict_compilation(half, facts, seen) == pytest.approx(40.0)
+    for seconds in (3.0, 4.0, 5.0):
+        seen.append(make_judged(same, 0.1, compile_seconds=seconds).result)
+    assert predict_compilation(same.replace(num_workers=4), facts, seen) == pytest.approx(4.0)
+    assert predict_compilation(half, facts, seen) == pytest.approx(40.0)  # those that were found tell nothing of it
+
+
 @pytest.mark.parametrize(("shapes", "times"), [(None, 1), (1, 1), (2, 1), (9, 4)])
 def test_batches_of_many_shapes_take_longer_to_compile(shapes: int | None, times: int):
     facts = Machine().find_facts()

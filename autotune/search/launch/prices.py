@@ -35,6 +35,11 @@ _LEAST_VARYING = 3
 """Shapes: a loader of equal ones has two, its last batch is shorter."""
 CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
+_OF_THE_CODE = (
+    *("compile_mode", "precision", "allow_tf32", "activation_checkpointing", "memory_format", "attention_backend"),
+    *("micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
+)
+"""Knobs that decide which code is compiled; launches that differ in none of them share it, in the search's own cache."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,8 @@ class Prices:
 def predict_compilation(config: TrainConfig, facts: TargetFacts, seen: Sequence[TrialResult]) -> float:
     """Return how long the first compilation of a config will take, in seconds; 0 where nothing is compiled.
 
+    What another config has compiled already, with another malloc or optimizer, is found in the cache.
+
     Args:
         config: the settings.
         facts: of the target; its operations a step are what is compiled.
@@ -140,13 +147,14 @@ def predict_compilation(config: TrainConfig, facts: TargetFacts, seen: Sequence[
     """
     if not needs_compilation(config):
         return 0.0
-    ratios = [
-        one.measurement.compile_seconds / _predict(one.spec.config, facts)
-        for one in _first_of_each(seen)
-        if one.measurement is not None and one.spec.config is not None
-    ]
-    correction = statistics.median(ratios) if ratios else 1.0
-    return correction * _predict(config, facts)
+    compiled = _group_by_code(seen)
+    shared = compiled.get(_find_code(config), [])
+    if shared:
+        again = [seconds for _, seconds in shared[1:]]
+        return statistics.median(again) if again else (1.0 - CACHED_SHARE) * shared[0][1]
+    firsts = [launches[0] for launches in compiled.values()]
+    ratios = [seconds / _predict(one, facts) for one, seconds in firsts]
+    return (statistics.median(ratios) if ratios else 1.0) * _predict(config, facts)
 
 
 def predict_again(own: Sequence[TrialResult]) -> float:
@@ -167,10 +175,15 @@ def _predict(config: TrainConfig, facts: TargetFacts) -> float:
     return seconds * (factor * _TRITON_FACTOR if factor > 1.0 and facts.device == "cuda" else factor)
 
 
-def _first_of_each(seen: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the first launch of each compiled config that was timed: later ones find their kernels in the cache."""
-    first: dict[str, TrialResult] = {}
+def _group_by_code(seen: Sequence[TrialResult]) -> dict[tuple[str, ...], list[tuple[TrainConfig, float]]]:
+    """Return the configs that were compiled and timed, with the seconds of that, in order, by the code they share."""
+    groups: dict[tuple[str, ...], list[tuple[TrainConfig, float]]] = {}
     for one in seen:
-        if one.spec.config is not None and needs_compilation(one.spec.config) and one.measurement is not None:
-            first.setdefault(one.spec.config.key, one)
-    return list(first.values())
+        config, measured = one.spec.config, one.measurement
+        if config is not None and measured is not None and needs_compilation(config):
+            groups.setdefault(_find_code(config), []).append((config, measured.compile_seconds))
+    return groups
+
+
+def _find_code(config: TrainConfig) -> tuple[str, ...]:
+    return tuple(repr(getattr(config, name)) for name in _OF_THE_CODE)
