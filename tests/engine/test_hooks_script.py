@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import io
+import math
 import pickle
 import random
 import weakref
@@ -853,10 +854,11 @@ def test_a_sampler_need_not_have_a_length() -> None:
     assert describe_loader(loader) == f"TensorDataset[{ROWS}] by Endless"
 
 
-def test_an_evaluation_without_eval_mode_is_no_training() -> None:
+@pytest.mark.parametrize("batch_size", [4, ROWS])
+def test_an_evaluation_without_eval_mode_is_no_training(batch_size: int) -> None:
     model, optimizer = make_model(), torch.optim.SGD
     loader = DataLoader(make_data(), batch_size=8, shuffle=True)
-    validation = DataLoader(make_data(), batch_size=4)
+    validation = DataLoader(make_data(), batch_size=batch_size)
     with hang() as hung:
         stepping = optimizer(model.parameters(), lr=0.1)
         for _ in range(3):
@@ -870,6 +872,26 @@ def test_an_evaluation_without_eval_mode_is_no_training() -> None:
         trained = hung.hooks.watch.training_loaders
     assert trained == {describe_loader(loader)}
     assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 3
+    assert hung.turns.count(False) == 3 * math.ceil(ROWS / batch_size)
+
+
+def test_a_teacher_that_looks_at_the_batches_of_its_student_evaluates_nothing() -> None:
+    model, teacher = make_model(), make_model()
+    labelled = DataLoader(make_data(), batch_size=8, shuffle=True)
+    unlabelled = DataLoader(make_data(), batch_size=4)
+    with hang() as hung:
+        stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+        for (x, y), (more, _) in zip(labelled, unlabelled, strict=False):
+            with torch.no_grad():
+                wanted = teacher(more)
+            stepping.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y) + nn.functional.mse_loss(model(more), wanted)
+            loss.backward()
+            stepping.step()
+        trained = hung.hooks.watch.training_loaders
+    assert trained == {describe_loader(labelled), describe_loader(unlabelled)}
+    assert [step.samples for step in hung.steps] == [12, 12, 12, 12, 12, 8]
+    assert False not in hung.turns
 
 
 def test_an_attention_kernel_is_for_training_calls_alone() -> None:

@@ -39,7 +39,7 @@ _OF_THE_CODE = (
     *("compile_mode", "precision", "allow_tf32", "activation_checkpointing", "memory_format", "attention_backend"),
     *("micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
 )
-"""Knobs that decide which code is compiled; launches that differ in none of them share it, in the search's own cache."""
+"""Knobs that decide which code is compiled; launches that differ in none of them share it in the search's cache."""
 
 
 @dataclass(frozen=True)
