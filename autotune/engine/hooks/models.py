@@ -141,7 +141,7 @@ class ModelHooks:
                 self._saw_evaluated |= torch.is_grad_enabled()
                 self._leave_training(module)
             elif has_something_to_train and not torch.is_grad_enabled():
-                self._look_on()
+                self._watch.model_looked()
             with self._outside():
                 return _find_call(module)(*args, **kwargs)
 
@@ -169,7 +169,7 @@ class ModelHooks:
                 if not root.training:  # a generator that makes samples for its critic still trains
                     self._leave_training(root)
                 else:
-                    self._look_on()
+                    self._watch.model_looked()
                 with self._outside():
                     return inner(*args, **kwargs)
 
@@ -203,11 +203,6 @@ class ModelHooks:
             raise
         finally:
             self._timer.leave()
-
-    def _look_on(self) -> None:
-        """Take a call in training mode that computes no gradients for what its batch says that it is."""
-        if self._watch.model_looked():
-            self._turn(False)
 
     def _leave_training(self, module: nn.Module) -> None:
         self._turn(False)

@@ -84,17 +84,14 @@ class StepWatch:
         if not (self._depth and calls):  # an optimizer that evaluates its loss again and again does so on one batch
             calls.append(samples)
 
-    def model_looked(self) -> bool:
-        """An outermost model call begins without gradients, in training mode; return whether it is an evaluation.
+    def model_looked(self) -> None:
+        """An outermost model call begins in training mode, without gradients.
 
-        It is one if its batch is of a loader that is not trained from, once it is known which ones are: a teacher or a
-        target network is called on what its student will be trained on.
+        It evaluates if its batch is of a loader that is not trained from, once it is known which ones are: a teacher
+        or a target network is called on what its student will be trained on.
         """
-        if not self.training_loaders:
-            return False
-        strange = self._fresh.keys() - self.training_loaders
-        self._fresh = {key: counts for key, counts in self._fresh.items() if key not in strange}
-        return bool(strange) and not self._fresh
+        if self.training_loaders:
+            self._fresh = {key: counts for key, counts in self._fresh.items() if key in self.training_loaders}
 
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
