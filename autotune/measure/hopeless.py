@@ -152,16 +152,6 @@ class EarlySteps:
         self._samples.append(max(1, samples))
         return len(self.pair) == 2
 
-    def check(self, pace: Pace | None, rival: Rival | None) -> None:
-        """Hold the pair against the rival, as `find_hopeless` does.
-
-        Raises:
-            TooSlowError: it is hopeless.
-        """
-        hopeless = self.find_hopeless(pace, rival)
-        if hopeless is not None:
-            raise TooSlowError(hopeless)
-
     def find_hopeless(self, pace: Pace | None, rival: Rival | None) -> Hopeless | None:
         """Return why a launch whose pair is complete will not do; None when it may.
 

@@ -22,14 +22,14 @@ from typing import Literal
 from autotune.measure.bursts import find_bursts
 from autotune.measure.clock import Clock
 from autotune.measure.confidence import relative_half_width
-from autotune.measure.hopeless import EarlySteps, Phase
+from autotune.measure.hopeless import EarlySteps, Phase, TooSlowError
 from autotune.measure.memory import MemoryMeter
 from autotune.measure.racing import is_clearly_slower
 from autotune.measure.timing import Timing
 from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Measurement, SpeedReference
-from autotune.records.trial import SAMPLES_PATIENCE, Rival, TrialLimits
+from autotune.records.trial import SAMPLES_PATIENCE, Pace, Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
 LEAST_BLOCKS = 3
@@ -62,6 +62,9 @@ _LONG_FOR_ITS_SIZE = 2.0
 """A batch that is smaller than all before, and takes this many typical steps, is set up for."""
 _MOST_COMPILE_SECONDS = 60.0
 """Of compiling in blocks, that do not use up the time to measure in."""
+_TAKEN_SHARE = 0.15
+"""Of the CPUs, by others or the hypervisor: with more of it two steps say nothing (seen beside a busy neighbour: 0.9 s
+for a step of 0.1 s)."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 
@@ -384,8 +387,8 @@ def _warm_up(
         first_samples = first_samples or timing.samples
         work = seconds - (timing.data_wait_seconds - waited)
         timing.end_step(work)
-        if early.take(work, timing.samples - trained, compiled=warm_up.graphs != compiled):
-            early.check(limits.pace, rival)
+        is_pair = early.take(work, timing.samples - trained, compiled=warm_up.graphs != compiled)
+        _judge_early(timing, early, limits.pace, rival, is_pair=is_pair)
         unsettled = warm_up.find_unsettled()
         # What races is held against its rival before its time is up, for it may be up because it is hopeless.
         is_judged = limits.pace is None or rival is None or len(early.pair) == 2
@@ -393,6 +396,26 @@ def _warm_up(
             timing.phase = Phase.MEASURING
             timing.read_losses()
             return warm_up, unsettled, None
+
+
+def _judge_early(timing: Timing, early: EarlySteps, pace: Pace | None, rival: Rival | None, *, is_pair: bool) -> None:
+    """End a launch whose first steps are hopeless, unless others took the CPUs in them: then its blocks will tell.
+
+    Raises:
+        TooSlowError: they are.
+    """
+    if rival is None or pace is None:
+        return
+    watch = timing.interference
+    if watch is not None and not early.pair:
+        watch.start()
+    hopeless = early.find_hopeless(pace, rival) if is_pair else None
+    if hopeless is None:
+        return
+    seen = watch.read() if watch is not None else None
+    taken = 0.0 if seen is None else (seen.foreign_cpu_fraction or 0.0) + (seen.steal_fraction or 0.0)
+    if taken <= _TAKEN_SHARE:
+        raise TooSlowError(hopeless)
 
 
 def _time_block(timing: Timing, plan: _BlockPlan, timed: TimedBlocks) -> Generator[None, object, bool]:

@@ -127,9 +127,13 @@ class Scripted:
         self.timing.canary = sing
         return self
 
-    def with_interference(self) -> Scripted:
-        """Let interference be read: as many faults as it was read before, half a second by the clock each call."""
-        self.timing.interference = FakeInterference(self)
+    def with_interference(self, taken: float | None = None) -> Scripted:
+        """Let interference be read: as many faults as it was read before, half a second by the clock each call.
+
+        Args:
+            taken: share of the CPUs that others use.
+        """
+        self.timing.interference = FakeInterference(self, taken)
         return self
 
     def measure(self, config: TrainConfig = PLAIN, limits: TrialLimits = LIMITS) -> Measurement:
@@ -176,8 +180,8 @@ class FakeMeter:
 
 
 class FakeInterference:
-    def __init__(self, script: Scripted) -> None:
-        self._script = script
+    def __init__(self, script: Scripted, taken: float | None) -> None:
+        self._script, self._taken = script, taken
         self._reads = 0
 
     def start(self) -> None:
@@ -188,4 +192,4 @@ class FakeInterference:
         self._script.note("read interference")
         self._script.clock.seconds += 0.5
         self._reads += 1
-        return Interference(major_faults=self._reads - 1)
+        return Interference(major_faults=self._reads - 1, foreign_cpu_fraction=self._taken)

@@ -120,6 +120,14 @@ def test_a_measurement_ends_after_the_third_of_hopeless_steps() -> None:
     assert script.steps == 3
 
 
+def test_two_steps_beside_others_who_took_the_cpus_end_nothing() -> None:
+    with pytest.raises(TooSlowError):
+        Scripted([1.0]).with_interference(taken=0.1).measure(limits=RACED)
+    beside = Scripted([1.0]).with_interference(taken=0.5)
+    assert beside.measure(limits=RACED).ended_by == "racing"  # its blocks tell, and what went on in them
+    assert beside.events[:5] == ["step", "start", "step", "step", "read interference"]  # of these two steps alone
+
+
 def test_the_third_step_is_taken_where_the_second_uses_the_warm_up_up() -> None:
     with pytest.raises(TooSlowError):
         Scripted([0.75]).measure(limits=RACED.replace(warmup_cap_seconds=0.5))
