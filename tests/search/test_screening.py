@@ -28,7 +28,7 @@ from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
 from autotune.drift.gate.screen import Gate
-from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, plan_fidelity
+from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, list_smaller, plan_fidelity
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
 from autotune.records import LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
@@ -1368,3 +1368,12 @@ def test_gradients_are_looked_at_where_a_training_still_learns(fall, later_steps
 @pytest.mark.parametrize("losses", [(2.0, None) * 20, (0.0,) * 40, (1.0, 0.01)])
 def test_losses_that_tell_nothing_leave_the_steps_as_they_are(losses):
     assert end_while_learning(PLANS[0], LossCurve(seed=0, samples=100, losses=losses)) == PLANS[0]
+
+
+def test_a_plan_that_ends_while_a_training_learns_has_smaller_ones() -> None:
+    assert list_smaller(PLANS[0]) == list(PLANS)
+    early = PLANS[0].replace(later_steps=14)
+    smaller = list_smaller(early)
+    assert smaller[0] == early
+    assert [(one.windows, one.later_steps) for one in smaller[1:3]] == [(16, 10), (12, 10)]
+    assert smaller[-1] == PLANS[-1]

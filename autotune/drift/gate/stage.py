@@ -19,7 +19,7 @@ from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate
-from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, plan_for_some
+from autotune.drift.gate.trace_plans import LookCosts, end_while_learning, list_smaller, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
@@ -507,7 +507,7 @@ class GateStage:
         self._open_gate(seconds - trainings * must, count)
         if is_fixed or not candidates or self._gate.plan is None:
             return
-        plans = PLANS[PLANS.index(self._gate.plan) :]
+        plans = list_smaller(self._gate.plan)
         for price in (self.expect_seconds, self.needed_seconds):  # with all that goes with it
             for plan in plans:
                 self._gate.plan = plan

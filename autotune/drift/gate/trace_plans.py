@@ -89,6 +89,16 @@ def end_while_learning(plan: GradientPlan, curve: LossCurve) -> GradientPlan:
     return plan.replace(later_steps=min(plan.later_steps, max(_LEAST_LATER_STEPS, learns[-1] + _MEDIAN_STEPS // 2)))
 
 
+def list_smaller(plan: GradientPlan) -> list[GradientPlan]:
+    """Return a plan and all that take no more windows and no more steps, the best first.
+
+    Args:
+        plan: any, also one that ends while a training learns.
+    """
+    smaller = (one for one in PLANS if one.windows <= plan.windows and one.later_steps <= plan.later_steps)
+    return [plan, *(one for one in smaller if one != plan)]
+
+
 def plan_fidelity(seconds: float, costs: LookCosts, *, candidates: int) -> GradientPlan | None:
     """Return what fits the time for the baseline and some candidates; None when nothing does.
 
