@@ -28,7 +28,7 @@ from autotune.measure.racing import is_clearly_slower
 from autotune.measure.timing import Timing
 from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Block, Measurement, SpeedReference
+from autotune.records.measurement import DISTURBED_SHARE, Block, Measurement, SpeedReference
 from autotune.records.trial import SAMPLES_PATIENCE, Pace, Rival, TrialLimits
 
 LEAST_BLOCK_SECONDS = 0.25
@@ -62,9 +62,6 @@ _LONG_FOR_ITS_SIZE = 2.0
 """A batch that is smaller than all before, and takes this many typical steps, is set up for."""
 _MOST_COMPILE_SECONDS = 60.0
 """Of compiling in blocks, that do not use up the time to measure in."""
-_TAKEN_SHARE = 0.15
-"""Of the CPUs, by others or the hypervisor: with more of it two steps say nothing (seen beside a busy neighbour: 0.9 s
-for a step of 0.1 s)."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 
@@ -412,9 +409,8 @@ def _judge_early(timing: Timing, early: EarlySteps, pace: Pace | None, rival: Ri
     hopeless = early.find_hopeless(pace, rival) if is_pair else None
     if hopeless is None:
         return
-    seen = watch.read() if watch is not None else None
-    taken = 0.0 if seen is None else (seen.foreign_cpu_fraction or 0.0) + (seen.steal_fraction or 0.0)
-    if taken <= _TAKEN_SHARE:
+    # Seen beside a busy neighbour: 0.9 s for steps of 0.1 s.
+    if watch is None or watch.read().taken_fraction <= DISTURBED_SHARE:
         raise TooSlowError(hopeless)
 
 

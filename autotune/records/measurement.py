@@ -15,6 +15,9 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 MUCH_STEAL = 0.05
 """Share of CPU time taken by the hypervisor above which a block is marked as disturbed."""
+DISTURBED_SHARE = 0.15
+"""Of the CPUs, used by others or stolen: with more a launch of the baseline is no anchor where another is (in turns
+with so much more than the launch beside it), and two slow first steps end no launch."""
 
 
 class Interval(Record):
@@ -64,6 +67,11 @@ class Interference(Record):
     """Pages of this process that had to come from the disk."""
     gpu: GpuState | None = None
     """At its end; None without a GPU."""
+
+    @property
+    def taken_fraction(self) -> float:
+        """Share of all CPU time that others had, processes or the hypervisor's; 0 where that is not known."""
+        return (self.foreign_cpu_fraction or 0.0) + (self.steal_fraction or 0.0)
 
 
 class Block(Record):
@@ -187,7 +195,7 @@ class Measurement(Record):
     def taken_fraction(self) -> float:
         """Share of the CPUs that others used or that was stolen, on average over the blocks; 0 where nobody watched."""
         seen = [block.interference for block in self.blocks if block.interference is not None]
-        taken = [(one.foreign_cpu_fraction or 0.0) + (one.steal_fraction or 0.0) for one in seen]
+        taken = [one.taken_fraction for one in seen]
         return fmean(taken) if taken else 0.0
 
     @property

@@ -137,13 +137,17 @@ class NotTested(Record):
     """Budget that would try them; None where no budget does, as there is nothing to try."""
 
 
+GUESSED_DEGREES = 2.0
+"""Of freedom, of a noise that is guessed: with no more of them nothing was seen of it."""
+
+
 class MachineNoise(Record):
     """How much this machine's figures vary, and why."""
 
     launch_sd: NonNegative
     """Standard deviation of the log throughput of launches of one config; a guess of 3 % until it is seen."""
     degrees_of_freedom: NonNegative
-    """What it rests on, 2 of them for the guess."""
+    """What it rests on, `GUESSED_DEGREES` of them for the guess."""
     block_sd: NonNegative
     """Standard deviation of the log pace of the blocks of one launch."""
     baseline_range: Annotated[float, Field(ge=1)] = 1.0

@@ -7,15 +7,12 @@ from statistics import fmean
 
 from autotune.format import count, format_factor, format_share
 from autotune.records.measurement import Interference, Measurement
-from autotune.records.profile import MachineNoise
+from autotune.records.profile import GUESSED_DEGREES, MachineNoise
 
 _TELLING_RANGE = 1.10
 """Judgement: a baseline whose launches differ by less is as steady as machines are."""
 _TELLING_SHARE = 0.05
 """Judgement: of the CPU time; less is a machine's own housekeeping."""
-
-_GUESSED_DEGREES = 2.0
-"""Of freedom of a noise that nothing was seen of (`scores/baseline_level.py`)."""
 
 _HIDING_SHARE = 0.25
 """Judgement: of the CPU time; where others have more, launches differ by more than most settings bring."""
@@ -33,7 +30,7 @@ def describe_busy_machine(noise: MachineNoise) -> str | None:
 def describe_noise(noise: MachineNoise) -> str:
     """Return how much the machine's figures vary, and why, as one line."""
     told = f"launches of one setting differ by {100 * noise.launch_sd:.1f} % (standard deviation)"
-    is_seen = noise.degrees_of_freedom > _GUESSED_DEGREES
+    is_seen = noise.degrees_of_freedom > GUESSED_DEGREES
     words = [told if is_seen else "no setting was launched twice, so by how much launches differ is not known"]
     if noise.baseline_range > _TELLING_RANGE:
         words.append(f"your own settings by up to {format_factor(noise.baseline_range)}")

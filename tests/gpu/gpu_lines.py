@@ -88,11 +88,11 @@ On the H200, the paths of `make test-gpu` side by side, without its searches: 31
   other dropout masks, was refused for losses that differed by chance. Both are mended; the ResNet's search has run
   again, the other one has not.
 - The third time, a script's launch took 0.8 s to start instead of 9 (torch and its compiler take that long to import
-  there; a process that has imported both is forked, and no device is touched before), and no launch was lost.
+  there; a process that has imported both is forked, and no device is touched before), and none crashed.
   nanoGPT's characters, in four minutes: *inconclusive*, bf16 compiled 1.25x (95 % 1.05 to 1.48, 5 pairs; by hand
   1.43x on the same kind of machine). bf16 was the first launch, both together the fifth, and the gradients of both
   passed without a training. The user's own settings repeat themselves there to 2.5 %, for the GPU is what they wait
-  for; what makes it twice as fast waits for Python and the loader, on sixteen shared cores whose speed wandered by a
+  for; what is faster waits for Python and the loader, on sixteen shared cores whose speed wandered by a
   third within seconds: 4,942 to 7,191 samples/s. The ResNet-18 on made-up CIFAR-10, in seven and a half minutes:
   *inconclusive*, compiled with channels last and 16 workers 1.20x (0.99 to 1.45, 5 pairs). Its own settings ran at
   5,943 to 7,755 samples/s within four minutes. bf16, at 1.39x, was left open by its gradients after 75 steps and by one

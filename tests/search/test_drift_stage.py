@@ -116,6 +116,7 @@ def open_stage(
     script: Script | None = None,
     startup: float = 0.5,
     policy: SearchPolicy = USUAL_POLICY,
+    **changes: Any,
 ) -> Stage:
     machine = machine or Machine()
     machine.trials = folder / "trials"
@@ -139,6 +140,7 @@ def open_stage(
         policy=policy,
         max_drift=limits or DriftLimits(),
         target=make_target().replace(script=script),
+        **changes,
     )
     stage = GateStage(search.log, search.starter, known)
     return Stage(machine, search.log, search.starter, stage, results)
@@ -176,6 +178,14 @@ def test_a_candidate_that_is_exact_needs_no_training(tmp_path: Path, config: Tra
     stage = open_stage(tmp_path)
     assert stage.choose(config) == [config]
     assert stage.purposes == purposes
+
+
+def test_a_training_that_has_learned_early_is_looked_at_sooner(tmp_path: Path) -> None:
+    curve = LossCurve(seed=0, samples=1280, losses=tuple(2.0 * 0.9**step for step in range(40)))
+    stage = open_stage(tmp_path, baseline_losses=curve)
+    assert stage.choose(CAST) == [CAST]
+    (plan,) = {spec.fidelity.later_steps for spec in stage.machine.specs if spec.fidelity}
+    assert plan == 15
 
 
 def test_what_fails_the_cheap_tests_is_not_trained(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from autotune.records.search import Preset
 from autotune.search.answer.notes import describe_untried
 from autotune.search.explore.stage import Explorer, Tried, find_dear_values, list_own
 from autotune.search.explore.study import Proposal
-from autotune.search.launch.prices import predict_compilation
+from autotune.search.launch.prices import group_by_code, predict_compilation
 from autotune.search.scores.objective import Judged
 from autotune.sentences.settings import list_changes
 from autotune.space import SearchSpace
@@ -382,13 +382,13 @@ def test_before_a_proof_the_leader_is_launched_without_what_may_be_worth_nothing
 def test_compiling_is_priced_by_the_operations_and_then_by_what_was_seen():
     facts = Machine().find_facts()
     config = TrainConfig(compile_mode="default")
-    guess = predict_compilation(config, facts, [])
-    assert predict_compilation(TrainConfig(), facts, []) == 0.0
-    assert predict_compilation(config.replace(compile_mode="max-autotune"), facts, []) > guess
+    guess = predict_compilation(config, facts, {})
+    assert predict_compilation(TrainConfig(), facts, {}) == 0.0
+    assert predict_compilation(config.replace(compile_mode="max-autotune"), facts, {}) > guess
     seen = make_judged(config, 0.1, compile_seconds=3 * guess).result
     again = make_judged(config, 0.1, compile_seconds=1.0).result  # found in the cache
     other = config.replace(num_threads=1)
-    assert predict_compilation(other, facts, [seen, again]) == pytest.approx(3 * guess)
+    assert predict_compilation(other, facts, group_by_code([seen, again])) == pytest.approx(3 * guess)
 
 
 def test_what_compiles_the_same_code_finds_it_in_the_cache_and_other_code_is_priced_anew() -> None:
@@ -397,12 +397,14 @@ def test_what_compiles_the_same_code_finds_it_in_the_cache_and_other_code_is_pri
     seen = [make_judged(config, 0.1, compile_seconds=40.0).result]
     same = config.replace(host_allocator="tcmalloc", optimizer_implementation="fused", num_workers=2)
     half = config.replace(precision="bf16")
-    assert predict_compilation(same, facts, seen) == pytest.approx(10.0)  # a guess
-    assert predict_compilation(half, facts, seen) == pytest.approx(40.0)
+    assert predict_compilation(same, facts, group_by_code(seen)) == pytest.approx(10.0)  # a guess
+    assert predict_compilation(half, facts, group_by_code(seen)) == pytest.approx(40.0)
     for seconds in (3.0, 4.0, 5.0):
         seen.append(make_judged(same, 0.1, compile_seconds=seconds).result)
-    assert predict_compilation(same.replace(num_workers=4), facts, seen) == pytest.approx(4.0)
-    assert predict_compilation(half, facts, seen) == pytest.approx(40.0)  # those that were found tell nothing of it
+    assert predict_compilation(same.replace(num_workers=4), facts, group_by_code(seen)) == pytest.approx(4.0)
+    assert predict_compilation(half, facts, group_by_code(seen)) == pytest.approx(
+        40.0
+    )  # those that were found tell nothing of it
 
 
 @pytest.mark.parametrize(("shapes", "times"), [(None, 1), (1, 1), (2, 1), (9, 4)])
@@ -410,7 +412,7 @@ def test_batches_of_many_shapes_take_longer_to_compile(shapes: int | None, times
     facts = Machine().find_facts()
     varying = facts.replace(data=facts.data.replace(batch_shapes=shapes))
     config = TrainConfig(compile_mode="default")
-    assert predict_compilation(config, varying, []) == pytest.approx(times * predict_compilation(config, facts, []))
+    assert predict_compilation(config, varying, {}) == pytest.approx(times * predict_compilation(config, facts, {}))
 
 
 def test_more_operations_take_longer_to_compile():
@@ -419,7 +421,7 @@ def test_more_operations_take_longer_to_compile():
     def price(operations: int) -> float:
         facts = Machine(facts={"work": {**work, "operations_per_step": operations}}).find_facts()
         facts = facts.model_validate(facts.model_dump())
-        return predict_compilation(TrainConfig(compile_mode="default"), facts, [])
+        return predict_compilation(TrainConfig(compile_mode="default"), facts, {})
 
     assert price(100) < price(1000) < price(10_000)
     assert math.isfinite(price(10**6))

@@ -63,7 +63,7 @@ def _find_lost(seen: Interference, facts: TargetFacts, hardware: HardwareInfo) -
     usable, baseline = hardware.usable_cpu_count, facts.baseline
     threads = 1 if facts.device == "cuda" else baseline.num_threads or usable
     wanted = max(1, min(usable, threads + baseline.num_workers))
-    left = usable * (1.0 - (seen.foreign_cpu_fraction or 0.0) - (seen.steal_fraction or 0.0))
+    left = usable * (1.0 - seen.taken_fraction)
     return 1.0 - max(0.0, left) / wanted
 
 

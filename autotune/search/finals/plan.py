@@ -10,14 +10,13 @@ from functools import partial
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Measurement
 from autotune.records.trial import SAMPLES_PATIENCE
 from autotune.search.finals.claim import THRESHOLD, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.budget import Budget
-from autotune.search.launch.length import find_measured_seconds
+from autotune.search.launch.length import find_measured_seconds, list_timings
 from autotune.search.launch.turns import fit_together
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
@@ -93,9 +92,9 @@ def price_pair(log: SearchLog, candidate: TrainConfig | None) -> float:
         log: of the search.
         candidate: of the pair, beside the user's settings; None for any that compiles nothing.
     """
-    expected, own = log.prices.pair_seconds(candidate), _list_measured(log, log.problem.baseline)
-    launched = [one.result for one in log.judged if one.config == candidate] if own else []
-    pairs = [(one.measurement, one.reference or own[0]) for one in launched if one.measurement is not None]
+    expected, own = log.prices.pair_seconds(candidate), list_timings(log, log.problem.baseline)
+    launched = list_timings(log, candidate) if candidate is not None and own else []
+    pairs = [(measured, one.reference or own[0][1]) for one, measured in launched]
     samples = count_samples(log, candidate) if pairs else 0
     most = SAMPLES_PATIENCE * find_measured_seconds(log)
     more = [math.fsum(min(samples / side.samples_per_second, most) - side.seconds for side in pair) for pair in pairs]
@@ -211,13 +210,8 @@ def count_samples(log: SearchLog, candidate: TrainConfig | None = None) -> int:
     """
     in_turns = candidate is None or _are_in_turns(log, candidate)
     seconds = find_measured_seconds(log, None if in_turns else candidate)
-    own = _list_measured(log, log.problem.baseline)
+    own = [one for _, one in list_timings(log, log.problem.baseline)]
     enough = statistics.median_high([one.samples for one in own])
     if seconds <= log.problem.state.measure_seconds:
         return enough
     return max(enough, math.ceil(seconds * statistics.median([one.samples_per_second for one in own])))
-
-
-def _list_measured(log: SearchLog, config: TrainConfig) -> list[Measurement]:
-    measured = (one.result.measurement for one in log.judged if one.config == config)
-    return [one for one in measured if one is not None]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from autotune.measure.confidence import pooled_sd
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Block
+from autotune.records.measurement import Block, Measurement
 from autotune.records.trial import TrialResult
 from autotune.search.log import SearchLog
 from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
@@ -36,21 +36,22 @@ def find_measured_seconds(log: SearchLog, beside: TrainConfig | None = None) -> 
         beside: such a candidate; None for any other launch.
     """
     told, probed = log.problem.state.measure_seconds, log.problem.report.measurement
-    first = next(iter(_list_measured(log, log.problem.baseline)), None)
-    if first is None or first.measurement is None:
+    own = list_timings(log, log.problem.baseline)
+    if not own:
         return told
-    variance = _find_variance([probed.blocks, first.measurement.blocks])
+    first, measured = own[0]
+    variance = _find_variance([probed.blocks, measured.blocks])
     if beside is not None:
-        launched = [one.measurement for one in _list_measured(log, beside)]
-        variance = max(variance, _find_variance([one.blocks for one in launched if one is not None]))
-    rest = max(0.0, first.elapsed_seconds - first.measurement.seconds)
+        variance = max(variance, _find_variance([one.blocks for _, one in list_timings(log, beside)]))
+    rest = max(0.0, first.elapsed_seconds - measured.seconds)
     wanted = _OF_THE_BEST * math.sqrt(variance * rest) / _BETWEEN_SD
     return max(told, min(wanted, rest, _MOST_TIMES * told))
 
 
-def _list_measured(log: SearchLog, config: TrainConfig) -> list[TrialResult]:
+def list_timings(log: SearchLog, config: TrainConfig) -> list[tuple[TrialResult, Measurement]]:
+    """Return the launches of a config that were timed, in order, each with its timing."""
     own = (one.result for one in log.judged if one.config == config)
-    return [one for one in own if one.measurement is not None]
+    return [(one, one.measurement) for one in own if one.measurement is not None]
 
 
 def _find_variance(launches: Sequence[Sequence[Block]]) -> float:

@@ -41,6 +41,9 @@ _OF_THE_CODE = (
 )
 """Knobs that decide which code is compiled; launches that differ in none of them share it in the search's cache."""
 
+Compiled = dict[tuple[str, ...], list[tuple[TrainConfig, float]]]
+"""Configs that were compiled, with the seconds of that, in order, by the code that they share."""
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -90,7 +93,7 @@ class Prices:
 
     def compile_seconds(self, config: TrainConfig) -> float:
         """Return how long a first compilation will take; 0 where nothing is compiled."""
-        return predict_compilation(config, self.report.target, [one.result for one in self.seen])
+        return predict_compilation(config, self.report.target, self._compiled)
 
     def overdue(self) -> list[TrialResult]:
         """Return launches that were cut only after twice what the baseline's take: they count as timed out."""
@@ -109,6 +112,10 @@ class Prices:
             if one.result.status is TrialStatus.COMPLETED:
                 found.setdefault(one.key, []).append(one.result)
         return found
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        return group_by_code([one.result for one in self.seen])
 
     @cached_property
     def _plain_seconds(self) -> float:
@@ -135,7 +142,7 @@ class Prices:
         return self.startup_seconds + measurement.warmup_seconds + measured + _CLOSING
 
 
-def predict_compilation(config: TrainConfig, facts: TargetFacts, seen: Sequence[TrialResult]) -> float:
+def predict_compilation(config: TrainConfig, facts: TargetFacts, compiled: Compiled) -> float:
     """Return how long the first compilation of a config will take, in seconds; 0 where nothing is compiled.
 
     What another config has compiled already, with another malloc or optimizer, is found in the cache.
@@ -143,11 +150,10 @@ def predict_compilation(config: TrainConfig, facts: TargetFacts, seen: Sequence[
     Args:
         config: the settings.
         facts: of the target; its operations a step are what is compiled.
-        seen: launches so far, whose compilations say by how much the prediction is off.
+        compiled: by launches so far, which say by how much the prediction is off.
     """
     if not needs_compilation(config):
         return 0.0
-    compiled = _group_by_code(seen)
     shared = compiled.get(_find_code(config), [])
     if shared:
         again = [seconds for _, seconds in shared[1:]]
@@ -175,9 +181,9 @@ def _predict(config: TrainConfig, facts: TargetFacts) -> float:
     return seconds * (factor * _TRITON_FACTOR if factor > 1.0 and facts.device == "cuda" else factor)
 
 
-def _group_by_code(seen: Sequence[TrialResult]) -> dict[tuple[str, ...], list[tuple[TrainConfig, float]]]:
+def group_by_code(seen: Sequence[TrialResult]) -> Compiled:
     """Return the configs that were compiled and timed, with the seconds of that, in order, by the code they share."""
-    groups: dict[tuple[str, ...], list[tuple[TrainConfig, float]]] = {}
+    groups: Compiled = {}
     for one in seen:
         config, measured = one.spec.config, one.measurement
         if config is not None and measured is not None and needs_compilation(config):

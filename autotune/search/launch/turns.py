@@ -15,7 +15,7 @@ from autotune.search.log import SearchLog
 
 _MOST_MEMORY = 0.8
 """Of what a trial may hold, for two that are run at a time."""
-DEVICE_CONTEXT_BYTES = 2**30
+_CONTEXT_BYTES = 2**30
 """Of a GPU, for what a process holds there beside PyTorch's memory: a context and libraries (about half of that)."""
 _PRICE_OF_BOTH = 1.5
 """Times a launch alone, of two in turns, which start at a time (seen: 1.4 to 1.7 where starting takes most of it)."""
@@ -68,7 +68,7 @@ def fit_together(log: SearchLog, *configs: TrainConfig) -> bool:
         return False
     if sum(one.host_bytes for one in peaks) > _MOST_MEMORY * limits.host_memory_bytes:
         return False
-    held = sum((one.device_bytes or 0) + DEVICE_CONTEXT_BYTES for one in peaks)
+    held = sum((one.device_bytes or 0) + _CONTEXT_BYTES for one in peaks)
     return limits.device_memory_bytes is None or held <= _MOST_MEMORY * limits.device_memory_bytes
 
 
@@ -83,7 +83,7 @@ def memory_beside(log: SearchLog, config: TrainConfig) -> PeakMemory:
     host = max(0, limits.host_memory_bytes - held.host_bytes)
     if limits.device_memory_bytes is None:
         return PeakMemory(host_bytes=host, device_bytes=None)
-    device = limits.device_memory_bytes - (held.device_bytes or 0) - DEVICE_CONTEXT_BYTES
+    device = limits.device_memory_bytes - (held.device_bytes or 0) - _CONTEXT_BYTES
     return PeakMemory(host_bytes=host, device_bytes=max(0, device))
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autotune.measure.student_t import student_t_quantile
+from autotune.records.profile import GUESSED_DEGREES
 
 PRIOR_SD = 0.03
-PRIOR_DEGREES = 2.0
+PRIOR_DEGREES = GUESSED_DEGREES
 """What launches of one config are taken to differ by until it is seen, and how many launches that guess is worth."""
 
 ANCHOR_SPACING = 8

@@ -9,6 +9,7 @@ from functools import cached_property
 from autotune.drift.compare.losses import screen_losses, screen_other_draws
 from autotune.records.config import TrainConfig, is_user_knob
 from autotune.records.facts import TargetFacts
+from autotune.records.measurement import DISTURBED_SHARE
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
 from autotune.space import REORDERING_KNOBS, classify_changes
 
@@ -20,10 +21,6 @@ LEAST_SCREEN = 0.10
 """A run is screened out for a loss worse by this share or by that multiple of the drift limit, whichever is more.
 
 One seed over a few steps shows no smaller difference than this; the drift check decides at the limit itself."""
-
-DISTURBED_SHARE = 0.15
-"""Of the CPUs, used by others or stolen, above which a launch of the baseline is no anchor where another is. In
-turns it is none with so much more than the launch beside it."""
 
 KEYS = ("failure", "memory", "drift")
 """Every trial carries every constraint: samplers refuse trials that differ in their number."""

@@ -19,9 +19,10 @@ from types import MappingProxyType
 from autotune.measure.confidence import pooled_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig, changed_fields
+from autotune.records.measurement import DISTURBED_SHARE
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, BaselineLevel
-from autotune.search.scores.objective import DISTURBED_SHARE, Judged
+from autotune.search.scores.objective import Judged
 
 _SETTLED_CONFIDENCE = 0.995
 _MEDIAN_SQUARE = 0.455
