@@ -101,6 +101,7 @@ def hooked_places() -> dict[str, Any]:
     """Everything that hooks are hung on."""
     places = {
         "loader": DataLoader.__iter__,
+        "its iterators": DataLoader._get_iterator,
         "iterator": _BaseDataLoaderIter.__next__,
         "module": nn.Module._compiled_call_impl,
         "compile": nn.Module.compile,
@@ -493,14 +494,85 @@ def test_a_gradient_penalty_is_a_part_of_the_loss_and_no_step() -> None:
     assert [len(step.losses) for step in hung.steps] == [1, 1]
 
 
-def test_gradients_taken_by_hand_are_steps() -> None:
+def test_gradients_taken_by_hand_are_steps_from_the_second_one_on() -> None:
     model = make_model()
     with hang() as hung:
-        for _ in range(3):
+        for _ in range(4):
             loss = model(torch.ones(4, 6)).sum()
             for p, slope in zip(model.parameters(), torch.autograd.grad(loss, tuple(model.parameters())), strict=True):
                 p.data -= 0.1 * slope
     assert [(step.samples, len(step.losses)) for step in hung.steps] == [(4, 1)] * 3
+
+
+def test_what_is_called_before_there_is_an_optimizer_trains_nothing() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 2)])
+            self.strides = self.forward(torch.ones(1, 6)).shape  # as YOLO's, whose parts are called one by one
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    with hang(inspects=True) as hung:
+        model = Sized()
+        model(torch.ones(1, 6))  # a summary
+        average, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.ones(4, 6)).sum().backward()
+            optimizer.step()
+        average(torch.ones(4, 6))
+    assert hung.roots == [model]
+    assert not hung.hooks.models.compiles_itself
+    assert [step.samples for step in hung.steps] == [4] * 3
+
+
+def test_a_model_is_not_taken_for_compiled_where_a_part_of_it_was_called_before() -> None:
+    model = make_model()
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        next(model.children())(torch.ones(4, 6)).sum().backward()
+        model(torch.ones(4, 6)).sum().backward()
+        optimizer.step()
+    assert len(hung.roots) == 2
+    assert not hung.hooks.models.compiles_itself
+
+
+def test_a_loader_that_keeps_one_iterator_for_all_epochs_is_followed() -> None:
+    class Endless(DataLoader[tuple[Tensor, ...]]):  # as YOLO's
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
+            self.kept: Any = None
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            if self.kept is None:
+                self.kept = self._get_iterator()
+            return (next(self.kept) for _ in range(len(self)))
+
+    class Repeated:
+        def __init__(self, once: Any) -> None:
+            self.once = once
+
+        def __iter__(self) -> Any:
+            while True:
+                yield from self.once
+
+    with hang() as hung:
+        loader = Endless(TensorDataset(torch.ones(12, 6)), batch_size=4, shuffle=True)
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for (x,) in loader:
+                model(torch.cat([x, x])).sum().backward()
+                optimizer.step()
+    assert hung.hooks.loaders.training_loader is loader
+    assert [step.samples for step in hung.steps] == [4] * 6
 
 
 def test_a_batch_of_batches_counts_what_is_in_it() -> None:
@@ -1104,6 +1176,7 @@ def test_what_a_cast_call_returns_is_float32_again(form: str) -> None:
     model, x = Speaker(answer), torch.ones(4, 6)
     expected = type(model(x))
     with hang({"precision": "bf16"}):
+        torch.optim.SGD(model.parameters())
         returned = model(x)
     assert type(returned) is expected
     tensors = find_tensors(returned)
@@ -1157,6 +1230,7 @@ def test_channels_last_reaches_weights_and_training_inputs() -> None:
     plain = copy.deepcopy(model)
     x, scale = torch.randn(2, 3, 8, 8), torch.ones(1)
     with hang({"memory_format": "channels_last"}):
+        torch.optim.SGD(model.parameters())
         loss = model(x, scale=scale).sum()
         loss.backward()
         model.eval()
@@ -1212,6 +1286,7 @@ def test_activation_checkpointing_computes_again_and_learns_the_same(kind: str, 
 def test_a_part_without_blocks_does_not_keep_another_from_checkpointing(kind: str) -> None:
     encoder, head = Stack(), nn.Linear(3, 2)
     with hang({"activation_checkpointing": kind}) as hung:
+        torch.optim.SGD(encoder.parameters())
         head(encoder(torch.ones(4, 6))).sum().backward()
     assert hung.roots == [encoder, head]
     assert [block.calls for block in encoder.blocks] == [2, 2]

@@ -101,6 +101,7 @@ class LoaderHooks:
         self._counts: dict[str, bool] = {}
         self._own: weakref.WeakKeyDictionary[DataLoader[Any], OwnSettings] = weakref.WeakKeyDictionary()
         self._left_to_watch = _WATCHED_DRAWS
+        self._is_starting = False
 
     @property
     def training_loader(self) -> DataLoader[Any] | None:
@@ -126,21 +127,27 @@ class LoaderHooks:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Hook every loader of the process."""
-        plain_iter, plain_next = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+        plain_iter, plain_get, plain_next = DataLoader.__iter__, DataLoader._get_iterator, _BaseDataLoaderIter.__next__
         hooks = self
 
         def hooked_iter(loader: DataLoader[Any]) -> Any:
             return hooks._start(loader, plain_iter)
 
+        def hooked_get(loader: DataLoader[Any]) -> Any:
+            # A loader that is iterated without PyTorch's `__iter__` keeps one iterator for every epoch, as YOLO's does.
+            return plain_get(loader) if hooks._is_starting else hooks._start(loader, plain_get)
+
         def hooked_next(iterator: Any) -> Any:
             return hooks._fetch(iterator, plain_next)
 
         DataLoader.__iter__ = hooked_iter  # type: ignore[method-assign]
+        DataLoader._get_iterator = hooked_get  # type: ignore[method-assign]
         _BaseDataLoaderIter.__next__ = hooked_next  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
             DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
+            DataLoader._get_iterator = plain_get  # type: ignore[method-assign]
             _BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
 
     def _start(self, loader: DataLoader[Any], plain_iter: PlainIter) -> Any:
@@ -166,9 +173,11 @@ class LoaderHooks:
 
     def _follow(self, loader: DataLoader[Any], key: str, plain_iter: PlainIter) -> Any:
         self._timer.enter("data")
+        self._is_starting = True
         try:
             iterator = plain_iter(loader)
         finally:
+            self._is_starting = False
             self._timer.leave()
         self._keys[iterator] = key
         self._batch_sizes[iterator] = loader.batch_size

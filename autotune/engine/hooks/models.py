@@ -1,8 +1,9 @@
 """Hooks on the models of a script: found at their first training call, where the model knobs are applied.
 
 The root is the outermost module that is called in training mode with gradients on and has something to train: not
-the one that owns most parameters (tied weights hide it) and not a loss module. Where a step ends without any, those
-that are called in eval mode with gradients on are trained. `Module._compiled_call_impl` is where `Module.compile` hangs
+the one that owns most parameters (tied weights hide it) and not a loss module. A call before there is an optimizer
+is a rehearsal, for the shapes or a summary, of the model or of its parts one by one. Where a step ends without any,
+those that are called in eval mode with gradients on are trained. `Module._compiled_call_impl` is where `Module.compile` hangs
 its own work: outside of everything compiled, and left out of copies and pickles.
 """
 
@@ -55,7 +56,7 @@ class ModelHooks:
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
         self._finding = False
-        self._saw_evaluated = self.trains_evaluated = False
+        self._saw_evaluated = self.trains_evaluated = self._saw_rehearsed = False
         self._process = os.getpid()
         self._runs: dict[int, Any] = {}
 
@@ -72,15 +73,17 @@ class ModelHooks:
             for root in self.roots:
                 root.__dict__.pop("_compiled_call_impl", None)
 
-    def begin_with_evaluated(self) -> bool:
-        """Take models in eval mode for trained ones, where one was called with gradients on and none in training mode.
+    def begin_late(self) -> bool:
+        """Find the models of a step that has ended without any: called before an optimizer was there, or in eval mode.
 
         Returns:
-            Whether it is so from now on.
+            Whether they are looked for from now on.
         """
-        begins = self._saw_evaluated and not self.roots and not self.trains_evaluated
-        self.trains_evaluated |= begins
-        return begins
+        if self.roots or self.trains_evaluated:
+            return False
+        was_rehearsed, self._saw_rehearsed = self._saw_rehearsed, False
+        self.trains_evaluated = self._saw_evaluated and not was_rehearsed
+        return was_rehearsed or self.trains_evaluated
 
     @contextmanager
     def _watch_compile(self) -> Iterator[None]:
@@ -134,8 +137,10 @@ class ModelHooks:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         has_something_to_train = any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
-            self._adopt(module)
-            return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
+            if self._watch.has_begun:
+                self._adopt(module)
+                return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
+            self._saw_rehearsed = True
         with self.unseen():
             if has_something_to_train and not module.training:
                 self._saw_evaluated |= torch.is_grad_enabled()
@@ -174,7 +179,7 @@ class ModelHooks:
                     return inner(*args, **kwargs)
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
-        root.__dict__["_compiled_call_impl"] = _RootCall(call)
+        root.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=compiled)
 
     def _inspect(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._turn(True)  # whatever begins with the first training call is no part of the model
@@ -235,8 +240,8 @@ class _CompiledCall(_Hook):
 class _RootCall(_Hook):
     """The hook on a root."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, call: Call, *, of_compiled: bool) -> None:
+        self._call, self.of_compiled = call, of_compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
@@ -249,10 +254,13 @@ def look_for_no_models() -> None:
 
 def is_compiled(root: nn.Module) -> bool:
     """Return whether the script has torch.compile at work in a module, by a call or in place."""
-    return any(
-        type(module).__name__ == "OptimizedModule" or module.__dict__.get("_compiled_call_impl") is not None
-        for module in root.modules()
-    )
+
+    def is_at_work(module: nn.Module) -> bool:
+        hook = module.__dict__.get("_compiled_call_impl")
+        compiled = hook.of_compiled if isinstance(hook, _RootCall) else hook is not None
+        return compiled or type(module).__name__ == "OptimizedModule"
+
+    return any(map(is_at_work, root.modules()))
 
 
 def _hands_call_on(module: nn.Module) -> bool:

@@ -56,6 +56,12 @@ class StepWatch:
         self._stepped: set[int] = set()
         self._optimizers_built = 0
         self._backwards = 0
+        self._has_gone_backward = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Something is there to train: an optimizer was built, or a backward pass has ended."""
+        return self._optimizers_built > 0 or self._has_gone_backward
 
     @property
     def is_by_hand(self) -> bool:
@@ -100,6 +106,7 @@ class StepWatch:
         if loss is not None and not self._is_evaluated_again():
             self._losses.append(loss)
         self._backwards += 1
+        self._has_gone_backward = True
         if self._depth:
             return
         if not self._missed and (self._optimizers_built == 0 or self._backwards > _MOST_ACCUMULATED):

@@ -108,6 +108,7 @@ def test_calls_are_remembered_without_their_data() -> None:
     )
     model, tokens = toys.Encoder(), torch.zeros(BATCH, toys.LENGTH, dtype=torch.int64)
     with hooks.installed():
+        torch.optim.SGD(model.parameters())
         model(tokens=tokens)
         model(tokens=tokens)
     (args, kwargs) = hooks.models.calls[0]
