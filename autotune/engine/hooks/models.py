@@ -3,8 +3,8 @@
 The root is the outermost module that is called in training mode with gradients on and has something to train: not
 the one that owns most parameters (tied weights hide it) and not a loss module. A call before there is an optimizer
 is a rehearsal, for the shapes or a summary, of the model or of its parts one by one. Where a step ends without any,
-those that are called in eval mode with gradients on are trained. `Module._compiled_call_impl` is where `Module.compile` hangs
-its own work: outside of everything compiled, and left out of copies and pickles.
+those that are called in eval mode with gradients on are trained. `Module._compiled_call_impl` is where
+`Module.compile` hangs its own work: outside of everything compiled, and left out of copies and pickles.
 """
 
 from __future__ import annotations
