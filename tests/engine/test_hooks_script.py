@@ -29,7 +29,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_generators, restore_generators
@@ -573,6 +573,17 @@ def test_a_loader_that_keeps_one_iterator_for_all_epochs_is_followed() -> None:
                 optimizer.step()
     assert hung.hooks.loaders.training_loader is loader
     assert [step.samples for step in hung.steps] == [4] * 6
+
+
+def test_what_a_loader_of_a_librarys_own_takes_is_waited_for_too() -> None:
+    with hang() as hung:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for (x,) in _SingleProcessDataLoaderIter(DataLoader(TensorDataset(torch.ones(12, 6)), batch_size=4)):  # fastai's
+            model(x).sum().backward()
+            optimizer.step()
+    assert [step.samples for step in hung.steps] == [4] * 3
+    assert "data" in hung.hooks.timer.seconds
 
 
 def test_a_batch_of_batches_counts_what_is_in_it() -> None:

@@ -186,8 +186,6 @@ class LoaderHooks:
 
     def _fetch(self, iterator: Any, plain_next: Callable[[Any], Any]) -> Any:
         key = self._keys.get(iterator)
-        if key is None:
-            return plain_next(iterator)
         # The first batch may draw the order of the epoch; what draws after it is the samples or their order.
         before = read_generators() if self._left_to_watch > 0 and iterator in self._started else None
         self._timer.enter("data")
@@ -195,6 +193,8 @@ class LoaderHooks:
             batch = plain_next(iterator)
         finally:
             self._timer.leave()
+        if key is None:  # of a loader that is none of PyTorch's, as fastai's
+            return batch
         self._started[iterator] = True
         if before is not None and key in self._watch.training_loaders:
             self._left_to_watch -= 1
