@@ -579,7 +579,8 @@ def test_what_a_loader_of_a_librarys_own_takes_is_waited_for_too() -> None:
     with hang() as hung:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for (x,) in _SingleProcessDataLoaderIter(DataLoader(TensorDataset(torch.ones(12, 6)), batch_size=4)):  # fastai's
+        loader = DataLoader(TensorDataset(torch.ones(12, 6)), batch_size=4)
+        for (x,) in _SingleProcessDataLoaderIter(loader):  # as fastai's
             model(x).sum().backward()
             optimizer.step()
     assert [step.samples for step in hung.steps] == [4] * 3
