@@ -189,7 +189,7 @@ class ScriptSource:
     def record(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
         self._hooks.optimizers.recorder = recorder
-        if self._hooks.models.trains_evaluated:  # then a step was taken before the model was found
+        if self._hooks.models.began_late:  # then a step was taken before the model was found
             for optimizer in self._hooks.optimizers.optimizers:
                 optimizer.state.clear()
 

@@ -33,6 +33,7 @@ class ModelHooks:
         roots: models found so far, in the order of their first training call.
         compiles_itself: the script compiles a model.
         trains_evaluated: models in eval mode are trained.
+        began_late: a step was taken before any was found.
         seen: operations of the first training call of every root together, if they were asked for.
         calls: the arguments of that call, `(args, kwargs)` by the root's position, its tensors without their data.
     """
@@ -56,7 +57,8 @@ class ModelHooks:
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
         self._finding = False
-        self._saw_evaluated = self.trains_evaluated = self._saw_rehearsed = False
+        self.trains_evaluated = self.began_late = False
+        self._saw_evaluated = self._saw_rehearsed = False
         self._process = os.getpid()
         self._runs: dict[int, Any] = {}
 
@@ -83,7 +85,8 @@ class ModelHooks:
             return False
         was_rehearsed, self._saw_rehearsed = self._saw_rehearsed, False
         self.trains_evaluated = self._saw_evaluated and not was_rehearsed
-        return was_rehearsed or self.trains_evaluated
+        self.began_late = was_rehearsed or self.trains_evaluated
+        return self.began_late
 
     @contextmanager
     def _watch_compile(self) -> Iterator[None]:
