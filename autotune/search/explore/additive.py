@@ -290,15 +290,19 @@ class LogAdditiveModel:
         own = signs[:-1]
         return float(own @ self.mean), math.sqrt(max(0.0, float(own @ self.covariance @ own)))
 
-    def draw(self, rng: np.random.Generator) -> Vector:
+    def draw(self, rng: np.random.Generator, boldness: float = 1.0) -> Vector:
         """Return weights [columns] drawn from it: those of one world that the readings allow (Thompson 1933).
 
         By perturbing prior and readings and solving again (Papandreou & Yuille 2010): exact, without a decomposition.
+
+        Args:
+            rng: that draws.
+            boldness: how far from the mean, as a share of the standard deviation.
         """
-        shift = self._shift + self._root @ rng.standard_normal(self._features.count)
+        shift = self._root @ rng.standard_normal(self._features.count)
         for one in self._readings.values():
             shift[one.columns] += math.sqrt(self.spread.precision(one)) * rng.standard_normal()
-        return self._weigh(shift)
+        return self._weigh(self._shift + boldness * shift)
 
     def _weigh(self, shift: Vector) -> Vector:
         weights: Vector = self.covariance @ shift
