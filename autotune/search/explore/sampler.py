@@ -7,7 +7,7 @@ Any study can use it, if its objective is a log speed-up over a baseline that is
     study.enqueue_trial(baseline)
 
 Every other turn takes the largest expected improvement, the turns between the best of a draw from the model (Thompson
-1933), a quarter as far from its mean, each for its price. Where the model does not fit what it sees, TPE has the latter.
+1933), a quarter as far from its mean, each for its price. Where the model does not fit what it sees, TPE has these.
 
 What is maximised may be something else than a speed-up, as long as changes add up, and a trial may have to keep a
 second figure above a floor: that one has a model of its own, and what promises much is worth as much of it as it is
@@ -43,8 +43,8 @@ _DOUBT = 2.0
 """Standard deviations that what a change brings has to be away from nothing, or it is tried without."""
 
 _BOLDNESS = 0.25
-"""Of what a draw is away from the mean: of a dozen launches, whole ones lose too many on what promises nothing (replayed
-on recorded tables, searches ended a fourth further from the best config at a tenth of the exhaustive cost)."""
+"""Of what a draw is away from the mean: of a dozen launches, whole ones lose too many on what promises nothing (on
+recorded tables, replayed searches ended a fourth further from the best config at a tenth of the exhaustive cost)."""
 
 _MISFIT = 2.0
 """Root mean square of five standard scores: more has a chance of about 1 in 1,000."""
