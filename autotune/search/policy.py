@@ -46,6 +46,7 @@ class SearchPolicy:
         top_k: configs of which whichever has the fewest launches is launched again.
         most_repeats: launches of one of these, after which it has none any more.
         last_repeats: the same once there is nothing new to try, of those the noise cannot tell from the fastest.
+        least_before_repeats: launches of other settings than the user's own before the first of them.
         repeat_every: one launch of so many goes to them.
         repeat_contender_after: launches of something new, after which what looks best is launched a second time.
         racing_confidence: one-sided; a config equal to the incumbent is called clearly slower for its launch's luck
@@ -109,6 +110,7 @@ class SearchPolicy:
     top_k: int = 5
     most_repeats: int = 4
     last_repeats: int = 12
+    least_before_repeats: int = 5
     repeat_every: int = 4
     repeat_contender_after: int = 2
     racing_confidence: float = 0.997

@@ -26,6 +26,7 @@ from autotune.search.explore.aim import find_aim
 from autotune.search.explore.prior import make_prior
 from autotune.search.explore.stage import Explorer
 from autotune.search.explore.study import Study
+from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.finals.prover import Prover
 from autotune.search.finals.reserve import require_memory, require_time
 from autotune.search.launch.budget import Budget
@@ -173,7 +174,13 @@ def _describe(
 ) -> SearchForecast:
     problem, best = log.problem, log.ranking.leader
     leader = best.config if best is not None and best.score > problem.policy.least_gain else None
-    pairs = 0 if leader is None else prover.reserve.count_pairs(leader)
+    launched = math.fsum(one.result.elapsed_seconds for one in log.judged)
+    check, pairs, each = 0.0, 0, 0.0
+    if leader is not None:
+        check, pairs = gate.expect_seconds(leader), prover.reserve.count_pairs(leader)
+        each = prover.reserve.round_seconds(leader)
+        fitting = int(max(0.0, budget_seconds - launched - check) / each)
+        pairs = min(pairs, fitting) if fitting >= LEAST_ROUNDS else pairs
     return SearchForecast(
         label=problem.report.target.label,
         budget_seconds=budget_seconds,
@@ -187,9 +194,9 @@ def _describe(
             for one in log.judged
         ),
         leader=leader,
-        check_seconds=0.0 if leader is None else gate.expect_seconds(leader),
+        check_seconds=check,
         pairs=pairs,
-        pairs_seconds=0.0 if leader is None else pairs * prover.reserve.round_seconds(leader),
+        pairs_seconds=pairs * each,
     )
 
 

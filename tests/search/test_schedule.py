@@ -91,13 +91,15 @@ def test_a_baseline_that_others_disturbed_is_launched_once_more_and_is_no_anchor
     assert len(Ranking([slow, slow], BASELINE).baseline_level) == 2
 
 
-@pytest.mark.parametrize("between", range(5))
-def test_a_challenger_is_launched_again_once_something_new_came_after_it(between):
-    """The next may be better still."""
+@pytest.mark.parametrize("between", range(6))
+def test_none_of_the_first_launches_is_of_what_is_known(between):
+    """Anything new tells more; a session that goes on begins with the baseline, and is no further for it."""
     assert USUAL_POLICY.repeat_contender_after == 2
-    judged = [make_judged(BASELINE, 0.0), make_judged(BASELINE, 0.0), make_judged(ONE, 0.05), *slower(between)]
-    assert (schedule(judged).find_due() == ONE) == (between >= 1)  # itself was new
-    assert schedule(judged).find_due(exhausted=True) == ONE
+    own = make_judged(BASELINE, 0.0)
+    for start in ([own], [own, own, own]):
+        judged = [*start, make_judged(ONE, 0.05), *slower(between)]
+        assert (schedule(judged).find_due() == ONE) == (between >= 4)
+        assert schedule(judged).find_due(exhausted=True) == ONE
 
 
 def test_the_baseline_comes_before_a_challenger():

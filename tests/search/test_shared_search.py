@@ -81,7 +81,7 @@ def test_the_launches_are_shared_out(pair: list[Worker]) -> None:
     counts = count_launches(pair)
     assert len(counts) == len(PLACEBOS) - 1
     # Once more elsewhere is launched only what has led the search.
-    assert sum(count > 1 for count in counts.values()) < len(counts) / 2
+    assert sum(count > 1 for count in counts.values()) <= len(counts) / 2
 
 
 def test_only_ratios_to_ones_own_baseline_are_compared(pair: list[Worker], url: str) -> None:

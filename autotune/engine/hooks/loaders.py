@@ -141,7 +141,7 @@ class LoaderHooks:
             return hooks._fetch(iterator, plain_next)
 
         DataLoader.__iter__ = hooked_iter  # type: ignore[method-assign]
-        DataLoader._get_iterator = hooked_get  # type: ignore[method-assign]
+        DataLoader._get_iterator = hooked_get  # type: ignore[method-assign, assignment]
         _BaseDataLoaderIter.__next__ = hooked_next  # type: ignore[method-assign, assignment]
         try:
             yield

@@ -3,7 +3,7 @@
 baseline again   every 8 launches or 120 s, when the canary says that the machine has changed, and once more where
                  others had a large part of the CPUs
 contender        looks better than the incumbent, and has to do it twice where one launch may be luck; something new
-                 comes in between, which may be better still
+                 comes in between, which may be better still, and five launches before any of it
 across a change  near the top, but the machine changed around its launch
 top k            every fourth launch goes to whichever of the best five has the fewest, where noise hides who leads;
                  every launch, and more of them, once there is nothing new
@@ -146,11 +146,13 @@ class Schedule:
     def _launches_since_repeat(self) -> int:
         """Return how many launches of something new came since the last one of something known.
 
-        The baseline counts as neither: a search that goes on begins with it, and is to be the same.
+        The first few count for none: anything new tells more. The baseline counts as neither: a search that goes on
+        begins with it, and is to be the same.
         """
+        keys = [one.key for one in self.judged if one.key != self._baseline_key]
         seen: set[str] = set()
         count = 0
-        for key in (one.key for one in self.judged if one.key != self._baseline_key):
+        for key in keys:
             count = 0 if key in seen else count + 1
             seen.add(key)
-        return count
+        return count if len(keys) >= self.policy.least_before_repeats else 0
