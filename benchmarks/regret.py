@@ -388,7 +388,7 @@ def run(
 
 
 def main() -> int:
-    """Read the command line and print a table of medians and 90th percentiles."""
+    """Read the command line and print a table of medians and 90th percentiles, and last the means over all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="", help="names, with commas; all when left out")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=[*STRATEGIES])
@@ -401,6 +401,7 @@ def main() -> int:
     keys = (*LAUNCHES, *COST_SHARES)
     print(f"{'table':<16}{'noise':>6} {'strategy':<10}" + "".join(f"{_say(key):>12}" for key in keys))
     every = [read_table(path) for path in sorted(TABLES.glob("*.jsonl.gz"))]
+    over_all: dict[tuple[float, str], list[dict[float, float]]] = {}
     for path in paths:
         table = read_table(path)
         label = table.header.report.target.label
@@ -412,6 +413,10 @@ def main() -> int:
                 seconds = (time.process_time() - began) / arguments.seeds
                 head = f"{table.header.name:<16}{noise:>6.0%} {strategy:<10}"
                 print(head + "".join(f"{cell:>12}" for cell in cells) + f"  {seconds:.2f} s", flush=True)
+                over_all.setdefault((noise, strategy), []).extend(found)
+    for (noise, strategy), found in over_all.items():
+        means = (100 * statistics.fmean(regrets[key] for regrets in found) for key in keys)
+        print(f"{'mean of all':<16}{noise:>6.0%} {strategy:<10}" + "".join(f"{mean:>12.2f}" for mean in means))
     return 0
 
 
