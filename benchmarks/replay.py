@@ -6,7 +6,8 @@
 Launches take what they took when they were recorded, with noise drawn for each. Trials of the loss check take a start
 and their steps; what the table says to learn something else fails, all else passes. The regret is 1 - true rate of the
 settings that are answered / that of the best config that learns the same; an answer that is not proven is the own
-settings. A claim is false where the true speed-up is not above 1, or where it learns something else.
+settings. `claimed` is the part of the best config's log gain that is claimed at least, on average. A claim is false
+where the true speed-up is not above its lower end, or where it learns something else.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ class Ending:
     Attributes:
         verdict: of its answer.
         regret: of the settings it answers.
-        is_false: it claims a speed-up that is none.
+        claimed: of the log gain of the best config, the part that it claims at least.
+        is_false: it claims more than is true.
         launches: that explored, the baseline's among them.
     """
 
     verdict: str
     regret: float
+    claimed: float
     is_false: bool
     launches: int
 
@@ -200,10 +203,13 @@ def replay(path: Path, noise: float, budget_seconds: float, seed: int) -> Ending
     profile = outcome.profile
     best = max(truth for config, truth in table.truths.items() if not table.drifts(config))
     truth = 0.0 if table.drifts(profile.config) else table.truths.get(profile.config, 0.0)
+    is_proven = profile.verdict == "improved" and profile.speedup is not None
+    claimed = math.log(profile.speedup.low) if is_proven else 0.0
     return Ending(
         verdict=profile.verdict,
         regret=1.0 - math.exp(truth - best),
-        is_false=profile.verdict == "improved" and truth <= 0.0,
+        claimed=claimed / best if best > 0.0 else 0.0,
+        is_false=profile.verdict == "improved" and truth <= claimed,
         launches=len(outcome.log.judged),
     )
 
@@ -215,8 +221,10 @@ def describe(endings: Sequence[Ending]) -> str:
     verdicts = Counter(one.verdict for one in endings)
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     launches = statistics.fmean(one.launches for one in endings)
+    claimed = statistics.fmean(one.claimed for one in endings)
     false = sum(one.is_false for one in endings)
-    return f"{100 * statistics.median(regrets):5.1f} /{100 * ninth:5.1f} {launches:9.1f} {false:6}  {told}"
+    figures = f"{100 * statistics.median(regrets):5.1f} /{100 * ninth:5.1f} {100 * claimed:8.0f}"
+    return f"{figures} {launches:9.1f} {false:6}  {told}"
 
 
 def main() -> int:
@@ -229,7 +237,7 @@ def main() -> int:
     arguments = parser.parse_args()
     names = arguments.tables.split(",") if arguments.tables else None
     paths = [path for path in sorted(TABLES.glob("*.jsonl.gz")) if names is None or path.name[:-9] in names]
-    print(f"{'table':<20}{'noise':>6}{'budget':>8}   regret  90 %  launches  false  verdicts")
+    print(f"{'table':<20}{'noise':>6}{'budget':>8}   regret  90 %  claimed  launches  false  verdicts")
     began = time.monotonic()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for path in paths:

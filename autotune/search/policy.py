@@ -80,6 +80,8 @@ class SearchPolicy:
         least_noise_degrees: of freedom, from which on that is known.
         second_look: times the pairs planned, both looks together: three times as many prove 0.6 of the gain.
         least_second_look: of the rounds planned; fewer are no second look, they are run at once.
+        claimed_share: of the log gain of what is proven, to be claimed by more pairs where the time allows it.
+        more_pairs_share: of the budget, the most that is kept for these while the search goes on exploring.
         finals_patience: times the seconds that a launch of the finals is expected to take, until it is killed.
         finals_patience_seconds: on top of these.
 
@@ -141,6 +143,8 @@ class SearchPolicy:
     least_noise_degrees: float = 6.0
     second_look: float = 3.0
     least_second_look: float = 0.5
+    claimed_share: float = 0.8
+    more_pairs_share: float = 0.2
     finals_patience: float = 4.0
     finals_patience_seconds: float = 10.0
 

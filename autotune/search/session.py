@@ -5,7 +5,8 @@ probe (trial 0) ── explore ── loss check ── finals ─┬─ answer
                       └── while what is left can ───┘
                           find and prove something
 
-Exploring ends where what is left is needed to prove the leader; nothing is kept back for what needs no proof.
+Exploring ends where what is left is needed to prove the leader, or for more pairs of what is proven, which come last;
+nothing is kept back for what needs no proof.
 """
 
 from __future__ import annotations
@@ -256,19 +257,8 @@ def _explore_and_prove(
     answer: Callable[[StopReason], Profile],
     gate: GateStage,
 ) -> StopReason:
-    """Explore and prove by turns until neither finds anything more to do, and return why it ended."""
-    explorer = Explorer(
-        log,
-        starter,
-        study,
-        look_at=turn.look_at,
-        kept_seconds=turn.kept_seconds,
-        is_proof_due=turn.is_due,
-        proof_seconds=gate.foretell_seconds,
-        average_proof_seconds=gate.average_seconds,
-        list_open=gate.list_open,
-        fleet=turn.fleet,
-    )
+    """Explore and prove by turns until neither finds anything more to do; return why exploring ended."""
+    explorer = _open_explorer(log, starter, study, turn, gate)
 
     def prove(stop_reason: StopReason) -> None:
         answer(stop_reason)
@@ -287,7 +277,26 @@ def _explore_and_prove(
         prove(stop_reason)
         if (starter.number, len(log.attempted)) == before:
             break
+    if not starter.should_stop():
+        turn.claim_more()
     return stop_reason
+
+
+def _open_explorer(
+    log: SearchLog, starter: TrialStarter, study: Proposals, turn: FinalsTurn, gate: GateStage
+) -> Explorer:
+    return Explorer(
+        log,
+        starter,
+        study,
+        look_at=turn.look_at,
+        kept_seconds=turn.kept_seconds,
+        is_proof_due=turn.is_due,
+        proof_seconds=gate.foretell_seconds,
+        average_proof_seconds=gate.average_seconds,
+        list_open=gate.list_open,
+        fleet=turn.fleet,
+    )
 
 
 def _answer(

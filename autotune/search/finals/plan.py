@@ -11,7 +11,7 @@ from functools import partial
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
 from autotune.records.trial import SAMPLES_PATIENCE
-from autotune.search.finals.claim import THRESHOLD, find_claim
+from autotune.search.finals.claim import CLAIM_RISK, THRESHOLD, Bar, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_needed
 from autotune.search.finals.risk import LEAST_SHARE, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
@@ -69,6 +69,29 @@ def plan_finals(
     )
 
 
+def plan_more(log: SearchLog, budget: Budget, winner: TrainConfig, look: RiskPurse) -> FinalsPlan | None:
+    """Return a look with more pairs of what is proven, as many as bring the claim near the gain or fit.
+
+    None where they would not be twice as many as there are, or where memory is what counts.
+
+    Args:
+        log: of the search.
+        budget: the deadline.
+        winner: of the finals so far.
+        look: the search's purse.
+    """
+    if find_claim(log.problem.objective).saving or look.share_for(winner) < LEAST_SHARE:
+        return None
+    kept, round_seconds = len(look.pairs_of(winner)), price_pair(log, winner)
+    total, noise = _plan_more_pairs(log, winner, look)
+    rounds = min(total - kept, int(budget.remaining_seconds / round_seconds))
+    if rounds < kept:
+        return None
+    return FinalsPlan(
+        [winner], rounds, noise.sd, round_seconds, count_samples(log, winner), kept=kept, pilot=noise.pilot, purse=look
+    )
+
+
 def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | None = None) -> int:
     """Return how many pairs, kept ones included, prove with 80 % what the search saw of a candidate.
 
@@ -112,6 +135,25 @@ class PairNoise:
 
     sd: float
     pilot: Pilot = NO_PILOT
+
+
+def _plan_more_pairs(log: SearchLog, winner: TrainConfig, purse: RiskPurse) -> tuple[int, PairNoise]:
+    """Return how many pairs claim most of what the search saw of a winner, and with which of the noises."""
+    entry, fewest = log.ranking.find(winner), 2 * max(LEAST_ROUNDS, len(purse.pairs_of(winner)))
+    gain = max(entry.speed if entry else 0.0, math.log(THRESHOLD))
+    bar = Bar(math.exp(log.problem.policy.claimed_share * gain), CLAIM_RISK)
+    return choose_noise(
+        list_pair_noises(log, winner),
+        lambda one: rounds_needed(
+            one.sd,
+            gain,
+            fewest=fewest,
+            most=max(fewest, MOST_ROUNDS),
+            risk_share=max(LEAST_SHARE, purse.share_for(winner)),
+            pilot_degrees=one.pilot.degrees,
+            bars=(bar,),
+        ),
+    )
 
 
 def _plan_pairs(log: SearchLog, candidate: TrainConfig, purse: RiskPurse) -> tuple[int, PairNoise]:

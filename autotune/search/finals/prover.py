@@ -16,9 +16,10 @@ from autotune.records.config import TrainConfig
 from autotune.records.objective import Objective
 from autotune.search.finals.candidates import Candidates
 from autotune.search.finals.finalist import LEAST_ROUNDS
-from autotune.search.finals.plan import plan_finals
+from autotune.search.finals.plan import plan_finals, plan_more
 from autotune.search.finals.reserve import Reserve
 from autotune.search.finals.risk import RiskPurse
+from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.finals.stage import confirm, recall
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
@@ -81,6 +82,13 @@ class Prover:
         if finalists:
             self._hold_finals(finalists)
 
+    def claim_more(self) -> None:
+        """Give what is proven more pairs in the time that is left: few of them claim little of its gain."""
+        plan = self._plan_more()
+        if plan is not None:
+            self.starter.enter("finals", f"{plan.rounds} more rounds, for a claim nearer to the gain")
+            self.log.add_finals(plan, confirm(self.log, self.starter, plan))
+
     def is_due(self, *, explored_elsewhere: int = 0) -> bool:
         """Return whether a leader is to be proven now: it was not yet, enough was tried, and there is time.
 
@@ -93,9 +101,9 @@ class Prover:
         return any(self.reserve.is_provable(one) for one in leaders)
 
     def kept_seconds(self) -> float:
-        """Return what is kept back while exploring: to prove the leader, or whatever may come to lead."""
+        """Return what is kept back while exploring: to prove what leads or may come to lead, or to claim more."""
         leaders, prices = self._leaders(), self.log.prices
-        kept = self.reserve.seconds_for(leaders[0] if leaders else None)
+        kept = max(self.reserve.seconds_for(leaders[0] if leaders else None), self._seconds_to_claim_more())
         left = self.starter.budget.remaining_seconds - kept - KILL_SECONDS
         if leaders or self._has_winner or left >= prices.usual_seconds(self.log.problem.baseline):
             return kept
@@ -113,6 +121,17 @@ class Prover:
         seconds = min(self.reserve.check_seconds(config), max(needed, policy.look_share * budget.seconds))
         if seconds > 0:
             self.loss_check.look_at(config, seconds=seconds)
+
+    def _seconds_to_claim_more(self) -> float:
+        plan = self._plan_more()
+        if plan is None:
+            return 0.0
+        wanted, most = plan.rounds * plan.round_seconds, self.log.problem.policy.more_pairs_share
+        return min(wanted, most * self.starter.budget.seconds)
+
+    def _plan_more(self) -> FinalsPlan | None:
+        winner = self.log.finals.winner if self.log.finals else None
+        return plan_more(self.log, self.starter.budget, winner.config, self.purse) if winner else None
 
     @property
     def _has_winner(self) -> bool:

@@ -5,7 +5,8 @@ share of a look   0.6 of what is left: 0.6, 0.24, 0.096, ...; their sum never pa
 A claim at a look holds at its own share, whatever was seen at earlier looks, as long as the number of its pairs does
 not depend on what they showed; pairs of earlier looks at the same candidate count. What was spent on a candidate that
 was proven is free again: whoever comes after is tested only because it was (a fixed sequence, as in Maurer, Hothorn
-and Lehmacher 1995). Whoever is looked at again was chosen among all that have pairs, so it has its part of the share.
+and Lehmacher 1995); not for another look at itself. Whoever is looked at again was chosen among all that have pairs, so
+it has its part of the share.
 """
 
 from __future__ import annotations
@@ -87,23 +88,31 @@ class RiskPurse:
 
     def pairs_of(self, candidate: TrainConfig) -> list[Pair]:
         """Return the pairs of a candidate over all looks, in order."""
-        key = candidate.key
-        looks = zip(self._keys, self._pairs, strict=True)
-        return [pair for own, pairs in looks if own == key for pair in pairs]
+        return next((pairs for _, pairs in reversed(self.looks_at(candidate))), [])
+
+    def looks_at(self, candidate: TrainConfig) -> list[tuple[LookTaken, list[Pair]]]:
+        """Return the looks at a candidate, in order, each with the pairs that it counted: those of earlier ones too."""
+        key, pairs, found = candidate.key, list[Pair](), list[tuple[LookTaken, list[Pair]]]()
+        for own, look, new in zip(self._keys, self._looks, self._pairs, strict=True):
+            if own == key:
+                pairs = [*pairs, *new]
+                found.append((look, pairs))
+        return found
 
     def last_look(self, candidate: TrainConfig) -> LookTaken | None:
-        """Return the latest look at a candidate, the one that proved it where it is proven; None without one."""
-        own = [look for look in self._looks if look.candidate == candidate]
-        return next((look for look in own if look.proven), own[-1] if own else None)
+        """Return the latest look at a candidate; None without one."""
+        return next((look for look, _ in reversed(self.looks_at(candidate))), None)
 
-    def failure_of(self, candidate: TrainConfig) -> str:
-        """Return why a candidate is out, by its latest look; empty while it is in."""
-        return next((look.failure for look in reversed(self._looks) if look.candidate == candidate), "")
+    def is_proven(self, candidate: TrainConfig) -> bool:
+        """Return whether a candidate is proven, and was not ruled out since."""
+        last = self.last_look(candidate)
+        return last is not None and last.proven
 
     def share_for(self, candidate: TrainConfig) -> float:
         """Return the share of the risk that the next look at a candidate has."""
         looks = list(zip(self._keys, self._looks, self._pairs, strict=True))
-        proven = {key for key, look, _ in looks if look.proven}
+        latest = {key: look for key, look, _ in looks}
+        proven = {key for key, look in latest.items() if look.proven} - {candidate.key}
         spent = math.fsum(look.share for key, look, _ in looks if key not in proven)
         share = SHARE_OF_A_LOOK * max(0.0, 1.0 - spent)
         rivals = {key for key, _, pairs in looks if pairs} - proven

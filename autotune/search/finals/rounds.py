@@ -24,7 +24,7 @@ from autotune.measure.confidence import NO_PILOT, Pilot, mean_interval, standard
 from autotune.measure.sample_size import conditional_power
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.trial import TrialResult
-from autotune.search.finals.claim import FASTER, Claim
+from autotune.search.finals.claim import CLAIM_RISK, FASTER, Claim
 from autotune.search.finals.finalist import Figure, Finalist, FinalsOutcome
 from autotune.search.finals.risk import Pair, RiskPurse
 
@@ -195,7 +195,9 @@ def count_pairs(candidate: Finalist, base: Finalist, pairs: Sequence[Pair]) -> N
 
 
 def pick_best(finalists: Sequence[Finalist], baseline: TrainConfig) -> Finalist | None:
-    """Return the best of those proven in looks of their own; the simplest where some cannot be told apart from it.
+    """Return the best of those proven in looks of their own.
+
+    Where some cannot be told apart from it, it is the simplest, of these the one of which most can be claimed.
 
     Args:
         finalists: settled, each by its own pairs.
@@ -274,7 +276,7 @@ def _pick_winner(
         return None
     best = max(proven, key=lambda one: one.gain or 0.0)
     ties = [one for one in proven if one is best or are_tied(one, best)]
-    return min(ties, key=lambda one: (len(changed_fields(one.config, baseline)), one is not best))
+    return min(ties, key=lambda one: (len(changed_fields(one.config, baseline)), -one.headline.low_at(CLAIM_RISK)))
 
 
 def _are_tied(one: Finalist, best: Finalist) -> bool:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
+from autotune.records.finals import LookTaken
 from autotune.records.quality import is_passed
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.claim import find_claim
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.finals.plan import plan_finals, price_pair
-from autotune.search.finals.risk import SHARE_OF_A_LOOK, RiskPurse
+from autotune.search.finals.risk import SHARE_OF_A_LOOK, Pair, RiskPurse
 from autotune.search.finals.rounds import (
     Cost,
     FinalsPlan,
@@ -152,27 +153,40 @@ def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None
     winner = pick_best(standing, log.problem.baseline)
     shown = winner or FinalsOutcome(Finalist(log.problem.baseline), tuple(finalists), None).best
     base = next((base for one, base in settled if one is shown), Finalist(log.problem.baseline))
-    last = look.last_look(shown.config) if shown else None
     return FinalsOutcome(
         base,
         tuple(finalists),
         winner,
         futile=shown is not None and shown.futile,
-        risk_share=last.share if last else 1.0,
+        risk_share=shown.share if shown else 1.0,
         next_share=look.share_for(shown.config) if shown else SHARE_OF_A_LOOK,
     )
 
 
-def _settle(log: SearchLog, look: RiskPurse, config: TrainConfig) -> tuple[Finalist, Finalist]:
-    last = look.last_look(config)
-    pilot = Pilot(last.pilot_sd, last.pilot_degrees) if last else NO_PILOT
-    one = Finalist(config, pilot=pilot, failure=look.failure_of(config), claim=find_claim(log.problem.objective))
-    one.futile = last is not None and last.futile
-    base = Finalist(log.problem.baseline)
-    count_pairs(one, base, look.pairs_of(config))
-    cost = _cost_of(log)
+def _settle(log: SearchLog, purse: RiskPurse, config: TrainConfig) -> tuple[Finalist, Finalist]:
+    """Return what the latest look at a candidate shows, and its baseline.
+
+    What an earlier one has proven holds at its own share: a later one that leaves it open takes nothing of it back, one
+    that rules it out does.
+    """
+    looks = [_settle_look(log, config, look, pairs) for look, pairs in reversed(purse.looks_at(config))]
+    if not looks:
+        return Finalist(config, claim=find_claim(log.problem.objective)), Finalist(log.problem.baseline)
+    latest = looks[0][0]
+    if latest.failure or latest.outcome != "unclear":
+        return looks[0]
+    return next((look for look in looks if look[0].outcome == "proven"), looks[0])
+
+
+def _settle_look(
+    log: SearchLog, config: TrainConfig, look: LookTaken, pairs: Sequence[Pair]
+) -> tuple[Finalist, Finalist]:
+    pilot, claim = Pilot(look.pilot_sd, look.pilot_degrees), find_claim(log.problem.objective)
+    one = Finalist(config, pilot=pilot, failure=look.failure, futile=look.futile, claim=claim)
+    base, cost = Finalist(log.problem.baseline), _cost_of(log)
+    count_pairs(one, base, pairs)
     one.cost, base.cost = cost(one.config, one.results), cost(base.config, base.results)
-    one.settle(base, last.share if last else SHARE_OF_A_LOOK)
+    one.settle(base, look.share)
     return one, base
 
 
@@ -190,7 +204,7 @@ def _take_look(
     log: SearchLog, starter: TrialStarter, plan: FinalsPlan, rounds: int, *, to_follow: int
 ) -> FinalsOutcome:
     problem, purse, config = log.problem, plan.purse, plan.finalists[0]
-    earlier = purse.pairs_of(config)
+    earlier, is_proven = purse.pairs_of(config), purse.is_proven(config)
     share = purse.begin(config, plan.pilot)
 
     outcome = run_finals(
@@ -200,15 +214,21 @@ def _take_look(
         rounds=rounds,
         seed=problem.state.seed + len(earlier),
         terms=Terms(
-            share, plan.pilot, plan.pair_sd, to_follow, earlier, heard=purse.add, claim=find_claim(problem.objective)
+            share,
+            plan.pilot,
+            None if is_proven else plan.pair_sd,
+            to_follow,
+            earlier,
+            heard=purse.add,
+            claim=find_claim(problem.objective),
         ),
         cost=_cost_of(log),
         launch_pair=make_pair_launch(log, starter, plan.samples, purse.forget_pilot),
     )
-    proven = outcome.winner is not None
-    if proven and purse.has_forgotten(plan.pilot):
-        proven = _settle(log, purse, config)[0].outcome == "proven"
-    purse.end(proven=proven, futile=outcome.futile, failure=outcome.candidates[0].failure)
+    failure, proven = outcome.candidates[0].failure, outcome.winner is not None
+    if is_proven or (proven and purse.has_forgotten(plan.pilot)):
+        proven = not failure and _settle(log, purse, config)[0].outcome == "proven"
+    purse.end(proven=proven, futile=outcome.futile, failure=failure)
     return outcome
 
 

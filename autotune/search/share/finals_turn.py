@@ -53,6 +53,11 @@ class FinalsTurn:
                     measure(lead)
             self.prover.prove(measure)
 
+    def claim_more(self) -> None:
+        """Give what is proven here more pairs in the time that is left."""
+        if self.fleet.take_finals():
+            self.prover.claim_more()
+
     def _list_leads(self) -> list[TrainConfig]:
         """Return what others have found that may be launched here, and fits the time."""
         log, budget = self.prover.log, self.prover.starter.budget
