@@ -3,12 +3,14 @@
     window ── forward, backward, clip ──▶ gradient, noted ── optimizer steps ──▶ change, noted ── weights put back
     window ── forward, backward ──▶ gradient, noted ── weights changed by hand ── weights put back at the next call
 
-Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept.
+Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept. Parameters
+come in the model's order: an optimizer that was given a set of them has another one in each process, and Pyro has an
+optimizer for each of a set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +47,9 @@ class _Arm:
 
     parameters: list[Tensor]
     chosen: list[Tensor | None]
+    names: list[str | None]
+    places: list[int]
+    sizes: list[tuple[int, int]]
     held: list[Tensor] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
     gradient: Tensor | None = None
@@ -62,18 +67,16 @@ class StepRecorder:
     Attributes:
         holds: put the weights back after each step, and a fresh optimizer's state too.
         keeps_state: leave the optimizer's state as the step has made it.
-        layers: name, noted elements and elements of each parameter, in the order of a step's row.
     """
 
-    def __init__(self, names: Callable[[Tensor], str | None] = lambda _parameter: None) -> None:
+    def __init__(self, names: Callable[[], Mapping[int, str]] = dict) -> None:
         """Prepare to record.
 
         Args:
-            names: what a parameter is called; None where it has no name.
+            names: returns what parameters are called, by id and in the models' order; some may have no name.
         """
         self.holds = True
         self.keeps_state = False
-        self.layers: list[tuple[str, int, int]] = []
         self._names = names
         self._arms: dict[int, _Arm] = {}
         self._noted: dict[int, RecordedStep] = {}
@@ -86,8 +89,8 @@ class StepRecorder:
             has_closure: it computes its gradients itself; they are noted when it has.
         """
         if self._by_hand:  # it has optimizers after all
-            for noted in (self._arms, self._noted, self.layers):
-                noted.clear()
+            self._arms.clear()
+            self._noted.clear()
         arm = self._arms.get(id(optimizer)) or self._adopt(id(optimizer), _list_parameters(optimizer))
         if self.holds:
             arm.is_fresh = not optimizer.state
@@ -137,11 +140,11 @@ class StepRecorder:
             _write_all(arm.parameters, arm.before)
 
     def take(self) -> RecordedStep | None:
-        """Return the steps noted since the last call as one, optimizers in the order of their first; None for none."""
+        """Return the steps noted since the last call as one; None for none, or not one of each optimizer."""
         if not self._noted or self._noted.keys() != self._arms.keys():
             self._noted.clear()
             return None
-        steps = [self._noted[key] for key in self._arms]
+        steps = [self._noted[key] for key in self._order]
         self._noted.clear()
         return RecordedStep(
             torch.cat([step.gradient for step in steps]),
@@ -152,29 +155,53 @@ class StepRecorder:
     @property
     def parameters(self) -> list[Tensor]:
         """Every parameter that the optimizers seen so far train."""
-        return [parameter for arm in self._arms.values() for parameter in arm.parameters]
+        return [parameter for key in self._order for parameter in self._arms[key].parameters]
+
+    @property
+    def layers(self) -> list[tuple[str, int, int]]:
+        """Name, noted elements and elements of each parameter, in the order of a step's row."""
+        arms = [self._arms[key] for key in self._order]
+        listed = [(arm, position) for arm in arms for position in range(len(arm.parameters))]
+        return [
+            (arm.names[at] or f"parameter {position} of shape {list(arm.parameters[at].shape)}", *arm.sizes[at])
+            for position, (arm, at) in enumerate(listed)
+        ]
+
+    @property
+    def _order(self) -> list[int]:
+        """The arms as the models name what they train, where they name it all, else as they came."""
+        places = {key: arm.places for key, arm in self._arms.items()}
+        return sorted(places, key=lambda key: places[key]) if all(places.values()) else list(places)
 
     @property
     def _by_hand(self) -> list[_Arm]:
         return [arm for arm in self._arms.values() if arm.is_by_hand]
 
     def _adopt(self, key: int, parameters: list[Tensor]) -> _Arm:
-        first = len(self.layers)
+        names = self._names()
+        places = {key: place for place, key in enumerate(names)}
+        is_named = all(id(one) in names for one in parameters)
+        if is_named:
+            parameters = sorted(parameters, key=lambda one: places[id(one)])
         widths = share_elements([parameter.numel() for parameter in parameters])
-        chosen: list[Tensor | None] = []
-        for position, (parameter, width) in enumerate(zip(parameters, widths, strict=True), start=first):
-            name = self._names(parameter) or f"parameter {position} of shape {list(parameter.shape)}"
-            parts = 2 if parameter.is_complex() else 1
-            self.layers.append((name, parts * width, parts * parameter.numel()))
-            chosen.append(choose(parameter.numel(), width, seed=position, device=parameter.device))
-        arm = self._arms[key] = _Arm(parameters, chosen)
+        noted = [(one, width, 2 if one.is_complex() else 1) for one, width in zip(parameters, widths, strict=True)]
+        arm = self._arms[key] = _Arm(
+            parameters,
+            [choose(one.numel(), width, seed=at, device=one.device) for at, (one, width, _) in enumerate(noted)],
+            [names.get(id(one)) for one in parameters],
+            [places[id(one)] for one in parameters] if is_named else [],
+            [(parts * width, parts * one.numel()) for one, width, parts in noted],
+        )
         return arm
 
 
-def name_parameters(model: nn.Module) -> Callable[[Tensor], str | None]:
-    """Return what finds a parameter's name in a model."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return lambda parameter: names.get(id(parameter))
+def name_parameters(*models: nn.Module) -> dict[int, str]:
+    """Return the names of the parameters of models, by id; with the number of its model where there are several."""
+    return {
+        id(parameter): name if len(models) == 1 else f"{number}.{name}"
+        for number, model in enumerate(models)
+        for name, parameter in model.named_parameters()
+    }
 
 
 def share_elements(sizes: Sequence[int]) -> list[int]:

@@ -100,7 +100,7 @@ def _window(samples: list[Any], length: int, collate: Any) -> Window:
 
 
 def _capture(training: Training, windows: list[Window]) -> GradientTrace:
-    recorder = StepRecorder(name_parameters(training.model))
+    recorder = StepRecorder(lambda: name_parameters(training.model))
     training.optimizer.register_step_pre_hook(lambda one, _args, _kwargs: recorder.before(one))
     training.optimizer.register_step_post_hook(lambda one, _args, _kwargs: recorder.after(one))
     training.windows = GivenWindows(windows)

@@ -45,7 +45,7 @@ class GradientRun:
     ) -> None:
         self._source, self._plan, self._folder, self._leads = source, plan, folder, leads
         self._seed, self._losses = seed, list[Tensor]()
-        self._recorder = StepRecorder(source.find_name)
+        self._recorder = StepRecorder(source.name_parameters)
         self._recorder.keeps_state = plan.keeps_state
         self._points = StepRecords(self._recorder)
         self._done = 0

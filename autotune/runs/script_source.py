@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from autotune.engine.data_trace import FIRST_BATCHES, digest_batches
 from autotune.engine.dataloader import read_batch_size
 from autotune.engine.device import read_generator
-from autotune.engine.gradients import StepRecorder
+from autotune.engine.gradients import StepRecorder, name_parameters
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.measure.clock import Clock, PausableClock, clock_for
@@ -104,8 +104,8 @@ class ScriptSource:
             return ()
         return tuple(pid for pid in list_children(os.getppid()) if pid != os.getpid())  # its launcher's
 
-    def find_name(self, parameter: torch.Tensor) -> str | None:
-        return None  # a script's optimizers need not hold what its models name
+    def name_parameters(self) -> Mapping[int, str]:
+        return name_parameters(*self._hooks.models.roots)  # what its optimizers hold may be none of theirs
 
     @property
     def device(self) -> torch.device:

@@ -10,7 +10,7 @@ has, or lets the exception pass where it has nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -119,8 +119,8 @@ class StepSource(Protocol):
         """Return other processes of the training, whose memory is counted here; none that count it themselves."""
         ...
 
-    def find_name(self, parameter: Tensor) -> str | None:
-        """Return what a parameter is called; None where it has no name."""
+    def name_parameters(self) -> Mapping[int, str]:
+        """Return what parameters are called, by id and in the models' order; some may have no name."""
         ...
 
     def read_loss_scale(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +59,6 @@ class WorkloadSource:
         self.clock: Clock = clock_for(device)
         self.timing: Timing | None = None
         self.draws_random = False
-        self._find_name = name_parameters(self.training.model)
         self._loaded, self._config, self._seed = loaded, config, seed
         self._generators: tuple[dict[str, Any], torch.Tensor | None] | None = None
 
@@ -81,8 +81,8 @@ class WorkloadSource:
     def read_ranks(self) -> tuple[float, ...]:
         return ()
 
-    def find_name(self, parameter: torch.Tensor) -> str | None:
-        return self._find_name(parameter)
+    def name_parameters(self) -> Mapping[int, str]:
+        return name_parameters(self.training.model)
 
     def read_loss_scale(self) -> float | None:
         scaler = self.training.scaler

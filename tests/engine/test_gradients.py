@@ -198,12 +198,47 @@ def test_an_optimizer_without_a_rate_has_none() -> None:
 def test_parameters_are_called_by_their_names_or_by_their_place() -> None:
     model = make_model()
     extra = nn.Parameter(torch.ones(3, 1))
-    recorder = StepRecorder(name_parameters(model))
+    recorder = StepRecorder(lambda: name_parameters(model))
     optimizer = SGD([*model[2].parameters(), extra], lr=0.1)
     watch(recorder, optimizer)
     optimizer.step()
     assert recorder.layers == [("2.weight", 12, 12), ("2.bias", 2, 2), ("parameter 2 of shape [3, 1]", 3, 3)]
     assert [id(one) for one in recorder.parameters] == [id(one) for one in (*model[2].parameters(), extra)]
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one optimizer", "one for each"])
+def test_a_step_is_noted_in_the_models_order_whatever_the_optimizers(split: bool) -> None:
+    """What is given to them as a set comes in another order in each process."""
+    noted, layers = [], []
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        model = make_model()
+        parameters = list(model.parameters())
+        shuffled = [parameters[at] for at in order]
+        recorder = StepRecorder(lambda model=model: name_parameters(model))
+        optimizers = [Adam([one]) for one in shuffled] if split else [Adam(shuffled)]
+        watch(recorder, *optimizers)
+        model(make_batch(0)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        step = recorder.take()
+        assert step is not None
+        assert torch.equal(step.gradient, gradients_of(model))
+        assert [id(one) for one in recorder.parameters] == [id(one) for one in parameters]
+        noted.append(step)
+        layers.append(recorder.layers)
+    assert layers[0] == layers[1]
+    assert torch.equal(noted[0].update, noted[1].update)
+
+
+def test_models_that_share_names_are_told_apart() -> None:
+    one, two = make_model(), make_model(1)
+    recorder = StepRecorder(lambda: name_parameters(one, two))
+    ours, theirs = SGD(two.parameters(), lr=0.1), SGD(one.parameters(), lr=0.1)
+    watch(recorder, ours, theirs)
+    ours.step()
+    theirs.step()
+    assert [name for name, _, _ in recorder.layers][::4] == ["0.0.weight", "1.0.weight"]
+    assert [id(parameter) for parameter in recorder.parameters] == [*map(id, (*one.parameters(), *two.parameters()))]
 
 
 # What has no gradient, and what has an odd one
@@ -212,7 +247,7 @@ def test_parameters_are_called_by_their_names_or_by_their_place() -> None:
 def test_a_parameter_without_a_gradient_is_noted_as_zeros() -> None:
     model = make_model()
     model[0].bias.grad = torch.ones(6)
-    recorder, optimizer = StepRecorder(name_parameters(model)), Adam(model.parameters(), lr=0.1)
+    recorder, optimizer = StepRecorder(lambda: name_parameters(model)), Adam(model.parameters(), lr=0.1)
     watch(recorder, optimizer)
     optimizer.step()
     noted = step_of(recorder)
@@ -225,7 +260,7 @@ def test_a_parameter_without_a_gradient_is_noted_as_zeros() -> None:
 def test_a_frozen_parameter_is_left_out() -> None:
     model = make_model()
     model[0].requires_grad_(False)
-    recorder, optimizer = StepRecorder(name_parameters(model)), SGD(model.parameters(), lr=0.1)
+    recorder, optimizer = StepRecorder(lambda: name_parameters(model)), SGD(model.parameters(), lr=0.1)
     watch(recorder, optimizer)
     take_step(model, optimizer, 0)
     assert [name for name, _, _ in recorder.layers] == ["2.weight", "2.bias"]
@@ -614,7 +649,7 @@ def test_an_overflow_without_a_scaler_is_noted_as_it_is() -> None:
 def test_a_mean_loss_of_a_whole_batch_is_the_row_of_its_step() -> None:
     workload = LineWorkload(24)
     training = build(workload, TrainConfig(micro_batch_size=8, gradient_accumulation_steps=3))
-    recorder = StepRecorder(name_parameters(training.model))
+    recorder = StepRecorder(lambda: name_parameters(training.model))
     watch(recorder, training.optimizer)
     training.step()
     noted = step_of(recorder)

@@ -135,7 +135,7 @@ def train(small: Small, script: HookedScript, steps: int | None) -> None:
     """Train as scripts do, for so many steps or for ever."""
     torch.manual_seed(0)
     model = small.build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = small.build_optimizer(model)
     loader = DataLoader(small.train_dataset(), batch_size=BATCH, shuffle=True)
     count = 0
     while True:
@@ -225,6 +225,29 @@ def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: 
         assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
         assert np.array_equal(ours.gradients.keys, theirs.gradients.keys)
         assert np.array_equal(ours.updates.rows, theirs.updates.rows)
+
+
+class InAnyOrder(Small):
+    """Its optimizer gets its parameters in another order each time, as from a set."""
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.orders = getattr(self, "orders", 0) + 1
+        parameters = list(model.parameters())
+        return torch.optim.SGD(parameters if self.orders % 2 else parameters[::-1], lr=0.05)
+
+
+def test_gradients_are_the_same_in_whatever_order_the_optimizer_has_its_parameters(run: Runner, tmp_path: Path) -> None:
+    small, traces = InAnyOrder(), []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" else None
+        plan = GradientPlan(windows=4, later_steps=3, weights=weights)
+        traces.append(trace_of(run(small, make_run_spec("fidelity", fidelity=plan), folder)))
+    assert small.orders == 2
+    assert traces[0].layers.names == traces[1].layers.names
+    for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
+        assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
 
 
 @pytest.mark.parametrize("dropout", [True, False])

@@ -87,9 +87,9 @@ class PairedGradients:
             choose(leaf.numel(), width, seed=position, device=leaf.device)
             for position, (leaf, width) in enumerate(zip(self._parameters, widths, strict=True))
         ]
-        find_name = name_parameters(training.model)
+        names = name_parameters(training.model)
         self.layers = [
-            (find_name(leaf) or f"parameter {position}", width * parts, leaf.numel() * parts)
+            (names.get(id(leaf)) or f"parameter {position}", width * parts, leaf.numel() * parts)
             for position, (leaf, width) in enumerate(zip(self._parameters, widths, strict=True))
             for parts in [2 if leaf.is_complex() else 1]
         ]
