@@ -3,8 +3,8 @@
     window ── forward, backward, clip ──▶ gradient, noted ── optimizer steps ──▶ change, noted ── weights put back
     window ── forward, backward ──▶ gradient, noted ── weights changed by hand ── weights put back at the next call
 
-Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept. Parameters
-come in the model's order: an optimizer that was given a set of them has another one in each process, and Pyro has an
+Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept. These come
+in the model's order: an optimizer that was given a set of parameters has another one in each process, and Pyro has an
 optimizer for each of a set.
 """
 
