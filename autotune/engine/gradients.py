@@ -3,13 +3,14 @@
     window ── forward, backward, clip ──▶ gradient, noted ── optimizer steps ──▶ change, noted ── weights put back
     window ── forward, backward ──▶ gradient, noted ── weights changed by hand ── weights put back at the next call
 
-Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept. These come
-in the model's order: an optimizer that was given a set of parameters has another one in each process, and Pyro has an
-optimizer for each of a set.
+Both arms of a comparison note the same elements of every parameter, so that nothing but those has to be kept. They do
+so in the model's order: an optimizer that was given a set of parameters has another one in each process, and Pyro has
+an optimizer for each of a set.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,9 @@ MOST_ELEMENTS = 2**17
 """Noted of a model; norms of more than these hundred thousand are the same to a tenth of a per cent."""
 
 _LEAST_OF_LAYER = 256
+
+_UNNAMED = sys.maxsize
+"""The place of a parameter that no model has."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,7 @@ class StepRecorder:
             has_closure: it computes its gradients itself; they are noted when it has.
         """
         if self._by_hand:  # it has optimizers after all
-            self._arms.clear()
-            self._noted.clear()
+            self.forget()
         arm = self._arms.get(id(optimizer)) or self._adopt(id(optimizer), _list_parameters(optimizer))
         if self.holds:
             arm.is_fresh = not optimizer.state
@@ -127,6 +130,11 @@ class StepRecorder:
         if self.holds and any(parameter.grad is not None for parameter in arm.parameters):
             gradient = pick([dense_gradient(parameter) for parameter in arm.parameters], arm.chosen)
             self._noted[id(model)] = RecordedStep(gradient, torch.zeros(0), ())
+
+    def forget(self) -> None:
+        """Forget every optimizer seen so far, and what was noted of them."""
+        self._arms.clear()
+        self._noted.clear()
 
     def hold(self) -> None:
         """Hold the weights as they are now."""
@@ -169,9 +177,8 @@ class StepRecorder:
 
     @property
     def _order(self) -> list[int]:
-        """The arms as the models name what they train, where they name it all, else as they came."""
-        places = {key: arm.places for key, arm in self._arms.items()}
-        return sorted(places, key=lambda key: places[key]) if all(places.values()) else list(places)
+        """The arms in the order of what they train; those of which no model names anything come last, as they came."""
+        return sorted(self._arms, key=lambda key: self._arms[key].places)
 
     @property
     def _by_hand(self) -> list[_Arm]:
@@ -179,17 +186,16 @@ class StepRecorder:
 
     def _adopt(self, key: int, parameters: list[Tensor]) -> _Arm:
         names = self._names()
-        places = {key: place for place, key in enumerate(names)}
-        is_named = all(id(one) in names for one in parameters)
-        if is_named:
-            parameters = sorted(parameters, key=lambda one: places[id(one)])
+        order = {key: place for place, key in enumerate(names)}
+        placed = sorted(((order.get(id(one), len(order)), one) for one in parameters), key=lambda one: one[0])
+        parameters = [one for _, one in placed]
         widths = share_elements([parameter.numel() for parameter in parameters])
         noted = [(one, width, 2 if one.is_complex() else 1) for one, width in zip(parameters, widths, strict=True)]
         arm = self._arms[key] = _Arm(
             parameters,
             [choose(one.numel(), width, seed=at, device=one.device) for at, (one, width, _) in enumerate(noted)],
             [names.get(id(one)) for one in parameters],
-            [places[id(one)] for one in parameters] if is_named else [],
+            [place if place < len(order) else _UNNAMED for place, _ in placed],
             [(parts * width, parts * one.numel()) for one, width, parts in noted],
         )
         return arm

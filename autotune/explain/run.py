@@ -237,14 +237,17 @@ def _read(place: SearchFolder, profile: Profile) -> Readings:
         log.refuse(frozenset(changes))
     config = choose_config(profile) or report.target.baseline
     purse = open_purse(place, report, trials)
-    last = purse.last_look(config)
+    looks = purse.looks_at(config)
+    # Of a claim that later pairs have left open, those that it was made by.
+    claimed = (one for one in looks if len(one[1]) == profile.evidence.pairs)
+    last, pairs = next(claimed, looks[-1] if looks else (None, []))
     earlier = place.read_explanation()
     machine = f"{report.hardware.fingerprint}-{report.software.fingerprint}"
     is_same = earlier is not None and (earlier.config, earlier.machine) == (config, machine)
     return Readings(
         log=log,
         config=config,
-        pairs=purse.pairs_of(config),
+        pairs=pairs,
         pilot=Pilot(last.pilot_sd, last.pilot_degrees) if last else NO_PILOT,
         finals=[one for one in trials if one.spec.purpose == "final"],
         launched=place.explanation.read_trials() if is_same else [],

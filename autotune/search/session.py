@@ -277,8 +277,8 @@ def _explore_and_prove(
         prove(stop_reason)
         if (starter.number, len(log.attempted)) == before:
             break
-    if not starter.should_stop():
-        turn.claim_more()
+    if not starter.should_stop() and not turn.claim_more():
+        prove(stop_reason)
     return stop_reason
 
 

@@ -394,6 +394,19 @@ class Placebos:
         pass
 
 
+class NothingToCheck:
+    """A loss check that nobody asks."""
+
+    def find_early_part(self, config: TrainConfig) -> TrainConfig | None:
+        raise AssertionError
+
+    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+        raise AssertionError
+
+    def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:
+        raise AssertionError
+
+
 class UnsavedStudy(Study):
     """Without its copy on disk, which takes longer than all else: for whole searches that are not about it."""
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from record_factory import make_check
-from simulated import BASELINE, Machine, Search, all_equal, make_judged, make_placebos, number_of, open_search
+from simulated import (
+    BASELINE,
+    Machine,
+    NothingToCheck,
+    Search,
+    all_equal,
+    make_judged,
+    make_placebos,
+    number_of,
+    open_search,
+)
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records import TrainConfig, TrialStatus
@@ -273,19 +282,6 @@ def test_what_comes_after_a_proof_has_the_whole_share_again():
     assert outcome.winner is not None
     assert outcome.winner.config == TWO
     assert len(outcome.baseline.rates) == len(outcome.winner.rates)
-
-
-class NothingToCheck:
-    """A loss check that nobody asks."""
-
-    def find_early_part(self, config: TrainConfig) -> TrainConfig | None:
-        raise AssertionError
-
-    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
-        raise AssertionError
-
-    def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:
-        raise AssertionError
 
 
 @pytest.mark.parametrize("is_proven", [False, True])

@@ -11,6 +11,7 @@ from record_factory import make_check
 from simulated import (
     BASELINE,
     Machine,
+    NothingToCheck,
     Search,
     bf16_wins,
     make_judged,
@@ -20,11 +21,15 @@ from simulated import (
     run_simulated,
 )
 
+from autotune.measure.confidence import NO_PILOT
+from autotune.records import TrialStatus
 from autotune.records.finals import FinalsRecord
 from autotune.records.objective import Objective
 from autotune.search.finals.finalist import FinalsOutcome
 from autotune.search.finals.plan import plan_finals, plan_more
-from autotune.search.finals.risk import RiskPurse
+from autotune.search.finals.prover import Prover
+from autotune.search.finals.reserve import Reserve
+from autotune.search.finals.risk import Pair, RiskPurse
 from autotune.search.finals.stage import confirm, recall
 
 (ONE,) = make_placebos(1)
@@ -63,6 +68,18 @@ def prove(*, budget: float = 600.0, noise: float = 0.02, gain: float = 0.2) -> P
     return Proven(machine, search, first, purse, saved)
 
 
+def make_prover(proven: Proven) -> Prover:
+    search = proven.search
+    reserve = Reserve(search.log, search.budget, lambda _config: 10.0, lambda _config: 10.0, lambda _config: 5)
+    return Prover(search.log, search.starter, NothingToCheck(), proven.purse, reserve)
+
+
+def is_proven(proven: Proven) -> bool:
+    last = proven.purse.last_look(ONE)
+    assert last is not None
+    return last.proven
+
+
 def low_of(outcome: FinalsOutcome) -> float:
     assert outcome.winner is not None
     assert outcome.winner.ratio is not None
@@ -77,7 +94,7 @@ def test_more_pairs_claim_more_of_the_gain_at_what_is_left_of_the_risk() -> None
     assert low_of(after) > low_of(proven.first)
     assert low_of(after) < math.exp(0.2)
     assert [look.share for look in proven.purse.looks] == pytest.approx([0.6, 0.24])
-    assert proven.purse.is_proven(ONE)
+    assert is_proven(proven)
     assert after.risk_share == pytest.approx(0.24)
 
 
@@ -88,7 +105,7 @@ def test_what_more_pairs_leave_open_takes_nothing_back() -> None:
     assert low_of(after) == low_of(proven.first)
     assert after.winner is not None
     assert after.risk_share == pytest.approx(0.6)
-    assert proven.purse.is_proven(ONE)
+    assert is_proven(proven)
 
 
 def test_what_more_pairs_rule_out_is_taken_back() -> None:
@@ -100,8 +117,12 @@ def test_what_more_pairs_rule_out_is_taken_back() -> None:
     after = proven.take_more()
     assert len(after.baseline.rates) >= 2 * pairs
     assert after.winner is None
-    assert not proven.purse.is_proven(ONE)
+    assert not is_proven(proven)
     assert proven.purse.share_for(ONE.replace(num_workers=2)) < 0.6
+    # Nor does it come back where still more of them leave it open.
+    proven.machine.noise = 1.0
+    again = plan_finals(proven.search.log, proven.search.budget, [ONE], look=proven.purse)
+    assert confirm(proven.search.log, proven.search.starter, again).winner is None
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2])
@@ -113,6 +134,55 @@ def test_a_stop_among_them_leaves_the_claim(pairs: int) -> None:
     results = [*after.results, *proven.first.results]
     again = recall(proven.search.log, RiskPurse(proven.saved[-1], results=results, machine="here"))
     assert low_of(again) == low_of(after)
+
+
+def test_a_search_that_dies_among_them_leaves_the_claim_and_its_risk_free() -> None:
+    proven = prove()
+    proven.take_more()
+    written = next(record for record in proven.saved if len(record.looks) == 2 and record.looks[1].rounds)
+    assert len(written.looks[1].rounds) == 1
+    results = [*proven.first.results, *recall(proven.search.log, proven.purse).results]
+    purse = RiskPurse(written, results=results, machine="here")
+    assert low_of(recall(proven.search.log, purse)) > 1.1
+    assert purse.share_for(ONE.replace(num_workers=2)) == pytest.approx(0.6)
+
+
+def test_one_that_died_before_the_first_of_them_lowers_no_claim() -> None:
+    proven = prove()
+    proven.purse.begin(ONE, NO_PILOT, is_proven=True)
+    again = RiskPurse(proven.saved[-1], results=proven.first.results, machine="here")
+    assert low_of(recall(proven.search.log, again)) == low_of(proven.first)
+
+
+def test_a_failure_among_them_takes_the_claim_and_says_so() -> None:
+    proven = prove()
+    search, machine = proven.search, proven.machine
+    machine.fate = lambda config: TrialStatus.CRASHED if config == ONE else TrialStatus.COMPLETED
+    prover = make_prover(proven)
+    assert not prover.claim_more()
+    assert search.log.finals is not None
+    assert search.log.finals.winner is None
+    assert any("failed in the proof" in note for note in search.log.notes)
+    assert search.log.finals.failure_of(ONE)
+
+
+def test_pairs_that_leave_it_open_are_told() -> None:
+    proven = prove()
+    proven.machine.noise = 1.0
+    assert make_prover(proven).claim_more()
+    assert any("left open what the first" in note for note in proven.search.log.notes)
+
+
+def test_who_was_chosen_among_the_proven_has_a_part_of_the_share() -> None:
+    purse, two = RiskPurse(), ONE.replace(num_workers=2)
+    for config in (ONE, two):
+        share = purse.begin(config, NO_PILOT)
+        assert share == pytest.approx(0.6)
+        one, base = make_judged(config, 0.1).result, make_judged(BASELINE, 0.0).result
+        purse.add(Pair(one, base))
+        purse.end(proven=True)
+    assert purse.share_for(two) == pytest.approx(0.6 * 0.4 / 2)
+    assert purse.share_for(ONE.replace(num_workers=4)) == pytest.approx(0.6)
 
 
 def test_without_the_time_for_twice_as_many_there_are_none() -> None:

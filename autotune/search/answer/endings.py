@@ -154,6 +154,7 @@ def describe_candidate(
     shown: Finalist | None,
     expected: float | None,
     memory: PeakMemory | None = None,
+    failure: str = "",
 ) -> Candidate:
     """Return what is known of a candidate that is not proven better.
 
@@ -163,6 +164,7 @@ def describe_candidate(
         shown: it in the finals; None when it did not take part.
         expected: log speed-up that the search saw; None when it was not timed.
         memory: its peak; None likewise.
+        failure: of it in the finals; empty where there was none.
     """
     logs = shown.log_ratios if shown is not None else []
     estimate = fmean(logs) if logs else expected
@@ -172,11 +174,13 @@ def describe_candidate(
         memory=memory,
         pairs=len(shown.rates) if shown is not None else 0,
         passed_checks=is_passed(checks),
-        reason=_explain(checks, shown),
+        reason=_explain(checks, shown, failure),
     )
 
 
-def _explain(checks: tuple[QualityCheck, ...], shown: Finalist | None) -> str:
+def _explain(checks: tuple[QualityCheck, ...], shown: Finalist | None, failure: str) -> str:
+    if failure:
+        return f"it failed in the proof: {failure}"[:_MOST_REASON]
     if checks and not is_passed(checks):
         return f"its loss check was not passed: {find_failed(checks).reason}"[:_MOST_REASON]
     if shown is None:

@@ -15,7 +15,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.facts import TargetFacts
 from autotune.records.measurement import PeakMemory
 from autotune.records.objective import Objective
-from autotune.records.profile import Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget
+from autotune.records.profile import Candidate, Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.answer.endings import (
     Effort,
@@ -62,8 +62,7 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     evidence = evidence.replace(notes=(*evidence.notes, gap)) if gap else evidence
     unproven = None
     if candidate is not None and winner is None:
-        memory = PeakMemory.largest(one.peak_memory for one in findings.timings_of(candidate))
-        unproven = describe_candidate(candidate, checks, shown, _expect(candidate, findings, ranking), memory)
+        unproven = _describe_unproven(candidate, shown, findings, ranking)
     return Profile(
         verdict=verdict,
         config=config,
@@ -85,6 +84,17 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
         hardware=report.hardware,
         software=report.software,
         evidence=add_flops(evidence, report.target, config),
+    )
+
+
+def _describe_unproven(config: TrainConfig, shown: Finalist | None, findings: Findings, ranking: Ranking) -> Candidate:
+    return describe_candidate(
+        config,
+        findings.checks_of(config),
+        shown,
+        _expect(config, findings, ranking),
+        PeakMemory.largest(one.peak_memory for one in findings.timings_of(config)),
+        failure=findings.finals.failure_of(config) if findings.finals else "",
     )
 
 
@@ -228,7 +238,7 @@ def _confirmation(
     if wanted is not None and sd is not None:
         needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
     return Confirmation(
-        pairs_planned=plan.kept + plan.rounds,
+        pairs_planned=plan.kept + (plan.rounds if len(logs) > plan.kept else 0) or len(logs),
         pairs_reserved=plan.reserve,
         log_ratios=tuple(logs),
         candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),

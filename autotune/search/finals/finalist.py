@@ -192,6 +192,10 @@ class FinalsOutcome:
         """The candidates that are proven to be better."""
         return tuple(one for one in self.candidates if one.outcome == "proven")
 
+    def failure_of(self, config: TrainConfig) -> str:
+        """Return why a candidate is out; empty while it is in, or where it took no part."""
+        return next((one.failure for one in self.candidates if one.config == config), "")
+
     @property
     def best(self) -> Finalist | None:
         """The candidate with the largest gain, proven or not; None when none was measured."""

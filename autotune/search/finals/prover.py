@@ -15,7 +15,7 @@ from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
 from autotune.records.objective import Objective
 from autotune.search.finals.candidates import Candidates
-from autotune.search.finals.finalist import LEAST_ROUNDS
+from autotune.search.finals.finalist import LEAST_ROUNDS, FinalsOutcome
 from autotune.search.finals.plan import plan_finals, plan_more
 from autotune.search.finals.reserve import Reserve
 from autotune.search.finals.risk import RiskPurse
@@ -82,12 +82,22 @@ class Prover:
         if finalists:
             self._hold_finals(finalists)
 
-    def claim_more(self) -> None:
-        """Give what is proven more pairs in the time that is left: few of them claim little of its gain."""
+    def claim_more(self) -> bool:
+        """Give what is proven more pairs in the time that is left: few of them claim little of its gain.
+
+        Returns:
+            Whether what was proven still is; also where there was nothing to do.
+        """
         plan = self._plan_more()
-        if plan is not None:
-            self.starter.enter("finals", f"{plan.rounds} more rounds, for a claim nearer to the gain")
-            self.log.add_finals(plan, confirm(self.log, self.starter, plan))
+        if plan is None:
+            return True
+        self.starter.enter("finals", f"{plan.rounds} more rounds, for a claim nearer to the gain")
+        outcome = self._confirm(plan)
+        open_pairs = len(self.purse.pairs_of(plan.finalists[0])) - plan.kept
+        if outcome.winner is not None and open_pairs and len(outcome.winner.rates) == plan.kept:
+            pairs = count(open_pairs, "more pair")
+            self.log.add_notes(f"{pairs} left open what the first {plan.kept} had proven, whose claim it is")
+        return outcome.winner is not None
 
     def is_due(self, *, explored_elsewhere: int = 0) -> bool:
         """Return whether a leader is to be proven now: it was not yet, enough was tried, and there is time.
@@ -172,6 +182,10 @@ class Prover:
             return
         rounds = f"{plan.rounds} to {plan.rounds + plan.reserve}" if plan.reserve else str(plan.rounds)
         self.starter.enter("finals", f"{rounds} rounds of 2 fresh processes")
+        self._confirm(plan)
+
+    def _confirm(self, plan: FinalsPlan) -> FinalsOutcome:
+        log = self.log
         outcome = confirm(log, self.starter, plan)
         log.add_notes(
             *(
@@ -181,3 +195,4 @@ class Prover:
             )
         )
         log.add_finals(plan, outcome)
+        return outcome

@@ -103,26 +103,30 @@ class RiskPurse:
         """Return the latest look at a candidate; None without one."""
         return next((look for look, _ in reversed(self.looks_at(candidate))), None)
 
-    def is_proven(self, candidate: TrainConfig) -> bool:
-        """Return whether a candidate is proven, and was not ruled out since."""
-        last = self.last_look(candidate)
-        return last is not None and last.proven
-
     def share_for(self, candidate: TrainConfig) -> float:
         """Return the share of the risk that the next look at a candidate has."""
         looks = list(zip(self._keys, self._looks, self._pairs, strict=True))
-        latest = {key: look for key, look, _ in looks}
-        proven = {key for key, look in latest.items() if look.proven} - {candidate.key}
-        spent = math.fsum(look.share for key, look, _ in looks if key not in proven)
+        latest, own = {key: look for key, look, _ in looks}, candidate.key
+        proven = {key for key, look in latest.items() if look.proven}
+        spent = math.fsum(look.share for key, look, _ in looks if key not in proven - {own})
         share = SHARE_OF_A_LOOK * max(0.0, 1.0 - spent)
-        rivals = {key for key, _, pairs in looks if pairs} - proven
-        return share / len(rivals) if candidate.key in rivals else share
+        rivals = {key for key, _, pairs in looks if pairs}
+        if own not in proven:  # else it was chosen among the proven ones as well
+            rivals -= proven
+        return share / len(rivals) if own in rivals else share
 
-    def begin(self, candidate: TrainConfig, pilot: Pilot) -> float:
-        """Begin a look: set its share aside for good, and return it."""
+    def begin(self, candidate: TrainConfig, pilot: Pilot, *, is_proven: bool = False) -> float:
+        """Begin a look: set its share aside for good, and return it.
+
+        Args:
+            candidate: looked at.
+            pilot: what of the noise is known beforehand.
+            is_proven: it is by now, and stays so if this look never ends.
+        """
         share = self.share_for(candidate)
+        look = LookTaken(candidate=candidate, share=share, pilot_sd=pilot.sd, pilot_degrees=pilot.degrees)
         self._keys.append(candidate.key)
-        self._looks.append(LookTaken(candidate=candidate, share=share, pilot_sd=pilot.sd, pilot_degrees=pilot.degrees))
+        self._looks.append(look.replace(proven=is_proven))
         self._pairs.append([])
         self._write()
         return share

@@ -276,7 +276,11 @@ def _pick_winner(
         return None
     best = max(proven, key=lambda one: one.gain or 0.0)
     ties = [one for one in proven if one is best or are_tied(one, best)]
-    return min(ties, key=lambda one: (len(changed_fields(one.config, baseline)), -one.headline.low_at(CLAIM_RISK)))
+    return min(ties, key=lambda one: (len(changed_fields(one.config, baseline)), -_least_claim(one)))
+
+
+def _least_claim(one: Finalist) -> float:
+    return one.headline.low_at(one.share * CLAIM_RISK)
 
 
 def _are_tied(one: Finalist, best: Finalist) -> bool:

@@ -131,7 +131,8 @@ def _break_tie(log: SearchLog, starter: TrialStarter, plan: FinalsPlan, outcome:
     if winner is None or best is None or best is winner:
         return outcome
     following = plan_finals(log, starter.budget, [winner.config], look=plan.purse)
-    rounds = min(len(best.rates) - len(winner.rates), following.rounds + following.reserve)
+    done = [len(plan.purse.pairs_of(one.config)) for one in (best, winner)]
+    rounds = min(done[0] - done[1], following.rounds + following.reserve)
     if rounds < 1:
         return outcome
     _prove(log, starter, dataclasses.replace(following, rounds=rounds, reserve=0))
@@ -164,18 +165,19 @@ def recall(log: SearchLog, look: RiskPurse, candidate: TrainConfig | None = None
 
 
 def _settle(log: SearchLog, purse: RiskPurse, config: TrainConfig) -> tuple[Finalist, Finalist]:
-    """Return what the latest look at a candidate shows, and its baseline.
+    """Return what the looks at a candidate show by the latest that decides it, and its baseline.
 
-    What an earlier one has proven holds at its own share: a later one that leaves it open takes nothing of it back, one
-    that rules it out does.
+    What one has proven holds at its own share: a later one that leaves it open takes nothing of it back, one that rules
+    it out does.
     """
-    looks = [_settle_look(log, config, look, pairs) for look, pairs in reversed(purse.looks_at(config))]
+    looks = [
+        _settle_look(log, config, look, pairs)
+        for look, pairs in reversed(purse.looks_at(config))
+        if look.rounds or look.failure  # else it never began
+    ]
     if not looks:
         return Finalist(config, claim=find_claim(log.problem.objective)), Finalist(log.problem.baseline)
-    latest = looks[0][0]
-    if latest.failure or latest.outcome != "unclear":
-        return looks[0]
-    return next((look for look in looks if look[0].outcome == "proven"), looks[0])
+    return next((look for look in looks if look[0].failure or look[0].outcome != "unclear"), looks[0])
 
 
 def _settle_look(
@@ -204,8 +206,8 @@ def _take_look(
     log: SearchLog, starter: TrialStarter, plan: FinalsPlan, rounds: int, *, to_follow: int
 ) -> FinalsOutcome:
     problem, purse, config = log.problem, plan.purse, plan.finalists[0]
-    earlier, is_proven = purse.pairs_of(config), purse.is_proven(config)
-    share = purse.begin(config, plan.pilot)
+    earlier, is_proven = purse.pairs_of(config), _settle(log, purse, config)[0].outcome == "proven"
+    share = purse.begin(config, plan.pilot, is_proven=is_proven)
 
     outcome = run_finals(
         [config],

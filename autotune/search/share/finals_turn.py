@@ -53,10 +53,9 @@ class FinalsTurn:
                     measure(lead)
             self.prover.prove(measure)
 
-    def claim_more(self) -> None:
-        """Give what is proven here more pairs in the time that is left."""
-        if self.fleet.take_finals():
-            self.prover.claim_more()
+    def claim_more(self) -> bool:
+        """Give what is proven here more pairs in the time that is left; return whether it still is."""
+        return not self.fleet.take_finals() or self.prover.claim_more()
 
     def _list_leads(self) -> list[TrainConfig]:
         """Return what others have found that may be launched here, and fits the time."""
