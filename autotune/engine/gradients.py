@@ -38,11 +38,13 @@ class RecordedStep:
         gradient: float32 or float64 `[elements]`, as the optimizer got it: unscaled and clipped.
         update: what it changed, `[elements]`.
         learning_rates: of its parameter groups.
+        layout: of the recorder when it was noted; rows of another one are in another order.
     """
 
     gradient: Tensor
     update: Tensor
     learning_rates: tuple[float, ...]
+    layout: int = 0
 
 
 @dataclass
@@ -60,6 +62,7 @@ class _Arm:
     is_fresh: bool = True
     has_closure: bool = False
     is_by_hand: bool = False
+    is_early: bool = False
 
 
 class StepRecorder:
@@ -71,6 +74,7 @@ class StepRecorder:
     Attributes:
         holds: put the weights back after each step, and a fresh optimizer's state too.
         keeps_state: leave the optimizer's state as the step has made it.
+        layout: how often the order of a step's row has changed, as models were found after a first step.
     """
 
     def __init__(self, names: Callable[[], Mapping[int, str]] = dict) -> None:
@@ -81,6 +85,7 @@ class StepRecorder:
         """
         self.holds = True
         self.keeps_state = False
+        self.layout = 0
         self._names = names
         self._arms: dict[int, _Arm] = {}
         self._noted: dict[int, RecordedStep] = {}
@@ -93,8 +98,12 @@ class StepRecorder:
             has_closure: it computes its gradients itself; they are noted when it has.
         """
         if self._by_hand:  # it has optimizers after all
-            self.forget()
-        arm = self._arms.get(id(optimizer)) or self._adopt(id(optimizer), _list_parameters(optimizer))
+            self._arms.clear()
+            self._noted.clear()
+        arm = self._arms.get(id(optimizer))
+        if arm is None or (arm.is_early and self._names()):
+            self.layout += arm is not None
+            arm = self._adopt(id(optimizer), _list_parameters(optimizer))
         if self.holds:
             arm.is_fresh = not optimizer.state
             # Not only those that are noted: some join later, by another group or because they were frozen.
@@ -131,11 +140,6 @@ class StepRecorder:
             gradient = pick([dense_gradient(parameter) for parameter in arm.parameters], arm.chosen)
             self._noted[id(model)] = RecordedStep(gradient, torch.zeros(0), ())
 
-    def forget(self) -> None:
-        """Forget every optimizer seen so far, and what was noted of them."""
-        self._arms.clear()
-        self._noted.clear()
-
     def hold(self) -> None:
         """Hold the weights as they are now."""
         self.holds = True
@@ -158,6 +162,7 @@ class StepRecorder:
             torch.cat([step.gradient for step in steps]),
             torch.cat([step.update for step in steps]),
             tuple(rate for step in steps for rate in step.learning_rates),
+            self.layout,
         )
 
     @property
@@ -197,6 +202,7 @@ class StepRecorder:
             [names.get(id(one)) for one in parameters],
             [place if place < len(order) else _UNNAMED for place, _ in placed],
             [(parts * width, parts * one.numel()) for one, width, parts in noted],
+            is_early=not names,
         )
         return arm
 

@@ -149,7 +149,33 @@ def train(small: Small, script: HookedScript, steps: int | None) -> None:
         script.print("error=0.5")
 
 
-def run_script(small: Small, spec: TrialSpec, folder: Path, *, steps: int | None = None) -> Found:
+def train_as_pyro(small: Small, _script: HookedScript, _steps: int | None) -> None:
+    """Train layers that are called past their model, with an optimizer for each parameter, made at its first step."""
+    torch.manual_seed(0)
+    model = small.build_model()
+    parameters = [one for group in small.build_optimizer(model).param_groups for one in group["params"]]
+    optimizers: dict[int, torch.optim.Optimizer] = {}
+    while True:
+        for batch in DataLoader(small.train_dataset(), batch_size=BATCH, shuffle=True):
+            hidden = batch[0]
+            for layer in model:
+                hidden = layer(hidden)
+            nn.functional.mse_loss(hidden, batch[1]).backward()
+            for at, parameter in enumerate(parameters):
+                if at not in optimizers:
+                    optimizers[at] = torch.optim.SGD([parameter], lr=0.05)
+                optimizers[at].step()
+                optimizers[at].zero_grad()
+
+
+def run_script(
+    small: Small,
+    spec: TrialSpec,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    train: Callable[[Small, HookedScript, int | None], None] = train,
+) -> Found:
     script = HookedScript(spec, folder)
     with script.hooks.installed():
         try:
@@ -230,8 +256,10 @@ def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: 
 class InAnyOrder(Small):
     """Its optimizer gets its parameters in another order each time, as from a set."""
 
+    orders = 0
+
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        self.orders = getattr(self, "orders", 0) + 1
+        self.orders += 1
         parameters = list(model.parameters())
         return torch.optim.SGD(parameters if self.orders % 2 else parameters[::-1], lr=0.05)
 
@@ -246,6 +274,22 @@ def test_gradients_are_the_same_in_whatever_order_the_optimizer_has_its_paramete
         traces.append(trace_of(run(small, make_run_spec("fidelity", fidelity=plan), folder)))
     assert small.orders == 2
     assert traces[0].layers.names == traces[1].layers.names
+    for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
+        assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
+
+
+def test_so_they_are_of_layers_that_were_called_before_there_was_an_optimizer(tmp_path: Path) -> None:
+    small, traces = InAnyOrder(), []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" else None
+        plan = GradientPlan(windows=4, later_steps=3, weights=weights)
+        traces.append(
+            trace_of(run_script(small, make_run_spec("fidelity", fidelity=plan), folder, train=train_as_pyro))
+        )
+    assert traces[0].layers.names == traces[1].layers.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+    assert [len(point.gradients.keys) for point in traces[0].points] == [3, 4]  # of the first step nothing is known yet
     for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
         assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
 

@@ -54,11 +54,14 @@ class StepRecords:
         """Return what was noted; points without a step are left out."""
         names, widths, elements = zip(*self._recorder.layers, strict=True) if self._recorder.layers else ((), (), ())
         layers = RowLayout(tuple(names), np.array(widths, dtype=np.int64), np.array(elements, dtype=np.int64))
-        # Where a second optimizer joined late, the first rows lack its part.
+        # Where a second optimizer joined late, the first rows lack its part; where models did, they have another order.
+        layout = self._recorder.layout
         noted = self._points if self._points and self._points[0] else []
         # Further on the optimizers of two arms have seen other gradients: what they do then is not compared.
         points = (
-            _assemble(steps, width=sum(widths), has_updates=not number) for number, steps in enumerate(noted) if steps
+            _assemble([one for one in steps if one[1].layout == layout], width=sum(widths), has_updates=not number)
+            for number, steps in enumerate(noted)
+            if steps
         )
         return GradientTrace(layers, tuple(points))
 

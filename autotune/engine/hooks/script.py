@@ -132,9 +132,7 @@ class ScriptHooks:
             yield
 
     def _end_step(self, step: ScriptStep) -> None:
-        if self.models.begin_late():  # of this step nothing is known yet, nor what its parameters are called
-            if self.optimizers.recorder is not None:
-                self.optimizers.recorder.forget()
+        if self.models.begin_late():  # of this step nothing is known yet
             return
         self.steps += 1
         if self.steps == _FINDING_STEPS:
