@@ -243,18 +243,20 @@ def test_micro_batch(passes: int, batch_norm: bool, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "workers", "wait_ms", "expected"),
+    ("threads", "workers", "load_ms", "wait_ms", "expected"),
     [
-        (4, 0, 0.0, None),
-        (4, 2, 0.0, "threads: 4, loader workers: 2, usable CPUs to share: 4"),
-        (8, 0, 0.0, "threads: 8, loader workers: 0, usable CPUs to share: 4"),
-        (2, 2, 0.0, None),
-        (None, 1, 0.0, "threads: 4, loader workers: 1, usable CPUs to share: 4"),
-        (4, 0, 50.0, "threads: 4, loader workers: 0, usable CPUs to share: 4"),
+        (4, 0, 20.0, 0.0, None),
+        (4, 2, 20.0, 0.0, "threads: 4, loader workers: 2, usable CPUs to share: 4"),
+        (4, 2, 0.5, 0.0, None),  # they take a twentieth of a CPU
+        (8, 0, 20.0, 0.0, "threads: 8, loader workers: 0, usable CPUs to share: 4"),
+        (2, 2, 20.0, 0.0, None),
+        (None, 1, 20.0, 0.0, "threads: 4, loader workers: 1, usable CPUs to share: 4"),
+        (4, 0, 20.0, 50.0, "threads: 4, loader workers: 0, usable CPUs to share: 4"),
     ],
 )
-def test_threads(threads: int | None, workers: int, wait_ms: float, expected: str | None) -> None:
-    facts = target(baseline=BASELINE.replace(num_threads=threads, num_workers=workers))
+def test_threads(threads: int | None, workers: int, load_ms: float, wait_ms: float, expected: str | None) -> None:
+    data = {"seconds_per_sample": load_ms / 1000}
+    facts = target(baseline=BASELINE.replace(num_threads=threads, num_workers=workers), data=data)
     assert advised(facts, timing(wait_ms=wait_ms)).get("num_threads") == expected
 
 

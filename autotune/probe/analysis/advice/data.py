@@ -127,10 +127,16 @@ def advise_threads(case: Case) -> Finding:
     if not crowded and case.limit != "input":
         return None
     reason = f"threads: {threads}, loader workers: {workers}, usable CPUs to share: {usable}"
-    saved = case.figures.model_fraction * (1.0 - usable / (threads + workers)) if crowded else 0.0
+    # Workers take of the CPUs what loading takes: most of the time they wait to be asked.
+    data = case.facts.data
+    load = data.seconds_per_sample * (1.0 if data.cpu_fraction is None else data.cpu_fraction)
+    busy = min(workers, load * case.measurement.samples_per_second)
+    saved = case.figures.model_fraction * max(0.0, 1.0 - usable / (threads + busy)) if crowded else 0.0
+    if case.limit != "input" and saved < case.policy.least_saved_by_threads:
+        return None
     if case.limit == "input" and workers > 0:
         # Fewer threads leave the loader more of the CPUs: at most those that its own workers do not have.
-        gained = min(1.0, max(0.0, (usable - workers) / usable)) * (case.facts.data.cpu_fraction or 0.0)
+        gained = min(1.0, max(0.0, (usable - workers) / usable)) * (data.cpu_fraction or 0.0)
         saved = max(saved, case.figures.wait_fraction * gained)
     # Fewer threads only make room for workers, which are another knob.
     return reason, expect(saved, risk=case.policy.shared_cpus_risk) if saved > 0 else None

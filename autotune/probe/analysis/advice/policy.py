@@ -33,6 +33,7 @@ class AdvicePolicy:
         short_epoch_seconds: in an epoch of at most this the start of workers counts.
         pinned_saved: of the copies that page-locked memory saves, three times as fast, where its rate is not known.
         shared_cpus_risk: factor on the cautious end of giving CPUs to another side.
+        least_saved_by_threads: share of a step that fewer threads have to save where the loader is not waited for.
         sure_of_waiting: part of the waiting that workers save for sure: it takes no CPU from the computation.
         even: elasticities this close to one say that a pass takes as long as its samples, large or small.
         least_elasticity: no clock is trusted below, nor beyond the next.
@@ -62,6 +63,7 @@ class AdvicePolicy:
     short_epoch_seconds: float = 60.0
     pinned_saved: float = 2 / 3
     shared_cpus_risk: float = 0.9
+    least_saved_by_threads: float = 0.03
     sure_of_waiting: float = 0.5
     even: float = 0.05
     least_elasticity: float = -1.0
