@@ -203,8 +203,7 @@ def replay(path: Path, noise: float, budget_seconds: float, seed: int) -> Ending
     profile = outcome.profile
     best = max(truth for config, truth in table.truths.items() if not table.drifts(config))
     truth = 0.0 if table.drifts(profile.config) else table.truths.get(profile.config, 0.0)
-    is_proven = profile.verdict == "improved" and profile.speedup is not None
-    claimed = math.log(profile.speedup.low) if is_proven else 0.0
+    claimed = math.log(profile.speedup.low) if profile.verdict == "improved" and profile.speedup is not None else 0.0
     return Ending(
         verdict=profile.verdict,
         regret=1.0 - math.exp(truth - best),
@@ -228,7 +227,7 @@ def describe(endings: Sequence[Ending]) -> str:
 
 
 def main() -> int:
-    """Read the command line and print a table of medians and 90th percentiles, in per cent."""
+    """Read the command line and print a table of medians and 90th percentiles, and last the means, in per cent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="", help="names, with commas; all when left out")
     parser.add_argument("--budgets", nargs="*", default=["2m", "5m", "10m", "20m"])
@@ -238,6 +237,7 @@ def main() -> int:
     names = arguments.tables.split(",") if arguments.tables else None
     paths = [path for path in sorted(TABLES.glob("*.jsonl.gz")) if names is None or path.name[:-9] in names]
     print(f"{'table':<20}{'noise':>6}{'budget':>8}   regret  90 %  claimed  launches  false  verdicts")
+    over_all: dict[tuple[float, str], list[tuple[float, float]]] = {}
     began = time.monotonic()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for path in paths:
@@ -245,10 +245,15 @@ def main() -> int:
                 for budget in arguments.budgets:
                     one = partial(replay, path, noise, parse_duration(budget, name="--budgets"))
                     try:
-                        row = describe([*pool.map(one, range(arguments.seeds))])
+                        endings = [*pool.map(one, range(arguments.seeds))]
+                        over_all.setdefault((noise, budget), []).extend((end.regret, end.claimed) for end in endings)
+                        row = describe(endings)
                     except UsageError as error:
                         row = f"not replayed: {error.message}"
                     print(f"{path.name[:-9]:<20}{noise:>6.0%}{budget:>8}   {row}", flush=True)
+    for (noise, budget), figures in over_all.items():
+        regret, claimed = (statistics.fmean(values) for values in zip(*figures, strict=True))
+        print(f"{'mean of all':<20}{noise:>6.0%}{budget:>8}   {100 * regret:5.2f} {100 * claimed:14.0f}")
     print(f"{time.monotonic() - began:.0f} s")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,14 +265,21 @@ class InAnyOrder(Small):
         return torch.optim.SGD(parameters if self.orders % 2 else parameters[::-1], lr=0.05)
 
 
-def test_gradients_are_the_same_in_whatever_order_the_optimizer_has_its_parameters(run: Runner, tmp_path: Path) -> None:
-    small, traces = InAnyOrder(), []
+def trace_twice(run: Callable[[TrialSpec, Path], Found], folder: Path) -> list[GradientTrace]:
+    """Return the traces of two runs, the second one at the weights that the first has come to."""
+    weights, traces = None, []
     for name in ("one", "two"):
-        folder = tmp_path / name
-        folder.mkdir()
-        weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" else None
+        place = folder / name
+        place.mkdir()
         plan = GradientPlan(windows=4, later_steps=3, weights=weights)
-        traces.append(trace_of(run(small, make_run_spec("fidelity", fidelity=plan), folder)))
+        traces.append(trace_of(run(make_run_spec("fidelity", fidelity=plan), place)))
+        weights = str(place / WEIGHTS_FILE)
+    return traces
+
+
+def test_gradients_are_the_same_in_whatever_order_the_optimizer_has_its_parameters(run: Runner, tmp_path: Path) -> None:
+    small = InAnyOrder()
+    traces = trace_twice(partial(run, small), tmp_path)
     assert small.orders == 2
     assert traces[0].layers.names == traces[1].layers.names
     for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
@@ -279,15 +287,7 @@ def test_gradients_are_the_same_in_whatever_order_the_optimizer_has_its_paramete
 
 
 def test_so_they_are_of_layers_that_were_called_before_there_was_an_optimizer(tmp_path: Path) -> None:
-    small, traces = InAnyOrder(), []
-    for name in ("one", "two"):
-        folder = tmp_path / name
-        folder.mkdir()
-        weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" else None
-        plan = GradientPlan(windows=4, later_steps=3, weights=weights)
-        traces.append(
-            trace_of(run_script(small, make_run_spec("fidelity", fidelity=plan), folder, train=train_as_pyro))
-        )
+    traces = trace_twice(partial(run_script, InAnyOrder(), train=train_as_pyro), tmp_path)
     assert traces[0].layers.names == traces[1].layers.names == ("0.weight", "0.bias", "1.weight", "1.bias")
     assert [len(point.gradients.keys) for point in traces[0].points] == [3, 4]  # of the first step nothing is known yet
     for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):

@@ -75,9 +75,8 @@ def make_prover(proven: Proven) -> Prover:
 
 
 def is_proven(proven: Proven) -> bool:
-    last = proven.purse.last_look(ONE)
-    assert last is not None
-    return last.proven
+    look, _ = proven.purse.looks_at(ONE)[-1]
+    return look.proven
 
 
 def low_of(outcome: FinalsOutcome) -> float:

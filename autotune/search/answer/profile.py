@@ -238,7 +238,8 @@ def _confirmation(
     if wanted is not None and sd is not None:
         needed = budget_for(math.log(wanted), pair_sd=sd, pair_seconds=seconds, budget_seconds=budget_seconds)
     return Confirmation(
-        pairs_planned=plan.kept + (plan.rounds if len(logs) > plan.kept else 0) or len(logs),
+        # A claim that later pairs have left open is of an earlier look, whose pairs were all that it needed.
+        pairs_planned=plan.kept + plan.rounds if len(logs) > plan.kept else len(logs),
         pairs_reserved=plan.reserve,
         log_ratios=tuple(logs),
         candidate_first=tuple(a < b for a, b in zip(shown.places, finals.baseline.places, strict=False)),

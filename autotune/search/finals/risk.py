@@ -99,10 +99,6 @@ class RiskPurse:
                 found.append((look, pairs))
         return found
 
-    def last_look(self, candidate: TrainConfig) -> LookTaken | None:
-        """Return the latest look at a candidate; None without one."""
-        return next((look for look, _ in reversed(self.looks_at(candidate))), None)
-
     def share_for(self, candidate: TrainConfig) -> float:
         """Return the share of the risk that the next look at a candidate has."""
         looks = list(zip(self._keys, self._looks, self._pairs, strict=True))
