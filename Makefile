@@ -43,7 +43,7 @@ check: .venv/.tested
 	$(BIN)/mypy
 
 check-all: check
-	for folder in benchmarks examples/*/; do (cd "$$folder" && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" .) || exit 1; done
+	for folder in benchmarks $(sort $(dir $(wildcard examples/*/*.py))); do (cd "$$folder" && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" .) || exit 1; done
 
 test-gpu: .venv/.tested
 	$(BIN)/pytest -q -m gpu --durations=5

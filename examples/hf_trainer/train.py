@@ -28,7 +28,7 @@ class SourceWindows(Dataset[dict[str, Tensor]]):
 
 def main() -> None:
     """Train with the flags of TrainingArguments; the Trainer evaluates, prints and saves."""
-    parser = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    parser = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type, unused-ignore]
     parser.set_defaults(per_device_train_batch_size=32, learning_rate=1e-3, warmup_steps=20, logging_steps=50)
     parser.set_defaults(eval_strategy="steps", eval_steps=50, per_device_eval_batch_size=64)
     (arguments,) = parser.parse_args_into_dataclasses()
