@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
-class DigitClassifier(lightning.LightningModule):
+class DigitClassifier(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # Lightning need not be installed
     """A small convolutional network: images `[batch, 1, 8, 8]` -> logits `[batch, 10]`."""
 
     def __init__(self) -> None:
