@@ -7,7 +7,7 @@ random state is kept, so dropout masks are the same when recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,10 @@ _DEAR = {
 }
 
 
+_OWN_FLAGS = ("gradient_checkpointing", "grad_checkpointing")
+"""Attributes of modules that checkpoint by themselves: Hugging Face's and timm's."""
+
+
 def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> None:
     """Checkpoint the model's repeated blocks in place; parameter names do not change.
 
@@ -48,6 +52,21 @@ def apply_activation_checkpointing(model: nn.Module, config: TrainConfig) -> Non
         raise ValueError("activation_checkpointing: the model has no repeated blocks to checkpoint")
     for block in blocks:
         _wrap_forward(block, selective=config.activation_checkpointing == "selective")
+
+
+def checkpoints_itself(model: nn.Module) -> bool:
+    """Return whether a model was told to checkpoint by flags of its own."""
+    return any(True for _ in _list_own_flags(model))
+
+
+def stop_own_checkpointing(model: nn.Module) -> None:
+    """Turn off what a model checkpoints by flags of its own, as its `gradient_checkpointing_disable` does."""
+    for module, name in _list_own_flags(model):
+        setattr(module, name, False)
+
+
+def _list_own_flags(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    return ((one, name) for one in model.modules() for name in _OWN_FLAGS if getattr(one, name, False) is True)
 
 
 def can_checkpoint(model: nn.Module) -> bool:

@@ -148,8 +148,8 @@ def _list_waits(readings: Readings, facts: TargetFacts) -> Iterator[Issue]:
     if facts.aside_fraction > _TELLING_WAIT:
         yield Issue(
             name="aside",
-            sentence=f"{format_share(facts.aside_fraction)} of your run is validation and the like, which no setting "
-            "of a step makes shorter",
+            sentence=f"{format_share(facts.aside_fraction)} of your run is validation and the like, which faster "
+            "steps do not shorten",
             remedy="validate less often, or on fewer samples",
         )
 

@@ -31,6 +31,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from autotune.engine.activation_checkpointing import checkpoints_itself
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.hooks import models
@@ -1292,6 +1293,33 @@ def test_activation_checkpointing_computes_again_and_learns_the_same(kind: str, 
     assert [block.calls for block in model.blocks] == [calls, calls]
     assert hung.roots == [model]
     assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4]
+
+
+class Switched(Stack):
+    """Checkpoints by a flag of its own, as Hugging Face's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_checkpointing = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("full", 12), ("off", 6), ("selective", 12)])
+def test_what_a_model_checkpoints_by_itself_is_exchanged(kind: str, calls: int) -> None:
+    loader = DataLoader(make_data(), batch_size=8, shuffle=True)
+    seed_all(1)
+    expected = fit(Stack(), loader)
+    seed_all(1)
+    model = Switched()
+    with hang({} if kind == "full" else {"activation_checkpointing": kind}):
+        losses = fit(model, loader)
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert [block.calls for block in model.blocks] == [calls, calls]
+    assert checkpoints_itself(model) == (kind == "full")
 
 
 @pytest.mark.parametrize("kind", ["full", "selective"])

@@ -16,7 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from autotune.engine.activation_checkpointing import apply_activation_checkpointing, can_checkpoint
+from autotune.engine.activation_checkpointing import (
+    apply_activation_checkpointing,
+    can_checkpoint,
+    stop_own_checkpointing,
+)
 from autotune.engine.compilation import apply_compilation, distinct_compile_cache
 from autotune.engine.dataloader import move_batch
 from autotune.engine.determinism import make_reference
@@ -157,6 +161,7 @@ class ScriptHooks:
         if "memory_format" in changed:
             apply_memory_format(root, config)
         if "activation_checkpointing" in changed and can_checkpoint(root):  # of several models some may have no blocks
+            stop_own_checkpointing(root)
             apply_activation_checkpointing(root, config)
         if "compile_mode" in changed:
             self._compile(root)

@@ -12,7 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.engine.activation_checkpointing import apply_activation_checkpointing, can_checkpoint
+from autotune.engine.activation_checkpointing import (
+    apply_activation_checkpointing,
+    can_checkpoint,
+    stop_own_checkpointing,
+)
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.measure.memory import measure_outside_bytes, peak_host_bytes
 from autotune.probe.memory.lines import Calibration
@@ -78,6 +82,7 @@ class ScriptMemory:
             model = ShapeModel(root.module if isinstance(root, DistributedDataParallel) else root, mode).copy()
             with mode:
                 if can_checkpoint(model):
+                    stop_own_checkpointing(model)
                     apply_activation_checkpointing(model, config)
             calls.append((model, resize_call(call, self._size, size, mode, self._device)))
         passes = trace_calls(calls, config, self._device, mode) + self._state

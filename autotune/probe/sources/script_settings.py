@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.engine.activation_checkpointing import checkpoints_itself
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_batch_size
 from autotune.engine.hooks.script import ScriptHooks
@@ -38,7 +39,7 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
         "precision": _name_precision(hooks.autocast_dtypes),
         "compile_mode": "default" if hooks.models.compiles_itself or compiled_graph_count() > 0 else "off",
         "memory_format": "channels_last" if _is_channels_last(hooks.models.roots) else "contiguous",
-        "activation_checkpointing": "full" if _checkpoints(hooks.models.roots) else "off",
+        "activation_checkpointing": "full" if any(map(checkpoints_itself, hooks.models.roots)) else "off",
         "optimizer_implementation": read_implementation(hooks.optimizers.optimizers, hooks.device),
         "num_threads": None if on_gpu else torch.get_num_threads(),
         "allow_tf32": on_gpu and allows_tf32(),
@@ -84,8 +85,6 @@ def find_fixed(hooks: ScriptHooks, script: Script, baseline: TrainConfig) -> dic
         fixed["memory_format"] = "the script lays its model out itself"
     elif any(isinstance(root, DistributedDataParallel) for root in roots):
         fixed["memory_format"] = "DistributedDataParallel has laid its buckets out already"
-    if baseline.activation_checkpointing != "off":
-        fixed["activation_checkpointing"] = "the script checkpoints by itself"
     return {name: reason for name, reason in fixed.items() if name not in names or name == "micro_batch_size"}
 
 
@@ -96,7 +95,3 @@ def _name_precision(dtypes: set[torch.dtype]) -> Precision:
 def _is_channels_last(roots: list[nn.Module]) -> bool:
     weights = [p for root in roots for p in root.parameters() if p.ndim == 4 and p.shape[1] > 1 and p[0, 0].numel() > 1]
     return bool(weights) and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
-
-
-def _checkpoints(roots: list[nn.Module]) -> bool:
-    return any(bool(getattr(module, "gradient_checkpointing", False)) for root in roots for module in root.modules())

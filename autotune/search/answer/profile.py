@@ -190,8 +190,8 @@ def _evidence(findings: Findings, shown: Finalist | None, ranking: Ranking, budg
     if shown is not None and shown.outcome == "proven" and shown.ratio is not None and aside > _TELLING_ASIDE:
         whole = 1 / (aside + (1 - aside) / shown.ratio.low)
         notes.append(
-            f"{format_share(aside)} of your run is validation and the like, which stays as it is: the whole of it gets "
-            f"at least {format_factor_down(whole)} faster"
+            f"{format_share(aside)} of your run is validation and the like, which was not measured: if that gets no "
+            f"faster, the whole of it gets at least {format_factor_down(whole)} faster"
         )
     launches = [*(one.result for one in findings.judged), *(finals.results if finals else ())]
     used = findings.elapsed_seconds
