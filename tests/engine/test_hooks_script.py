@@ -928,6 +928,113 @@ def test_a_teacher_in_eval_mode_is_no_model_to_train() -> None:
     assert len(hung.steps) == 6
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, 16), nn.ReLU()), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Named()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.forward(x)
+
+
+class Past(nn.Module):
+    """A script's model that is called past its call; it is no part of the script's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "model", model)
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.model.forward(x)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.model.parameters(recurse)
+
+
+@pytest.mark.parametrize("make", [Named, Outer, make_model], ids=["model", "nested", "sequential"])
+def test_a_model_whose_forward_is_called_is_found_from_its_second_step_on(make: Callable[[], nn.Module]) -> None:
+    seed_all(3)
+    model = make()
+    own = {kind: vars(kind).get("forward") for kind in map(type, model.modules())}
+    expected = fit(copy.deepcopy(model), DataLoader(make_data(), batch_size=8))
+    with hang() as hung:
+        losses = fit(Past(model), DataLoader(make_data(), batch_size=8))
+        with torch.no_grad():
+            assert torch.equal(copy.deepcopy(model).forward(torch.ones(4, 6)), model(torch.ones(4, 6)))
+        pickle.loads(pickle.dumps(model)).forward(torch.ones(4, 6)).sum().backward()
+    assert losses == expected
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 4]
+    assert hung.losses == losses[1:]
+    assert {kind: vars(kind).get("forward") for kind in map(type, model.modules())} == own
+
+
+def test_settings_reach_a_model_whose_forward_is_called() -> None:
+    seen = []
+    model = Named()
+    model.head.register_forward_pre_hook(lambda _module, given: seen.append(given[0].dtype))
+    with hang({"precision": "bf16"}):
+        fit(Past(model), DataLoader(make_data(), batch_size=8))
+    assert seen == [torch.float32, *[torch.bfloat16] * 5]
+
+
+def test_a_hook_that_a_call_of_forward_passes_by_stays_passed_by() -> None:
+    model, calls = Named(), []
+    model.register_forward_hook(lambda *_given: calls.append(1))
+    with hang() as hung:
+        fit(Past(model), DataLoader(make_data(), batch_size=8))
+    assert calls == []
+    assert hung.roots == [model.body, model.head]
+
+
+def test_a_wrapper_of_one_device_is_no_model_whose_forward_is_called() -> None:
+    model = Named()
+    with hang() as hung:
+        fit(nn.DataParallel(model), DataLoader(make_data(), batch_size=8))
+    assert hung.roots == [model]
+    assert len(hung.steps) == 6
+
+
+def test_settings_reach_the_models_of_later_folds_and_of_no_other_kind() -> None:
+    seen: list[list[torch.dtype]] = []
+
+    def watch(model: nn.Module) -> nn.Module:
+        dtypes = list[torch.dtype]()
+        seen.append(dtypes)
+        model.register_forward_hook(lambda _module, _given, returned: dtypes.append(returned.dtype))
+        return model
+
+    class Other(Named):
+        pass
+
+    loader = DataLoader(make_data(), batch_size=8)
+    with hang({"precision": "bf16"}) as hung:
+        first = make_model()
+        watch(first[-1])
+        fit(first, loader, epochs=2)
+        for kind in (make_model, make_model, Other):
+            fold = kind()
+            watch(fold[-1] if isinstance(fold, nn.Sequential) else fold.head)  # type: ignore[attr-defined]
+            fit(fold, loader)
+            gone = weakref.ref(fold)
+            del fold
+            gc.collect()
+            assert gone() is None
+    half, full = torch.bfloat16, torch.float32
+    assert seen == [[half] * 12, [full, *[half] * 5], [full, *[half] * 5], [full] * 6]
+    assert hung.roots == [first]
+    assert len(hung.steps) == 12 + 3 * 6
+
+
 class Endless(RandomSampler):
     def __len__(self) -> int:
         raise ValueError("not known before the epoch is over")

@@ -3,21 +3,25 @@
 The root is the outermost module that is called in training mode with gradients on and has something to train: not
 the one that owns most parameters (tied weights hide it) and not a loss module. A call before there is an optimizer
 is a rehearsal, for the shapes or a summary, of the model or of its parts one by one. Where a step ends without any,
-those that are called in eval mode with gradients on are trained. `Module._compiled_call_impl` is where
-`Module.compile` hangs its own work: outside of everything compiled, and left out of copies and pickles.
+those that are called in eval mode with gradients on are trained. One whose `forward` is called past the call of the
+module (`engine.hooks.forward`) is found by what it calls, and hooked from the next time on.
+`Module._compiled_call_impl` is where `Module.compile` hangs its own work: outside of everything compiled, and left out
+of copies and pickles.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from autotune.engine.dataloader import count_samples, move_batch
+from autotune.engine.hooks.forward import ForwardCalls
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
 from autotune.engine.operations import Operations, watched_operations
 
@@ -30,7 +34,7 @@ class ModelHooks:
     """Follows the outermost model calls of a script.
 
     Attributes:
-        roots: models found so far, in the order of their first training call.
+        roots: models found in the first steps, in the order of their first training call.
         compiles_itself: the script compiles a model.
         trains_evaluated: models in eval mode are trained.
         began_late: a step was taken before any was found.
@@ -56,11 +60,12 @@ class ModelHooks:
         self._on_error, self._inspects, self._outside = on_error, inspects, outside
         self._watch, self._timer, self._prepare, self._turn = watch, timer, prepare, turn
         self._depth = 0
-        self._finding = False
+        self._finding = self._is_late = False
         self.trains_evaluated = self.began_late = False
         self._saw_evaluated = self._saw_rehearsed = False
         self._process = os.getpid()
-        self._runs: dict[int, Any] = {}
+        self._runs = WeakKeyDictionary[nn.Module, Any]()
+        self._forward_calls = ForwardCalls(self._is_followed)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -68,12 +73,28 @@ class ModelHooks:
         self._finding = True
         self._look()
         try:
-            with self._watch_compile():
+            with self._watch_compile(), self._forward_calls.installed():
                 yield
         finally:
             self.stop_finding()
-            for root in self.roots:
+            for root in self._runs:
                 root.__dict__.pop("_compiled_call_impl", None)
+
+    def find_more(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Look for models again where what begins to be trained is none's that was found: of another fold, or stage.
+
+        Only one that is built as one that was found becomes a root: of others nothing is known.
+
+        Returns:
+            Whether they are looked for from now on.
+        """
+        known = {id(one) for root in self._runs for one in root.parameters()}
+        if not self.roots or all(id(one) in known for one in parameters):
+            return False
+        self._finding = self._is_late = True
+        if not self._depth:
+            self._look()
+        return True
 
     def begin_late(self) -> bool:
         """Find the models of a step that has ended without any: called before an optimizer was there, or in eval mode.
@@ -108,6 +129,11 @@ class ModelHooks:
         """Return whether a call now is of an outermost module, while roots are looked for in this process."""
         return self._finding and not self._depth and os.getpid() == self._process
 
+    def _is_followed(self, module: nn.Module) -> bool:
+        """Return whether a call of a module that begins now is hooked, or looked at."""
+        is_hooked = isinstance(module.__dict__.get("_compiled_call_impl"), _RootCall)
+        return self.is_called_outside() or (is_hooked and not self._depth)
+
     def stop_finding(self) -> None:
         """Look for no further root: calls of other modules cost nothing from here on."""
         self._finding = False
@@ -138,9 +164,13 @@ class ModelHooks:
         """Call an outermost module that is no root; it becomes one by a training call."""
         if _hands_call_on(module):
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if self._forward_calls.follow_caller(module):
+            self._saw_rehearsed |= self._watch.has_begun
+            with self.unseen():
+                return _find_call(module)(*args, **kwargs)
         has_something_to_train = any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
-            if self._watch.has_begun:
+            if self._watch.has_begun and (not self._is_late or any(_is_alike(module, root) for root in self.roots)):
                 self._adopt(module)
                 return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
             self._saw_rehearsed = True
@@ -159,11 +189,12 @@ class ModelHooks:
     def _adopt(self, root: nn.Module) -> None:
         compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
-        to_inspect = [root] if self._inspects and not compiled else []
-        if id(root) not in self._runs:  # else the script has compiled it in place since: it is prepared
-            self._runs[id(root)] = self._prepare(root)
-            self.roots.append(root)
-        run, inner = self._runs[id(root)], _find_call(root)
+        to_inspect = [root] if self._inspects and not compiled and not self._is_late else []
+        if root not in self._runs:  # else the script has compiled it in place since: it is prepared
+            self._runs[root] = self._prepare(root)
+            if not self._is_late:
+                self.roots.append(root)
+        run, inner = self._runs[root], _find_call(root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
@@ -264,6 +295,11 @@ def is_compiled(root: nn.Module) -> bool:
         return compiled or type(module).__name__ == "OptimizedModule"
 
     return any(map(is_at_work, root.modules()))
+
+
+def _is_alike(module: nn.Module, root: nn.Module) -> bool:
+    """Return whether two models are built of the same parts, whatever their sizes."""
+    return [type(one) for one in module.modules()] == [type(one) for one in root.modules()]
 
 
 def _hands_call_on(module: nn.Module) -> bool:

@@ -94,7 +94,7 @@ class ScriptHooks:
             on_error: called when a training call or a backward pass raises, before the script can catch it.
             inspects: count the operations of each model's first training call.
         """
-        self.steps = 0
+        self.steps, self._finds_until = 0, _FINDING_STEPS
         self.autocast_dtypes: set[torch.dtype] = set()
         self._settings, self._on_step = settings, on_step
         self._stack = ExitStack()
@@ -139,7 +139,7 @@ class ScriptHooks:
         if self.models.begin_late():  # of this step nothing is known yet
             return
         self.steps += 1
-        if self.steps == _FINDING_STEPS:
+        if self.steps == self._finds_until:
             self.models.stop_finding()
         self._on_step(step)
 
@@ -147,6 +147,9 @@ class ScriptHooks:
         apply_loader_knobs(loader, self._settings.config, self._settings.changed)
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        if self.steps >= self._finds_until and self.models.find_more(parameters):
+            self._finds_until = self.steps + _FINDING_STEPS
         # A state made by one implementation need not fit another: only a fresh optimizer is switched.
         if "optimizer_implementation" in self._settings.changed and not optimizer.state:
             apply_optimizer_implementation(optimizer, self._settings.config)
