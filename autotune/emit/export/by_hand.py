@@ -108,7 +108,7 @@ def _memory_format(request: Request, _fields: Collection[str]) -> str:
 def _checkpointing(request: Request, _fields: Collection[str]) -> str:
     match request.config.activation_checkpointing:
         case "off":
-            return "# no activation checkpointing"
+            return "# no activation checkpointing: leave out what turns it on, as gradient_checkpointing=True"
         case "full":
             return "torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)  # each repeated block"
     return "# torch.utils.checkpoint for each repeated block, with a context_fn that keeps matrix products"
