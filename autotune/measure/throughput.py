@@ -139,7 +139,7 @@ def _time_blocks(
         timed.ended = timed.ended or (yield from _settle(timing, plan))
         timing.forget_waits()
     began, rested = timing.clock.now(), 0.0
-    while (ending := timed.find_ending(timing.clock.now() - began - rested, plan.blocks)) is None:
+    while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
         timed.ended = yield from _time_block(timing, plan, timed)
         memory.sample()
         timing.read_losses()
@@ -149,19 +149,17 @@ def _time_blocks(
 
 @dataclass(frozen=True)
 class _BlockPlan:
-    """When a block is full, and how many there are.
+    """When a block is full.
 
     Attributes:
         steps: that it has at least.
         longest: seconds after which it ends with fewer.
         long_seconds: that its last step takes at least; 0 where steps are alike.
-        blocks: that are timed, whatever is in them; None where samples decide, or time.
     """
 
     steps: int
     longest: float
     long_seconds: float = 0.0
-    blocks: int | None = None
 
     def is_full(self, taken: int, seconds: float, last_seconds: float) -> bool:
         """Return whether a block of some steps, which took some seconds, needs no further one."""
@@ -173,9 +171,7 @@ class _BlockPlan:
 def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks) -> _BlockPlan:
     """Return when a block is full.
 
-    Two in turns that time the same number of samples do so in as many blocks of as many steps, however fast they are
-    and whatever is in a step: a reinforcement learner's episodes grow, and one that went on for its samples had longer
-    ones than the other.
+    Two in turns that time the same number of samples do so in as many blocks, however fast they are.
     """
     limits, least = timed.limits, _block_seconds(timing.clock)
     if not timed.is_in_turns:
@@ -183,10 +179,10 @@ def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks) -> _BlockP
         return _BlockPlan(max(1, steps), _LONGEST_BLOCK * least)
     bursts = find_bursts(warm_up.settled_steps)
     longest = _LONGEST_BLOCK * least if bursts is None else max(_LONGEST_BLOCK * least, _MOST_BURSTS * bursts.seconds)
-    wanted = None
     if limits.measure_samples is not None:
-        wanted = limits.measure_samples * warm_up.steps / timing.samples
-        steps = max(1, math.ceil(wanted / max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))))
+        blocks = max(PRECISE_BLOCKS, round(limits.measure_seconds / _TURN_SECONDS))
+        samples_per_step = timing.samples / warm_up.steps
+        steps = max(1, math.ceil(limits.measure_samples / samples_per_step / blocks))
         longest = math.inf if bursts is None else longest
     else:
         typical = warm_up.block_step_seconds if bursts is None else bursts.step_seconds
@@ -197,7 +193,7 @@ def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks) -> _BlockP
         # What is not timed is not to be always the same one of each few, as where batches come from as many workers.
         while math.gcd(steps + 1, _USUAL_PERIODS) > 1:
             steps += 1
-    return _BlockPlan(steps, longest, blocks=None if wanted is None else math.ceil(wanted / steps))
+    return _BlockPlan(steps, longest)
 
 
 def _settle(timing: Timing, plan: _BlockPlan) -> Generator[None, object, bool]:
@@ -295,20 +291,14 @@ class TimedBlocks:
         self.blocks.append(block)
         self.step_seconds += step_seconds
 
-    def find_ending(self, elapsed: float, wanted: int | None = None) -> Ending | None:
-        """Return why no further block is to be timed; None to go on.
-
-        Args:
-            elapsed: since the first block began, in seconds.
-            wanted: blocks that are to be timed for the samples, whatever is in them; None where these are counted.
-        """
+    def find_ending(self, elapsed: float) -> Ending | None:
+        """Return why no further block is to be timed; None to go on."""
         limits, blocks = self.limits, self.blocks
         elapsed -= min(self.compile_seconds + self.setup_seconds, _MOST_COMPILE_SECONDS)
         if self.ended:
             return "training"
         if limits.measure_samples is not None:
-            samples = sum(block.samples for block in blocks)
-            if samples >= limits.measure_samples if wanted is None else len(blocks) >= wanted:
+            if sum(block.samples for block in blocks) >= limits.measure_samples:
                 return "samples"
             return "time" if blocks and elapsed >= SAMPLES_PATIENCE * limits.measure_seconds else None
         if self._lags():

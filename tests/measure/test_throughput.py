@@ -423,10 +423,8 @@ class Resting:
         return 10.0
 
 
-def measure_in_turns(
-    step: float, limits: TrialLimits, *, alone: bool = False, samples: Callable[[int], int] = lambda _step: 10
-) -> tuple[Measurement, list[str]]:
-    script = Scripted([step], samples=samples)
+def measure_in_turns(step: float, limits: TrialLimits, *, alone: bool = False) -> tuple[Measurement, list[str]]:
+    script = Scripted([step])
     script.timing.progress = Resting(script, alone=alone)
     return script.measure(limits=limits), script.events
 
@@ -460,17 +458,6 @@ def test_two_in_turns_time_as_many_samples_in_as_many_blocks_however_fast_they_a
     last = len(events) - events[::-1].index("rest") - 1
     before = len(events[:last]) - events[:last][::-1].index("rest") - 1
     assert events[before:last].count("step") == 23
-
-
-@pytest.mark.parametrize("growth", [1, 5])
-def test_two_in_turns_take_as_many_steps_where_these_have_more_and_more_samples(growth: int) -> None:
-    """As the episodes of a reinforcement learner, which are longer in one of the two."""
-    limits = LIMITS.replace(measure_seconds=2.0, measure_samples=4000)
-    measured, _ = measure_in_turns(2.0**-8, limits, samples=lambda step: 10 + growth * max(0, step + 1 - WARM))
-    before = sum(10 + growth * max(0, step + 1 - WARM) for step in range(measured.warmup_steps)) / measured.warmup_steps
-    assert len(measured.blocks) == math.ceil(4000 / before / measured.blocks[0].optimizer_steps)
-    assert len({block.optimizer_steps for block in measured.blocks}) == 1
-    assert measured.ended_by == "samples"
 
 
 def test_what_may_rest_and_is_alone_is_timed_as_ever() -> None:
