@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.records.config import OptimizerImplementation, TrainConfig
@@ -69,3 +71,30 @@ def _runs(kind: type[Optimizer], implementation: str, device: torch.device) -> b
     except (RuntimeError, TypeError, ValueError):
         return False
     return True
+
+
+def fit_state(optimizers: Iterable[Optimizer], model: nn.Module, *, widens: bool) -> None:
+    """Bring what optimizers hold of a model to the layout that its parameters have been given after their first step.
+
+    A fused optimizer pairs the elements of a weight and its state as they lie in memory, whatever their strides.
+
+    Args:
+        optimizers: in whose state it is replaced.
+        model: its gradients are laid out anew too.
+        widens: floating-point state is to have its parameter's type as well.
+    """
+    states = [optimizer.state for optimizer in optimizers]
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data = _lay_out(parameter.grad.data, parameter, widens=False)
+        for state in (one[parameter] for one in states if parameter in one):
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.ndim and value.shape == parameter.shape:
+                    state[name] = _lay_out(value, parameter, widens=widens)
+
+
+def _lay_out(value: Tensor, parameter: nn.Parameter, *, widens: bool) -> Tensor:
+    dtype = parameter.dtype if widens and value.is_floating_point() else value.dtype
+    if value.stride() == parameter.stride() and value.dtype == dtype:
+        return value
+    return torch.empty_like(parameter.detach(), dtype=dtype).copy_(value)

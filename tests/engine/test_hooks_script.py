@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import inspect
 import io
 import pickle
 import random
@@ -1004,6 +1005,123 @@ def test_a_wrapper_of_one_device_is_no_model_whose_forward_is_called() -> None:
     assert len(hung.steps) == 6
 
 
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x.reshape(-1, 1, 2, 3).repeat(1, 1, 4, 2))).mean((2, 3))
+
+
+def test_an_optimizer_has_the_layout_that_its_weights_are_given_later() -> None:
+    """A fused one pairs the elements of weights and state as they lie in memory."""
+
+    def train(wrap: Callable[[nn.Module], nn.Module]) -> list[list[Tensor]]:
+        found = []
+        for fold in range(2):
+            seed_all(fold)
+            model = Convolved()
+            called, optimizer = wrap(model), torch.optim.Adam(model.parameters(), lr=0.01)
+            run_epoch(called, optimizer, DataLoader(make_data(), batch_size=8))
+            found.append([parameter.detach().contiguous() for parameter in model.parameters()])
+        return found
+
+    expected = train(Past)
+    for wrap in (Past, lambda model: model):
+        with hang({"memory_format": "channels_last", "optimizer_implementation": "fused"}):
+            found = train(wrap)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
+
+
+class Calling(Named):
+    """Calls its `forward` by itself, as GPyTorch's modules do."""
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.forward(x)
+
+
+class Whole(nn.Module):
+    """Trains within its `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Named()
+
+    def forward(self, loader: DataLoader[Any]) -> list[float]:
+        return fit(self.model, loader)
+
+
+def test_a_forward_that_is_not_called_by_its_name_leaves_the_parts_models() -> None:
+    calling, kept, whole = Calling(), Named(), Whole()
+    with hang() as hung:
+        fit(calling, DataLoader(make_data(), batch_size=8))
+    assert hung.roots == [calling.body, calling.head]
+    assert len(hung.steps) == 6
+    past = Past(kept)
+    object.__setattr__(past, "model", type("Kept", (), {"forward": kept.forward, "parameters": kept.parameters})())
+    with hang() as hung:
+        fit(past, DataLoader(make_data(), batch_size=8))
+    assert hung.roots == [kept.body, kept.head]
+    assert len(hung.steps) == 5
+    with hang() as hung:
+        whole.forward(DataLoader(make_data(), batch_size=8))
+    assert hung.roots == [whole.model]
+    assert len(hung.steps) == 5
+
+
+def test_a_model_whose_forward_is_called_twice_a_step_has_its_settings_from_a_whole_step_on() -> None:
+    model, seen = Named(), list[torch.dtype]()
+    model.head.register_forward_hook(lambda _module, _given, returned: seen.append(returned.dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hang({"precision": "bf16"}) as hung:
+        torch.optim.SGD([nn.Parameter(torch.ones(1))])
+        for _ in range(3):
+            (model.forward(torch.ones(4, 6)).sum() + model.forward(torch.zeros(4, 6)).sum()).backward()
+            optimizer.step()
+    assert seen == [*[torch.float32] * 2, *[torch.bfloat16] * 4]
+    assert [step.samples for step in hung.steps] == [8, 8]
+
+
+def test_a_reference_of_a_model_whose_forward_is_called_beside_another() -> None:
+    called, past = Named(), Named()
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (called, past)]
+    with hang(in_float64=True) as hung:
+        torch.optim.SGD([nn.Parameter(torch.ones(1))])
+        for _ in range(3):
+            (called(torch.ones(4, 6)).sum() + past.forward(torch.ones(4, 6)).sum()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert hung.roots == [called, past]
+
+
+def test_an_evaluation_by_forward_is_none_of_the_training() -> None:
+    model, tested = Named(), DataLoader(make_data(), batch_size=ROWS)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.eval()
+        with torch.no_grad():
+            for x, _ in tested:
+                model.forward(x)
+        model.train()
+        run_epoch(Past(model), optimizer, DataLoader(make_data(), batch_size=8))
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 4]
+    assert len(hung.hooks.watch.training_loaders) == 1
+
+
+def test_what_hangs_on_a_class_takes_no_hooks_along() -> None:
+    """A class of `__main__` is pickled by its code, with all that it holds."""
+    plain, model = Named.forward, Named()
+    with hang():
+        fit(Past(model), DataLoader(make_data(), batch_size=8))
+        assert [cell.cell_contents for cell in Named.forward.__closure__ or ()] == [plain]
+        assert inspect.signature(model.forward) == inspect.signature(plain.__get__(model))
+    assert Named.forward is plain
+
+
 def test_settings_reach_the_models_of_later_folds_and_of_no_other_kind() -> None:
     seen: list[list[torch.dtype]] = []
 
@@ -1026,10 +1144,12 @@ def test_settings_reach_the_models_of_later_folds_and_of_no_other_kind() -> None
             watch(fold[-1] if isinstance(fold, nn.Sequential) else fold.head)  # type: ignore[attr-defined]
             fit(fold, loader)
             gone = weakref.ref(fold)
+            gc.disable()
             del fold
-            gc.collect()
+            gc.enable()
             assert gone() is None
     half, full = torch.bfloat16, torch.float32
+    assert gc.isenabled()
     assert seen == [[half] * 12, [full, *[half] * 5], [full, *[half] * 5], [full] * 6]
     assert hung.roots == [first]
     assert len(hung.steps) == 12 + 3 * 6
@@ -1413,6 +1533,14 @@ class Switched(Stack):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)
         return self.head(x)
+
+
+def test_a_model_without_blocks_stops_what_it_checkpoints_by_itself() -> None:
+    model = make_model()
+    model.gradient_checkpointing = True  # type: ignore[assignment]
+    with hang({"activation_checkpointing": "off"}):
+        fit(model, DataLoader(make_data(), batch_size=8))
+    assert not checkpoints_itself(model)
 
 
 @pytest.mark.parametrize(("kind", "calls"), [("full", 12), ("off", 6), ("selective", 12)])

@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -28,6 +29,10 @@ from autotune.engine.operations import Operations, watched_operations
 Call = Callable[..., Any]
 Prepare = Callable[[nn.Module], Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]]
 """Applies the model knobs to a root at its first training call and returns how to run such a call."""
+
+
+_MOST_VAIN = 2
+"""Times that later models are looked for and none is found, until they are not looked for any more."""
 
 
 class ModelHooks:
@@ -63,6 +68,7 @@ class ModelHooks:
         self._finding = self._is_late = False
         self.trains_evaluated = self.began_late = False
         self._saw_evaluated = self._saw_rehearsed = False
+        self._vain = 0
         self._process = os.getpid()
         self._runs = WeakKeyDictionary[nn.Module, Any]()
         self._forward_calls = ForwardCalls(self._is_followed)
@@ -89,19 +95,21 @@ class ModelHooks:
             Whether they are looked for from now on.
         """
         known = {id(one) for root in self._runs for one in root.parameters()}
-        if not self.roots or all(id(one) in known for one in parameters):
+        if not self.roots or self._vain >= _MOST_VAIN or all(id(one) in known for one in parameters):
             return False
         self._finding = self._is_late = True
+        self._vain += 1
         if not self._depth:
             self._look()
         return True
 
     def begin_late(self) -> bool:
-        """Find the models of a step that has ended without any: called before an optimizer was there, or in eval mode.
+        """Find the models of a step that has ended without any: of a rehearsal, in eval mode, or past their call.
 
         Returns:
             Whether they are looked for from now on.
         """
+        self._forward_calls.end_step()
         if self.roots or self.trains_evaluated:
             return False
         was_rehearsed, self._saw_rehearsed = self._saw_rehearsed, False
@@ -164,13 +172,10 @@ class ModelHooks:
         """Call an outermost module that is no root; it becomes one by a training call."""
         if _hands_call_on(module):
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if self._forward_calls.follow_caller(module):
-            self._saw_rehearsed |= self._watch.has_begun
-            with self.unseen():
-                return _find_call(module)(*args, **kwargs)
-        has_something_to_train = any(p.requires_grad for p in module.parameters())
+        is_part = self._forward_calls.find_caller(module)
+        has_something_to_train = is_part or any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
-            if self._watch.has_begun and (not self._is_late or any(_is_alike(module, root) for root in self.roots)):
+            if self._watch.has_begun and not is_part and self._may_be_root(module):
                 self._adopt(module)
                 return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
             self._saw_rehearsed = True
@@ -183,22 +188,30 @@ class ModelHooks:
             with self._outside():
                 return _find_call(module)(*args, **kwargs)
 
+    def _may_be_root(self, module: nn.Module) -> bool:
+        return not self._is_late or any(_is_alike(module, root) for root in self.roots)
+
     def _is_training_call(self, module: nn.Module) -> bool:
         return (module.training or self.trains_evaluated) and torch.is_grad_enabled()
 
     def _adopt(self, root: nn.Module) -> None:
         compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
-        to_inspect = [root] if self._inspects and not compiled and not self._is_late else []
+        to_inspect = [True] if self._inspects and not compiled and not self._is_late else []
         if root not in self._runs:  # else the script has compiled it in place since: it is prepared
             self._runs[root] = self._prepare(root)
+            self._vain = 0
             if not self._is_late:
                 self.roots.append(root)
-        run, inner = self._runs[root], _find_call(root)
+        run, inner, held = self._runs[root], _find_call(root), ref(root)
+        if inner == root._call_impl:  # a model of a later fold is gone as soon as the script lets go of it
+            inner = partial(_call_held, held)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
                 return inner(*args, **kwargs)
+            root = held()
+            assert root is not None
             with self.unseen():
                 if self._is_training_call(root):
                     if to_inspect:
@@ -295,6 +308,12 @@ def is_compiled(root: nn.Module) -> bool:
         return compiled or type(module).__name__ == "OptimizedModule"
 
     return any(map(is_at_work, root.modules()))
+
+
+def _call_held(held: ref[nn.Module], *args: Any, **kwargs: Any) -> Any:
+    module = held()
+    assert module is not None
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def _is_alike(module: nn.Module, root: nn.Module) -> bool:

@@ -32,7 +32,7 @@ from autotune.engine.hooks.sharing import SharingHooks
 from autotune.engine.hooks.steps import PhaseTimer, ScriptStep, StepWatch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark, list_attention_kernels
 from autotune.engine.memory_format import apply_memory_format, arrange_input
-from autotune.engine.optimizer import apply_optimizer_implementation
+from autotune.engine.optimizer import apply_optimizer_implementation, fit_state
 from autotune.engine.precision import autocast, tf32
 from autotune.engine.threads import intra_op_threads
 from autotune.records.config import TrainConfig
@@ -160,16 +160,7 @@ class ScriptHooks:
             self._device = next(root.parameters()).device
             self._enter_process_settings(self._device)
         device = self._device
-        self.sharing.prepare(root)
-        if "memory_format" in changed:
-            apply_memory_format(root, config)
-        if "activation_checkpointing" in changed and can_checkpoint(root):  # of several models some may have no blocks
-            stop_own_checkpointing(root)
-            apply_activation_checkpointing(root, config)
-        if "compile_mode" in changed:
-            self._compile(root)
-        if self._settings.in_float64:
-            make_reference(root)
+        self._change_model(root)
 
         def arrange(tensor: torch.Tensor) -> torch.Tensor:
             return arrange_input(tensor, config)
@@ -189,6 +180,22 @@ class ScriptHooks:
             return move_batch(returned, _widen)
 
         return run
+
+    def _change_model(self, root: nn.Module) -> None:
+        config, changed = self._settings.config, self._settings.changed
+        self.sharing.prepare(root)
+        if "memory_format" in changed:
+            apply_memory_format(root, config)
+        if "activation_checkpointing" in changed:
+            stop_own_checkpointing(root)
+            if can_checkpoint(root):  # of several models some may have no blocks
+                apply_activation_checkpointing(root, config)
+        if "compile_mode" in changed:
+            self._compile(root)
+        if self._settings.in_float64:
+            make_reference(root)
+        if "memory_format" in changed or self._settings.in_float64:
+            fit_state(self.optimizers.optimizers, root, widens=self._settings.in_float64)
 
     def _compile(self, root: nn.Module) -> None:
         apply_compilation(root, self._settings.config)

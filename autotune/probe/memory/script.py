@@ -81,8 +81,8 @@ class ScriptMemory:
             root = self.models[position]
             model = ShapeModel(root.module if isinstance(root, DistributedDataParallel) else root, mode).copy()
             with mode:
+                stop_own_checkpointing(model)
                 if can_checkpoint(model):
-                    stop_own_checkpointing(model)
                     apply_activation_checkpointing(model, config)
             calls.append((model, resize_call(call, self._size, size, mode, self._device)))
         passes = trace_calls(calls, config, self._device, mode) + self._state
