@@ -59,10 +59,17 @@ def checkpoints_itself(model: nn.Module) -> bool:
     return any(True for _ in _list_own_flags(model))
 
 
-def stop_own_checkpointing(model: nn.Module) -> None:
-    """Turn off what a model checkpoints by flags of its own, as its `gradient_checkpointing_disable` does."""
+def exchange_activation_checkpointing(model: nn.Module, config: TrainConfig) -> None:
+    """Put the config's checkpointing in the place of what a model does by flags of its own; `full` keeps that.
+
+    A model that has nothing to checkpoint is left without: of several, some may have no blocks.
+    """
+    if config.activation_checkpointing == "full" and checkpoints_itself(model):
+        return
     for module, name in _list_own_flags(model):
         setattr(module, name, False)
+    if can_checkpoint(model):
+        apply_activation_checkpointing(model, config)
 
 
 def _list_own_flags(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

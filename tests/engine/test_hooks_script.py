@@ -32,7 +32,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from autotune.engine.activation_checkpointing import checkpoints_itself
+from autotune.engine.activation_checkpointing import checkpoints_itself, exchange_activation_checkpointing
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.hooks import models
@@ -1144,12 +1144,11 @@ def test_settings_reach_the_models_of_later_folds_and_of_no_other_kind() -> None
             watch(fold[-1] if isinstance(fold, nn.Sequential) else fold.head)  # type: ignore[attr-defined]
             fit(fold, loader)
             gone = weakref.ref(fold)
-            gc.disable()
+            gc.disable()  # a fold's memory is free before the next one's is taken
             del fold
             gc.enable()
             assert gone() is None
     half, full = torch.bfloat16, torch.float32
-    assert gc.isenabled()
     assert seen == [[half] * 12, [full, *[half] * 5], [full, *[half] * 5], [full] * 6]
     assert hung.roots == [first]
     assert len(hung.steps) == 12 + 3 * 6
@@ -1533,6 +1532,13 @@ class Switched(Stack):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)
         return self.head(x)
+
+
+def test_what_a_model_without_blocks_checkpoints_by_itself_stays_where_it_is_full() -> None:
+    model = make_model()
+    model.gradient_checkpointing = True  # type: ignore[assignment]
+    exchange_activation_checkpointing(model, TrainConfig(activation_checkpointing="full"))
+    assert checkpoints_itself(model)
 
 
 def test_a_model_without_blocks_stops_what_it_checkpoints_by_itself() -> None:

@@ -112,9 +112,9 @@ def _read_module(frame: FrameType) -> nn.Module | None:
     if code.co_name != "forward" or not code.co_argcount:
         return None
     module = frame.f_locals.get(code.co_varnames[0])
-    return (
-        module if isinstance(module, nn.Module) and _code_of(getattr(type(module), "forward", None)) is code else None
-    )
+    if not isinstance(module, nn.Module):
+        return None
+    return module if _code_of(getattr(type(module), "forward", None)) is code else None
 
 
 def _code_of(function: Any) -> CodeType | None:

@@ -4,7 +4,7 @@ The root is the outermost module that is called in training mode with gradients 
 the one that owns most parameters (tied weights hide it) and not a loss module. A call before there is an optimizer
 is a rehearsal, for the shapes or a summary, of the model or of its parts one by one. Where a step ends without any,
 those that are called in eval mode with gradients on are trained. One whose `forward` is called past the call of the
-module (`engine.hooks.forward`) is found by what it calls, and hooked from the next time on.
+module (`engine.hooks.forward`) is found by what it calls, and hooked from the next step on.
 `Module._compiled_call_impl` is where `Module.compile` hangs its own work: outside of everything compiled, and left out
 of copies and pickles.
 """
@@ -94,8 +94,10 @@ class ModelHooks:
         Returns:
             Whether they are looked for from now on.
         """
+        if not self.roots or self._vain >= _MOST_VAIN:
+            return False
         known = {id(one) for root in self._runs for one in root.parameters()}
-        if not self.roots or self._vain >= _MOST_VAIN or all(id(one) in known for one in parameters):
+        if all(id(one) in known for one in parameters):
             return False
         self._finding = self._is_late = True
         self._vain += 1
@@ -103,11 +105,11 @@ class ModelHooks:
             self._look()
         return True
 
-    def begin_late(self) -> bool:
-        """Find the models of a step that has ended without any: of a rehearsal, in eval mode, or past their call.
+    def end_step(self) -> bool:
+        """Follow what a step has called by its `forward`; look for the models of one that has ended without any.
 
         Returns:
-            Whether they are looked for from now on.
+            Whether it has: they were called in a rehearsal, in eval mode or past their call.
         """
         self._forward_calls.end_step()
         if self.roots or self.trains_evaluated:

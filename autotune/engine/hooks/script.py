@@ -16,11 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from autotune.engine.activation_checkpointing import (
-    apply_activation_checkpointing,
-    can_checkpoint,
-    stop_own_checkpointing,
-)
+from autotune.engine.activation_checkpointing import exchange_activation_checkpointing
 from autotune.engine.compilation import apply_compilation, distinct_compile_cache
 from autotune.engine.dataloader import move_batch
 from autotune.engine.determinism import make_reference
@@ -136,7 +132,7 @@ class ScriptHooks:
             yield
 
     def _end_step(self, step: ScriptStep) -> None:
-        if self.models.begin_late():  # of this step nothing is known yet
+        if self.models.end_step():  # of this step nothing is known yet
             return
         self.steps += 1
         if self.steps == self._finds_until:
@@ -187,9 +183,7 @@ class ScriptHooks:
         if "memory_format" in changed:
             apply_memory_format(root, config)
         if "activation_checkpointing" in changed:
-            stop_own_checkpointing(root)
-            if can_checkpoint(root):  # of several models some may have no blocks
-                apply_activation_checkpointing(root, config)
+            exchange_activation_checkpointing(root, config)
         if "compile_mode" in changed:
             self._compile(root)
         if self._settings.in_float64:

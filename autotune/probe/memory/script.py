@@ -12,11 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.engine.activation_checkpointing import (
-    apply_activation_checkpointing,
-    can_checkpoint,
-    stop_own_checkpointing,
-)
+from autotune.engine.activation_checkpointing import exchange_activation_checkpointing
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.measure.memory import measure_outside_bytes, peak_host_bytes
 from autotune.probe.memory.lines import Calibration
@@ -81,9 +77,7 @@ class ScriptMemory:
             root = self.models[position]
             model = ShapeModel(root.module if isinstance(root, DistributedDataParallel) else root, mode).copy()
             with mode:
-                stop_own_checkpointing(model)
-                if can_checkpoint(model):
-                    apply_activation_checkpointing(model, config)
+                exchange_activation_checkpointing(model, config)
             calls.append((model, resize_call(call, self._size, size, mode, self._device)))
         passes = trace_calls(calls, config, self._device, mode) + self._state
         update = sum(count_weights(self.models, self.optimizers)) + self._state
