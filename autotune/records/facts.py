@@ -149,7 +149,7 @@ class DataFacts(Record):
     cpu_fraction: Fraction | None = None
     """Share of that time in which a CPU was at work: less where samples are waited for; None when not known."""
     random_sources: tuple[str, ...]
-    """Global generators its samples draw from: any of `torch`, `numpy`, `random`."""
+    """What its samples draw from: the global generators `torch`, `numpy`, `random`; of a script its dataset's own."""
     iterable: bool
     """An IterableDataset."""
     fingerprint: str | None = None

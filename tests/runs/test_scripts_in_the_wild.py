@@ -87,6 +87,7 @@ WILD = {
     "lightning_fit": Wild(("lightning_fit.py",), (64, 1), package="lightning"),
     "nano_gpt": Wild(("nano_gpt.py",), (12, 2), NO_LOADER),
     "own_generator": Wild(("own_generator.py",), (64, 1), no_workers("random generator of its own")),
+    "own_generator, seeded in its workers": Wild(("own_generator.py", "--num-workers", "2", "--reseed"), (64, 1)),
     "package_style": Wild(("-m", "package_style.train"), (64, 1)),
     "plain_loop": Wild(("plain_loop.py",), (64, 1)),
     "plain_loop with workers": Wild(("plain_loop.py", "--num-workers", "1"), (64, 1)),

@@ -3,7 +3,7 @@ import argparse
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 
 class NoisySines(Dataset):
@@ -25,15 +25,23 @@ class NoisySines(Dataset):
         return torch.from_numpy(signal.astype(np.float32)), label
 
 
+def reseed(worker):
+    get_worker_info().dataset.rng = np.random.default_rng(get_worker_info().seed)
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--num-workers", type=int, default=0)
+parser.add_argument("--reseed", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-train_loader = DataLoader(NoisySines(6000), args.batch_size, shuffle=True, num_workers=args.num_workers)
+reseed = reseed if args.reseed else None
+train_loader = DataLoader(
+    NoisySines(6000), args.batch_size, shuffle=True, num_workers=args.num_workers, worker_init_fn=reseed
+)
 val_loader = DataLoader(NoisySines(800), args.batch_size, num_workers=args.num_workers)
 
 net = nn.Sequential(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import pickle
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from autotune.engine.data_fingerprint import fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.machine.disk import opened_files
 from autotune.probe.data.cpu_share import CpuShare
+from autotune.probe.data.generators import holds_generator, workers_draw_alike
 from autotune.probe.data.hot_call import find_hot_call
 from autotune.records.facts import DataFacts
 
@@ -31,7 +29,6 @@ _SLOW_SAMPLE_SECONDS = 1.0
 """Of what takes longer no more are fetched to see why."""
 
 _MOST_PICKLED_BYTES = 2**29
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 Collate = Callable[[list[Any]], Any]
 
@@ -114,9 +111,13 @@ def count_held(dataset: Any) -> int:
     return found
 
 
-def find_worker_trouble(dataset: Any) -> str:
-    """Return why other worker processes could give other samples; empty when they cannot."""
-    if _holds_generator(dataset, depth=3):
+def find_worker_trouble(loader: DataLoader[Any]) -> str:
+    """Return why other worker processes could give other samples; empty when they cannot.
+
+    Samples that are drawn at random are others in every worker; what matters is that no two workers draw the same.
+    """
+    dataset = loader.dataset
+    if holds_generator(dataset) and workers_draw_alike(loader):
         return "its dataset holds a random generator of its own: every worker would start with a copy of it"
     try:
         pickle.Pickler(_Nowhere()).dump(dataset)
@@ -141,16 +142,3 @@ class _Nowhere:
         if self._written > _MOST_PICKLED_BYTES:
             raise _EnoughError
         return 0
-
-
-def _holds_generator(value: Any, *, depth: int) -> bool:
-    if isinstance(value, _GENERATORS):
-        return True
-    if depth == 0 or isinstance(value, torch.Tensor | np.ndarray | str | bytes | type):
-        return False
-    parts = list(getattr(value, "__dict__", {}).values())
-    if isinstance(value, list | tuple):
-        parts += value[:8]
-    elif isinstance(value, dict):
-        parts += list(value.values())[:8]
-    return any(_holds_generator(part, depth=depth - 1) for part in parts)

@@ -25,6 +25,7 @@ from autotune.format import format_duration, format_share
 from autotune.measure.clock import clock_for
 from autotune.measure.memory import resident_bytes
 from autotune.measure.throughput import TrainingEndedError
+from autotune.probe.data.generators import OWN_GENERATOR, holds_generator
 from autotune.probe.data.look import Samples, count_held, find_worker_trouble, look_at_data
 from autotune.probe.machine import find_hazards, supports_bf16, used_bytes
 from autotune.probe.memory.script import ScriptMemory
@@ -269,8 +270,10 @@ class ScriptProbe:
             samples, trouble = _fetch_some(loader, baseline.micro_batch_size)
             if not baseline.num_workers and count_held(dataset) > held:
                 trouble = "its dataset keeps what it has read, which each worker would read again in every epoch"
-            trouble = find_worker_trouble(dataset) or trouble
+            trouble = find_worker_trouble(loader) or trouble
         sources = {*self._hooks.loaders.random_sources, *samples.facts.random_sources}
+        if not trouble and holds_generator(dataset):
+            sources.add(OWN_GENERATOR)
         samples = replace(samples, facts=samples.facts.replace(random_sources=tuple(sorted(sources))))
         if trouble:
             return samples, dict.fromkeys(_LOADER_KNOBS, trouble)

@@ -35,6 +35,10 @@ _MEMORY_KNOBS = frozenset({"micro_batch_size", "precision", "activation_checkpoi
 _KINDS = frozenset({"compile_mode", "num_workers"})
 """Where one value hangs, any other than the baseline's does, unless it was seen to work."""
 
+_BROKEN = frozenset({TrialStatus.CRASHED, TrialStatus.UNSUPPORTED})
+_MILDEST = frozenset({"compile_mode=default"})
+"""What these do every other value does too, and more: where one of them crashes, so does the rest of its knob."""
+
 Values = frozenset[str]
 """Changes of the baseline, each as `name=value`."""
 
@@ -86,10 +90,11 @@ class Suspects:
             if len(suspects) == 1 and status is not TrialStatus.OUT_OF_MEMORY
         }
         """Values that alone can be why a launch failed, and how it did."""
-        self._hanging = {
+        self._hopeless = {
             name
             for value, status in self.guilty.items()
-            if (name := _knob_of(value)) in _KINDS and status is TrialStatus.TIMED_OUT
+            if ((name := _knob_of(value)) in _KINDS and status is TrialStatus.TIMED_OUT)
+            or (value in _MILDEST and status in _BROKEN)
         }
         self._open: Values = frozenset[str]().union(*(suspects for suspects, _ in found if len(suspects) > 1))
 
@@ -98,7 +103,7 @@ class Suspects:
         values = self._values(config)
         if values & self.guilty.keys() or len(values & self._open) > 1:
             return True
-        if any(_knob_of(value) in self._hanging for value in values - self.working):
+        if any(_knob_of(value) in self._hopeless for value in values - self.working):
             return True
         return any(failed <= values and not self._eases(values - failed, status) for failed, status in self._failed)
 

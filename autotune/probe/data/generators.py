@@ -1,0 +1,101 @@
+"""Random generators that a dataset holds itself: do a loader's workers draw alike from their copies of them?"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import itertools
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+OWN_GENERATOR = "a generator of the dataset's own"
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_DEPTH = 3
+_MOST_ITEMS = 8
+_MOST_SAMPLES = 4
+_WORKERS = 2
+_TIMEOUT_SECONDS = 30.0
+
+
+def holds_generator(dataset: Any) -> bool:
+    """Return whether a dataset, or what it is made of, keeps a random generator."""
+    return next(_find_generators(dataset, _DEPTH), None) is not None
+
+
+def workers_draw_alike(loader: DataLoader[Any]) -> bool:
+    """Return whether two workers of a loader would draw the same random numbers for the same samples.
+
+    Two workers are started with the loader's own `worker_init_fn`, each fetches the same few samples, and the states of
+    the dataset's generators are compared afterwards: one that was drawn from, or seeded, must differ. In doubt they
+    draw alike, as they do where nothing seeds the copies that the workers start with.
+
+    Args:
+        loader: of a map-style dataset, of which the first samples are fetched by their numbers.
+    """
+    count = min(_MOST_SAMPLES, len(loader.dataset))  # type: ignore[arg-type]
+    own = _digest_generators(loader.dataset)
+    twice: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_sampler=[list(range(count))] * _WORKERS,
+        num_workers=_WORKERS,
+        collate_fn=_report_generators,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=_TIMEOUT_SECONDS,
+        generator=torch.Generator().manual_seed(0),
+    )
+    try:
+        states = list(twice)
+    except Exception:  # whatever the dataset's code raises: what cannot be seen is not taken for granted
+        states = []
+    if not states:
+        gc.collect()  # the error's own traceback keeps the workers alive
+        return True
+    first, second = states
+    if not len(own) == len(first) == len(second):
+        return True
+    alike = any(ours == theirs != before for ours, theirs, before in zip(first, second, own, strict=True))
+    return alike or first == second
+
+
+def _report_generators(samples: list[Any]) -> list[str]:
+    """Return the states of a worker's generators, in place of the batch that it has just fetched."""
+    del samples
+    worker = get_worker_info()
+    return [] if worker is None else _digest_generators(worker.dataset)
+
+
+def _digest_generators(dataset: Any) -> list[str]:
+    return [hashlib.sha256(pickle.dumps(_read_state(one))).hexdigest() for one in _find_generators(dataset, _DEPTH)]
+
+
+def _read_state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.get_state().tolist()
+
+
+def _find_generators(value: Any, depth: int) -> Iterator[Any]:
+    if isinstance(value, _GENERATORS):
+        yield value
+        return
+    if depth == 0 or isinstance(value, torch.Tensor | np.ndarray | str | bytes | type):
+        return
+    parts = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, list | tuple):
+        parts += value[:_MOST_ITEMS]
+    elif isinstance(value, dict):
+        parts += itertools.islice(value.values(), _MOST_ITEMS)
+    for part in parts:
+        yield from _find_generators(part, depth - 1)
