@@ -396,6 +396,41 @@ def test_a_batch_that_nothing_was_trained_on_makes_no_training_loader() -> None:
     assert story.watch.training_loaders == {"train"}
 
 
+def test_a_batch_that_was_looked_at_before_the_training_makes_no_training_loader() -> None:
+    story = Story("sgd")
+    story.load(40, key="check")
+    for _ in range(3):
+        story.load(8)
+        story.call()
+        story.backward()
+        story.step("sgd")
+    assert story.watch.training_loaders == {"train"}
+    assert story.counts[1:] == [(8, 1), (8, 1)]
+
+
+def test_a_loader_that_takes_part_in_few_steps_is_found_again() -> None:
+    story = Story("sgd")
+    for step in range(5):
+        story.load(8)
+        if step % 3 == 0:
+            story.load(4, key="unlabelled")
+        story.call()
+        story.backward()
+        story.step("sgd")
+    assert story.watch.training_loaders == {"train", "unlabelled"}
+    assert [samples for samples, _ in story.counts] == [12, 8, 8, 12, 8]
+
+
+def test_known_training_loaders_are_kept_though_one_gives_nothing() -> None:
+    story = Story("sgd", training_loaders=("train", "unlabelled"))
+    for _ in range(3):
+        story.load(8)
+        story.call()
+        story.backward()
+        story.step("sgd")
+    assert story.watch.training_loaders == {"train", "unlabelled"}
+
+
 def test_two_training_loaders_give_a_step_their_samples_together() -> None:
     story = Story("sgd")
     for _ in range(3):

@@ -44,6 +44,8 @@ class StepWatch:
 
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
         self.training_loaders: set[str] = set(training_loaders)
+        self._given = frozenset(training_loaders)
+        self._doubtful: set[str] | None = None
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
         self._pending: set[str] = set()
@@ -165,8 +167,17 @@ class StepWatch:
             self._yielded.setdefault(key, []).extend(counts)
         self._fresh.clear()
 
+    def _forget_idle(self) -> None:
+        """Forget a loader that gave a batch before the first step, to be looked at, and none to the second step."""
+        if self._doubtful is None:
+            self._doubtful = self.training_loaders - self._given
+        elif self._doubtful & self._yielded.keys():
+            self.training_loaders -= self._doubtful - self._yielded.keys()
+            self._doubtful = set()
+
     def _end_step(self) -> None:
         self._commit()
+        self._forget_idle()
         yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
         batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
         samples = sum(map(sum, yielded)) or sum(batches)

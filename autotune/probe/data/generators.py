@@ -39,6 +39,9 @@ def workers_draw_alike(loader: DataLoader[Any]) -> bool:
     Args:
         loader: of a map-style dataset, of which the first samples are fetched by their numbers.
     """
+    context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+    if loader.num_workers == 0 and context.get_start_method() != "fork":
+        return True  # a worker would run the script again, which may not expect it
     count = min(_MOST_SAMPLES, len(loader.dataset))  # type: ignore[arg-type]
     own = _digest_generators(loader.dataset)
     twice: DataLoader[Any] = DataLoader(
