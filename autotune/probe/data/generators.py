@@ -42,20 +42,9 @@ def workers_draw_alike(loader: DataLoader[Any]) -> bool:
     context = loader.multiprocessing_context or torch.multiprocessing.get_context()
     if loader.num_workers == 0 and context.get_start_method() != "fork":
         return True  # a worker would run the script again, which may not expect it
-    count = min(_MOST_SAMPLES, len(loader.dataset))  # type: ignore[arg-type]
     own = _digest_generators(loader.dataset)
-    twice: DataLoader[Any] = DataLoader(
-        loader.dataset,
-        batch_sampler=[list(range(count))] * _WORKERS,
-        num_workers=_WORKERS,
-        collate_fn=_report_generators,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        timeout=_TIMEOUT_SECONDS,
-        generator=torch.Generator().manual_seed(0),
-    )
     try:
-        states = list(twice)
+        states = list(_open_twice(loader))
     except Exception:  # whatever the dataset's code raises: what cannot be seen is not taken for granted
         states = []
     if not states:
@@ -66,6 +55,20 @@ def workers_draw_alike(loader: DataLoader[Any]) -> bool:
         return True
     alike = any(ours == theirs != before for ours, theirs, before in zip(first, second, own, strict=True))
     return alike or first == second
+
+
+def _open_twice(loader: DataLoader[Any]) -> DataLoader[Any]:
+    count = min(_MOST_SAMPLES, len(loader.dataset))  # type: ignore[arg-type]
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=[list(range(count))] * _WORKERS,
+        num_workers=_WORKERS,
+        collate_fn=_report_generators,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=_TIMEOUT_SECONDS,
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 def _report_generators(samples: list[Any]) -> list[str]:

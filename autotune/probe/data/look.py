@@ -22,13 +22,13 @@ from autotune.records.facts import DataFacts
 _FETCH_SECONDS = 0.5
 _MOST_FETCHES = 64
 _MOST_KEPT = 16
-_MOST_PARTS = 100
 """Samples that are held while the training is timed, and its memory with it."""
 
 _SLOW_SAMPLE_SECONDS = 1.0
 """Of what takes longer no more are fetched to see why."""
 
 _MOST_PICKLED_BYTES = 2**29
+_MOST_PARTS = 100
 
 Collate = Callable[[list[Any]], Any]
 

@@ -51,6 +51,13 @@ class SeedsInWorkers(Drawn):
         return torch.tensor(self.draw(self.mine if self.rng is None else self.rng))
 
 
+class Uncounted(Drawn):
+    """Samples whose number only a sampler knows."""
+
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
 class Broken(Drawn):
     """Samples that cannot be read in a worker."""
 
@@ -110,8 +117,9 @@ def test_a_dataset_may_seed_its_workers_itself():
     assert not workers_draw_alike(DataLoader(SeedsInWorkers(random.Random(1), draw_numpy), num_workers=2))
 
 
-def test_in_doubt_they_draw_alike():
-    loader = DataLoader(Broken(random.Random(1), draw_numpy), num_workers=2)
+@pytest.mark.parametrize("kind", [Broken, Uncounted])
+def test_in_doubt_they_draw_alike(kind):
+    loader = DataLoader(kind(random.Random(1), draw_numpy), batch_sampler=[[0]], num_workers=2)
     assert workers_draw_alike(loader)
     assert "a random generator of its own" in find_worker_trouble(loader)
 
