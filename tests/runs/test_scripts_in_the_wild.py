@@ -13,6 +13,7 @@ from test_script_trials import SCRIPTS, TORCHRUN, Project, losses_of, open_proje
 
 from autotune.knobs import Facts
 from autotune.machine.hardware import read_hardware
+from autotune.probe.data.generators import OWN_GENERATOR
 from autotune.records.facts import TargetFacts
 from autotune.space import SearchSpace, build_space
 
@@ -87,7 +88,9 @@ WILD = {
     "lightning_fit": Wild(("lightning_fit.py",), (64, 1), package="lightning"),
     "nano_gpt": Wild(("nano_gpt.py",), (12, 2), NO_LOADER),
     "own_generator": Wild(("own_generator.py",), (64, 1), no_workers("random generator of its own")),
-    "own_generator, seeded in its workers": Wild(("own_generator.py", "--num-workers", "2", "--reseed"), (64, 1)),
+    "own_generator, seeded in its workers": Wild(
+        ("own_generator.py", "--num-workers", "2", "--reseed"), (64, 1), draws=(OWN_GENERATOR,)
+    ),
     "package_style": Wild(("-m", "package_style.train"), (64, 1)),
     "plain_loop": Wild(("plain_loop.py",), (64, 1)),
     "plain_loop with workers": Wild(("plain_loop.py", "--num-workers", "1"), (64, 1)),
