@@ -38,10 +38,8 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-reseed = reseed if args.reseed else None
-train_loader = DataLoader(
-    NoisySines(6000), args.batch_size, shuffle=True, num_workers=args.num_workers, worker_init_fn=reseed
-)
+seeding = {"worker_init_fn": reseed} if args.reseed else {}
+train_loader = DataLoader(NoisySines(6000), args.batch_size, shuffle=True, num_workers=args.num_workers, **seeding)
 val_loader = DataLoader(NoisySines(800), args.batch_size, num_workers=args.num_workers)
 
 net = nn.Sequential(

@@ -51,6 +51,13 @@ class SeedsInWorkers(Drawn):
         return torch.tensor(self.draw(self.mine if self.rng is None else self.rng))
 
 
+class DrawsTwice(Drawn):
+    """Samples from two generators, of which the workers' seeding knows one."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([self.draw(self.rng), self.idle.random()])
+
+
 class Uncounted(Drawn):
     """Samples whose number only a sampler knows."""
 
@@ -111,6 +118,10 @@ def test_workers_that_are_seeded_apart_draw_apart(kind):
     assert not workers_draw_alike(loader)
     assert loader.dataset.dataset.rng.bit_generator.state == before
     assert find_worker_trouble(loader) == ""
+
+
+def test_workers_that_are_seeded_apart_in_part_draw_alike():
+    assert workers_draw_alike(DataLoader(DrawsTwice(np.random.default_rng(1), draw_numpy), worker_init_fn=reseed))
 
 
 def test_a_dataset_may_seed_its_workers_itself():
