@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import itertools
 import pickle
 import random
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,13 +44,10 @@ def workers_draw_alike(loader: DataLoader[Any]) -> bool:
         return True  # a worker would run the script again, which may not expect it
     own = _digest_generators(loader.dataset)
     try:
-        states = list(_open_twice(loader))
-    except Exception:  # whatever the dataset's code raises: what cannot be seen is not taken for granted
-        states = []
-    if not states:
-        gc.collect()  # the error's own traceback keeps the workers alive
+        first, second = list(_open_twice(loader))
+    except Exception as error:  # whatever the dataset's code raises: what cannot be seen is not taken for granted
+        traceback.clear_frames(error.__traceback__)  # they keep the workers alive
         return True
-    first, second = states
     if not len(own) == len(first) == len(second):
         return True
     alike = any(ours == theirs != before for ours, theirs, before in zip(first, second, own, strict=True))
