@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import io
 import os
 import subprocess
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -62,7 +66,7 @@ class ColdProcess:
         self._process = subprocess.Popen(
             [*(python or (sys.executable,)), "-P", "-m", "autotune.isolation.entry", *arguments],
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=open_stdin(),
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -88,6 +92,24 @@ class ColdProcess:
             self._process.wait(_RELEASE_SECONDS)
         except subprocess.TimeoutExpired:
             return  # it will bear the mark until a later sweep
+
+
+@functools.cache
+def open_stdin() -> int:
+    """Return what trials read from, a file descriptor that stays open: nothing is ever there to be read.
+
+    Where our own is a terminal it is one too, as wide as ours: scripts ask it for its size (`stty size`).
+    """
+    if not os.isatty(0):
+        return os.open(os.devnull, os.O_RDONLY)
+    _, terminal = os.openpty()  # our end stays open: a terminal that was hung up has no size
+    tty.setraw(terminal)
+    attributes = termios.tcgetattr(terminal)
+    attributes[tty.CC][termios.VMIN] = attributes[tty.CC][termios.VTIME] = 0  # a read ends at once, as at a file's end
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+    size = fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+    return terminal
 
 
 def find_exit_status(pid: int, *, block: bool) -> int | None:

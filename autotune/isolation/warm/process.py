@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.isolation.process import open_stdin
+
 _SERVER_START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _MESSAGE_BYTES = 65536
@@ -83,7 +85,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [*(python or (sys.executable,)), "-P", "-m", "autotune.isolation.warm.forkserver", *words],
                 cwd=cwd,
-                stdin=subprocess.DEVNULL,
+                stdin=open_stdin(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
