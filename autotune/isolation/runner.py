@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -59,6 +60,8 @@ _LONGEST_SOCKET = 107
 """Characters of a UNIX socket's path (unix(7): 108 with the closing NUL)."""
 _SOCKET_CHARACTERS = len("/pymp-01234567/listener-01234567")
 """What multiprocessing adds to the temporary folder."""
+_PATIENCE = 1.5
+"""Times the start of one alone: until then two at a time may be done soon."""
 _CROWDED = 1.2
 """Times the starts of two trials one after the other: where two at a time take longer, their threads are in each
 other's way (seen: 17 s each, where one alone took 5 s)."""
@@ -117,6 +120,8 @@ class TrialRunner:
             starts=starts,
         )
         self._second: TrialRunner | None = None
+        self._running: int | None = None
+        self._signalling = threading.Lock()
 
     def __enter__(self) -> Self:
         self._adopted_before = adopt_orphans()
@@ -182,8 +187,9 @@ class TrialRunner:
         until += min(time.monotonic() - began, free_seconds)
         folders = self._folder / trial_name(first.number), self._folder / trial_name(second.number)
         complete = [partial(one._complete, spec, until) for one, spec in zip(runners, (first, second), strict=True)]
-        ours, theirs = run_in_turns(folders, *complete, start_apart=self._start_apart)
         alone = max(_LEAST_START_SECONDS, self._start_seconds.get(all(are_warm), math.inf))
+        patience_seconds = 0.0 if self._start_apart else _PATIENCE * alone
+        ours, theirs = run_in_turns(folders, *complete, patience_seconds=patience_seconds, hold=runners[1]._hold)
         is_crowded = max(one.startup_seconds or 0.0 for one in (ours, theirs)) > _CROWDED * 2 * alone
         starters = [runner._scripts for runner in runners]
         is_alike = starters[0].is_warm == starters[1].is_warm and not any(one.is_misled for one in starters)
@@ -302,15 +308,25 @@ class TrialRunner:
             log.release()
         watch, until = SleepWatch(), progress.began + seconds
         status, verdict = None, None
+        self._running = process.pid
         try:
             status, verdict = self._supervise(process, spec, folder, progress, until=until, watch=watch)
         except ServerDiedError:
             self._servers.fail()
         finally:
-            _end_group(process.pid)
+            with self._signalling:
+                self._running = None
+            # What is left of it; its leader is not reaped yet, so the number is still its own.
+            _signal_group(process.pid, signal.SIGKILL)
             process.release()
             self._keeper.sweep(self._servers.pids)
         return Ending(status, log.finish(), count_between(kills_before, read_oom_kills()), watch.seconds), verdict
+
+    def _hold(self, is_held: bool) -> None:
+        """Stop every process of the running trial, or let them go on; called in another thread than its own."""
+        with self._signalling:
+            if self._running is not None:
+                _signal_group(self._running, signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def _start(self, spec: TrialSpec, folder: Path, log: int) -> TrialProcess:
         environment = self._find_environment(spec)
@@ -368,7 +384,7 @@ class TrialRunner:
             _signal_process(process.pid, signal.SIGTERM)
             status = process.wait(_TERM_SECONDS)
         if status is None:
-            _end_group(process.pid)
+            _signal_group(process.pid, signal.SIGKILL)
             status = process.wait(KILL_SECONDS - _DUMP_SECONDS - _TERM_SECONDS)
         return -signal.SIGKILL if status is None else status
 
@@ -398,10 +414,9 @@ def _make_temporary_folder() -> Path | None:
     return None
 
 
-def _end_group(pid: int) -> None:
-    """Kill what is left of a trial's process group; its leader is not reaped yet, so the number is still its own."""
+def _signal_group(pid: int, number: int) -> None:
     try:
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
 

@@ -18,7 +18,8 @@ from autotune.drift.compare.gradients import (
     may_tell,
     relative_error,
 )
-from autotune.drift.gate.comparisons import is_lost_in_noise
+from autotune.drift.gate.comparisons import compare_points, is_lost_in_noise
+from autotune.drift.record.trace_file import GradientTrace, Point
 from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence
 
@@ -343,6 +344,48 @@ def test_nothing_but_a_vanished_mean_is_lost_in_noise(fault: str) -> None:
     result = compare(_arm(candidate), _arm(baseline), LAYERS, subject=subject, point="after 10 steps")
     assert result.verdict != "non-inferior"
     assert not is_lost_in_noise(result)
+
+
+def _trace(points: Sequence[Rows]) -> GradientTrace:
+    arms = [_arm(rows) for rows in points]
+    rates = np.full((len(points[0]), 1), 0.1)
+    return GradientTrace(LAYERS, tuple(Point(gradients=arm, updates=arm, learning_rates=rates) for arm in arms))
+
+
+@pytest.mark.parametrize(
+    ("at_first", "later", "steps", "verdicts"),
+    [
+        (0.02, 0.001, 20, ["non-inferior", "non-inferior"]),
+        (0.02, 0.001, 19, ["inconclusive", "non-inferior"]),  # hardly a later point
+        (0.02, 0.03, 200, ["inconclusive", "inconclusive"]),  # it stays
+        (0.3, 0.001, 200, ["inferior", "non-inferior"]),  # as if the first batches were smaller by a quarter
+    ],
+)
+def test_noise_of_the_first_steps_passes_where_it_is_shown_to_be_gone(
+    at_first: float, later: float, steps: int, verdicts: list[str]
+) -> None:
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        baseline = [_gradients(generator), _gradients(generator)]
+        candidate = [
+            rows + _noise_of(generator, noise) for rows, noise in zip(baseline, (at_first, later), strict=True)
+        ]
+        found = compare_points(_trace(candidate), _trace(baseline), None, steps=steps)
+        assert [one.verdict for one in found] == verdicts, [one.reason for one in found]
+
+
+@pytest.mark.parametrize("fault", ["steers", "layer"])
+def test_what_is_more_than_noise_does_not_pass_as_noise_of_the_first_steps(fault: str) -> None:
+    generator = np.random.default_rng(5)
+    baseline = [_noise_of(generator, 1.0), _gradients(generator)]
+    first = baseline[0] + _noise_of(generator, 0.05)
+    if fault == "steers":
+        first = first + _direction(generator, 248, 0.06 * math.sqrt(248))
+    else:
+        first[:, SMALL] *= 1.15
+    found = compare_points(_trace([first, baseline[1]]), _trace(baseline), None, steps=200)
+    assert found[0].verdict != "non-inferior", found[0].reason
+    assert found[1].verdict == "non-inferior"
 
 
 @pytest.mark.parametrize("factor", [1.05, 0.95])

@@ -85,15 +85,51 @@ def test_the_second_starts_when_the_first_has_started_where_both_at_a_time_would
         is_second.set()
         return make_trial(folders[1], "B", 4, [])()
 
-    assert run_in_turns(folders, first, second, start_apart=apart) == (4, 4)
+    assert run_in_turns(folders, first, second, patience_seconds=0.0 if apart else 60.0) == (4, 4)
     assert started == order
 
 
-@pytest.mark.parametrize("start_apart", [True, False])
+@pytest.mark.parametrize("patience_seconds", [0.0, 60.0])
 def test_one_that_ends_before_it_is_warm_does_not_keep_the_other_from_starting(
-    folders: tuple[Path, Path], start_apart: bool
+    folders: tuple[Path, Path], patience_seconds: float
 ) -> None:
-    assert run_in_turns(folders, lambda: 0, make_trial(folders[1], "B", 2, []), start_apart=start_apart) == (0, 2)
+    second = make_trial(folders[1], "B", 2, [])
+    assert run_in_turns(folders, lambda: 0, second, patience_seconds=patience_seconds) == (0, 2)
+
+
+@pytest.mark.parametrize("first_is_stuck", [False, True])
+def test_the_second_is_held_where_both_at_a_time_take_too_long_but_not_for_ever(
+    folders: tuple[Path, Path], first_is_stuck: bool
+) -> None:
+    held: list[bool] = []
+    is_held, goes_on = threading.Event(), threading.Event()
+
+    def hold(is_stopped: bool) -> None:
+        held.append(is_stopped)
+        (is_held if is_stopped else goes_on).set()
+
+    def first() -> int:
+        (goes_on if first_is_stuck else is_held).wait(timeout=60.0)  # stuck: it needs what the second one has
+        return make_trial(folders[0], "A", 4, [])()
+
+    def second() -> int:
+        goes_on.wait(timeout=60.0)
+        return make_trial(folders[1], "B", 4, [])()
+
+    assert run_in_turns(folders, first, second, patience_seconds=0.1, hold=hold) == (4, 4)
+    assert held == [True, False]
+
+
+def test_nothing_is_held_once_one_of_them_has_started(folders: tuple[Path, Path]) -> None:
+    held: list[bool] = []
+
+    def second() -> int:
+        time.sleep(1.0)
+        return make_trial(folders[1], "B", 4, [])()
+
+    first = make_trial(folders[0], "A", 4, [])
+    assert run_in_turns(folders, first, second, patience_seconds=0.5, hold=held.append) == (4, 4)
+    assert held == []
 
 
 def test_the_second_is_not_started_where_the_first_could_not_be_run(folders: tuple[Path, Path]) -> None:
@@ -107,7 +143,7 @@ def test_the_second_is_not_started_where_the_first_could_not_be_run(folders: tup
         return 0
 
     with pytest.raises(OSError, match="no space left"):
-        run_in_turns(folders, fail, second, start_apart=True)
+        run_in_turns(folders, fail, second, patience_seconds=0.0)
     assert started == []
 
 
@@ -122,12 +158,12 @@ def test_what_has_no_time_left_beside_the_other_one_is_not_started(tmp_path: Pat
 def test_starts_that_take_longer_than_one_after_the_other_are_apart_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: float, is_apart: bool
 ) -> None:
-    asked: list[bool] = []
+    asked: list[float] = []
     spec = make_spec("trains", number=1, purpose="final")
     done = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=20.0, startup_seconds=3.0)
 
-    def take_turns(*_arguments: object, start_apart: bool) -> tuple[TrialResult, TrialResult]:
-        asked.append(start_apart)
+    def take_turns(*_arguments: object, patience_seconds: float, hold: object) -> tuple[TrialResult, TrialResult]:
+        asked.append(patience_seconds)
         return (done.replace(startup_seconds=together),) * 2
 
     monkeypatch.setattr(runner, "run_in_turns", take_turns)
@@ -136,7 +172,7 @@ def test_starts_that_take_longer_than_one_after_the_other_are_apart_from_then_on
         alone(spec)
         for number in (2, 4):
             alone.run_in_turns(spec.replace(number=number), spec.replace(number=number + 1))
-    assert asked == [False, is_apart]
+    assert asked == [4.5, 0.0 if is_apart else 4.5]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 6), (6, 1), (0, 3), (3, 0)])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.drift.gate.screen import OPTIMIZER, Gate, asked_tests, leave_optimizer
-from autotune.drift.gate.trace_plans import PATIENCE, SMALLEST_PLAN, count_steps
+from autotune.drift.gate.trace_plans import SMALLEST_PLAN, count_steps, price_step
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.knobs import DATA_KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
@@ -62,9 +62,8 @@ class ProofCosts:
             goes_on: it takes the steps between the points.
         """
         if plan is not None:
-            steps = PATIENCE * count_steps(plan, candidates=0, repeats_steps=True)
-            steps -= 0.0 if goes_on else PATIENCE * plan.later_steps
-            return self.start_seconds + steps * self.seconds_per_step + self.compile_seconds(config)
+            steps = count_steps(plan, candidates=0, repeats_steps=True) - (0 if goes_on else plan.later_steps)
+            return self.start_seconds + steps * price_step(self.seconds_per_step) + self.compile_seconds(config)
         if self.is_script:
             return self.start_seconds + self.tape_steps * self.seconds_per_step
         samples = self.policy.trace_batches * self.facts.baseline.effective_batch_size

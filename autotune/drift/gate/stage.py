@@ -266,8 +266,11 @@ class GateStage:
         self._grant(seconds)
         # Equal losses are no proof that it rounds nowhere, but enough to go on with until its turn comes.
         if self._equal_losses.find(config) is None:
-            self._open_gate(seconds, self._policy.early_candidates, is_unsure=self._wants_reference(part))
-            self._open_gate(seconds, self._policy.early_candidates)
+            entry = self._log.ranking.find(config)
+            # What a part of it gains is not known; with a root of the whole the plan is hardly ever too large.
+            speed = math.exp(max(0.0, entry.speed) / 2) if entry else 1.0
+            self._open_gate(seconds, self._policy.early_candidates, is_unsure=self._wants_reference(part), speed=speed)
+            self._open_gate(seconds, self._policy.early_candidates, speed=speed)
             checks = self._gate.screen(part) if self._gate.plan is not None else ()
             if checks is None:
                 self._save()
@@ -474,18 +477,19 @@ class GateStage:
     def _left(self) -> float:
         return max(0.0, self._deadline - self._starter.budget.now())
 
-    def _open_gate(self, seconds: float, candidates: int, *, is_unsure: bool = False) -> None:
+    def _open_gate(self, seconds: float, candidates: int, *, is_unsure: bool = False, speed: float = 1.0) -> None:
         """Fix how much is looked at, where that is not done and there is time for any.
 
         Args:
             seconds: that it may take.
             candidates: to look at.
             is_unsure: the first of them will hardly pass without a look in float64, which may take no more either.
+            speed: theirs, times the baseline's.
         """
         if self._gate.plan is None:
             reference = self._gate.reference_price if is_unsure else 0.0
             costs = self._costs
-            look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference)
+            look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference, speed)
             plan = plan_for_some(seconds, look, candidates=candidates)
             plan = plan and end_while_learning(plan, self._log.problem.baseline_losses)
             # One point is a weaker proof than two, whatever else there is time for.

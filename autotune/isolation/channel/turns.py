@@ -5,13 +5,14 @@
 
 A shared machine's speed wanders within seconds: of two launches one after the other each meets a speed of its own, of
 two in turns both meet the same. Both start at a time, which one core each does for most of it, unless that is seen to
-take longer than one after the other; from their first steps on, compiling included, one is at rest while the other goes
-on, so neither disturbs the other.
+take longer than one after the other: then the second one is held. From their first steps on, compiling included, one
+is at rest while the other goes on, so neither disturbs the other.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import select
 import signal
@@ -109,13 +110,18 @@ class Conductor:
 
     Args:
         folders: of the two trials; the first one warms up first.
+        patience_seconds: when neither has started after them, their threads are in each other's way: the second one is
+            held until the first has started, or for as long again, for the first may wait for what the second has.
+        hold: stops what the second one runs (True), or lets it go on.
     """
 
-    def __init__(self, folders: tuple[Path, Path]) -> None:
+    def __init__(self, folders: tuple[Path, Path], patience_seconds: float, hold: Callable[[bool], None]) -> None:
         self._paths = [[folder / name for name in TURNS_FILES] for folder in folders]
         self._pipes: list[tuple[int, int]] = []
         self._resting, self._ended = {0: False, 1: False}, {0: False, 1: False}
         self._order = itertools.chain((0, 1), itertools.cycle((0, 1, 1, 0)))
+        self._patience_seconds, self._hold = patience_seconds, hold
+        self._may_hold, self._holds, self._since = True, False, 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._conduct, name="autotune-turns", daemon=True)
 
@@ -159,15 +165,33 @@ class Conductor:
 
     def _conduct(self) -> None:
         by_pipe = {at_rest: place for place, (_, at_rest) in enumerate(self._pipes)}
+        self._since = time.monotonic()
         while not self._closed:
             for pipe in select.select(list(by_pipe), [], [], _POLL_SECONDS)[0]:
                 if os.read(pipe, 1) == _AT_REST:
                     self._resting[by_pipe[pipe]] = True
+            self._part()
             if any(self._ended.values()):
                 for place in (0, 1):
                     self._tell(place, _FREE)
             elif all(self._resting.values()):
                 self._tell(next(self._order), _GO)
+        self._let_go()
+
+    def _part(self) -> None:
+        """Hold the second trial while the first one starts, where both at a time have taken so long."""
+        is_long = time.monotonic() - self._since > self._patience_seconds
+        if any(self._resting.values()) or any(self._ended.values()) or (self._holds and is_long):
+            self._may_hold = False
+            self._let_go()
+        elif self._may_hold and not self._holds and is_long:
+            self._holds, self._since = True, time.monotonic()
+            self._hold(True)
+
+    def _let_go(self) -> None:
+        if self._holds:
+            self._holds = False
+            self._hold(False)
 
     def _tell(self, place: int, word: bytes) -> None:
         if self._resting[place]:
@@ -180,7 +204,8 @@ def run_in_turns(
     first: Callable[[], _Result],
     second: Callable[[], _Result],
     *,
-    start_apart: bool = False,
+    patience_seconds: float = math.inf,
+    hold: Callable[[bool], None] = lambda _is_held: None,
 ) -> tuple[_Result, _Result]:
     """Run two trials in turns and return what came of them.
 
@@ -188,7 +213,9 @@ def run_in_turns(
         folders: of the two, each other's.
         first: runs the one that warms up first, in this thread.
         second: runs the other one, in a thread of its own.
-        start_apart: the second one starts when the first is at its first step.
+        patience_seconds: longest that both may start at a time; 0 where the second one is not started before the first
+            is at its first step.
+        hold: stops what the second one runs (True), or lets it go on; from another thread.
 
     Raises:
         Exception: what one of them raised, once both have ended.
@@ -196,11 +223,11 @@ def run_in_turns(
     found: list[_Result] = []
     failed: list[BaseException] = []
     is_over = threading.Event()  # the first one could not be run at all
-    with Conductor(folders) as conductor:
+    with Conductor(folders, patience_seconds, hold) as conductor:
 
         def follow() -> None:
             try:
-                if start_apart:
+                if not patience_seconds:
                     conductor.await_start(0)
                 if not is_over.is_set():
                     found.append(second())
