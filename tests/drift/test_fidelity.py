@@ -355,8 +355,8 @@ def _trace(points: Sequence[Rows]) -> GradientTrace:
 @pytest.mark.parametrize(
     ("at_first", "later", "steps", "verdicts"),
     [
-        (0.02, 0.001, 20, ["non-inferior", "non-inferior"]),
-        (0.02, 0.001, 19, ["inconclusive", "non-inferior"]),  # hardly a later point
+        (0.02, 0.001, 10, ["non-inferior", "non-inferior"]),
+        (0.02, 0.001, 9, ["inconclusive", "non-inferior"]),  # hardly a later point
         (0.02, 0.03, 200, ["inconclusive", "inconclusive"]),  # it stays
         (0.3, 0.001, 200, ["inferior", "non-inferior"]),  # as if the first batches were smaller by a quarter
     ],

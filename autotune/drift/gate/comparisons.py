@@ -28,8 +28,8 @@ INITIAL = "initial weights"
 
 _GONE_STEPS = 100
 """After which a bias that was there at the initial weights may be called gone."""
-_QUIET_STEPS = 20
-"""The same for noise, which adds up to nothing: of so many steps a tenth of the variance is that of two."""
+_QUIET_STEPS = 10
+"""The same for noise, which adds up to nothing: a tenth of the variance of so many steps is that of one."""
 
 _LEAST_GRADIENT = 1e-5
 """Of the typical element; float32 rounds at 6e-8 of the terms that make it up."""
@@ -143,8 +143,8 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
 
     A bias has to steer a step by at most 2 % of that step's own spread, which weighs less than chance for 2,500 steps,
     and the gradients 100 steps later or more have to pass. Noise of at most a tenth of the variance may hide a bias of
-    4 %, which weighs less than chance for 600 steps; the gradients 20 steps later or more have to pass. bf16 has such
-    noise in a ResNet that begins: 10 % at its initial weights, 0.2 % after 20 steps. What is wrong throughout passes
+    4 %, which weighs less than chance for 600 steps; the gradients 10 steps later or more have to pass. bf16 has such
+    noise in a ResNet that begins: 10 % at its initial weights, 0.3 % after 5 steps. What is wrong throughout passes
     neither way.
 
     Args:
