@@ -78,6 +78,8 @@ class GradientEquivalence(Record):
     """Error against float64 over the baseline's own error; None without such a reference."""
     verdict: QualityVerdict
     """non-inferior: shown to be the same; inferior: shown to differ; inconclusive: only a training can tell."""
+    is_transient: bool = False
+    """There is a difference, at the initial weights, that is shown to be gone later."""
     reason: str = ""
     """One sentence."""
 

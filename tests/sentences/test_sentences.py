@@ -16,7 +16,7 @@ from autotune.records import (
 )
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.profile import Candidate, Confirmation, Evidence, MachineNoise, NotTested, OneOffCosts
-from autotune.records.quality import QualityVerdict
+from autotune.records.quality import GradientEquivalence, QualityVerdict
 from autotune.sentences.answer import (
     describe_break_even,
     describe_candidate,
@@ -25,7 +25,14 @@ from autotune.sentences.answer import (
     describe_untested,
     list_evidence,
 )
-from autotune.sentences.loss_check import describe_check, describe_limits, describe_refusal, format_drift, format_margin
+from autotune.sentences.loss_check import (
+    describe_check,
+    describe_drift,
+    describe_limits,
+    describe_refusal,
+    format_drift,
+    format_margin,
+)
 from autotune.sentences.noise import describe_busy_machine, describe_interference, describe_noise
 
 QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
@@ -276,3 +283,19 @@ def test_a_candidate_that_was_refused_is_not_praised() -> None:
     assert describe_speedup(told) == "keep your settings: nothing that was measured beat them and learned as well"
     assert describe_candidate(told) == "about 1.50x, its loss check was not passed: x"
     assert describe_candidate(profile()) is None
+
+
+@pytest.mark.parametrize(
+    ("is_transient", "told"),
+    [
+        (False, "are the same at initial weights and after 10 steps;"),
+        (True, "are the same after 10 steps, at initial weights but for what is gone by then;"),
+    ],
+)
+def test_what_of_the_gradients_is_gone_later_is_told(is_transient: bool, told: str) -> None:
+    first = GradientEquivalence(
+        subject="gradients", point="initial weights", windows=12, verdict="non-inferior", is_transient=is_transient
+    )
+    later = first.replace(point="after 10 steps", is_transient=False)
+    check = make_check(test="gradients", metric="gradients", fidelity=(first, later))
+    assert told in (describe_drift(make_profile(quality=(check,))) or "")

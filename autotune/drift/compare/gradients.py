@@ -122,13 +122,15 @@ def compare(
 def judge(found: Sequence[GradientEquivalence], *, samples: int) -> QualityCheck:
     """Return one check over all comparisons: as bad as the worst of them, whose bias is the check's difference.
 
+    Of those that pass the worst is one that is gone later, then the one with the largest bias.
+
     Args:
         found: may be empty, which is inconclusive.
         samples: trained on up to the last point compared.
     """
     worst = max(
         found,
-        key=lambda one: (_SEVERITY.index(one.verdict), 0.0 if one.bias is None else one.bias.estimate),
+        key=lambda one: (_SEVERITY.index(one.verdict), one.is_transient, one.bias.estimate if one.bias else 0.0),
         default=None,
     )
     only_updates = bool(found) and all(one.subject == "updates" for one in found)

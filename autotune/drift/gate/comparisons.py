@@ -160,7 +160,11 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
         return (is_bias and steps >= _GONE_STEPS) or (is_noise and steps >= _QUIET_STEPS)
 
     return [
-        one.replace(verdict="non-inferior", reason=f"{one.reason.removesuffix(UNTOLD)}, gone after {steps} steps")
+        one.replace(
+            verdict="non-inferior",
+            is_transient=True,
+            reason=f"{one.reason.removesuffix(UNTOLD)}, gone after {steps} steps",
+        )
         if one.point == INITIAL and one.verdict == "inconclusive" and passes(one)
         else one
         for one in found
