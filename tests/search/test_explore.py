@@ -338,7 +338,7 @@ def test_of_three_proposals_two_go_without_what_gradients_have_left_open(is_open
 
 @pytest.mark.parametrize(("seconds", "dear"), [(120.0, ["compile_mode=default"]), (200.0, [])])
 def test_dear_is_what_takes_longer_than_there_is_time(seconds, dear):
-    machine = Machine(facts={"work": WORK.replace(operations_per_step=6500)})  # about 150 s
+    machine = Machine(facts={"work": WORK.replace(operations_per_step=9000)})  # about 150 s
     log = open_search(machine, space=make_space()).log
     assert find_dear_values(log, seconds) == dear
     tried = Tried(log, log.find_suspects(count_overdue=True), seconds)
@@ -425,6 +425,18 @@ def test_more_operations_take_longer_to_compile():
 
     assert price(100) < price(1000) < price(10_000)
     assert math.isfinite(price(10**6))
+
+
+def test_micro_batches_of_a_step_are_compiled_once() -> None:
+    work = {"products_fraction": 1.0, "traffic_fraction": 0.0, "overhead_fraction": 0.0, "host_syncs_per_step": 0}
+
+    def price(operations: int, accumulation: int) -> float:
+        facts = Machine(facts={"work": {**work, "operations_per_step": operations}}).find_facts()
+        baseline = facts.baseline.replace(gradient_accumulation_steps=accumulation)
+        facts = facts.model_validate({**facts.model_dump(), "baseline": baseline})
+        return predict_compilation(TrainConfig(compile_mode="default"), facts, {})
+
+    assert price(4000, 4) == pytest.approx(price(1000, 1))
 
 
 @pytest.mark.parametrize(

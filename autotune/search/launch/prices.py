@@ -21,13 +21,14 @@ _CLOSING = 0.3
 """Seconds from the last block of a launch to its result."""
 _RERUN = 1.5
 """Of what a launch took until the end of its time cut it: what it is priced at from then on."""
-_START_SECONDS = 20.0
-_SECONDS_PER_OPERATION = 0.02
+_START_SECONDS = 15.0
+_SECONDS_PER_OPERATION = 0.015
+"""Of one micro-batch. Nine public scripts on two cores took 11 to 67 s, and 0.5 to 1.3 times as long as this says."""
 _UNKNOWN_SECONDS = 45.0
 """What a first compilation is taken to cost where the operations of a step were not counted and none was seen."""
-_FACTORS: dict[CompileMode, float] = {"max-autotune": 2.5, "max-autotune-no-cudagraphs": 2.5}
+_FACTORS: dict[CompileMode, float] = {"max-autotune": 2.0, "max-autotune-no-cudagraphs": 2.0}
 """Autotuning times several kernels for each product."""
-_TRITON_FACTOR = 2.4
+_TRITON_FACTOR = 3.0
 """Of these on a GPU, where each is compiled first: tens of them."""
 _VARYING_FACTOR = 4.0
 """Of all of it where batches differ in their shapes: each graph is compiled for one, then for any, and guarded."""
@@ -174,7 +175,10 @@ def predict_again(own: Sequence[TrialResult]) -> float:
 
 def _predict(config: TrainConfig, facts: TargetFacts) -> float:
     operations = facts.work.operations_per_step if facts.work is not None else None
-    seconds = _UNKNOWN_SECONDS if operations is None else _START_SECONDS + _SECONDS_PER_OPERATION * operations
+    seconds = _UNKNOWN_SECONDS
+    if operations is not None:
+        # Every micro-batch of a step runs the same code.
+        seconds = _START_SECONDS + _SECONDS_PER_OPERATION * operations / facts.baseline.gradient_accumulation_steps
     if (facts.data.batch_shapes or 0) >= _LEAST_VARYING:
         seconds *= _VARYING_FACTOR
     factor = _FACTORS.get(config.compile_mode, 1.0)
