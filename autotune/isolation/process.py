@@ -100,15 +100,18 @@ def open_stdin() -> int:
 
     Where our own is a terminal it is one too, as wide as ours: scripts ask it for its size (`stty size`).
     """
+    nothing = os.open(os.devnull, os.O_RDONLY)
     if not os.isatty(0):
-        return os.open(os.devnull, os.O_RDONLY)
-    _, terminal = os.openpty()  # our end stays open: a terminal that was hung up has no size
-    tty.setraw(terminal)
-    attributes = termios.tcgetattr(terminal)
-    attributes[tty.CC][termios.VMIN] = attributes[tty.CC][termios.VTIME] = 0  # a read ends at once, as at a file's end
-    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
-    size = fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8))
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+        return nothing
+    try:
+        _, terminal = os.openpty()  # our end stays open: a terminal that was hung up has no size
+        tty.setraw(terminal)
+        attributes = termios.tcgetattr(terminal)
+        attributes[tty.CC][termios.VMIN] = attributes[tty.CC][termios.VTIME] = 0  # a read ends at once, as a file's end
+        termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+    except (OSError, termios.error):
+        return nothing  # this system has no more of them
     return terminal
 
 

@@ -378,6 +378,9 @@ class TrialRunner:
                     return self._kill(process), (TrialStatus.OUT_OF_MEMORY, "oom-host", text)
 
     def _kill(self, process: TrialProcess) -> int:
+        with self._signalling:  # one that is held tells of nothing
+            self._running = None
+            _signal_group(process.pid, signal.SIGCONT)
         _signal_process(process.pid, signal.SIGUSR2)
         status = process.wait(_DUMP_SECONDS)
         if status is None:

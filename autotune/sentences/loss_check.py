@@ -77,13 +77,16 @@ def _share_of(samples: int, planned: float) -> str:
 def _describe_gradients(checks: Sequence[QualityCheck]) -> str | None:
     found = next((check for check in checks if check.test == "gradients" and check.fidelity), None)
     if found is not None:
-        points = " and ".join(dict.fromkeys(_place(one.point) for one in found.fidelity if not one.is_transient))
+        gone = {_place(one.point) for one in found.fidelity if one.is_transient}
+        points = " and ".join(
+            one for one in dict.fromkeys(_place(one.point) for one in found.fidelity) if one not in gone
+        )
         windows = min(one.windows for one in found.fidelity)
         what = "gradients" if any(one.subject == "gradients" for one in found.fidelity) else "optimizer's steps"
         is_shown = all(one.verdict == "non-inferior" for one in found.fidelity)
         same = "are the same" if is_shown else "differ by no more than is lost in their noise"
-        gone = [f", {_place(one.point)} but for what is gone by then" for one in found.fidelity if one.is_transient]
-        return f"the {what} of {windows} batches {same} {points}{''.join(gone)}; no training is part of the proof"
+        but = "".join(f", {point} but for what is gone by then" for point in sorted(gone))
+        return f"the {what} of {windows} batches {same} {points}{but}; no training is part of the proof"
     data = next((check for check in checks if check.test == "tape"), None)
     return None if data is None else f"the training data are the same: {data.reason}; nothing else is changed"
 

@@ -18,7 +18,7 @@ from autotune.drift.compare.gradients import (
     may_tell,
     relative_error,
 )
-from autotune.drift.gate.comparisons import compare_points, is_lost_in_noise
+from autotune.drift.gate.comparisons import compare_points, is_lost_in_noise, is_noise_alone
 from autotune.drift.record.trace_file import GradientTrace, Point
 from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence
@@ -372,6 +372,33 @@ def test_noise_of_the_first_steps_passes_where_it_is_shown_to_be_gone(
         ]
         found = compare_points(_trace(candidate), _trace(baseline), None, steps=steps)
         assert [one.verdict for one in found] == verdicts, [one.reason for one in found]
+
+
+@pytest.mark.parametrize(("noise", "is_alone"), [(0.09, True), (0.11, False), (0.005, False)])
+def test_noise_of_the_first_steps_is_a_tenth_at_most(noise: float, is_alone: bool) -> None:
+    figures = {"noise": (noise, 0.7 * noise, 1.5 * noise), "bias": (0.01, 0.0, 0.05), "steering": (0.01, 0.0, 0.02)}
+    left_open = GradientEquivalence(subject="gradients", point="initial weights", windows=8, verdict="inconclusive")
+    found = left_open.replace(
+        **{
+            name: Interval(estimate=estimate, low=low, high=high, confidence_level=0.9, method="")
+            for name, (estimate, low, high) in figures.items()
+        }
+    )
+    assert is_noise_alone(found) == is_alone
+
+
+@pytest.mark.parametrize(
+    ("steering", "steps", "verdict"),
+    [(0.01, 50, "inconclusive"), (0.01, 100, "non-inferior"), (0.03, 50, "inconclusive"), (0.03, 200, "inconclusive")],
+)
+def test_a_bias_of_the_first_steps_has_to_be_small_and_gone_for_long(steering: float, steps: int, verdict: str) -> None:
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        baseline = [_noise_of(generator, 1.0), _gradients(generator)]
+        spread = math.sqrt(baseline[0].var(axis=0, ddof=1).sum())
+        first = baseline[0] + _direction(generator, 248, steering * spread) + _noise_of(generator, 1e-4)
+        found = compare_points(_trace([first, baseline[1]]), _trace(baseline), None, steps=steps)
+        assert [one.verdict for one in found] == [verdict, "non-inferior"], found[0].reason
 
 
 @pytest.mark.parametrize("fault", ["steers", "layer"])

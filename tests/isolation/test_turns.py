@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from trial_world import make_spec, open_world
 
@@ -162,8 +164,9 @@ def test_starts_that_take_longer_than_one_after_the_other_are_apart_from_then_on
     spec = make_spec("trains", number=1, purpose="final")
     done = TrialResult(spec=spec, status=TrialStatus.COMPLETED, elapsed_seconds=20.0, startup_seconds=3.0)
 
-    def take_turns(*_arguments: object, patience_seconds: float, hold: object) -> tuple[TrialResult, TrialResult]:
+    def take_turns(*_arguments: object, patience_seconds: float, hold: Any) -> tuple[TrialResult, TrialResult]:
         asked.append(patience_seconds)
+        assert hold == alone._second._hold  # type: ignore[union-attr]
         return (done.replace(startup_seconds=together),) * 2
 
     monkeypatch.setattr(runner, "run_in_turns", take_turns)
@@ -283,6 +286,29 @@ def test_a_trial_that_crashes_beside_another_costs_that_one_nothing(tmp_path: Pa
             by_toy = dict(zip([one.target.spec for one in specs], world.runner.run_in_turns(*specs), strict=True))
             assert by_toy[fails.target.spec].status is TrialStatus.CRASHED
             assert by_toy[works.target.spec].status is TrialStatus.COMPLETED
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_held_stands_still_and_tells_where_it_was_at_its_deadline(tmp_path: Path) -> None:
+    with open_world(tmp_path, warm=False) as world:
+        found: list[TrialResult] = []
+        spec = make_spec("hangs", number=1, purpose="final", seconds=20.0)
+        thread = threading.Thread(target=lambda: found.append(world.runner(spec)))
+        thread.start()
+        while world.runner._running is None:
+            time.sleep(0.01)
+        trial = psutil.Process(world.runner._running)
+        states = list[str]()
+        for is_held, seconds in ((True, 0.5), (False, 10.0), (True, 0.5)):  # it is to hang before it is held again
+            world.runner._hold(is_held)
+            time.sleep(seconds)
+            states.append(trial.status())
+        thread.join()
+    stopped = psutil.STATUS_STOPPED
+    assert (states[0], states[2]) == (stopped, stopped)
+    assert states[1] != stopped
+    assert found[0].status is TrialStatus.TIMED_OUT
+    assert "most recent call first" in (tmp_path / "0001" / "log.txt").read_text()
 
 
 @pytest.mark.slow

@@ -760,6 +760,15 @@ def plan(seconds: float, **changes: Any) -> GradientPlan | None:
     return plan_fidelity(seconds, LookCosts(**(usual | changes)), candidates=candidates)
 
 
+def test_faster_candidates_and_long_steps_leave_time_for_more_of_a_look() -> None:
+    long = {"seconds_per_step": 1.7, "repeats_steps": True, "candidates": 1}
+    assert size_of(plan(120.0, **long)) == (8, 5)
+    assert size_of(plan(120.0, **long, speed=1.6)) == (12, 10)
+    # What noting adds to a short step it does not to a long one.
+    looks = [LookCosts(seconds, 0.0, repeats_steps=False).of_looks(PLANS[-1], 0) / seconds for seconds in (0.05, 5.0)]
+    assert looks[0] > 1.3 * looks[1]
+
+
 def size_of(found: GradientPlan | None) -> tuple[int, int]:
     return (found.windows, found.later_steps) if found is not None else (0, 0)
 

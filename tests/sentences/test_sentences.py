@@ -297,5 +297,6 @@ def test_what_of_the_gradients_is_gone_later_is_told(is_transient: bool, told: s
         subject="gradients", point="initial weights", windows=12, verdict="non-inferior", is_transient=is_transient
     )
     later = first.replace(point="after 10 steps", is_transient=False)
-    check = make_check(test="gradients", metric="gradients", fidelity=(first, later))
+    steps = first.replace(subject="updates", is_transient=False)
+    check = make_check(test="gradients", metric="gradients", fidelity=(first, later, steps))
     assert told in (describe_drift(make_profile(quality=(check,))) or "")

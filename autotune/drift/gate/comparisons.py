@@ -156,7 +156,7 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
         return [*found]
 
     def passes(one: GradientEquivalence) -> bool:
-        is_bias, is_noise = is_lost_in_noise(one), _is_noise_alone(one)
+        is_bias, is_noise = is_lost_in_noise(one), is_noise_alone(one)
         return (is_bias and steps >= _GONE_STEPS) or (is_noise and steps >= _QUIET_STEPS)
 
     return [
@@ -171,13 +171,14 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
     ]
 
 
-def _is_noise_alone(found: GradientEquivalence) -> bool:
+def is_noise_alone(found: GradientEquivalence) -> bool:
     """Return whether noise, of at most a tenth, and the bias that may hide in it are all that is in doubt."""
-    noise, steering = found.noise, found.steering
-    if found.subject != "gradients" or noise is None or steering is None:
+    noise, bias, steering = found.noise, found.bias, found.steering
+    if found.subject != "gradients" or noise is None or bias is None or steering is None:
         return False
-    is_layer_in_doubt = (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
-    return noise.low <= NOISE_FAILS and steering.high <= BIAS_FAILS and not is_layer_in_doubt
+    is_noise = noise.high > NOISE_PASSES and noise.estimate <= NOISE_FAILS
+    is_hidden = bias.low <= BIAS_PASSES and steering.high <= BIAS_FAILS
+    return is_noise and is_hidden and not (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
 
 
 def accept_lost(checks: Sequence[QualityCheck]) -> tuple[QualityCheck, ...]:

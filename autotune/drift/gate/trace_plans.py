@@ -28,8 +28,8 @@ _LEARNED = 0.25
 _MEDIAN_STEPS = 5
 _LEAST_LATER_STEPS = 5
 
-_NOTING, _NOTING_LONG, _NOTING_SECONDS = 1.6, 1.1, 0.25
-"""What noting its gradients makes of a short step, and of a long one: times its seconds, and seconds on top."""
+_NOTING, _MOST_NOTING_SECONDS = 1.6, 0.1
+"""What noting its gradients makes of a short step, in times its seconds, and most adds to a long one; seen: 0.06 s."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ class LookCosts:
 
     def of_looks(self, plan: GradientPlan, candidates: int) -> float:
         """Return the seconds of the baseline's look, of some candidates' and of the one in float64."""
-        wanted = candidates / self.speed + self.reference
-        steps = count_steps(plan, candidates=wanted, repeats_steps=self.repeats_steps)
+        own = count_steps(plan, candidates=self.reference, repeats_steps=self.repeats_steps)
+        theirs = candidates * (count_steps(plan, candidates=1, repeats_steps=self.repeats_steps) - count_steps(plan))
         processes = 1 + candidates + (self.reference > 0.0)
-        return processes * self.start_seconds + steps * price_step(self.seconds_per_step)
+        seconds = own * price_step(self.seconds_per_step) + theirs * price_step(self.seconds_per_step / self.speed)
+        return processes * self.start_seconds + seconds
 
 
 def plan_for_some(seconds: float, costs: LookCosts, *, candidates: int) -> GradientPlan | None:
@@ -116,10 +117,10 @@ def plan_fidelity(seconds: float, costs: LookCosts, *, candidates: int) -> Gradi
 
 def price_step(seconds: float) -> float:
     """Return what a step of so many seconds takes that notes its gradients."""
-    return min(_NOTING * seconds, _NOTING_LONG * seconds + _NOTING_SECONDS)
+    return min(_NOTING * seconds, seconds + _MOST_NOTING_SECONDS)
 
 
-def count_steps(plan: GradientPlan, *, candidates: float, repeats_steps: bool) -> float:
+def count_steps(plan: GradientPlan, *, candidates: float = 0, repeats_steps: bool = True) -> float:
     """Return the optimizer steps that a plan takes for the baseline and some candidates.
 
     Args:
