@@ -142,8 +142,8 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
     """Return comparisons in which what is there in the first steps passes that is shown to be gone later.
 
     A bias has to steer a step by at most 2 % of that step's own spread, which weighs less than chance for 2,500 steps,
-    and the gradients 100 steps later or more have to pass. Noise of at most a tenth of the variance may hide a bias of
-    4 %, which weighs less than chance for 600 steps; the gradients 10 steps later or more have to pass. bf16 has such
+    and the gradients 100 steps later or more have to pass. Noise that is not shown to be beyond a tenth of the variance
+    may hide a bias of 4 %, which weighs less than chance for 600 steps; the gradients 10 steps later or more have to pass. bf16 has such
     noise in a ResNet that begins: 10 % at its initial weights, 0.3 % after 5 steps. What is wrong throughout passes
     neither way.
 
@@ -172,11 +172,11 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
 
 
 def is_noise_alone(found: GradientEquivalence) -> bool:
-    """Return whether noise, of at most a tenth, and the bias that may hide in it are all that is in doubt."""
+    """Return whether noise that is not shown to be beyond a tenth, and the bias that may hide in it, are all there is."""
     noise, bias, steering = found.noise, found.bias, found.steering
     if found.subject != "gradients" or noise is None or bias is None or steering is None:
         return False
-    is_noise = noise.high > NOISE_PASSES and noise.estimate <= NOISE_FAILS
+    is_noise = noise.low <= NOISE_FAILS and noise.high > NOISE_PASSES
     is_hidden = bias.low <= BIAS_PASSES and steering.high <= BIAS_FAILS
     return is_noise and is_hidden and not (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
 
