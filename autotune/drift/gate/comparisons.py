@@ -143,9 +143,9 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
 
     A bias has to steer a step by at most 2 % of that step's own spread, which weighs less than chance for 2,500 steps,
     and the gradients 100 steps later or more have to pass. Noise that is not shown to be beyond a tenth of the variance
-    may hide a bias of 4 %, which weighs less than chance for 600 steps; the gradients 10 steps later or more have to pass. bf16 has such
-    noise in a ResNet that begins: 10 % at its initial weights, 0.3 % after 5 steps. What is wrong throughout passes
-    neither way.
+    may hide a bias of 4 %, which weighs less than chance for 600 steps; the gradients 10 steps later or more have to
+    pass. bf16 has such noise in a ResNet that begins: 10 % at its initial weights, 0.3 % after 5 steps. What is wrong
+    throughout passes neither way.
 
     Args:
         found: at the initial weights, and later.
@@ -172,7 +172,7 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
 
 
 def is_noise_alone(found: GradientEquivalence) -> bool:
-    """Return whether noise that is not shown to be beyond a tenth, and the bias that may hide in it, are all there is."""
+    """Return whether noise that is not shown to be beyond a tenth, and a bias that may hide in it, are all there is."""
     noise, bias, steering = found.noise, found.bias, found.steering
     if found.subject != "gradients" or noise is None or bias is None or steering is None:
         return False
