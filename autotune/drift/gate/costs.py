@@ -62,7 +62,7 @@ class ProofCosts:
             goes_on: it takes the steps between the points.
         """
         if plan is not None:
-            steps = count_steps(plan, candidates=0, repeats_steps=True) - (0 if goes_on else plan.later_steps)
+            steps = count_steps(plan) - (0 if goes_on else plan.later_steps)
             return self.start_seconds + steps * price_step(self.seconds_per_step) + self.compile_seconds(config)
         if self.is_script:
             return self.start_seconds + self.tape_steps * self.seconds_per_step
