@@ -29,8 +29,8 @@ _MEDIAN_STEPS = 5
 _LEAST_LATER_STEPS = 5
 
 _NOTING, _MOST_NOTING_SECONDS = 1.6, 0.1
-"""What noting its gradients makes of a short step, in times its seconds, and most adds to a long one (seen on six public
-scripts: 0.05 to 0.13 s, with what a process takes at its end)."""
+"""What noting its gradients makes of a short step, in times its seconds, and most adds to a long one (seen on six
+public scripts: 0.05 to 0.13 s, with what a process takes at its end)."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _RERUN = 1.5
 """Of what a launch took until the end of its time cut it: what it is priced at from then on."""
 _START_SECONDS = 15.0
 _SECONDS_PER_OPERATION = 0.015
-"""Of one micro-batch. Eight public scripts on two cores took 11 to 67 s, 0.56 to 0.98 times as long as this says."""
+"""Of one micro-batch. Eight public scripts on two cores took 11 to 67 s, 0.56 to 0.98 of what this says."""
 _UNKNOWN_SECONDS = 45.0
 """What a first compilation is taken to cost where the operations of a step were not counted and none was seen."""
 _FACTORS: dict[CompileMode, float] = {"max-autotune": 2.0, "max-autotune-no-cudagraphs": 2.0}
