@@ -20,6 +20,8 @@ class LossCheckPolicy:
         screen_share: of the time that is left, for looks at gradients; trainings have the rest where it will do.
         spare_share: of what is left of the budget, for a training of what was seen to sum in another order alone.
         closer_share: of what is left of it, for a closer look at one candidate.
+        early_closer_share: of the budget, for the same at fewer digits while the search explores.
+        worth_a_closer_look: times the speed of your own settings that what they are part of ran at.
         least_seconds: with less time nothing is started.
 
         seeds: of each arm's trainings.
@@ -46,6 +48,8 @@ class LossCheckPolicy:
     screen_share: float = 0.7
     spare_share: float = 0.1
     closer_share: float = 0.3
+    early_closer_share: float = 0.3
+    worth_a_closer_look: float = 1.3
     least_seconds: float = 2.0
 
     seeds: int = 4

@@ -16,8 +16,20 @@ class MatmulRate(Record):
     """Floating-point operations per second of the best few products, multiply and add counted apart."""
     sustained_flops_per_second: float | None = None
     """The same over the last half of a longer run, when clocks have come down; None when not measured."""
+    convolution_flops_per_second: float | None = None
+    """The same of 3 x 3 convolutions of images, which have kernels of their own; None when not measured."""
     emulated: bool = False
     """The device does not have this arithmetic: far slower than fp32, kept to say so and no limit of anything."""
+
+    def of_convolutions(self) -> MatmulRate:
+        """Return the rates of convolutions where they are the faster products, what is kept up in proportion."""
+        convolutions, kept_up = self.convolution_flops_per_second, self.sustained_flops_per_second
+        if convolutions is None or self.emulated or not convolutions > self.flops_per_second > 0:
+            return self
+        return self.replace(
+            flops_per_second=convolutions,
+            sustained_flops_per_second=None if kept_up is None else convolutions * kept_up / self.flops_per_second,
+        )
 
 
 class Ceilings(Record):
@@ -61,3 +73,7 @@ class Ceilings(Record):
         """Return the rate one arithmetic keeps up, else its best one; None as for `flops_per_second`."""
         rate = self.find_rate(dtype)
         return None if rate is None or rate.emulated else rate.sustained_flops_per_second or rate.flops_per_second
+
+    def of_convolutions(self) -> Ceilings:
+        """Return the limits of a model of convolutions: a rate is theirs where they are the faster products."""
+        return self.replace(matmul=tuple(rate.of_convolutions() for rate in self.matmul))

@@ -270,3 +270,8 @@ class TargetFacts(Record):
     """Settings of the process that slow every training: seen by the probe, judged with the rest."""
     warnings: tuple[str, ...] = ()
     """Things the user should know, one sentence each."""
+
+    @property
+    def rates(self) -> Ceilings:
+        """The measured limits, with the rates of this model's kind of products."""
+        return self.ceilings.of_convolutions() if self.model.has_4d_convolution else self.ceilings

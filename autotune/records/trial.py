@@ -146,6 +146,8 @@ class GradientPlan(Record):
 
     windows: Annotated[int, Field(ge=1)] = 16
     """Effective batches at each point."""
+    first_windows: Annotated[int, Field(ge=1)] | None = None
+    """At the initial weights, where they are fewer; None for as many."""
     later_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of the baseline from the initial weights to the later point; 0 for the initial weights alone."""
     weights: str | None = None

@@ -48,6 +48,7 @@ class GradientRun:
         self._recorder = StepRecorder(source.name_parameters)
         self._recorder.keeps_state = plan.keeps_state
         self._points = StepRecords(self._recorder)
+        self._windows = plan.first_windows or plan.windows
         self._done = 0
         self._samples = self._trained = 0
         self._stack = ExitStack()
@@ -77,23 +78,23 @@ class GradientRun:
         return (LossCurve(seed=self._seed, losses=losses, samples=self._trained),) if losses else ()
 
     def _record_points(self) -> Run[None]:
-        plan = self._plan
-        yield from self._record_point(until=plan.windows)
+        plan, first = self._plan, self._windows
+        yield from self._record_point(first, until=first)
         if not plan.later_steps:
             return
         if plan.weights is None or self._source.samples_per_window is not None:
             self._recorder.holds = False
-            yield from self._take_steps(plan.windows, until=plan.windows + plan.later_steps)
+            yield from self._take_steps(first, until=first + plan.later_steps)
         if plan.weights is not None:
             self._source.load_weights(Path(plan.weights))
         else:
             self._source.save_weights(self._folder / WEIGHTS_FILE, writes=self._leads)
-        yield from self._record_point(until=2 * plan.windows + plan.later_steps)
+        yield from self._record_point(plan.windows, until=first + plan.later_steps + plan.windows)
 
-    def _record_point(self, *, until: int) -> Run[None]:
-        restarts = self._source.rewind(self._recorder)
+    def _record_point(self, windows: int, *, until: int) -> Run[None]:
+        self._windows, restarts = windows, self._source.rewind(self._recorder)
         if restarts:
-            self._done, until = 0, self._plan.windows
+            self._done, until = 0, windows
         self._points.begin_point(restarts=restarts)
         yield from self._take_steps(0, until=until)
 
@@ -105,7 +106,7 @@ class GradientRun:
         """
         per_window = self._source.samples_per_window
         while self._done < until * (per_window or 1):
-            self._source.begin_window(number, is_last=self._recorder.holds and number == self._plan.windows - 1)
+            self._source.begin_window(number, is_last=self._recorder.holds and number == self._windows - 1)
             step = yield
             number += 1
             self._samples += step.samples

@@ -8,7 +8,7 @@ from autotune.records.hardware import GpuInfo
 
 
 def describe_products(rate: MatmulRate, plain: float | None) -> str:
-    """Return how fast an arithmetic's matrix products are, what they keep up first.
+    """Return how fast an arithmetic's matrix products are, what they keep up first, and its convolutions.
 
     Args:
         rate: of the arithmetic.
@@ -17,9 +17,12 @@ def describe_products(rate: MatmulRate, plain: float | None) -> str:
     if rate.emulated:
         part = f", {format_part(rate.flops_per_second, plain)} of fp32" if plain else ""
         return f"{format_flops(rate.flops_per_second)}: emulated{part}"
-    if rate.sustained_flops_per_second is None:
-        return format_flops(rate.flops_per_second)
-    return f"{format_flops(rate.sustained_flops_per_second)} sustained, burst {format_flops(rate.flops_per_second)}"
+    said = format_flops(rate.flops_per_second)
+    if rate.sustained_flops_per_second is not None:
+        said = f"{format_flops(rate.sustained_flops_per_second)} sustained, burst {said}"
+    if rate.convolution_flops_per_second is None:
+        return said
+    return f"{said}; convolutions {format_flops(rate.convolution_flops_per_second)}"
 
 
 def list_gpu(gpu: GpuInfo) -> list[str]:

@@ -342,6 +342,25 @@ def test_measured_rates_are_found_by_their_arithmetic() -> None:
     assert ceilings.flops_per_second("fp32") is None
 
 
+@pytest.mark.parametrize(("convolutions", "expected"), [(None, 1.0), (0.5, 1.0), (1.5, 1.5)])
+def test_convolutions_have_their_own_rate_where_it_is_the_better_one(convolutions: float, expected: float) -> None:
+    rate = autotune.records.MatmulRate(
+        dtype="fp32",
+        flops_per_second=2e11,
+        sustained_flops_per_second=1e11,
+        convolution_flops_per_second=convolutions and 2e11 * convolutions,
+    )
+    ceilings = autotune.records.Ceilings(matmul=(rate,)).of_convolutions()
+    assert ceilings.flops_per_second("fp32") == 2e11 * expected
+    assert ceilings.sustained_flops_per_second("fp32") == 1e11 * expected
+
+
+def test_the_rates_of_emulated_arithmetic_and_what_was_not_kept_up_stay_as_they_are() -> None:
+    rate = autotune.records.MatmulRate(dtype="bf16", flops_per_second=1e9, convolution_flops_per_second=4e9)
+    assert rate.replace(emulated=True).of_convolutions().flops_per_second == 1e9
+    assert rate.of_convolutions().sustained_flops_per_second is None
+
+
 def _profile(label: str = "train.py:workload") -> Profile:
     return make_profile(
         verdict="keep",

@@ -77,6 +77,7 @@ def compare(
     subject: Literal["gradients", "updates"],
     point: str,
     reference: GradientRows | None = None,
+    most_noise: float = NOISE_FAILS,
 ) -> GradientEquivalence:
     """Compare the same windows under two settings.
 
@@ -92,6 +93,7 @@ def compare(
         point: where the weights stood, for people.
         reference: the same windows in float64. A candidate that errs at most 3 x as much as the baseline passes
             whatever its noise and bias, unless one layer is shown to be wrong.
+        most_noise: beyond which it fails.
 
     Returns:
         inferior as well when the candidate is not finite where the baseline is; inconclusive when the baseline is not
@@ -116,7 +118,7 @@ def compare(
     if not moments.baseline.squares[:, 0].sum() > 0.0:
         return result.replace(reason=f"the baseline's {subject} are all zero")
     errors = None if reference is None else _errors_to_reference(ours, theirs, reference, layers)
-    return _judge_moments(result, moments, errors, layers.names)
+    return _judge_moments(result, moments, errors, layers.names, most_noise=most_noise)
 
 
 def judge(found: Sequence[GradientEquivalence], *, samples: int) -> QualityCheck:
@@ -205,7 +207,12 @@ def _errors_to_reference(
 
 
 def _judge_moments(
-    result: GradientEquivalence, moments: Moments, errors: NDArray[np.float64] | None, names: Sequence[str]
+    result: GradientEquivalence,
+    moments: Moments,
+    errors: NDArray[np.float64] | None,
+    names: Sequence[str],
+    *,
+    most_noise: float,
 ) -> GradientEquivalence:
     total = moments.sum()
     method = f"jackknife over {result.windows} windows, Student t"
@@ -216,7 +223,7 @@ def _judge_moments(
     ratio = _reference_ratio(errors)
     worst, worst_bias, in_layer = _find_worst_layer(result.subject, moments, errors, names)
     in_bias = _judge_bias(bias, steering, is_beyond=bool(exceeds_bias(total, BIAS_FAILS, confidence=_CONFIDENCE)))
-    finding = _combine(_judge_whole(result.subject, noise, in_bias), in_layer, ratio)
+    finding = _combine(_judge_whole(result.subject, noise, in_bias, most_noise), in_layer, ratio)
     return result.replace(
         noise=noise,
         bias=bias,
@@ -292,12 +299,12 @@ def _judge_bias(bias: Interval, steering: Interval | None, *, is_beyond: bool) -
     return _Finding("inferior" if is_steering else "inconclusive", told)
 
 
-def _judge_whole(subject: str, noise: Interval | None, in_bias: _Finding) -> _Finding:
+def _judge_whole(subject: str, noise: Interval | None, in_bias: _Finding, most_noise: float) -> _Finding:
     if noise is None:
         found = f"the baseline's {subject} do not vary from window to window, bias {in_bias.reason}"
         return _Finding(in_bias.verdict, found)
     own = f" of the {subject.removesuffix('s')}'s own variance"
-    in_noise = _judge_figure(noise, (NOISE_PASSES, NOISE_FAILS), of=own)
+    in_noise = _judge_figure(noise, (NOISE_PASSES, most_noise), of=own)
     verdict = max(in_noise.verdict, in_bias.verdict, key=_SEVERITY.index)
     return _Finding(verdict, f"differences are {in_noise.reason}, bias {in_bias.reason}")
 

@@ -11,7 +11,7 @@ Every test has the loader knobs, or everything but them, as the baseline has the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,10 +21,12 @@ from autotune.drift.compare.gradients import judge, may_tell
 from autotune.drift.compare.noise_scale import gradient_noise_scale
 from autotune.drift.gate.comparisons import (
     FARTHEST_REFERENCE,
+    INITIAL,
     compare_points,
     compare_updates,
     excuse_draws,
     have_same_layers,
+    may_pass_later,
     report_other_model,
     report_unread,
     report_unrepeated,
@@ -45,7 +47,7 @@ from autotune.space import REORDERING_KNOBS, classify_changes, revert_knobs
 
 _FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "allow_tf32=True"})
 CLOSER_WINDOWS = 64
-"""Looked at where fewer leave it open, and so many would tell."""
+"""Looked at where fewer leave it open, and so many would tell: of the first steps no more than what is open there."""
 
 OPTIMIZER = "optimizer_implementation"
 
@@ -136,6 +138,14 @@ class Gate:
         if not self._is_cut:  # else there may be more time for it at its turn
             self._screened[_screen_key(config, shown)] = tuple(checks)
         return tuple(checks)
+
+    def screen_again(self, config: TrainConfig) -> tuple[QualityCheck, ...] | None:
+        """Return the cheap tests of a config with the time there is now, which may be enough for a closer look.
+
+        What was launched before is not launched again. None as for `screen`.
+        """
+        before = self._screened.pop(_screen_key(config, frozenset()), None)
+        return self.screen(config) or before
 
     def has_screened(self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()) -> bool:
         """Return whether the cheap tests of a config without semantic changes were made; arguments as of `screen`."""
@@ -284,15 +294,9 @@ class Gate:
     def _compare_gradients(
         self, config: TrainConfig, *, dropout: bool, updates: bool = True
     ) -> list[QualityCheck] | None:
-        plan = self._planned.replace(dropout=dropout)
-        checks = self._look(config, plan, updates=updates)
-        if checks is None or all(check.verdict != "inconclusive" for check in checks):
-            return checks
-        closer = self._planned.replace(dropout=dropout, windows=CLOSER_WINDOWS)
-        left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
-        if plan.windows >= CLOSER_WINDOWS or not may_tell(left_open, windows=CLOSER_WINDOWS):
-            return checks
-        if not self.affords(closer):
+        checks = self._look(config, self._planned.replace(dropout=dropout), updates=updates)
+        closer = _find_closer(checks or [], self._planned.replace(dropout=dropout))
+        if closer is None or not self.affords(closer):
             return checks
         return self._look(config, closer, updates=updates) or checks
 
@@ -323,7 +327,8 @@ class Gate:
             schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
         stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if updates and stepping != baseline:
-            arms = self._capture_pair(stepping, plan.replace(keeps_state=True, later_steps=0))
+            first = plan.replace(windows=plan.first_windows or plan.windows, first_windows=None, later_steps=0)
+            arms = self._capture_pair(stepping, first.replace(keeps_state=True))
             if not isinstance(arms, tuple):
                 return arms
             if not have_same_layers(*arms):
@@ -434,6 +439,20 @@ class Gate:
     def discard(self) -> None:
         """Delete what the trials wrote down: for a large model it is large."""
         self.trials.discard()
+
+
+def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> GradientPlan | None:
+    """Return a plan with more windows that may settle what a look has left open; None where there is none.
+
+    What is open at the initial weights alone because of noise that passes once it is gone waits for the later point.
+    """
+    left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
+    waiting = [one for one in left_open if may_pass_later(one, steps=plan.later_steps)]
+    still = [one for one in left_open if one not in waiting]
+    if plan.windows >= CLOSER_WINDOWS or not may_tell(still, windows=CLOSER_WINDOWS):
+        return None
+    is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
+    return plan.replace(windows=CLOSER_WINDOWS, first_windows=plan.windows if is_later else None)
 
 
 def leave_optimizer(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:

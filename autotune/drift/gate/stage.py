@@ -77,7 +77,7 @@ class GateStage:
             if one.spec.purpose == "quality" and one.curves and self._trains_allocators_alone(one.spec):
                 self._equal_losses.add(one)
         self._trainings = Trainings(log, starter, TrainingRuns(log, starter, known))
-        self._deadline = -math.inf
+        self._deadline, self._look_speed = -math.inf, 1.0
         self._seen: set[str] = set()
         self._looked_after = -1
         self._refusal_notes: tuple[str, ...] = ()
@@ -275,6 +275,8 @@ class GateStage:
             if checks is None:
                 self._save()
                 return
+            if not is_passed(checks) and not _failed(checks) and self._list_unsure(part):
+                checks = self._look_closer(part, speed=speed) or checks
             self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(part, checks, seen=config)
@@ -283,6 +285,17 @@ class GateStage:
         self._seen |= {*self._list_early(part).values()}
         self._looked_after = max((one.result.spec.number for one in self._log.judged), default=0)
         self._save()
+
+    def _look_closer(self, part: TrainConfig, *, speed: float) -> tuple[QualityCheck, ...] | None:
+        """Take more time for what a look has left open, where that is part of something much faster."""
+        if speed**2 < self._policy.worth_a_closer_look:
+            return None
+        self._grant(self._policy.early_closer_share * self._starter.budget.seconds)
+        self._look_speed = speed
+        try:
+            return self._gate.screen_again(part)
+        finally:
+            self._look_speed = 1.0
 
     def _try_training(self, part: TrainConfig, checks: tuple[QualityCheck, ...], *, seen: TrainConfig) -> None:
         """Train one seed of what gradients have left open: what trainings cannot show is not built on either."""
@@ -523,8 +536,8 @@ class GateStage:
 
         It leaves most of the gate's time for the others, or takes no longer than the trainings that it spares.
         """
-        closer = sum(self._costs.of_trial(self._baseline, plan, goes_on=goes_on) for goes_on in (True, self._is_script))
-        left = self._left()
+        own, theirs = (self._costs.of_trial(self._baseline, plan, goes_on=later) for later in (True, self._is_script))
+        closer, left = own + theirs / self._look_speed, self._left()
         return closer <= max(self._policy.closer_share * left, min(left, self._trainings.least_seconds))
 
     def _run(

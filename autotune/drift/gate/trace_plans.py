@@ -129,5 +129,5 @@ def count_steps(plan: GradientPlan, *, candidates: float = 0, repeats_steps: boo
         candidates: how many, a look in float64 as so many of them.
         repeats_steps: as of `LookCosts`.
     """
-    held = (2 if plan.later_steps else 1) * plan.windows
+    held = (plan.first_windows or plan.windows) + (plan.windows if plan.later_steps else 0)
     return held + plan.later_steps + candidates * (held + plan.later_steps * repeats_steps)

@@ -1,7 +1,7 @@
 """Measured limits of a device. Device in, `Ceilings` out; imports torch, so it runs in a child process.
 
     |<----------------------- quick -------------------------->|<------- sustained, if there is time ------>|
-    | products per arithmetic | launches | memory | host copies | fp32, 2 s | tf32, 2 s | bf16, 2 s | fp16  |
+    | products, convolutions  | launches | memory | host copies | fp32, 2 s | tf32, 2 s | bf16, 2 s | fp16  |
       each takes an equal part of the time that is left: warm-up, then the best of several repetitions
 
 The best repetition is the limit: everything that disturbs a repetition makes it longer. The global precision setting
@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from autotune.engine.device import on_accelerator, release_cached, synchronize
+from autotune.machine.limits.convolutions import measure_convolution
 from autotune.machine.limits.copies import measure_copy, measure_host_copies, measure_memory
 from autotune.machine.limits.products import Burst, list_arithmetics, measure_burst, measure_sustained
 from autotune.machine.limits.repetitions import time_repetition
@@ -57,8 +58,9 @@ def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ce
     sustained_seconds = 0.0
     if budget_seconds >= _SUSTAINED_BUDGET_SECONDS:
         sustained_seconds = min(_WINDOW_SECONDS * len(names), (1 - _LEAST_QUICK_FRACTION) * budget_seconds)
-    quick = _Shares(deadline - sustained_seconds, len(names) + (6 if on_gpu else 2))
+    quick = _Shares(deadline - sustained_seconds, len(names) + (6 if on_gpu else 3))
     bursts = _measure_bursts(names, device, quick)
+    convolutions = {} if on_gpu else quick.attempt(partial(_measure_convolutions, bursts)) or {}
     launch, wait = _attempt(partial(_measure_calls, device)) or (None, None)
     memory, triad = quick.attempt(partial(measure_memory, device), parts=2) or (None, None)
     pinned = pageable = None
@@ -69,7 +71,12 @@ def measure_ceilings(device: torch.device, *, budget_seconds: float = 3.0) -> Ce
     least = _least_rate(bursts, device)
     _release_memory(device)
     return Ceilings(
-        matmul=tuple(_build_rate(name, burst, sustained.get(name), least) for name, burst in bursts.items()),
+        matmul=tuple(
+            _build_rate(name, burst, sustained.get(name), least).replace(
+                convolution_flops_per_second=convolutions.get(name)
+            )
+            for name, burst in bursts.items()
+        ),
         memory_bytes_per_second=memory,
         triad_bytes_per_second=triad,
         copy_to_device_bytes_per_second=pinned and pinned[0],
@@ -135,6 +142,13 @@ def _measure_bursts(names: tuple[str, ...], device: torch.device, shares: _Share
         if burst is not None:
             bursts[name] = burst
     return bursts
+
+
+def _measure_convolutions(bursts: dict[str, Burst], share_seconds: float) -> dict[str, float | None]:
+    """Return the rate of each arithmetic of a CPU that is not emulated: one that is would take seconds to say so."""
+    least = _least_rate(bursts, torch.device("cpu"))
+    real = [name for name, burst in bursts.items() if burst.flops_per_second >= least]
+    return {name: _attempt(partial(measure_convolution, name, share_seconds / len(real))) for name in real}
 
 
 def _least_rate(bursts: dict[str, Burst], device: torch.device) -> float:

@@ -33,7 +33,7 @@ def bound_speedup(facts: TargetFacts, figures: StepFigures, hardware: HardwareIn
 
     Source: Williams et al. 2009, the roofline model, with loading as a third roof.
     """
-    fastest, flops_per_sample = fastest_arithmetic(facts.ceilings), facts.model.flops_per_sample
+    fastest, flops_per_sample = fastest_arithmetic(facts.rates), facts.model.flops_per_sample
     flops = flops_per_sample * figures.samples_per_step if flops_per_sample else None
     products = divide(flops, fastest.flops_per_second) if fastest is not None else None
     if fastest is None or not products:

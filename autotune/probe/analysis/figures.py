@@ -89,7 +89,7 @@ def derive_figures(facts: TargetFacts, measurement: Measurement, *, policy: Verd
     phases, step_seconds = facts.phases, measurement.seconds_per_step
     flops_per_sample = facts.model.flops_per_sample
     arithmetic = name_arithmetic(facts)
-    rate = facts.ceilings.find_rate(arithmetic)
+    rate = facts.rates.find_rate(arithmetic)
     return StepFigures(
         step_seconds=step_seconds,
         samples_per_step=measurement.samples / sum(block.optimizer_steps for block in measurement.blocks),
@@ -100,8 +100,8 @@ def derive_figures(facts: TargetFacts, measurement: Measurement, *, policy: Verd
         optimizer_fraction=_share(phases.optimizer_seconds, phases),
         arithmetic=arithmetic,
         flops_per_second=flops_per_sample * measurement.samples_per_second if flops_per_sample else None,
-        ceiling_flops_per_second=facts.ceilings.sustained_flops_per_second(arithmetic),
-        burst_flops_per_second=facts.ceilings.flops_per_second(arithmetic),
+        ceiling_flops_per_second=facts.rates.sustained_flops_per_second(arithmetic),
+        burst_flops_per_second=facts.rates.flops_per_second(arithmetic),
         is_emulated=rate is not None and rate.emulated,
         policy=policy,
     )
@@ -134,7 +134,7 @@ def name_arithmetic(facts: TargetFacts) -> str:
         return baseline.precision
     # cuDNN uses TF32 for convolutions unless told otherwise, whatever matrix products may use.
     uses_tf32 = baseline.allow_tf32 or facts.model.has_4d_convolution
-    return "tf32" if uses_tf32 and facts.ceilings.flops_per_second("tf32") is not None else "fp32"
+    return "tf32" if uses_tf32 and facts.rates.flops_per_second("tf32") is not None else "fp32"
 
 
 def _share(seconds: float, phases: StepPhases) -> float:

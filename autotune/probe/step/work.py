@@ -85,7 +85,7 @@ def describe_profile(
     return describe_work(
         profile,
         step_seconds=facts.compute_seconds_per_step,
-        flops_per_second=facts.ceilings.flops_per_second(name_arithmetic(facts)),
+        flops_per_second=facts.rates.flops_per_second(name_arithmetic(facts)),
         bytes_per_second=facts.ceilings.memory_bytes_per_second,
         launch_seconds=facts.ceilings.launch_seconds,
         enqueue_fraction=enqueue_fraction if facts.device == "cuda" else None,

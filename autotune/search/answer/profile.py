@@ -270,5 +270,5 @@ def add_flops(evidence: Evidence, facts: TargetFacts, config: TrainConfig) -> Ev
     arithmetic = name_arithmetic(facts.replace(baseline=config))
     return evidence.replace(
         flops_per_sample=facts.model.flops_per_sample or None,
-        peak_flops_per_second=facts.ceilings.sustained_flops_per_second(arithmetic),
+        peak_flops_per_second=facts.rates.sustained_flops_per_second(arithmetic),
     )

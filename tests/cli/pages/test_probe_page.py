@@ -412,6 +412,8 @@ def test_a_cpu_is_described_as_usable(show: Show, changes: dict[str, Any], facts
 def test_a_rate_without_a_sustained_one(show: Show) -> None:
     rates = Ceilings(matmul=(MatmulRate(dtype="fp32", flops_per_second=1e11),))
     assert "  fp32 products   100 GFLOP/s\n" in show(make_machine(ceilings=rates))
+    both = Ceilings(matmul=(rates.matmul[0].replace(convolution_flops_per_second=1.5e11),))
+    assert "100 GFLOP/s; convolutions 150 GFLOP/s\n" in show(make_machine(ceilings=both))
 
 
 # ---- the training

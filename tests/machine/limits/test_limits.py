@@ -181,7 +181,7 @@ def test_a_full_budget_has_what_is_sustained(planted: dict[str, float]) -> None:
 
 def plant_spending(monkeypatch: pytest.MonkeyPatch, *, burst: float = 1.0) -> tuple[FakeTime, dict[str, list[float]]]:
     """Have every measurement spend its share, products a part of it; return the clock and the shares."""
-    time, shares = FakeTime(monkeypatch, limits), {"burst": [], "memory": [], "window": []}
+    time, shares = FakeTime(monkeypatch, limits), {"burst": [], "convolutions": [], "memory": [], "window": []}
 
     def spend(kind: str, answer: Any, factor: float = 1.0) -> Callable[..., Any]:
         def measure(*arguments: Any, **named: Any) -> Any:
@@ -193,6 +193,7 @@ def plant_spending(monkeypatch: pytest.MonkeyPatch, *, burst: float = 1.0) -> tu
         return measure
 
     monkeypatch.setattr(limits, "measure_burst", spend("burst", Burst(1.0, 64), burst))
+    monkeypatch.setattr(limits, "measure_convolution", spend("convolutions", 1.0))
     monkeypatch.setattr(limits, "measure_memory", spend("memory", (1.0, 1.0)))
     monkeypatch.setattr(limits, "measure_sustained", spend("window", 1.0))
     monkeypatch.setattr(limits, "_measure_calls", lambda _device: (1e-6, None))
@@ -201,11 +202,14 @@ def plant_spending(monkeypatch: pytest.MonkeyPatch, *, burst: float = 1.0) -> tu
 
 def test_time_is_shared_and_what_one_leaves_the_others_get(monkeypatch: pytest.MonkeyPatch) -> None:
     time, shares = plant_spending(monkeypatch, burst=0.5)
-    measure_ceilings(CPU, budget_seconds=5.0)
-    # Three arithmetics and two rates of memory: a fifth, then a quarter of 4.5, then a third of the rest.
-    assert shares["burst"] == pytest.approx([1.0, 4.5 / 4, 3.9375 / 3])
-    assert sum(shares["memory"]) == pytest.approx(3.28125)
-    assert time.now == pytest.approx(5.0)
+    measure_ceilings(CPU, budget_seconds=5.9)
+    # Three arithmetics, convolutions and two rates of memory: a sixth of 5.9 s, half of it used, and so on.
+    bursts = [5.9 / 6, 5.9 * 11 / 12 / 5, 5.9 * 11 / 12 * 9 / 10 / 4]
+    assert shares["burst"] == pytest.approx(bursts)
+    left = 5.9 - sum(bursts) / 2
+    assert shares["convolutions"] == pytest.approx([left / 3 / 3] * 3)
+    assert sum(shares["memory"]) == pytest.approx(left * 2 / 3)
+    assert time.now == pytest.approx(5.9)
 
 
 @pytest.mark.parametrize(("budget", "window"), [(6.0, 1.2), (9.0, 1.8), (12.0, 2.0), (15.0, 2.0)])

@@ -276,6 +276,18 @@ def test_mfu_is_against_what_the_hardware_keeps_up() -> None:
     )
 
 
+def test_a_model_of_convolutions_is_held_against_their_rate() -> None:
+    rates = ceilings({"fp32": 100e9})
+    rates = rates.replace(
+        matmul=(rates.matmul[0].replace(sustained_flops_per_second=80e9, convolution_flops_per_second=150e9),)
+    )
+    model = {"flops_per_sample": 0.6e9, "has_4d_convolution": True}
+    verdict, _ = judge(target(ceilings=rates, model=model, work=work(0.8, 0.1)), timing(), make_hardware())
+    assert verdict.sentence.endswith("MFU 50 % of the measured fp32 rate (60 GFLOP/s of 120 GFLOP/s)")
+    assert verdict.evidence[0] == "MFU 40 % of the best rate for a moment (150 GFLOP/s)"
+    assert verdict.speedup_ceiling == pytest.approx(2.5)
+
+
 def test_evidence_of_a_launch_bound_step() -> None:
     seen = work(
         0.2, 0.2, operations_per_step=4000.0, host_syncs_per_step=3.0, device_busy_fraction=0.5, enqueue_fraction=0.97

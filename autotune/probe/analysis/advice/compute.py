@@ -27,8 +27,8 @@ def advise_precision(case: Case) -> Finding:
 
 
 def _leave_emulation(case: Case) -> Finding:
-    rate = case.facts.ceilings.find_rate(case.figures.arithmetic)
-    plain = case.facts.ceilings.flops_per_second("fp32")
+    rate = case.facts.rates.find_rate(case.figures.arithmetic)
+    plain = case.facts.rates.flops_per_second("fp32")
     if rate is None or not plain:
         return None
     rates = f"{format_flops(rate.flops_per_second)}, {format_part(rate.flops_per_second, plain)} of fp32"
@@ -46,7 +46,7 @@ def advise_tf32(case: Case) -> Finding:
 
 
 def _compare_arithmetic(case: Case, name: str) -> Finding:
-    now, other = case.figures.burst_flops_per_second, case.facts.ceilings.flops_per_second(name)
+    now, other = case.figures.burst_flops_per_second, case.facts.rates.flops_per_second(name)
     if not now or not other or other <= case.policy.faster_arithmetic * now:
         return None
     reason = (
