@@ -234,20 +234,20 @@ def test_a_training_learns_so_many_steps_and_is_evaluated(run: Runner, tmp_path:
     assert short.metrics == {}
 
 
-@pytest.mark.parametrize("later_steps", [0, 3])
-def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, later_steps: int) -> None:
+@pytest.mark.parametrize(("first", "later_steps"), [(None, 0), (None, 3), (2, 0), (2, 3)])
+def test_gradients_are_the_same_twice(run: Runner, tmp_path: Path, first: int | None, later_steps: int) -> None:
     traces = []
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
         weights = str(tmp_path / "one" / WEIGHTS_FILE) if name == "two" and later_steps else None
-        plan = GradientPlan(windows=4, later_steps=later_steps, weights=weights)
+        plan = GradientPlan(windows=4, first_windows=first, later_steps=later_steps, weights=weights)
         found = run(Small(), make_run_spec("fidelity", fidelity=plan), folder)
         assert not found.draws_random
         if weights is None:  # a candidate that loads them takes no steps between the points where it can come back
             assert [(len(curve.losses), curve.samples) for curve in found.curves] == [(3, 3 * BATCH)][:later_steps]
         traces.append(trace_of(found))
-    assert [len(point.gradients.keys) for point in traces[0].points] == [4, 4][: 1 + bool(later_steps)]
+    assert [len(point.gradients.keys) for point in traces[0].points] == [first or 4, 4][: 1 + bool(later_steps)]
     for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
         assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
         assert np.array_equal(ours.gradients.keys, theirs.gradients.keys)

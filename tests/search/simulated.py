@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,7 @@ class Machine:
         facts: what the probe finds beside the usual.
         written: files that each trial makes.
         gradient_error: relative error of a config's gradients, the same in every window; 0.0 rounds differently.
+        gradient_noise: of a config's gradients, as a share of their variance.
         tape: what a config's loader hands over, in a word.
         trials: where fidelity trials write; None for nowhere.
         repeats_losses: exact settings have the baseline's losses bit for bit; else the machine never repeats itself.
@@ -136,6 +138,7 @@ class Machine:
     facts: dict[str, Any] = field(default_factory=dict)
     written: tuple[str, ...] = ()
     gradient_error: Callable[[TrainConfig], float] = lambda _config: 0.0
+    gradient_noise: Callable[[TrainConfig], float] = lambda _config: 0.0
     tape: Callable[[TrainConfig], str] = lambda _config: "samples"
     trials: Path | None = None
     repeats_losses: bool = False
@@ -197,9 +200,9 @@ class Machine:
         if self.trials is None or spec.fidelity is None:
             return None
         windows, columns = spec.fidelity.windows, 64
-        truth, luck = np.random.default_rng(1), np.random.default_rng(abs(hash(config.to_json())))
+        truth, luck = np.random.default_rng(1), np.random.default_rng(zlib.crc32(config.to_json().encode()))
         rows = 0.3 + truth.standard_normal((windows, columns))
-        rounded = 0.0 if numerics_of(config, BASELINE) == "exact" else 1e-6
+        rounded = 0.0 if numerics_of(config, BASELINE) == "exact" else max(1e-6, math.sqrt(self.gradient_noise(config)))
         rows = rows * (1 + self.gradient_error(config)) + rounded * luck.standard_normal(rows.shape)
         keys = 32 * np.arange(1, 1 + windows)
         point = Point(GradientRows(keys, rows), GradientRows(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))

@@ -14,6 +14,7 @@ from record_factory import make_model, make_target
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
+from autotune.drift.gate.screen import CLOSER_WINDOWS
 from autotune.drift.gate.stage import GateStage
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
@@ -557,6 +558,23 @@ def test_what_gradients_have_left_open_is_open_until_a_training_has_shown_it(tmp
     assert stage.stage.list_open() == [frozenset({"precision=bf16"})]
     assert stage.choose(CAST.replace(num_workers=2)) == [CAST.replace(num_workers=2)]
     assert stage.stage.list_open() == []
+
+
+@pytest.mark.parametrize(("speed", "looked"), [(1.6, True), (1.2, False)])
+def test_fewer_digits_that_are_much_faster_get_the_time_for_a_closer_look(
+    tmp_path: Path, speed: float, *, looked: bool
+) -> None:
+    machine = Machine(
+        speed=lambda config: speed if config.precision == "bf16" else 1.0,
+        gradient_noise=lambda config: 0.002 if config.precision == "bf16" else 0.0,
+    )
+    stage = open_stage(tmp_path, machine)
+    for config in (BASELINE, CAST):
+        stage.log.add_launch(stage.starter.launch(config, "measure", 60.0))
+    stage.look_at(CAST)
+    windows = [spec.fidelity.windows for spec in machine.specs if spec.fidelity]
+    assert (CLOSER_WINDOWS in windows) is looked
+    assert stage.stage.list_open() == ([] if looked else [frozenset({"precision=bf16"})])
 
 
 @pytest.mark.parametrize(("launches", "looked"), [(4.0, True), (3.4, False)])

@@ -27,7 +27,7 @@ from autotune.drift.gate.comparisons import (
 from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
-from autotune.drift.gate.screen import Gate
+from autotune.drift.gate.screen import CLOSER_WINDOWS, Gate
 from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, list_smaller, plan_fidelity
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
@@ -82,6 +82,7 @@ class Runs:
     Attributes:
         folder: where captures are written.
         error: relative error of a config's gradients; a sequence has one number for each point.
+        noise: of its gradients at the two points, as a share of their variance.
         update_error: the same of its updates, beside that of its gradients.
         every: samples between two of its optimizer steps.
         rate: its learning rate.
@@ -96,6 +97,7 @@ class Runs:
 
     folder: Path
     error: Callable[[TrainConfig, GradientPlan], float] = lambda _config, _plan: 0.0
+    noise: Callable[[TrainConfig], tuple[float, float]] = lambda _config: (0.0, 0.0)
     update_error: Callable[[TrainConfig], float] = lambda _config: 0.0
     every: Callable[[TrainConfig], int] = lambda _config: 32
     rate: Callable[[TrainConfig], float] = lambda _config: 1e-3
@@ -131,12 +133,18 @@ class Runs:
         folder = self.folder / f"{len(self.calls):04d}"
         folder.mkdir()
         luck = np.random.default_rng(len(self.calls))
-        rows = make_rows(plan.windows) * (1 + self.error(config, plan))
-        if numerics_of(config, BASE) != "exact":
-            rows = rows + 1e-6 * luck.standard_normal(rows.shape)
-        updates = -1e-3 * rows * (1 + self.update_error(config))
-        point = make_point(rows, updates, rate=self.rate(config), every=self.every(config))
-        points = (point,) * (min(2, self.points(config)) if plan.later_steps else 1)
+
+        def make(windows: int, noise: float) -> Point:
+            rows = make_rows(windows) * (1 + self.error(config, plan))
+            if numerics_of(config, BASE) != "exact":
+                rows = rows + max(1e-6, math.sqrt(noise)) * luck.standard_normal(rows.shape)
+            updates = -1e-3 * rows * (1 + self.update_error(config))
+            return make_point(rows, updates, rate=self.rate(config), every=self.every(config))
+
+        first, later = self.noise(config)
+        points = [make(plan.first_windows or plan.windows, first)]
+        if plan.later_steps:
+            points = [*points, make(plan.windows, later)][: self.points(config)]
         write_trace(folder / TRACE_FILE, GradientTrace(make_layers(*self.names(config)), points))
         if plan.later_steps and plan.weights is None:
             (folder / WEIGHTS_FILE).touch()
@@ -329,6 +337,61 @@ def test_where_the_baseline_has_learned_by_heart_gradients_are_looked_at_before(
     assert looks == [200, 47, 47]  # 0.97^45 is a quarter
     gate.screen(BASE.replace(memory_format="channels_last"))
     assert [plan.later_steps for _, _, plan in runs.calls[3:] if plan is not None] == [47]
+
+
+def is_noisy(first: float, later: float) -> Callable[[TrainConfig], tuple[float, float]]:
+    """Return the noise of gradients in bf16 at the two points, that of 12 windows of the later one left open."""
+    return lambda config: (first, later) if is_cast(config) else (0.0, 0.0)
+
+
+def test_where_a_later_point_is_left_open_more_windows_are_looked_at_there_alone(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, noise=is_noisy(0.05, 0.001))
+    checks = make_gate(runs, affords=lambda _plan: True).screen(BASE.replace(precision="bf16"))
+    assert checks is not None
+    assert outcome(checks) == [("schedule", PASSED), ("gradients", PASSED)]
+    assert [(one.windows, one.is_transient) for one in checks[-1].fidelity] == [(12, True), (CLOSER_WINDOWS, False)]
+    closer = [plan for _, _, plan in runs.calls if plan is not None and plan.windows == CLOSER_WINDOWS]
+    assert [(plan.first_windows, plan.later_steps) for plan in closer] == [(PLAN.windows, PLAN.later_steps)] * 2
+
+
+def test_where_the_first_point_is_left_open_more_windows_are_looked_at_there_too(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, noise=is_noisy(0.001, 0.0))
+    checks = make_gate(runs, affords=lambda _plan: True).screen(BASE.replace(precision="bf16"))
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", PASSED)
+    assert [one.windows for one in checks[-1].fidelity] == [CLOSER_WINDOWS] * 2
+
+
+@pytest.mark.parametrize(("first", "later"), [(0.5, 0.001), (0.3, 0.03)])
+def test_no_closer_look_is_taken_where_it_tells_nothing(tmp_path: Path, first: float, later: float) -> None:
+    runs = Runs(tmp_path, noise=is_noisy(first, later))
+    checks = make_gate(runs, affords=lambda _plan: True).screen(BASE.replace(precision="bf16"))
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", "inferior")
+    assert {plan.windows for _, _, plan in runs.calls if plan is not None} == {PLAN.windows}
+
+
+def test_with_more_time_a_closer_look_is_taken_and_nothing_else_again(tmp_path: Path) -> None:
+    runs, granted = Runs(tmp_path, noise=is_noisy(0.05, 0.001)), [False]
+    gate, cast = make_gate(runs, affords=lambda _plan: granted[0]), BASE.replace(precision="bf16")
+    first = gate.screen(cast)
+    assert first is not None
+    assert outcome(first)[-1] == ("gradients", "inconclusive")
+    assert (gate.screen_again(cast), len(runs.calls)) == (first, 2)
+    granted[0] = True
+    assert (gate.screen(cast), len(runs.calls)) == (first, 2)
+    again = gate.screen_again(cast)
+    assert again is not None
+    assert outcome(again)[-1] == ("gradients", PASSED)
+    assert len(runs.calls) == 4
+    assert gate.screen(cast) == again
+
+
+def test_where_there_is_no_time_after_all_what_was_seen_first_stays(tmp_path: Path) -> None:
+    runs, granted = Runs(tmp_path, noise=is_noisy(0.05, 0.001)), [False]
+    gate, cast = make_gate(runs, affords=lambda _plan: granted[0]), BASE.replace(precision="bf16")
+    first, granted[0], runs.most = gate.screen(cast), True, 3
+    assert gate.screen_again(cast) == first
 
 
 def test_where_only_the_optimizer_is_another_nobody_asks_how_far_it_has_learned(tmp_path: Path) -> None:

@@ -449,7 +449,8 @@ def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> Gradient
     left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
     waiting = [one for one in left_open if may_pass_later(one, steps=plan.later_steps)]
     still = [one for one in left_open if one not in waiting]
-    if plan.windows >= CLOSER_WINDOWS or not may_tell(still, windows=CLOSER_WINDOWS):
+    is_refused = any(check.verdict == "inferior" for check in checks)
+    if is_refused or plan.windows >= CLOSER_WINDOWS or not may_tell(still, windows=CLOSER_WINDOWS):
         return None
     is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
     return plan.replace(windows=CLOSER_WINDOWS, first_windows=plan.windows if is_later else None)
