@@ -41,6 +41,9 @@ def describe_result(result: TrialResult, baseline_rate: float | None) -> str:
 
 def _describe_fidelity(plan: GradientPlan) -> str:
     words = f"gradients of {plan.windows} batches"
-    words += f" at the start and after {plan.later_steps} steps" if plan.later_steps else ""
+    if plan.later_steps:
+        more = f" and of {plan.windows}" if plan.first_windows else " and"
+        first = plan.first_windows or plan.windows
+        words = f"gradients of {first} batches at the start{more} after {plan.later_steps} steps"
     words += " in float64" if plan.reference else ""
     return words if plan.dropout else f"{words}, without dropout"

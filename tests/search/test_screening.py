@@ -345,7 +345,7 @@ def is_noisy(first: float, later: float) -> Callable[[TrainConfig], tuple[float,
 
 
 def test_where_a_later_point_is_left_open_more_windows_are_looked_at_there_alone(tmp_path: Path) -> None:
-    runs = Runs(tmp_path, noise=is_noisy(0.05, 0.001))
+    runs = Runs(tmp_path, noise=is_noisy(0.02, 0.001))
     checks = make_gate(runs, affords=lambda _plan: True).screen(BASE.replace(precision="bf16"))
     assert checks is not None
     assert outcome(checks) == [("schedule", PASSED), ("gradients", PASSED)]
@@ -372,7 +372,7 @@ def test_no_closer_look_is_taken_where_it_tells_nothing(tmp_path: Path, first: f
 
 
 def test_with_more_time_a_closer_look_is_taken_and_nothing_else_again(tmp_path: Path) -> None:
-    runs, granted = Runs(tmp_path, noise=is_noisy(0.05, 0.001)), [False]
+    runs, granted = Runs(tmp_path, noise=is_noisy(0.02, 0.001)), [False]
     gate, cast = make_gate(runs, affords=lambda _plan: granted[0]), BASE.replace(precision="bf16")
     first = gate.screen(cast)
     assert first is not None
@@ -387,8 +387,22 @@ def test_with_more_time_a_closer_look_is_taken_and_nothing_else_again(tmp_path: 
     assert gate.screen(cast) == again
 
 
+def test_what_else_has_fewer_digits_is_looked_at_as_closely_at_once(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, noise=is_noisy(0.02, 0.001))
+    gate, cast = make_gate(runs, affords=lambda _plan: True), BASE.replace(precision="bf16")
+    channels_last, fused = {"memory_format": "channels_last"}, {"optimizer_implementation": "fused"}
+    for config in (cast, BASE.replace(**channels_last), cast.replace(**channels_last), cast.replace(**fused)):
+        checks = gate.screen(config)
+        assert checks is not None
+        assert outcome(checks)[-1] == ("gradients", PASSED)
+    assert [plan.windows for plan in runs.plans_of(BASE.replace(**channels_last))] == [PLAN.windows]
+    assert [plan.windows for plan in runs.plans_of(cast.replace(**channels_last))] == [CLOSER_WINDOWS]
+    # What an optimizer does with the baseline's gradients shows in as few as before.
+    assert {plan.windows for plan in runs.plans_of(BASE.replace(**fused))} == {PLAN.windows}
+
+
 def test_where_there_is_no_time_after_all_what_was_seen_first_stays(tmp_path: Path) -> None:
-    runs, granted = Runs(tmp_path, noise=is_noisy(0.05, 0.001)), [False]
+    runs, granted = Runs(tmp_path, noise=is_noisy(0.02, 0.001)), [False]
     gate, cast = make_gate(runs, affords=lambda _plan: granted[0]), BASE.replace(precision="bf16")
     first, granted[0], runs.most = gate.screen(cast), True, 3
     assert gate.screen_again(cast) == first

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from record_factory import make_check, make_interval, make_profile
+from record_factory import make_check, make_interval, make_profile, make_result, make_spec
 
 from autotune.format import count, format_budget
 from autotune.records import (
@@ -17,6 +17,7 @@ from autotune.records import (
 from autotune.records.measurement import GpuState, Interference
 from autotune.records.profile import Candidate, Confirmation, Evidence, MachineNoise, NotTested, OneOffCosts
 from autotune.records.quality import GradientEquivalence, QualityVerdict
+from autotune.records.trial import GradientPlan
 from autotune.sentences.answer import (
     describe_break_even,
     describe_candidate,
@@ -34,6 +35,7 @@ from autotune.sentences.loss_check import (
     format_margin,
 )
 from autotune.sentences.noise import describe_busy_machine, describe_interference, describe_noise
+from autotune.sentences.trials import describe_result
 
 QUIET = MachineNoise(launch_sd=0.012, degrees_of_freedom=9.0, block_sd=0.01, launches=20, blocks=160)
 
@@ -300,3 +302,19 @@ def test_what_of_the_gradients_is_gone_later_is_told(is_transient: bool, told: s
     steps = first.replace(subject="updates", is_transient=False)
     check = make_check(test="gradients", metric="gradients", fidelity=(first, later, steps))
     assert told in (describe_drift(make_profile(quality=(check,))) or "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (GradientPlan(windows=8), "gradients of 8 batches"),
+        (GradientPlan(windows=16, later_steps=40), "gradients of 16 batches at the start and after 40 steps"),
+        (
+            GradientPlan(windows=64, first_windows=16, later_steps=40, dropout=False),
+            "gradients of 16 batches at the start and of 64 after 40 steps, without dropout",
+        ),
+    ],
+)
+def test_a_look_at_gradients_is_told_with_its_batches(plan: GradientPlan, told: str) -> None:
+    result = make_result(make_spec(purpose="fidelity", fidelity=plan), captures="captures.npz")
+    assert describe_result(result, None) == told

@@ -114,14 +114,16 @@ class ProofCosts:
     def _of_gradients(self, config: TrainConfig, gate: Gate, plan: GradientPlan) -> float:
         baseline = self.facts.baseline
         changed = {*changed_fields(config, baseline)}
-        own, seconds = self.of_trial(baseline, plan), gate.price_doubts(config)
         draws_otherwise = gate.draws_random and (config == baseline or bool(changed & REORDERING_KNOBS))
+        look = gate.choose_plan(config, dropout=not draws_otherwise) if gate.plan else plan
+        seconds = gate.price_doubts(config)
         rest = gate.find_rest(config) if draws_otherwise else None
-        arithmetic, look = leave_optimizer(config, baseline), plan.replace(dropout=not draws_otherwise)
+        arithmetic = leave_optimizer(config, baseline)
         if config == baseline or not (arithmetic == baseline or gate.trials.has_looked(arithmetic, look)):
-            seconds += self.of_trial(config, plan, goes_on=self.is_script)
-            seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", look) else own
+            seconds += self.of_trial(config, look, goes_on=self.is_script)
+            seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", look) else self.of_trial(baseline, look)
         if rest is not None and leave_optimizer(rest, baseline) != baseline:
+            own = self.of_trial(baseline, plan)
             seconds += own if gate.trials.has_run(baseline, "fidelity", plan) else 2 * own
         if any(name == OPTIMIZER or is_user_knob(name) for name in changed):
             seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))

@@ -294,11 +294,22 @@ class Gate:
     def _compare_gradients(
         self, config: TrainConfig, *, dropout: bool, updates: bool = True
     ) -> list[QualityCheck] | None:
-        checks = self._look(config, self._planned.replace(dropout=dropout), updates=updates)
-        closer = _find_closer(checks or [], self._planned.replace(dropout=dropout))
+        plan = self.choose_plan(config, dropout=dropout)
+        checks = self._look(config, plan, updates=updates)
+        closer = _find_closer(checks or [], plan)
         if closer is None or not self.affords(closer):
             return checks
         return self._look(config, closer, updates=updates) or checks
+
+    def choose_plan(self, config: TrainConfig, *, dropout: bool = True) -> GradientPlan:
+        """Return how much is looked at of a config: of fewer digits as much as was looked at closely of the baseline.
+
+        What they are a part of will need as much.
+        """
+        plan = self._planned.replace(dropout=dropout)
+        looks = (plan.replace(windows=CLOSER_WINDOWS, first_windows=first) for first in (plan.windows, None))
+        found = (look for look in looks if self.trials.has_run(self.facts.baseline, "fidelity", look))
+        return next(found, plan) if self.has_fewer_digits(self._list_rounding(config)) else plan
 
     def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
         """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""

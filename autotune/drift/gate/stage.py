@@ -537,7 +537,8 @@ class GateStage:
         It leaves most of the gate's time for the others, or takes no longer than the trainings that it spares.
         """
         own, theirs = (self._costs.of_trial(self._baseline, plan, goes_on=later) for later in (True, self._is_script))
-        closer, left = own + theirs / self._look_speed, self._left()
+        is_known = self._gate.trials.has_run(self._baseline, "fidelity", plan)
+        closer, left = own * (not is_known) + theirs / self._look_speed, self._left()
         return closer <= max(self._policy.closer_share * left, min(left, self._trainings.least_seconds))
 
     def _run(
