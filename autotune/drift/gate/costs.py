@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.drift.gate.screen import OPTIMIZER, Gate, asked_tests, leave_optimizer
+from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate, asked_tests, leave_optimizer
 from autotune.drift.gate.trace_plans import SMALLEST_PLAN, count_steps, price_step
 from autotune.drift.policy import USUAL_LOSS_CHECK, LossCheckPolicy
 from autotune.knobs import DATA_KNOBS, DriftTest
@@ -107,6 +107,9 @@ class ProofCosts:
         if "additivity" in asked:
             seconds += 2 * self.of_trial(config, plan.replace(later_steps=0))
         others = gate.leave_shown(revert_knobs(config, baseline, DATA_KNOBS))
+        if gate.find_unshown_allocators(config) is not None:
+            seconds += self.start_seconds + self.tape_steps * self.seconds_per_step
+            others = revert_knobs(others, baseline, ALLOCATORS)
         if "gradients" in asked and others != baseline:
             seconds += self._of_gradients(others, gate, plan)
         return seconds

@@ -262,18 +262,24 @@ class Gate:
         return None if rest == baseline else rest
 
     def find_unshown_allocators(self, config: TrainConfig) -> TrainConfig | None:
-        """Return allocators alone whose equal losses would spare a config the look with dropout; None where none would.
+        """Return allocators alone whose equal losses would spare a config a look; None where they would not.
 
-        That look is two: one of the baseline, unless it was made, and one of what is compared with dropout.
+        Where its masks are drawn in another order it is the look with dropout: two, one of the baseline, unless it was
+        made, and one of what is compared with dropout. Else it is a look at what was looked at without them.
         """
         baseline = self.facts.baseline
-        reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline)))
-        rest = self.find_rest(config) if reorders and self.draws_random else None
-        if rest is None or self.check_allocators(config) is not None:
+        alone = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - ALLOCATORS)
+        if alone == baseline or self.check_allocators(config) is not None:
             return None
-        others = set(changed_fields(rest, baseline)) - ALLOCATORS
-        alone = revert_knobs(rest, baseline, others)
-        return alone if others <= {OPTIMIZER} and alone != baseline else None
+        reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline))) and self.draws_random
+        without = leave_optimizer(revert_knobs(config, baseline, {*ALLOCATORS, *DATA_KNOBS}), baseline)
+        if self.plan is not None and without != baseline:
+            look = self.choose_plan(without, dropout=not reorders)
+            if self.trials.has_looked(without, look):
+                return alone
+        rest = self.find_rest(config) if reorders else None
+        is_spared = rest is not None and set(changed_fields(rest, baseline)) <= {*ALLOCATORS, OPTIMIZER}
+        return alone if is_spared else None
 
     def leave_shown(self, config: TrainConfig) -> TrainConfig:
         """Return a config without its allocators where launches have shown that these lose nothing."""
