@@ -28,7 +28,14 @@ from autotune.drift.gate.costs import ProofCosts
 from autotune.drift.gate.culprit import Blame, find_culprit
 from autotune.drift.gate.data_checks import MOST_SKIPPED, check_schedule, check_skipped_steps, check_tape
 from autotune.drift.gate.screen import CLOSER_WINDOWS, Gate
-from autotune.drift.gate.trace_plans import PLANS, LookCosts, end_while_learning, list_smaller, plan_fidelity
+from autotune.drift.gate.trace_plans import (
+    PLANS,
+    LookCosts,
+    end_while_learning,
+    list_smaller,
+    plan_fidelity,
+    price_step,
+)
 from autotune.drift.record.trace_file import TRACE_FILE, WEIGHTS_FILE, GradientTrace, Point, read_trace, write_trace
 from autotune.knobs import DATA_KNOBS
 from autotune.records import LossCurve, Margin, QualityCheck, TargetFacts, TrainConfig, TrialStatus
@@ -119,6 +126,7 @@ class Runs:
         assert (plan is None) == (purpose == "tape")
         self.calls.append((config, purpose, plan))
         result = make_result(config, status=self.fate(config, purpose))
+        result = result.replace(spec=result.spec.replace(purpose=purpose, fidelity=plan))
         if result.status is not COMPLETED:
             return result
         if plan is None:
@@ -385,6 +393,24 @@ def test_with_more_time_a_closer_look_is_taken_and_nothing_else_again(tmp_path: 
     assert outcome(again)[-1] == ("gradients", PASSED)
     assert len(runs.calls) == 4
     assert gate.screen(cast) == again
+
+
+def test_what_was_looked_at_without_its_allocator_asks_for_the_allocator_alone(tmp_path: Path) -> None:
+    gate, tuned = make_gate(Runs(tmp_path)), {"host_allocator": "glibc-tuned"}
+    cast = BASE.replace(precision="bf16")
+    both = cast.replace(**tuned, num_workers=2, optimizer_implementation="fused")
+    costs = ProofCosts(FACTS, 1.0, 1.0, is_script=True, compile_seconds=lambda _config: 0.0, tape_steps=4)
+    assert gate.find_unshown_allocators(both) is None
+    whole = costs.of_screening(both, gate)
+    gate.screen(cast)
+    assert gate.find_unshown_allocators(both) == BASE.replace(**tuned)
+    assert gate.find_unshown_allocators(BASE.replace(**tuned)) is None  # it is alone already
+    assert gate.find_unshown_allocators(cast.replace(num_workers=2)) is None
+    assert gate.find_unshown_allocators(both.replace(memory_format="channels_last")) is None
+    # Two looks of 34 steps are spared for a process of four.
+    assert costs.of_screening(both, gate) == pytest.approx(whole - 2 * (1 + 34 * price_step(1.0)) + 1 + 4)
+    gate.shown_by_launches = lambda _changes: EQUAL
+    assert gate.find_unshown_allocators(both) is None
 
 
 def test_what_else_has_fewer_digits_is_looked_at_as_closely_at_once(tmp_path: Path) -> None:
