@@ -379,20 +379,17 @@ def test_no_closer_look_is_taken_where_it_tells_nothing(tmp_path: Path, first: f
     assert {plan.windows for _, _, plan in runs.calls if plan is not None} == {PLAN.windows}
 
 
-def test_with_more_time_a_closer_look_is_taken_and_nothing_else_again(tmp_path: Path) -> None:
-    runs, granted = Runs(tmp_path, noise=is_noisy(0.02, 0.001)), [False]
-    gate, cast = make_gate(runs, affords=lambda _plan: granted[0]), BASE.replace(precision="bf16")
-    first = gate.screen(cast)
-    assert first is not None
-    assert outcome(first)[-1] == ("gradients", "inconclusive")
-    assert (gate.screen_again(cast), len(runs.calls)) == (first, 2)
-    granted[0] = True
-    assert (gate.screen(cast), len(runs.calls)) == (first, 2)
-    again = gate.screen_again(cast)
-    assert again is not None
-    assert outcome(again)[-1] == ("gradients", PASSED)
-    assert len(runs.calls) == 4
-    assert gate.screen(cast) == again
+@pytest.mark.parametrize(("convolves", "affords", "windows"), [(True, True, 64), (True, False, 12), (False, True, 12)])
+def test_convolutions_in_fewer_digits_are_looked_at_closely_at_once(
+    tmp_path: Path, convolves: bool, affords: bool, windows: int
+) -> None:
+    runs, model = Runs(tmp_path), FACTS.model.replace(has_4d_convolution=convolves)
+    gate = make_gate(runs, make_facts(model=model), affords=lambda _plan: affords)
+    for changes in ({"precision": "bf16"}, {"memory_format": "channels_last"}):
+        gate.screen(BASE.replace(**changes))
+    plans = runs.plans_of(BASE.replace(precision="bf16"))
+    assert [(plan.windows, plan.first_windows) for plan in plans] == [(windows, 12 if windows > 12 else None)]
+    assert [plan.windows for plan in runs.plans_of(BASE.replace(memory_format="channels_last"))] == [12]
 
 
 def test_what_was_looked_at_without_its_allocator_asks_for_the_allocator_alone(tmp_path: Path) -> None:
@@ -428,10 +425,10 @@ def test_what_else_has_fewer_digits_is_looked_at_as_closely_at_once(tmp_path: Pa
 
 
 def test_where_there_is_no_time_after_all_what_was_seen_first_stays(tmp_path: Path) -> None:
-    runs, granted = Runs(tmp_path, noise=is_noisy(0.02, 0.001)), [False]
-    gate, cast = make_gate(runs, affords=lambda _plan: granted[0]), BASE.replace(precision="bf16")
-    first, granted[0], runs.most = gate.screen(cast), True, 3
-    assert gate.screen_again(cast) == first
+    runs = Runs(tmp_path, noise=is_noisy(0.02, 0.001), most=3)
+    checks = make_gate(runs, affords=lambda _plan: True).screen(BASE.replace(precision="bf16"))
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", "inconclusive")
 
 
 def test_where_only_the_optimizer_is_another_nobody_asks_how_far_it_has_learned(tmp_path: Path) -> None:

@@ -271,12 +271,10 @@ class GateStage:
             speed = math.exp(max(0.0, entry.speed) / 2) if entry else 1.0
             self._open_gate(seconds, self._policy.early_candidates, is_unsure=self._wants_reference(part), speed=speed)
             self._open_gate(seconds, self._policy.early_candidates, speed=speed)
-            checks = self._gate.screen(part) if self._gate.plan is not None else ()
+            checks = self._screen_early(part, speed=speed) if self._gate.plan is not None else ()
             if checks is None:
                 self._save()
                 return
-            if not is_passed(checks) and not _failed(checks) and self._list_unsure(part):
-                checks = self._look_closer(part, speed=speed) or checks
             self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(part, checks, seen=config)
@@ -286,16 +284,15 @@ class GateStage:
         self._looked_after = max((one.result.spec.number for one in self._log.judged), default=0)
         self._save()
 
-    def _look_closer(self, part: TrainConfig, *, speed: float) -> tuple[QualityCheck, ...] | None:
-        """Take more time for what a look has left open, where that is part of something much faster."""
-        if speed**2 < self._policy.worth_a_closer_look:
-            return None
-        self._grant(self._policy.early_closer_share * self._starter.budget.seconds)
-        self._look_speed = speed
-        try:
-            return self._gate.screen_again(part)
-        finally:
-            self._look_speed = 1.0
+    def _screen_early(self, part: TrainConfig, *, speed: float) -> tuple[QualityCheck, ...] | None:
+        """Screen fewer digits with the time for a closer look where they are part of something much faster."""
+        is_worth_it = speed**2 >= self._policy.worth_a_closer_look
+        if is_worth_it and self._gate.has_fewer_digits(self._list_unsure(part)):
+            self._grant(max(self._left(), self._policy.early_closer_share * self._starter.budget.seconds))
+            self._look_speed = speed
+        checks = self._gate.screen(part)
+        self._look_speed = 1.0
+        return checks
 
     def _try_training(self, part: TrainConfig, checks: tuple[QualityCheck, ...], *, seen: TrainConfig) -> None:
         """Train one seed of what gradients have left open: what trainings cannot show is not built on either."""
