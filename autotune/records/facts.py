@@ -273,5 +273,6 @@ class TargetFacts(Record):
 
     @property
     def rates(self) -> Ceilings:
-        """The measured limits, with the rates of this model's kind of products."""
-        return self.ceilings.of_convolutions() if self.model.has_4d_convolution else self.ceilings
+        """The measured limits, with the rates of this model's kind of products: of attention's, where it has both."""
+        convolves = self.model.has_4d_convolution and not self.model.calls_attention
+        return self.ceilings.of_convolutions() if convolves else self.ceilings

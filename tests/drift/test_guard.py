@@ -212,16 +212,22 @@ def test_what_cannot_be_switched_is_named():
     assert guard.words == "losses watched, gradients not compared"
 
 
-def test_gradients_that_the_search_accepted_as_they_are_are_not_compared():
+@pytest.mark.parametrize("is_transient", [False, True])
+def test_gradients_that_the_search_accepted_as_they_are_are_not_compared_unless_they_come_right(is_transient):
     interval = Interval(estimate=0.3, low=0.2, high=0.4, confidence_level=0.9, method="jackknife")
     found = GradientEquivalence(
-        subject="gradients", point="initial weights", windows=16, noise=interval, verdict="inconclusive"
+        subject="gradients",
+        point="initial weights",
+        windows=16,
+        noise=interval,
+        verdict="non-inferior" if is_transient else "inconclusive",
+        is_transient=is_transient,
     )
     loaded = load(Fit())
     config = loaded.baseline.replace(precision="bf16")
     training, _ = start(Fit(), precision="bf16")
     guard = DriftGuard(loaded, training, config, loaded.baseline, device=CPU, accepted=[found])
-    assert "accepted" in guard.summarize().reason
+    assert ("accepted" in guard.summarize().reason) is not is_transient
 
 
 def learn_band(seeds: int = 5, steps: int = 96) -> Any:

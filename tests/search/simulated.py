@@ -403,7 +403,7 @@ class NothingToCheck:
     def find_early_part(self, config: TrainConfig) -> TrainConfig | None:
         raise AssertionError
 
-    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+    def look_at(self, config: TrainConfig, *, seconds: float, most_seconds: float | None = None) -> None:
         raise AssertionError
 
     def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -560,9 +561,11 @@ def test_what_gradients_have_left_open_is_open_until_a_training_has_shown_it(tmp
     assert stage.stage.list_open() == []
 
 
-@pytest.mark.parametrize(("speed", "looked"), [(1.6, True), (1.2, False)])
+@pytest.mark.parametrize(
+    ("speed", "most", "looked"), [(1.6, math.inf, True), (1.2, math.inf, False), (1.6, 60.0, False), (1.6, None, False)]
+)
 def test_fewer_digits_that_are_much_faster_get_the_time_for_a_closer_look(
-    tmp_path: Path, speed: float, *, looked: bool
+    tmp_path: Path, speed: float, most: float | None, *, looked: bool
 ) -> None:
     machine = Machine(
         speed=lambda config: speed if config.precision == "bf16" else 1.0,
@@ -571,7 +574,7 @@ def test_fewer_digits_that_are_much_faster_get_the_time_for_a_closer_look(
     stage = open_stage(tmp_path, machine)
     for config in (BASELINE, CAST):
         stage.log.add_launch(stage.starter.launch(config, "measure", 60.0))
-    stage.look_at(CAST)
+    stage.stage.look_at(CAST, seconds=EARLY * stage.starter.budget.seconds, most_seconds=most)
     windows = [spec.fidelity.windows for spec in machine.specs if spec.fidelity]
     assert (CLOSER_WINDOWS in windows) is looked
     assert stage.stage.list_open() == ([] if looked else [frozenset({"precision=bf16"})])

@@ -62,7 +62,7 @@ def test_what_leads_a_baseline_that_was_slow_once_is_not_screened(baseline: floa
         def find_early_part(self, config: TrainConfig) -> TrainConfig:
             return config
 
-        def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+        def look_at(self, config: TrainConfig, *, seconds: float, most_seconds: float | None = None) -> None:
             seen.append(config)
 
         def choose(self, candidates: Sequence[TrainConfig], **_limits: object) -> list[TrainConfig]:

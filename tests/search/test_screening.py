@@ -379,17 +379,33 @@ def test_no_closer_look_is_taken_where_it_tells_nothing(tmp_path: Path, first: f
     assert {plan.windows for _, _, plan in runs.calls if plan is not None} == {PLAN.windows}
 
 
-@pytest.mark.parametrize(("convolves", "affords", "windows"), [(True, True, 64), (True, False, 12), (False, True, 12)])
-def test_convolutions_in_fewer_digits_are_looked_at_closely_at_once(
-    tmp_path: Path, convolves: bool, affords: bool, windows: int
+def test_a_closer_look_ends_where_the_training_had_learned_its_data_by_heart(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, noise=is_noisy(0.0, 0.001), losses=lambda step: 2.0 * 0.97**step)
+    checks = Gate(FACTS, GradientPlan(windows=12, later_steps=100), runs, affords=lambda _plan: True).screen(
+        BASE.replace(precision="bf16")
+    )
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", PASSED)
+    assert [(plan.windows, plan.later_steps) for _, _, plan in runs.calls if plan] == [
+        (12, 100),  # the baseline's, which shows that it has learned most by then
+        *[(12, 47)] * 2,
+        *[(CLOSER_WINDOWS, 47)] * 2,
+    ]
+
+
+def test_what_is_open_at_the_first_point_after_a_closer_look_at_the_later_one_is_looked_at_there_too(
+    tmp_path: Path,
 ) -> None:
-    runs, model = Runs(tmp_path), FACTS.model.replace(has_4d_convolution=convolves)
-    gate = make_gate(runs, make_facts(model=model), affords=lambda _plan: affords)
-    for changes in ({"precision": "bf16"}, {"memory_format": "channels_last"}):
-        gate.screen(BASE.replace(**changes))
-    plans = runs.plans_of(BASE.replace(precision="bf16"))
-    assert [(plan.windows, plan.first_windows) for plan in plans] == [(windows, 12 if windows > 12 else None)]
-    assert [plan.windows for plan in runs.plans_of(BASE.replace(memory_format="channels_last"))] == [12]
+    runs, granted = Runs(tmp_path, noise=is_noisy(0.02, 0.001)), [True]
+    gate = make_gate(runs, affords=lambda _plan: granted[0])
+    gate.screen(BASE.replace(precision="bf16"))
+    runs.noise = is_noisy(0.001, 0.001)
+    both = BASE.replace(precision="bf16", memory_format="channels_last")
+    checks = gate.screen(both)
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", PASSED)
+    plans = [(plan.windows, plan.first_windows) for plan in runs.plans_of(both)]
+    assert plans == [(CLOSER_WINDOWS, PLAN.windows), (CLOSER_WINDOWS, None)]
 
 
 def test_what_was_looked_at_without_its_allocator_asks_for_the_allocator_alone(tmp_path: Path) -> None:
@@ -406,7 +422,9 @@ def test_what_was_looked_at_without_its_allocator_asks_for_the_allocator_alone(t
     assert gate.find_unshown_allocators(both.replace(memory_format="channels_last")) is None
     # Two looks of 34 steps are spared for a process of four.
     assert costs.of_screening(both, gate) == pytest.approx(whole - 2 * (1 + 34 * price_step(1.0)) + 1 + 4)
-    gate.shown_by_launches = lambda _changes: EQUAL
+    gate.was_trained = lambda config: config == BASE.replace(**tuned)
+    assert gate.find_unshown_allocators(both) is None
+    gate.was_trained, gate.shown_by_launches = lambda _config: False, lambda _changes: EQUAL
     assert gate.find_unshown_allocators(both) is None
 
 

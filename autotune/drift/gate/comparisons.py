@@ -33,6 +33,8 @@ _LOUDEST = 0.25
 """Of the gradient's variance, in the first steps: until it is gone, luck counts as in batches of four fifths."""
 _PART_OF_CHANCE = 1 / 3
 """Of the variance that chance makes until noise is gone: most that a bias in it can add up to."""
+_PART_OF_NOISE = 1 / 4
+"""Of its variance: most that the square of a bias may be to be hidden in it."""
 
 _LEAST_GRADIENT = 1e-5
 """Of the typical element; float32 rounds at 6e-8 of the terms that make it up."""
@@ -188,7 +190,7 @@ def may_pass_later(found: GradientEquivalence, *, steps: int) -> bool:
     if found.point != INITIAL or found.verdict != "inconclusive":
         return False
     is_bias = is_lost_in_noise(found) and steps >= _GONE_STEPS
-    return is_bias or (is_noise_alone(found, steps=steps) and steps >= _QUIET_STEPS)
+    return is_bias or (steps >= _QUIET_STEPS and is_noise_alone(found, steps=steps))
 
 
 def is_noise_alone(found: GradientEquivalence, *, steps: int) -> bool:
@@ -196,9 +198,10 @@ def is_noise_alone(found: GradientEquivalence, *, steps: int) -> bool:
     noise, bias, steering = found.noise, found.bias, found.steering
     if found.subject != "gradients" or noise is None or bias is None or steering is None:
         return False
-    is_noise = noise.low <= _LOUDEST and noise.high > NOISE_PASSES
+    is_noise = NOISE_PASSES < noise.high <= _LOUDEST
     # What is the same in each step adds up with their number, chance with its root.
-    is_hidden = bias.low <= BIAS_PASSES and steps * steering.high**2 <= _PART_OF_CHANCE
+    is_little = steering.high**2 <= min(_PART_OF_CHANCE / steps, _PART_OF_NOISE * noise.high)
+    is_hidden = bias.low <= BIAS_PASSES and is_little
     return is_noise and is_hidden and not (found.worst_bias or 0.0) > LAYER_BIAS_IN_DOUBT
 
 

@@ -126,8 +126,9 @@ class ProofCosts:
             seconds += self.of_trial(config, look, goes_on=self.is_script)
             seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", look) else self.of_trial(baseline, look)
         if rest is not None and leave_optimizer(rest, baseline) != baseline:
-            own = self.of_trial(baseline, plan)
-            seconds += own if gate.trials.has_run(baseline, "fidelity", plan) else 2 * own
+            look = gate.choose_plan(rest) if gate.plan else plan
+            own = self.of_trial(baseline, look)
+            seconds += own if gate.trials.has_run(baseline, "fidelity", look) else 2 * own
         if any(name == OPTIMIZER or is_user_knob(name) for name in changed):
             seconds += 2 * self.of_trial(baseline, plan.replace(later_steps=0))
         return seconds

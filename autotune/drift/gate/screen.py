@@ -79,6 +79,7 @@ class Gate:
             not shown it.
         repeats: launches of the baseline begin with the same losses.
         seconds_left: returns the time that is left for all of it.
+        was_trained: a config has been trained a few steps for its losses, whatever these have shown.
         doubted: sets of changes, each `name=value`, that wait for a look in float64: without it they stay open.
         reference_seconds: that this look takes, as far as is known.
     """
@@ -92,6 +93,7 @@ class Gate:
     shown_by_launches: Callable[[frozenset[str]], QualityCheck | None] = lambda _changes: None
     repeats: Callable[[], bool] = lambda: True
     seconds_left: Callable[[], float] = lambda: math.inf
+    was_trained: Callable[[TrainConfig], bool] = lambda _config: False
     doubted: set[frozenset[str]] = field(default_factory=set)
     reference_seconds: float = 0.0
 
@@ -261,7 +263,7 @@ class Gate:
         """
         baseline = self.facts.baseline
         alone = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - ALLOCATORS)
-        if alone == baseline or self.check_allocators(config) is not None:
+        if alone == baseline or self.check_allocators(config) is not None or self.was_trained(alone):
             return None
         reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline))) and self.draws_random
         without = leave_optimizer(revert_knobs(config, baseline, {*ALLOCATORS, *DATA_KNOBS}), baseline)
@@ -294,26 +296,22 @@ class Gate:
     ) -> list[QualityCheck] | None:
         plan = self.choose_plan(config, dropout=dropout)
         checks = self._look(config, plan, updates=updates)
-        closer = _find_closer(checks or [], plan)
+        # A look may have found that the later point has to come earlier.
+        closer = _find_closer(checks or [], plan.replace(later_steps=self._planned.later_steps))
         if closer is None or not self.affords(closer):
             return checks
         return self._look(config, closer, updates=updates) or checks
 
     def choose_plan(self, config: TrainConfig, *, dropout: bool = True) -> GradientPlan:
-        """Return how much is looked at of a config: at the later point more where no less is likely to tell.
+        """Return how much is looked at of a config: of fewer digits as much as was looked at closely of the baseline.
 
-        That is of fewer digits where the baseline was looked at so closely, or of convolutions, where they mostly leave
-        something open (seen: 12 of 20 models with BatchNorm), if there is the time.
+        What they are a part of will need as much.
         """
         plan = self._planned.replace(dropout=dropout)
         if not self.has_fewer_digits(self._list_rounding(config)):
             return plan
-        looks = [plan.replace(windows=CLOSER_WINDOWS, first_windows=first) for first in (plan.windows, None)]
-        for look in looks:
-            if self.trials.has_run(self.facts.baseline, "fidelity", look):
-                return look
-        convolves = self.facts.model.has_4d_convolution and plan.later_steps and plan.windows < CLOSER_WINDOWS
-        return looks[0] if convolves and self.affords(looks[0]) else plan
+        looks = (plan.replace(windows=CLOSER_WINDOWS, first_windows=first) for first in (None, plan.windows))
+        return next((look for look in looks if self.trials.has_run(self.facts.baseline, "fidelity", look)), plan)
 
     def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
         """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""
@@ -464,11 +462,11 @@ def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> Gradient
     left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
     waiting = [one for one in left_open if may_pass_later(one, steps=plan.later_steps)]
     still = [one for one in left_open if one not in waiting]
-    is_refused = any(check.verdict == "inferior" for check in checks)
-    if is_refused or plan.windows >= CLOSER_WINDOWS or not may_tell(still, windows=CLOSER_WINDOWS):
-        return None
     is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
-    return plan.replace(windows=CLOSER_WINDOWS, first_windows=plan.windows if is_later else None)
+    first = (plan.first_windows or plan.windows) if is_later else None
+    closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)
+    is_refused = any(check.verdict == "inferior" for check in checks)
+    return None if is_refused or closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
 
 
 def leave_optimizer(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:

@@ -97,6 +97,7 @@ class GateStage:
             shown_by_launches=self._equal_losses.show,
             repeats=self._equal_losses.repeats,
             seconds_left=self._left,
+            was_trained=self._equal_losses.has_losses_of,
         )
 
     @property
@@ -253,12 +254,13 @@ class GateStage:
         rounding = [name for name, kind in changes.items() if kind == "rounding" and name != OPTIMIZER]
         return {name: f"{name}={get_knob(config, name)}" for name in rounding}
 
-    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+    def look_at(self, config: TrainConfig, *, seconds: float, most_seconds: float | None = None) -> None:
         """Screen a part of a promising config while the search goes on: nothing is to be built on what drifts.
 
         Args:
             config: the settings.
             seconds: that it may take.
+            most_seconds: the same of fewer digits that are much faster; None for no more.
         """
         part = self.find_early_part(config)
         if part is None:
@@ -271,7 +273,7 @@ class GateStage:
             speed = math.exp(max(0.0, entry.speed) / 2) if entry else 1.0
             self._open_gate(seconds, self._policy.early_candidates, is_unsure=self._wants_reference(part), speed=speed)
             self._open_gate(seconds, self._policy.early_candidates, speed=speed)
-            checks = self._screen_early(part, speed=speed) if self._gate.plan is not None else ()
+            checks = self._screen_early(part, most_seconds or 0.0, speed=speed) if self._gate.plan is not None else ()
             if checks is None:
                 self._save()
                 return
@@ -284,11 +286,12 @@ class GateStage:
         self._looked_after = max((one.result.spec.number for one in self._log.judged), default=0)
         self._save()
 
-    def _screen_early(self, part: TrainConfig, *, speed: float) -> tuple[QualityCheck, ...] | None:
+    def _screen_early(self, part: TrainConfig, most_seconds: float, *, speed: float) -> tuple[QualityCheck, ...] | None:
         """Screen fewer digits with the time for a closer look where they are part of something much faster."""
         is_worth_it = speed**2 >= self._policy.worth_a_closer_look
         if is_worth_it and self._gate.has_fewer_digits(self._list_unsure(part)):
-            self._grant(max(self._left(), self._policy.early_closer_share * self._starter.budget.seconds))
+            share = self._policy.early_closer_share * self._starter.budget.seconds
+            self._grant(max(self._left(), min(share, most_seconds)))
             self._look_speed = speed
         checks = self._gate.screen(part)
         self._look_speed = 1.0
@@ -410,7 +413,7 @@ class GateStage:
     def _train_allocators(self, config: TrainConfig) -> None:
         """Train a few steps with a config's allocators alone, where its losses may spare a much longer look."""
         alone = self._gate.find_unshown_allocators(config)
-        if alone is None or self._equal_losses.has_losses_of(alone) or not self._equal_losses.repeats():
+        if alone is None or not self._equal_losses.repeats():
             return
         seconds = self._left()
         if seconds < self._policy.least_seconds or self._starter.should_stop():

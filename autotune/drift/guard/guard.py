@@ -292,5 +292,7 @@ class DriftGuard:
 
 
 def _differ(found: GradientEquivalence) -> bool:
+    if found.is_transient:
+        return False  # it was shown to be gone before the first look
     noise = 0.0 if found.noise is None else found.noise.estimate
     return noise > NOISE_FAILS or (found.worst_bias or 0.0) > LAYER_BIAS_FAILS

@@ -33,7 +33,7 @@ class LossCheck(Protocol):
         """Return what of a promising config is screened while the search goes on; None for nothing."""
         ...
 
-    def look_at(self, config: TrainConfig, *, seconds: float) -> None:
+    def look_at(self, config: TrainConfig, *, seconds: float, most_seconds: float | None = None) -> None:
         """Screen that part."""
         ...
 
@@ -128,9 +128,10 @@ class Prover:
         needed = self.reserve.needed_seconds(part)
         if needed > policy.most_proof_share * budget.seconds:
             return  # there is not much that could be built on it
-        seconds = min(self.reserve.check_seconds(config), max(needed, policy.look_share * budget.seconds))
+        most = self.reserve.check_seconds(config)
+        seconds = min(most, max(needed, policy.look_share * budget.seconds))
         if seconds > 0:
-            self.loss_check.look_at(config, seconds=seconds)
+            self.loss_check.look_at(config, seconds=seconds, most_seconds=most)
 
     def _seconds_to_claim_more(self) -> float:
         plan = self._plan_more()
