@@ -132,6 +132,19 @@ def test_precision_reason_states_the_measured_rates() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("calls_attention", "told"), [(False, "convolutions ran 2x"), (True, "matrix products ran 3x")]
+)
+def test_precision_of_a_model_of_convolutions_goes_by_these(calls_attention: bool, told: str) -> None:
+    rates = (
+        MatmulRate(dtype="fp32", flops_per_second=4e11, convolution_flops_per_second=8e11),
+        MatmulRate(dtype="bf16", flops_per_second=1.2e12, convolution_flops_per_second=1.6e12),
+    )
+    model = {"has_4d_convolution": True, "calls_attention": calls_attention}
+    facts = target(ceilings=Ceilings(matmul=rates), model=model)
+    assert f"bf16 {told} as fast as fp32 ones" in advised(facts, timing())["precision"]
+
+
 def test_fp16_only_where_bf16_is_no_faster() -> None:
     rates = {"fp32": 100e9, "bf16": 110e9, "fp16": 400e9}
     assert advised(target(device="cuda", ceilings=ceilings(rates)), timing(), GPU_HOST)["precision"].startswith("fp16 ")

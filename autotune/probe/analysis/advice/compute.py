@@ -49,8 +49,9 @@ def _compare_arithmetic(case: Case, name: str) -> Finding:
     now, other = case.figures.burst_flops_per_second, case.facts.rates.flops_per_second(name)
     if not now or not other or other <= case.policy.faster_arithmetic * now:
         return None
+    kind = "matrix products" if case.facts.rates == case.facts.ceilings else "convolutions"
     reason = (
-        f"{name} matrix products ran {format_rough_factor(other / now)} as fast as {case.figures.arithmetic} ones "
+        f"{name} {kind} ran {format_rough_factor(other / now)} as fast as {case.figures.arithmetic} ones "
         f"({format_flops(other)} against {format_flops(now)}); {_describe_products(case)}"
     )
     saved = case.products_fraction * (1.0 - now / other)
