@@ -205,11 +205,16 @@ class Machine:
         rounded = 0.0 if numerics_of(config, BASELINE) == "exact" else max(1e-6, math.sqrt(self.gradient_noise(config)))
         rows = rows * (1 + self.gradient_error(config)) + rounded * luck.standard_normal(rows.shape)
         keys = 32 * np.arange(1, 1 + windows)
-        point = Point(GradientRows(keys, rows), GradientRows(keys, -1e-3 * rows), np.full((windows, 1), 1e-3))
+
+        def take(count: int) -> Point:
+            held = keys[:count], rows[:count]
+            return Point(GradientRows(*held), GradientRows(held[0], -1e-3 * held[1]), np.full((count, 1), 1e-3))
+
+        points = [take(spec.fidelity.first_windows or windows), *([take(windows)] if spec.fidelity.later_steps else [])]
         layers = RowLayout(("weight",), np.array([columns]), np.array([columns]))
         path = self.trials / f"{spec.number:04d}" / TRACE_FILE
         path.parent.mkdir(exist_ok=True)
-        write_trace(path, GradientTrace(layers, (point, point) if spec.fidelity.later_steps else (point,)))
+        write_trace(path, GradientTrace(layers, tuple(points)))
         if spec.fidelity.later_steps and spec.fidelity.weights is None:
             path.with_name(WEIGHTS_FILE).touch()
         return str(path)
