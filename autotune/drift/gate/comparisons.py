@@ -79,28 +79,43 @@ def compare_points(
             )
         )
 
-    def compare_point(number: int, most_noise: float = NOISE_FAILS) -> GradientEquivalence:
-        ours, theirs = candidate.points[number], baseline.points[number]
-        exact: GradientRows | None = None
-        if reference is not None and len(reference.points) > number:
-            exact = reference.points[number].gradients
-            # Far from the baseline's own gradients it is of another computation, and both are far from it.
-            if relative_error(theirs.gradients, exact, baseline.layers) > farthest:
-                exact = None
-        return compare(
-            ours.gradients,
-            theirs.gradients,
-            baseline.layers,
-            subject="gradients",
-            point=f"after {steps} steps" if number else INITIAL,
-            reference=exact,
-            most_noise=most_noise,
-        )
-
-    points = [compare_point(number) for number in range(min(len(candidate.points), len(baseline.points)))]
+    shared = range(min(len(candidate.points), len(baseline.points)))
+    exact = [_find_reference(reference, baseline, number, farthest) for number in shared]
+    points = [_compare_point(candidate, baseline, exact[number], number, steps=steps) for number in shared]
     if points and points[0].verdict == "inferior" and is_quiet(points[1:]):
-        points[0] = compare_point(0, most_noise=_LOUDEST)
+        points[0] = _compare_point(candidate, baseline, exact[0], 0, steps=steps, most_noise=_LOUDEST)
     return _accept_transient([*found, *points], steps=steps)
+
+
+def _find_reference(
+    reference: GradientTrace | None, baseline: GradientTrace, number: int, farthest: float
+) -> GradientRows | None:
+    """Return a point's gradients in float64; None without, and far from the baseline's: both are far from it then."""
+    if reference is None or len(reference.points) <= number:
+        return None
+    exact = reference.points[number].gradients
+    is_far = relative_error(baseline.points[number].gradients, exact, baseline.layers) > farthest
+    return None if is_far else exact
+
+
+def _compare_point(
+    candidate: GradientTrace,
+    baseline: GradientTrace,
+    exact: GradientRows | None,
+    number: int,
+    *,
+    steps: int,
+    most_noise: float = NOISE_FAILS,
+) -> GradientEquivalence:
+    return compare(
+        candidate.points[number].gradients,
+        baseline.points[number].gradients,
+        baseline.layers,
+        subject="gradients",
+        point=f"after {steps} steps" if number else INITIAL,
+        reference=exact,
+        most_noise=most_noise,
+    )
 
 
 def is_quiet(later: Sequence[GradientEquivalence]) -> bool:
