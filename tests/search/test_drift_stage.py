@@ -459,6 +459,20 @@ def test_allocators_that_fail_at_that_are_not_trained_again(tmp_path: Path) -> N
     assert [spec.config for spec in stage.machine.specs if spec.purpose == "quality"].count(TUNED) == 1
 
 
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_where_one_allocator_has_other_losses_no_other_is_trained(tmp_path: Path, is_equal: bool) -> None:
+    machine = Dropping(facts={"model": make_model(draws_random=True)})
+    machine.same_as = {} if is_equal else {TUNED.key: CAST}
+    stage, other = open_stage(tmp_path, machine), BASELINE.replace(host_allocator="jemalloc")
+    measure(stage, BASELINE)
+    for allocator in (TUNED, other):
+        stage.choose(CAST.replace(host_allocator=allocator.host_allocator))
+    trained_alone = [
+        spec.config for spec in machine.specs if spec.purpose == "quality" and spec.config in (TUNED, other)
+    ]
+    assert trained_alone == ([TUNED, other] if is_equal else [TUNED])
+
+
 def test_an_exact_candidate_has_its_turn_although_there_is_no_time_for_the_one_before(tmp_path: Path) -> None:
     stage = open_stage(tmp_path, Repeating())
     measure(stage, BASELINE, CAST, TUNED)

@@ -106,6 +106,11 @@ class EqualLosses:
         """Return whether a config was launched, or trained beside."""
         return config.key in self._take_launches()
 
+    def may_be_shown(self, config: TrainConfig) -> bool:
+        """Return whether a training beside may show that a config loses nothing: it and its like have not failed to."""
+        beside = [one.spec.config for one in self._beside if one.spec.config is not None]
+        return not self.has_losses_of(config) and all(self.find(one) is not None for one in beside)
+
     def find(self, config: TrainConfig, beside: TrainConfig | None = None) -> QualityCheck | None:
         """Return the check that a config's launches had the losses of others, bit for bit; as `find_equal_losses`.
 

@@ -79,7 +79,7 @@ class Gate:
             not shown it.
         repeats: launches of the baseline begin with the same losses.
         seconds_left: returns the time that is left for all of it.
-        was_trained: a config has been trained a few steps for its losses, whatever these have shown.
+        may_be_shown: a few steps of exact settings may show that they lose nothing.
         doubted: sets of changes, each `name=value`, that wait for a look in float64: without it they stay open.
         reference_seconds: that this look takes, as far as is known.
     """
@@ -93,7 +93,7 @@ class Gate:
     shown_by_launches: Callable[[frozenset[str]], QualityCheck | None] = lambda _changes: None
     repeats: Callable[[], bool] = lambda: True
     seconds_left: Callable[[], float] = lambda: math.inf
-    was_trained: Callable[[TrainConfig], bool] = lambda _config: False
+    may_be_shown: Callable[[TrainConfig], bool] = lambda _config: True
     doubted: set[frozenset[str]] = field(default_factory=set)
     reference_seconds: float = 0.0
 
@@ -263,7 +263,7 @@ class Gate:
         """
         baseline = self.facts.baseline
         alone = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - ALLOCATORS)
-        if alone == baseline or self.check_allocators(config) is not None or self.was_trained(alone):
+        if alone == baseline or self.check_allocators(config) is not None or not self.may_be_shown(alone):
             return None
         reorders = bool(REORDERING_KNOBS.intersection(changed_fields(config, baseline))) and self.draws_random
         without = leave_optimizer(revert_knobs(config, baseline, {*ALLOCATORS, *DATA_KNOBS}), baseline)

@@ -97,7 +97,7 @@ class GateStage:
             shown_by_launches=self._equal_losses.show,
             repeats=self._equal_losses.repeats,
             seconds_left=self._left,
-            was_trained=self._equal_losses.has_losses_of,
+            may_be_shown=self._equal_losses.may_be_shown,
         )
 
     @property
