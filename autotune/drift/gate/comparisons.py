@@ -61,7 +61,7 @@ def compare_points(
     steps: int,
     farthest: float = 0.01,
 ) -> list[GradientEquivalence]:
-    """Compare the gradients at each point; a bias of the first steps passes where it is gone at the later one.
+    """Compare the gradients at each point; what is of the first steps alone passes where it is gone at the later one.
 
     Args:
         candidate: of one arm.
@@ -78,11 +78,10 @@ def compare_points(
                 subject="gradients", point=f"after {steps} steps", windows=0, verdict="inconclusive", reason=reason
             )
         )
-
     shared = range(min(len(candidate.points), len(baseline.points)))
     exact = [_find_reference(reference, baseline, number, farthest) for number in shared]
     points = [_compare_point(candidate, baseline, exact[number], number, steps=steps) for number in shared]
-    if points and points[0].verdict == "inferior" and is_quiet(points[1:]):
+    if points and points[0].verdict == "inferior" and _is_quiet(points[1:]):
         points[0] = _compare_point(candidate, baseline, exact[0], 0, steps=steps, most_noise=_LOUDEST)
     return _accept_transient([*found, *points], steps=steps)
 
@@ -118,7 +117,7 @@ def _compare_point(
     )
 
 
-def is_quiet(later: Sequence[GradientEquivalence]) -> bool:
+def _is_quiet(later: Sequence[GradientEquivalence]) -> bool:
     """Return whether later gradients are shown to have no noise that counts; False without any."""
     return bool(later) and all(one.noise is not None and one.noise.high <= NOISE_PASSES for one in later)
 

@@ -47,7 +47,7 @@ from autotune.space import REORDERING_KNOBS, classify_changes, revert_knobs
 
 _FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "allow_tf32=True"})
 CLOSER_WINDOWS = 64
-"""Looked at where fewer leave it open, and so many would tell: of the first steps no more than what is open there."""
+"""Looked at where fewer leave it open, and so many would tell; at the initial weights only what is open there."""
 
 OPTIMIZER = "optimizer_implementation"
 
@@ -460,8 +460,7 @@ def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> Gradient
     What is open at the initial weights alone because of noise that passes once it is gone waits for the later point.
     """
     left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
-    waiting = [one for one in left_open if may_pass_later(one, steps=plan.later_steps)]
-    still = [one for one in left_open if one not in waiting]
+    still = [one for one in left_open if not may_pass_later(one, steps=plan.later_steps)]
     is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
     first = (plan.first_windows or plan.windows) if is_later else None
     closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)

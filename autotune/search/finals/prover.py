@@ -34,7 +34,7 @@ class LossCheck(Protocol):
         ...
 
     def look_at(self, config: TrainConfig, *, seconds: float, most_seconds: float | None = None) -> None:
-        """Screen that part."""
+        """Screen that part in so many seconds; in the most there are where that is worth it."""
         ...
 
     def choose(
