@@ -356,8 +356,8 @@ def _trace(points: Sequence[Rows]) -> GradientTrace:
 @pytest.mark.parametrize(
     ("at_first", "later", "steps", "verdicts"),
     [
-        (0.02, 0.001, 10, ["non-inferior", "non-inferior"]),
-        (0.02, 0.001, 9, ["inconclusive", "non-inferior"]),  # hardly a later point
+        (0.02, 0.001, 5, ["non-inferior", "non-inferior"]),
+        (0.02, 0.001, 4, ["inconclusive", "non-inferior"]),  # hardly a later point
         (0.02, 0.03, 200, ["inconclusive", "inconclusive"]),  # it stays
         (0.14, 0.03, 10, ["inferior", "inconclusive"]),
         (0.5, 0.001, 10, ["inferior", "non-inferior"]),  # as if the first batches were smaller by a third

@@ -27,7 +27,7 @@ INITIAL = "initial weights"
 
 _GONE_STEPS = 100
 """After which a bias that was there at the initial weights may be called gone."""
-_QUIET_STEPS = 10
+_QUIET_STEPS = 5
 """The same for noise, which adds up to nothing."""
 _LOUDEST = 0.25
 """Of the gradient's variance, in the first steps: until it is gone, luck counts as in batches of four fifths."""
@@ -176,7 +176,7 @@ def _accept_transient(found: Sequence[GradientEquivalence], *, steps: int) -> li
 
     A bias has to steer a step by at most 2 % of that step's own spread, which weighs less than chance for 2,500 steps,
     and the gradients 100 steps later or more have to pass. Noise of at most a quarter of the variance may hide a bias
-    that adds up to a third of what chance does until it is gone; the gradients 10 steps later or more have to pass.
+    that adds up to a third of what chance does until it is gone; the gradients 5 steps later or more have to pass.
     bf16 has such noise in a ResNet that begins: 10 to 14 % at its initial weights, 0.3 % after 5 steps. What is wrong
     throughout passes neither way.
 

@@ -4,7 +4,7 @@ What a smaller plan can still tell. The bounds hold with any number of windows (
 a small plan never passes what a large one would not. What it cannot tell it leaves open, and trainings decide.
 
     24 + 200   all of it: what shows only at other weights than the first, and a bias of 2 % in noisy gradients
-    12 +  10   noise of the first steps, as bf16 has it in a ResNet, is seen to go
+     8 +   5   noise of the first steps, as bf16 has it in a ResNet, is seen to go
      8 +   0   the initial weights alone: other data, masks, weights, scales and layers; nothing that comes later
      4 +   0   rounding in float32 passes, a wrong scale of the loss fails, a layer that is wrong is left open; so is
                nearly all that bf16 does to convolutions
