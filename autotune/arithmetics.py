@@ -6,16 +6,25 @@ from collections.abc import Mapping
 
 from autotune.format import format_flops, format_part
 from autotune.records.ceilings import Ceilings
-from autotune.records.config import KnobValue
+from autotune.records.config import KnobValue, MatmulPrecision
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Caution
 
+HALF_TYPES = ("bf16", "fp16")
+_WORTH_IT = 1.1
+"""Of the fp32 rate: less is mostly the luck of two measurements."""
 _HOPELESS = 0.5
 """Of the fp32 rate: a CPU that emulates bf16 is far below, one that has it above (a judgement, not a measurement)."""
+FASTER_PRODUCTS: dict[str, tuple[MatmulPrecision, str]] = {
+    "cpu": ("medium", "fp32-medium"),
+    "cuda": ("high", "tf32"),
+}
+"""Of float32 matrices, by device: the `matmul_precision` that may be faster, and its name in the ceilings."""
+
 _ARITHMETICS: dict[str, dict[KnobValue, str]] = {
     "precision": {"bf16": "bf16", "fp16": "fp16"},
-    "allow_tf32": {True: "tf32"},
+    "matmul_precision": {"high": "tf32", "medium": "fp32-medium"},
 }
 """Values that are worth trying for their arithmetic's rate alone, each with its name in the ceilings."""
 
@@ -44,6 +53,21 @@ def refuse_fp16(target: TargetFacts, hardware: HardwareInfo) -> str:
         rate = f"{format_flops(bf16)}, fp16 at {format_flops(fp16)}"
         return f"measured: bf16 products run at {rate}, and bf16 needs no loss scaling"
     return ""
+
+
+def refuse_medium_products(target: TargetFacts) -> str:
+    """Return why float32 products of `matmul_precision` medium are not tried on a CPU; empty where they are."""
+    baseline, rates = target.baseline, target.rates
+    if baseline.precision != "fp32":
+        return "half types leave hardly any product of float32"
+    if baseline.matmul_precision == "medium" or not rates.matmul:
+        return ""
+    faster, plain = (rates.flops_per_second(name) for name in ("fp32-medium", "fp32"))
+    if faster is None or plain is None:
+        return "no such products were measured on this CPU"
+    if faster > _WORTH_IT * plain:
+        return ""
+    return f"measured: products run at {format_flops(faster)} so, and at {format_flops(plain)} as they are"
 
 
 def find_cautions(target: TargetFacts, choices: Mapping[str, tuple[KnobValue, ...]]) -> tuple[Caution, ...]:

@@ -71,7 +71,7 @@ class TunedCallback(Tuned, TrainerCallback):  # type: ignore[misc]
         left = _list_unapplied(self._profile)
         if left:
             warnings.warn(f"not applied: {', '.join(left)}; autotune export --to hf tells how", stacklevel=2)
-        self._live.begin(given["model"], [given["optimizer"]], args.device)
+        self._live.begin(given["model"], [given["optimizer"]])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_given: Any) -> None:
         """Count a step."""
@@ -261,7 +261,7 @@ def _read_baseline(args: Any) -> TrainConfig:
         micro_batch_size=args.train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
-        allow_tf32=bool(args.tf32),
+        matmul_precision="high" if args.tf32 else "highest",
         activation_checkpointing="full" if checkpoints else "off",
         compile_mode=mode if args.torch_compile else "off",
         num_workers=args.dataloader_num_workers,

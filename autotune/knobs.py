@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.arithmetics import refuse_bf16, refuse_fp16
+from autotune.arithmetics import refuse_bf16, refuse_fp16, refuse_medium_products
 from autotune.records.config import Allowed, KnobValue, spread_config
 from autotune.records.facts import TargetFacts
 from autotune.records.hardware import HardwareInfo
@@ -137,15 +137,20 @@ def _precisions(facts: Facts) -> Choices:
     return ("fp32", *(name for name in refused if name not in reasons)), reasons
 
 
-def _tf32(facts: Facts) -> Choices:
+def _matmul_precisions(facts: Facts) -> Choices:
+    own, rates = facts.target.baseline.matmul_precision, facts.target.ceilings
     if not facts.on_gpu:
-        return _only("TF32 is arithmetic of NVIDIA GPUs", True)
-    rates = facts.target.ceilings
+        reasons: dict[KnobValue, str] = {"high": "TF32 is arithmetic of NVIDIA GPUs"}
+        slow = refuse_medium_products(facts.target)
+        if slow:
+            return (), reasons | {"medium": slow}
+        return ("highest" if own == "medium" else own, "medium"), reasons
     if rates.matmul and rates.flops_per_second("tf32") is None:
-        return _only("this GPU has no TF32", True)
-    if facts.target.baseline.allow_tf32:
-        return _only("no product is faster without TF32", False)
-    return (False, True), {}
+        return _only("this GPU has no TF32", "high", "medium")
+    as_high: dict[KnobValue, str] = {"medium": "on a GPU it is TF32, as high is"}
+    if own != "highest":
+        return (), as_high | {"highest": "no product is faster without TF32"}
+    return ("highest", "high"), as_high
 
 
 def _compile_modes(facts: Facts) -> Choices:
@@ -340,7 +345,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("host_allocator", "exact", ("gradients",), "environment", _host_allocators),
     Knob("device_allocator", "exact", ("gradients",), "environment", _device_allocators),
     Knob("precision", "rounding", ("gradients",), "restart", _precisions),
-    Knob("allow_tf32", "rounding", ("gradients",), "restart", _tf32),
+    Knob("matmul_precision", "rounding", ("gradients",), "restart", _matmul_precisions),
     Knob("attention_backend", "rounding", ("gradients",), "restart", _attention_backends),
     Knob("optimizer_implementation", "rounding", ("gradients",), "restart", _optimizer_implementations),
     Knob("memory_format", "rounding", ("gradients",), "restart", _memory_formats),

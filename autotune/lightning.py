@@ -54,7 +54,7 @@ class TunedCallback(Tuned, Callback):  # type: ignore[misc]
         if left:
             told = "autotune export --to lightning tells how"
             warnings.warn(f"to be set where Trainer and loader are built: {', '.join(left)}; {told}", stacklevel=2)
-        self._live.begin(pl_module, trainer.optimizers, pl_module.device)
+        self._live.begin(pl_module, trainer.optimizers)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count the micro batches of a step."""

@@ -280,7 +280,7 @@ def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
 
     Without workers there is nothing to prefetch or to keep alive; without pinning a copy is never asynchronous; buckets
     are DistributedDataParallel's, resharding is FSDP's; a single micro batch of a step is its last; a graph is static
-    where gradients always meet.
+    where gradients always meet; half types leave a CPU hardly any product of float32.
     """
     if config.num_workers == 0:
         config = config.replace(
@@ -297,6 +297,8 @@ def canonical(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
         idle = (*idle, "static_graph")
     if config.precision != "bf16":
         idle = (*idle, "reduce_dtype")
+    if config.precision != "fp32" and config.matmul_precision == "medium":
+        idle = (*idle, "matmul_precision")
     return with_knobs(config, {name: get_knob(baseline, name) for name in idle})
 
 

@@ -93,7 +93,7 @@ def run_autotune(request: Request, demo: TimedDemo, steps: int) -> None:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = check_workload(demo, label="demo", fingerprint="demo")
-    with backend_settings(request.config, device):
+    with backend_settings(request.config):
         training = Training(loaded, request.config, device=device, seed=0)
         for _ in range(steps):
             training.step()

@@ -129,7 +129,7 @@ class Bands:
 
     def _learn(self, patient: Patient, seed: int) -> LossCurve:
         loaded = load(patient.build_healthy())
-        with backend_settings(loaded.baseline, CPU):
+        with backend_settings(loaded.baseline):
             training = build(loaded, loaded.baseline, seed)
             outcomes = [training.step() for _ in range(patient.band_steps)]
         losses = tuple(float(outcome.loss) for outcome in outcomes)
@@ -200,7 +200,7 @@ def train(
     config = loaded.baseline.replace(**patient.changes)
     torch._dynamo.reset()
     began = time.perf_counter()
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training = build(loaded, config, seed)
         patient.plant(training, workload)
         guard = guard_class(loaded, training, config, loaded.baseline, device=CPU, band=band, limit=LIMIT)

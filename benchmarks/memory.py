@@ -220,7 +220,7 @@ def predict(name: str) -> None:
     dataset = loaded.workload.train_dataset()
     base_bytes = resident_bytes()
     del dataset
-    with backend_settings(loaded.baseline, CPU):
+    with backend_settings(loaded.baseline):
         training = Training(loaded, loaded.baseline, device=CPU, seed=0)
         for _ in range(STEPS):
             training.step()
@@ -244,7 +244,7 @@ def train(name: str, precision: str, checkpointing: str, size: int) -> None:
     """Train a few steps and print the peak."""
     loaded = load_workload(WORKLOADS[name], folder=Path(__file__).parent)
     config = loaded.baseline.replace(precision=precision, activation_checkpointing=checkpointing, micro_batch_size=size)
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training = Training(loaded, config, device=CPU, seed=0)
         for _ in range(STEPS):
             training.step()

@@ -167,7 +167,7 @@ def compare(case: Case, *, pairs: int, seconds: float) -> tuple[Interval, float,
     config = loaded.baseline.replace(**case.changes)
     device = choose_device("auto")
     ours, bare = [], []
-    with backend_settings(config, device):
+    with backend_settings(config):
         step_seconds = train_bare(loaded, config, device, 50) / 50
         steps = max(60, round(seconds / step_seconds))
         for number in range(pairs):

@@ -40,7 +40,9 @@ from autotune.targets.drift_limits import read_drift_limits
 from race import Course, Outcome, find_ratio
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-GPU_ONLY = frozenset({"precision", "allow_tf32", "cudnn_benchmark", "pin_memory", "non_blocking", "device_allocator"})
+GPU_ONLY = frozenset(
+    {"precision", "matmul_precision", "cudnn_benchmark", "pin_memory", "non_blocking", "device_allocator"}
+)
 """What the teams' own code switches off, or what has no effect, without a GPU."""
 
 RECIPE, FAIR, FOUND = "recipe", "recipe, same training", "autotune"

@@ -64,7 +64,7 @@ def target(**changes: Any) -> TargetFacts:
         "data": DATA,
         "phases": make_phases(0.0, 0.0, 1.0, 2.0, 1.0),
         "compute_seconds_per_step": 4.0,
-        "ceilings": ceilings(fp32=1e11, bf16=2e11),
+        "ceilings": ceilings(**{"fp32": 1e11, "fp32-medium": 1.6e11, "bf16": 2e11}),
     }
     return make_facts(**(fields | changes))
 
@@ -94,6 +94,8 @@ FACTS: dict[str, Facts] = {
         baseline=BASELINE.replace(optimizer_implementation=None),
         optimizer=make_optimizer(name="Lion", implementations=(), reason="Lion is not one of torch.optim's own"),
     ),
+    "slow products": cpu_facts(ceilings=ceilings(**{"fp32": 1e11, "fp32-medium": 1.09e11})),
+    "no products": cpu_facts(ceilings=ceilings(fp32=1e11)),
     "no compiler": cpu_facts(MACHINE.replace(has_cpp_compiler=False)),
     "one cpu": cpu_facts(MACHINE.replace(usable_cpu_count=1)),
     "old gpu": gpu_facts(supports_bf16=False, ceilings=ceilings(fp32=1e13, fp16=2e13)),
@@ -117,7 +119,7 @@ each_space = pytest.mark.parametrize("name", SPACES)
 
 ALL_VALUES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
-    "allow_tf32": (False, True),
+    "matmul_precision": ("highest", "high", "medium"),
     "compile_mode": ("off", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"),
     "activation_checkpointing": ("off", "selective", "full"),
     "memory_format": ("contiguous", "channels_last"),
@@ -179,6 +181,7 @@ def test_a_cpu_offers_what_a_cpu_can_do() -> None:
         "persistent_workers": (False, True),
         "host_allocator": ("default", "glibc-tuned"),
         "precision": ("fp32", "bf16"),
+        "matmul_precision": ("highest", "medium"),
         "attention_backend": ("auto", "math"),
         "optimizer_implementation": ("for-loop", "foreach", "fused"),
         "memory_format": ("contiguous", "channels_last"),
@@ -191,8 +194,9 @@ def test_a_cpu_offers_what_a_cpu_can_do() -> None:
 
 def test_a_gpu_offers_what_a_gpu_can_do() -> None:
     choices = SPACES["gpu"].choices
-    for knob in ("pin_memory", "non_blocking", "allow_tf32", "cudnn_benchmark"):
+    for knob in ("pin_memory", "non_blocking", "cudnn_benchmark"):
         assert choices[knob] == (False, True)
+    assert choices["matmul_precision"] == ("highest", "high")
     assert choices["precision"] == ("fp32", "bf16", "fp16")
     assert choices["attention_backend"] == ALL_VALUES["attention_backend"]
     assert set(choices["compile_mode"]) == set(ALL_VALUES["compile_mode"])
@@ -203,7 +207,11 @@ def test_a_gpu_offers_what_a_gpu_can_do() -> None:
 @pytest.mark.parametrize(
     ("name", "knob", "value", "word"),
     [
-        ("cpu", "allow_tf32", True, "NVIDIA"),
+        ("cpu", "matmul_precision", "high", "NVIDIA"),
+        ("slow products", "matmul_precision", "medium", "run at 109 GFLOP/s so, and at 100 GFLOP/s"),
+        ("no products", "matmul_precision", "medium", "were measured"),
+        ("unusual baseline", "matmul_precision", "medium", "half types"),
+        ("gpu", "matmul_precision", "medium", "as high is"),
         ("cpu", "pin_memory", True, "GPU"),
         ("cpu", "non_blocking", True, "device"),
         ("cpu", "cudnn_benchmark", True, "NVIDIA"),
@@ -215,7 +223,7 @@ def test_a_gpu_offers_what_a_gpu_can_do() -> None:
         ("gpu", "host_allocator", "glibc-tuned", "GPU memory"),
         ("gpu", "num_threads", 1, "GPU"),
         ("old gpu", "precision", "bf16", "does not run on this cuda"),
-        ("old gpu", "allow_tf32", True, "no TF32"),
+        ("old gpu", "matmul_precision", "high", "no TF32"),
         ("batch norm", "micro_batch_size", 6, "BatchNorm"),
         ("batch norm", "activation_checkpointing", "full", "BatchNorm"),
         ("plain model", "memory_format", "channels_last", "convolution"),
@@ -290,7 +298,7 @@ def test_an_arithmetic_that_a_gpu_hardly_has_is_ruled_out() -> None:
 
 def test_a_gpu_of_which_nothing_was_measured_may_have_all_arithmetics() -> None:
     space = build_space(gpu_facts(ceilings=Ceilings()))
-    assert space.unproven == {("precision", "bf16"), ("precision", "fp16"), ("allow_tf32", True)}
+    assert space.unproven == {("precision", "bf16"), ("precision", "fp16"), ("matmul_precision", "high")}
 
 
 def test_the_users_own_arithmetic_needs_no_proof() -> None:
@@ -409,10 +417,22 @@ def test_kernels_for_half_precision_go_with_it_alone() -> None:
     assert half.complete({"attention_backend": "cudnn"}).attention_backend == "cudnn"
 
 
+def test_products_of_a_cpu_that_the_user_has_may_be_taken_back() -> None:
+    space = build_space(cpu_facts(baseline=BASELINE.replace(matmul_precision="medium")))
+    assert space.choices["matmul_precision"] == ("highest", "medium")
+    of_convolutions = (
+        MatmulRate(dtype="fp32", flops_per_second=1e11, convolution_flops_per_second=2.4e11),
+        MatmulRate(dtype="fp32-medium", flops_per_second=2e11, convolution_flops_per_second=2.4e11),
+    )
+    model = MODEL.replace(has_4d_convolution=True, calls_attention=False)
+    facts = cpu_facts(ceilings=Ceilings(device="cpu", matmul=of_convolutions), model=model)
+    assert "matmul_precision" not in build_space(facts).choices
+
+
 def test_tf32_that_is_on_is_not_taken_back() -> None:
-    space = build_space(gpu_facts(baseline=BASELINE.replace(num_threads=None, allow_tf32=True)))
-    assert "allow_tf32" not in space.choices
-    assert "no product is faster" in reasons_of(space, "allow_tf32")[False]
+    space = build_space(gpu_facts(baseline=BASELINE.replace(num_threads=None, matmul_precision="high")))
+    assert "matmul_precision" not in space.choices
+    assert "no product is faster" in reasons_of(space, "matmul_precision")["highest"]
 
 
 def test_settings_without_effect_have_one_spelling() -> None:
@@ -422,6 +442,9 @@ def test_settings_without_effect_have_one_spelling() -> None:
     assert canonical(working, BASELINE) == working
     unpinned = canonical(idle.replace(num_workers=2), BASELINE)
     assert unpinned == BASELINE.replace(num_workers=2, prefetch_factor=4, persistent_workers=True)
+    products = BASELINE.replace(matmul_precision="medium")
+    assert canonical(products, BASELINE) == products
+    assert canonical(products.replace(precision="bf16"), BASELINE) == BASELINE.replace(precision="bf16")
 
 
 @pytest.mark.parametrize(("workers", "pinned"), [(0, False), (0, True), (2, False), (2, True)])
@@ -453,7 +476,7 @@ def test_going_back_to_the_baselines_workers_keeps_its_own_settings() -> None:
         ({"gradient_accumulation_steps": 2}, False),
         ({"micro_batch_size": 5, "gradient_accumulation_steps": 2}, False),
         ({"num_workers": 3}, False),
-        ({"allow_tf32": True}, False),
+        ({"matmul_precision": "high"}, False),
         ({"precision": "fp16"}, False),
         ({"user_knobs": {"width": 16}}, False),
     ],
@@ -475,8 +498,8 @@ def test_the_workloads_own_knobs_are_part_of_the_space() -> None:
     [
         (("width", "num_workers"), (), {"user_knobs.width", "num_workers"}),
         (("user_knobs.width",), (), {"user_knobs.width"}),
-        (("num_workers", "precision"), ("precision", "allow_tf32"), {"num_workers"}),
-        (("workers", "precision"), ("precision", "tf32"), {"num_workers"}),
+        (("num_workers", "precision"), ("precision", "matmul_precision"), {"num_workers"}),
+        (("workers", "precision"), ("precision", "matmul"), {"num_workers"}),
         ((), ("gradient_accumulation_steps",), {*SPACES["own knobs"].choices} - {"micro_batch_size"}),
     ],
 )
@@ -492,7 +515,7 @@ def test_a_space_is_cut_to_some_knobs(only: tuple[str, ...], exclude: tuple[str,
     [
         ({"only": ("num_worker",)}, ("--only 'num_worker' is no knob", "did you mean workers?")),
         ({"exclude": ("lr",)}, ("--exclude 'lr' is no knob", "what can be varied here: ")),
-        ({"only": ("allow_tf32",)}, ("--only allow_tf32 cannot be varied here: TF32 is", "width")),
+        ({"only": ("cudnn_benchmark",)}, ("--only cudnn_benchmark cannot be varied here: cuDNN runs", "width")),
         ({"only": ("num_workers",), "exclude": ("num_workers",)}, ("leave no knob to vary", "workers")),
     ],
 )
@@ -503,7 +526,7 @@ def test_a_knob_that_cannot_be_varied_is_told_with_those_that_can(options: Any, 
     assert words[1] in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("name", ["workers", "num_workers", "user_knobs.width", "width", "accumulation", "tf32"])
+@pytest.mark.parametrize("name", ["workers", "num_workers", "user_knobs.width", "width", "accumulation", "matmul"])
 def test_a_knob_is_known_by_either_name_and_one_of_the_users_by_its_own(name: str) -> None:
     require_knobs([name], {"width"})
 
@@ -516,7 +539,9 @@ def test_what_is_no_knob_is_told_before_anything_is_measured() -> None:
 
 
 def test_keep_puts_back_what_is_not_allowed() -> None:
-    foreign = BASELINE.replace(pin_memory=True, precision="bf16", num_workers=64, allow_tf32=True, prefetch_factor=4)
+    foreign = BASELINE.replace(
+        pin_memory=True, precision="bf16", num_workers=64, matmul_precision="high", prefetch_factor=4
+    )
     assert SPACES["cpu"].keep(foreign) == BASELINE.replace(precision="bf16")
     other_batch = foreign.replace(micro_batch_size=32, gradient_accumulation_steps=4)
     assert SPACES["cpu"].keep(other_batch) == BASELINE.replace(precision="bf16")

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,7 +17,7 @@ from autotune.records.profile import Profile
 
 LIVE = frozenset(
     {
-        *("num_threads", "allow_tf32", "cudnn_benchmark", "attention_backend"),
+        *("num_threads", "matmul_precision", "cudnn_benchmark", "attention_backend"),
         *("memory_format", "optimizer_implementation"),
     }
 )
@@ -37,11 +36,11 @@ class LiveSettings:
         self._profile = profile
         self._stack = ExitStack()
 
-    def begin(self, model: nn.Module, optimizers: Iterable[Optimizer], device: torch.device) -> None:
+    def begin(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
         """Apply those that differ from the baseline to the process, a model and fresh optimizers."""
         config = self._profile.config
         changed = changed_fields(config, self._profile.baseline_config)
-        self._stack.enter_context(process_settings(config, changed, device))
+        self._stack.enter_context(process_settings(config, changed))
         if "memory_format" in changed:
             apply_memory_format(model, config)
         if "optimizer_implementation" in changed:

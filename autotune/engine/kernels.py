@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autotune.engine.device import choose_device, on_accelerator
-from autotune.engine.precision import allows_tf32
+from autotune.engine.precision import read_matmul_precision
 from autotune.records.config import TrainConfig
 
 _ATTENTION_BACKENDS = {
@@ -56,9 +56,13 @@ def cudnn_benchmark(config: TrainConfig) -> Iterator[None]:
 
 def keep_switches(baseline: TrainConfig) -> TrainConfig:
     """Return a workload's settings with what its module has switched on by itself: the engine would put that back."""
-    if not on_accelerator(choose_device("auto")):
+    return read_switches(baseline, choose_device("auto"))
+
+
+def read_switches(baseline: TrainConfig, device: torch.device) -> TrainConfig:
+    """Return settings with what is switched on in this process where they have PyTorch's defaults."""
+    if baseline.matmul_precision == TrainConfig().matmul_precision:
+        baseline = baseline.replace(matmul_precision=read_matmul_precision(device))
+    if not on_accelerator(device):
         return baseline
-    return baseline.replace(
-        allow_tf32=baseline.allow_tf32 or allows_tf32(),
-        cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
-    )
+    return baseline.replace(cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark)

@@ -83,8 +83,8 @@ class Applied:
         return find_device(self.model)
 
     def settings(self) -> AbstractContextManager[None]:
-        """Return the context of the whole loop: threads, TF32, cuDNN's choice, the attention kernel."""
-        return process_settings(self.config, self.changed, self.device)
+        """Return the context of the whole loop: threads, matrix products, cuDNN's choice, the attention kernel."""
+        return process_settings(self.config, self.changed)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of the forward pass and the loss: the settings' precision, or nothing."""

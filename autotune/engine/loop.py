@@ -1,6 +1,6 @@
 """One training step, done right, and the one place that says in which order the knobs are applied.
 
-    threads, TF32, cuDNN, attention     `backend_settings`, restored at the end
+    threads, products, cuDNN, attention `backend_settings`, restored at the end
     model -> device -> memory format -> checkpointing -> compilation, or sharding over processes
           -> optimizer -> its implementation -> scheduler -> loss scaler -> loader
 
@@ -32,7 +32,7 @@ from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, m
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_learning_rate_scale, apply_optimizer_implementation
-from autotune.engine.precision import autocast, build_scaler, tf32
+from autotune.engine.precision import autocast, build_scaler, matmul_precision
 from autotune.engine.threads import intra_op_threads
 from autotune.engine.windows import Window, Windows
 from autotune.errors import TargetError
@@ -265,11 +265,11 @@ class Training:
 
 
 @contextmanager
-def backend_settings(config: TrainConfig, device: torch.device) -> Iterator[None]:
+def backend_settings(config: TrainConfig) -> Iterator[None]:
     """Apply every knob that is global state of torch, and restore what was there."""
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(config))
-        stack.enter_context(tf32(config, device))
+        stack.enter_context(matmul_precision(config))
         stack.enter_context(cudnn_benchmark(config))
         stack.enter_context(attention_backend(config))
         stack.enter_context(distinct_compile_cache(config))

@@ -1,15 +1,19 @@
-"""Knobs `precision` and `allow_tf32`: autocast, loss scaling, TF32."""
+"""Knobs `precision` and `matmul_precision`: autocast, loss scaling, how float32 matrix products are computed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 
-from autotune.records.config import TrainConfig
+from autotune.records.config import MatmulPrecision, TrainConfig
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DEVICES = ("cpu", "cuda")
+_NEWER = "fp32_precision"
+"""Name of PyTorch's newer switch, of each device's products."""
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:
@@ -23,31 +27,40 @@ def build_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
 
 
-def allows_tf32() -> bool:
-    """Return whether float32 matrix products on a GPU may use TF32 now, by whichever of PyTorch's two switches."""
+def read_matmul_precision(device: torch.device) -> MatmulPrecision:
+    """Return how a device computes float32 matrix products now, by whichever of PyTorch's two switches.
+
+    A GPU has one arithmetic of fewer digits, TF32: there `medium` is `high`.
+    """
     # The older switch cannot be read once the newer one (2.9) was set, as PyTorch's own documentation now advises.
-    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
-    if precision != "none":
-        return bool(precision == "tf32")
-    return torch.get_float32_matmul_precision() != "highest"
+    newer = {"tf32": "high", "bf16": "medium", "ieee": "highest"}.get(
+        getattr(_find_switch(device.type), _NEWER, "none")
+    )
+    precision = newer or _read_older_switch()
+    return "high" if device.type == "cuda" and precision == "medium" else cast(MatmulPrecision, precision)
 
 
 @contextmanager
-def tf32(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Allow or forbid TF32 in float32 matrix products on a GPU; nothing is touched on a CPU."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    newer = getattr(matmul, "fp32_precision", None)
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # only the newer switch was set
-        before = "highest"
-    torch.set_float32_matmul_precision("high" if config.allow_tf32 else "highest")
+def matmul_precision(config: TrainConfig) -> Iterator[None]:
+    """Compute float32 matrix products as a config has it, and leave both of PyTorch's switches as they were."""
+    before = _read_older_switch()
+    newer = [(switch, getattr(switch, _NEWER)) for switch in map(_find_switch, _DEVICES) if hasattr(switch, _NEWER)]
+    torch.set_float32_matmul_precision(config.matmul_precision)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-        if newer is not None:
-            matmul.fp32_precision = newer
+        for switch, precision in newer:
+            setattr(switch, _NEWER, precision)
+
+
+def _find_switch(device: str) -> Any:
+    backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    return getattr(backend, "matmul", None)
+
+
+def _read_older_switch() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # only the newer switch was set
+        return "highest"

@@ -10,7 +10,7 @@ import time
 import torch
 
 from autotune.engine.device import release_cached, synchronize
-from autotune.engine.precision import tf32
+from autotune.engine.precision import matmul_precision
 from autotune.engine.threads import single_thread
 from autotune.records.config import TrainConfig
 
@@ -27,7 +27,7 @@ def time_reference(device: torch.device, *, seconds: float = ROUND_SECONDS) -> f
         seconds: how long to repeat.
     """
     if device.type == "cuda":
-        with tf32(TrainConfig(), device):  # the same work whatever the training is allowed
+        with matmul_precision(TrainConfig()):  # the same work whatever the training is allowed
             mean = _repeat(device, _CUDA_SIZE, _CUDA_COPY_BYTES, seconds)
         release_cached(device)  # what the canary held is no part of the training's memory
         return mean

@@ -53,7 +53,9 @@ def measure_additivity(
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
     """
-    config = baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False, activation_checkpointing="off")
+    config = baseline.replace(
+        precision="fp32", compile_mode="off", matmul_precision="highest", activation_checkpointing="off"
+    )
     training = Training(loaded, config, device=device, seed=seed, random_sources=random_sources)
     if config.effective_batch_size < 2 or training.windows.sampler is None:
         return None

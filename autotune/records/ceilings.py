@@ -10,8 +10,8 @@ from autotune.records.codec import Record
 class MatmulRate(Record):
     """Measured rate of a square matrix product."""
 
-    dtype: Literal["fp32", "tf32", "bf16", "fp16"]
-    """Arithmetic."""
+    dtype: Literal["fp32", "tf32", "fp32-medium", "bf16", "fp16"]
+    """Arithmetic; fp32-medium is what a CPU makes of float32 at `matmul_precision` medium."""
     flops_per_second: float
     """Floating-point operations per second of the best few products, multiply and add counted apart."""
     sustained_flops_per_second: float | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from autotune.errors import UsageError
 from autotune.records.given import GivenRecord
@@ -16,6 +16,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 ActivationCheckpointing = Literal["off", "selective", "full"]
 CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 OptimizerImplementation = Literal["for-loop", "foreach", "fused"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 AttentionBackend = Literal["auto", "math", "flash", "efficient", "cudnn"]
 HostAllocator = Literal["default", "glibc-tuned", "jemalloc", "tcmalloc"]
@@ -36,7 +37,7 @@ SHORT_NAMES = {
     "micro_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
     "learning_rate_scale": "lr_scale",
-    "allow_tf32": "tf32",
+    "matmul_precision": "matmul",
     "activation_checkpointing": "checkpointing",
     "compile_mode": "compile",
     "optimizer_implementation": "optimizer",
@@ -73,8 +74,9 @@ class TrainConfig(GivenRecord):
     """Factor on every learning rate: 1 unless the effective batch differs and the user names a rule for it."""
     precision: Precision = "fp32"
     """Arithmetic of the forward pass: fp32, or autocast to bf16 or to fp16 (the latter with loss scaling)."""
-    allow_tf32: bool = False
-    """TF32 in float32 matrix products on NVIDIA GPUs (cuDNN convolutions keep PyTorch's default)."""
+    matmul_precision: MatmulPrecision = "highest"
+    """Float32 matrix products, by `torch.set_float32_matmul_precision`: high is TF32 on an NVIDIA GPU (cuDNN's
+    convolutions keep PyTorch's default), medium are oneDNN's on a CPU, in bf16 where it has units for that (AMX)."""
     activation_checkpointing: ActivationCheckpointing = "off"
     """Recompute activations of repeated blocks in the backward pass: none, all but matrix products, or all."""
     compile_mode: CompileMode = "off"
@@ -120,6 +122,15 @@ class TrainConfig(GivenRecord):
     """Width in which gradients are summed over processes; bf16 only beside precision bf16."""
     user_knobs: dict[str, KnobValue] = Field(default_factory=dict)
     """Values of the workload's own knobs, by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, given: Any) -> Any:
+        """Read what was written while TF32 was a switch of its own."""
+        if not isinstance(given, Mapping) or "allow_tf32" not in given:
+            return given
+        others = {name: value for name, value in given.items() if name != "allow_tf32"}
+        return {"matmul_precision": "high" if given["allow_tf32"] else "highest"} | others
 
     def __eq__(self, other: object) -> bool:
         """Return whether the settings as text are the same."""

@@ -152,7 +152,7 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
 
         return probe_workload(spec, loaded, device, started=started, keep=keep)
     assert spec.config is not None
-    with backend_settings(spec.config, device):
+    with backend_settings(spec.config):
         seeds = spec.seeds if spec.purpose == "quality" else spec.seeds[:1]
         runs = [_run_with(seed, spec, spec.config, loaded, device, folder, progress) for seed in seeds]
     return _complete(spec, runs, started=started)
@@ -165,7 +165,7 @@ def _train_together(
     assert spec.config is not None
     config = spread_config(spec.config, place.size)
     loaded = load_workload(spec.target.spec, folder=Path(spec.target.folder))
-    with joined_world(place.meeting, find_patience(spec)) as world, backend_settings(config, world.device):
+    with joined_world(place.meeting, find_patience(spec)) as world, backend_settings(config):
         limit_device_memory(spec.limits.device_memory_limit_bytes, world.device)
         seeds = spec.seeds if spec.purpose == "quality" else spec.seeds[:1]
         runs = [_run_with_others(seed, spec, config, loaded, world, folder, progress) for seed in seeds]

@@ -75,7 +75,7 @@ class Run:
         self.training.optimizer.register_step_pre_hook(note)
 
     def step(self, count: int = 1) -> list[float]:
-        with backend_settings(self.config, CPU):
+        with backend_settings(self.config):
             return [float(self.training.step().loss) for _ in range(count)]
 
     def weights(self) -> Tensor:

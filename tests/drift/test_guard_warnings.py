@@ -74,7 +74,7 @@ def test_a_guard_of_other_settings_keeps_what_does_not_depend_on_them(same):
     rise(guard, first=70, last=600)
     guard._off = "of these settings"
     state = guard.capture()
-    other_training, other = start(Fit(), allow_tf32=True)
+    other_training, other = start(Fit(), matmul_precision="high")
     other.restore(state, same_settings=same)
     assert other.capture()["losses"] == state["losses"]
     assert other.summarize().last_clean_step == guard.summarize().last_clean_step > 0

@@ -45,7 +45,7 @@ def true_gradient(training: Training, workload: Any, batch: Any) -> Tensor:
 
 def test_the_gradients_are_those_of_either_numerics():
     workload = PatchWorkload()
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(workload, BF16)
         batch = training.windows.peek()
         pair = paired.compute(batch)
@@ -61,7 +61,7 @@ def test_the_gradients_are_those_of_either_numerics():
 def test_the_same_numerics_give_the_same_gradients():
     workload = PatchWorkload()
     config = BASELINE.replace(attention_backend="math")
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training, paired = open_pair(workload, config, config)
         paired.switched = ("precision",)
         pair = paired.compute(training.windows.peek())
@@ -80,7 +80,7 @@ def test_the_attention_kernel_is_the_baselines_and_is_put_back(tried, monkeypatc
         allowed.append(torch.backends.cuda.flash_sdp_enabled())
         return plain(*args, **kwargs)
 
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training, paired = open_pair(PatchWorkload(), config, baseline)
         monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
         paired.compute(training.windows.peek())
@@ -103,7 +103,7 @@ def test_a_training_ends_the_same_whether_anything_was_computed_aside(precision,
 
     def run(*, looks: bool) -> dict[str, Any]:
         workload = WithState(dropout=dropout, samples=30)
-        with backend_settings(config, CPU):
+        with backend_settings(config):
             training = build(workload, config)
             paired = PairedGradients(training, load(workload), config, BASELINE)
             for _ in range(9):  # three epochs: there is no batch to look at where one ends
@@ -194,7 +194,7 @@ class Normalised(nn.Module):
 
 
 def test_dropout_is_no_difference():
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(PatchWorkload(dropout=0.5), BF16)
         assert relative_error(paired.compute(training.windows.peek())) < 0.1
 
@@ -218,7 +218,7 @@ class OwnMask(OwnNoise):
 
 
 def test_random_numbers_that_cannot_be_held_the_same_are_told_from_those_that_can():
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(OwnNoise(), BF16)
         with pytest.raises(IncomparableGradients, match="random numbers"):
             paired.compute(training.windows.peek())
@@ -244,7 +244,7 @@ _HIDDEN = torch.Generator().manual_seed(4)
 
 
 def test_noise_of_the_workloads_own_is_the_same_in_both_arms_and_where_it_cannot_be_nothing_is_compared():
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(Noisy(torch.Generator().manual_seed(3)), BF16)
         assert relative_error(paired.compute(training.windows.peek(), repeats=True)) < 0.1
         training, paired = open_pair(Noisy(None), BF16)
@@ -261,7 +261,7 @@ class Renormalising(LineWorkload):
 
 
 def test_a_model_that_changes_its_weights_as_it_computes_is_left_alone():
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(Renormalising(), BF16)
         with pytest.raises(IncomparableGradients, match="changes its weights"):
             paired.compute(training.windows.peek())
@@ -269,7 +269,7 @@ def test_a_model_that_changes_its_weights_as_it_computes_is_left_alone():
 
 def test_an_optimizer_that_steps_inside_the_backward_pass_does_not_step():
     workload = LineWorkload()
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(workload, BF16)
         weight = next(training.model.parameters())
         before = weight.detach().clone()
@@ -287,7 +287,7 @@ class Reentrant(LineWorkload):
 
 
 def test_reentrant_checkpointing_is_no_hindrance():
-    with backend_settings(BF16, CPU):
+    with backend_settings(BF16):
         training, paired = open_pair(Reentrant(), BF16)
         assert relative_error(paired.compute(training.windows.peek())) < 0.1
 
@@ -297,7 +297,7 @@ def test_fp16_gradients_are_scaled_as_in_the_training_and_unscaled():
     workload = LineWorkload()
     plain = workload.compute_loss
     workload.compute_loss = lambda model, batch: 1e-6 * plain(model, batch)
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training, paired = open_pair(workload, config)
         assert relative_error(paired.compute(training.windows.peek())) < 0.01
         training.scaler = None
@@ -331,7 +331,7 @@ class Doubling(nn.Module):
 @pytest.mark.slow
 def test_the_compiled_model_is_compared_with_the_eager_one_and_compiled_once():
     config = BASELINE.replace(compile_mode="default")
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training, paired = open_pair(Compilable(), config)
         compiled = compiled_graph_count()
         pair = paired.compute(training.windows.peek())

@@ -13,7 +13,7 @@ OTHER_VALUES: dict[str, Any] = {
     "gradient_accumulation_steps": 3,
     "learning_rate_scale": 1.5,
     "precision": "bf16",
-    "allow_tf32": True,
+    "matmul_precision": "high",
     "activation_checkpointing": "full",
     "compile_mode": "max-autotune",
     "optimizer_implementation": "fused",

@@ -36,7 +36,7 @@ configs = st.builds(
     micro_batch_size=st.integers(1, 512),
     gradient_accumulation_steps=st.integers(1, 16),
     precision=st.sampled_from(get_args(knobs.Precision)),
-    allow_tf32=st.booleans(),
+    matmul_precision=st.sampled_from(("highest", "high", "medium")),
     activation_checkpointing=st.sampled_from(get_args(knobs.ActivationCheckpointing)),
     compile_mode=st.sampled_from(get_args(knobs.CompileMode)),
     optimizer_implementation=st.sampled_from([None, *get_args(knobs.OptimizerImplementation)]),
@@ -124,7 +124,13 @@ def test_what_is_left_to_do_stands_in_one_place(name: str) -> None:
 def test_what_each_format_lacks_is_exact() -> None:
     loader = {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers"}
     model = {"memory_format", "attention_backend"}
-    code = {"allow_tf32", "cudnn_benchmark", "optimizer_implementation", "activation_checkpointing", "non_blocking"}
+    code = {
+        "matmul_precision",
+        "cudnn_benchmark",
+        "optimizer_implementation",
+        "activation_checkpointing",
+        "non_blocking",
+    }
     allocators = {"host_allocator", "device_allocator"}
     started = allocators | {"num_threads"}
     own = {"user_knobs", "learning_rate_scale"}

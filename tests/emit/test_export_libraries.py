@@ -118,10 +118,18 @@ def test_training_arguments_have_every_field_that_is_written() -> None:
 
     known = _read_field_names()
     assert known
-    every = TUNED.replace(activation_checkpointing="full", compile_mode="default", allow_tf32=True, pin_memory=True)
+    every = TUNED.replace(
+        activation_checkpointing="full", compile_mode="default", matmul_precision="high", pin_memory=True
+    )
     written = json.loads(export("hf", every.replace(non_blocking=True)).text)
     assert written.keys() <= known
     assert written.keys() >= {"use_cpu", "optim", "tf32", "activation_checkpointing", "accelerator_config"}
+
+
+def test_products_of_a_cpu_are_no_argument_of_a_trainer() -> None:
+    made = export("hf", BASELINE.replace(matmul_precision="medium"))
+    assert "tf32" not in made.text
+    assert made.unmapped["matmul_precision"].startswith('torch.set_float32_matmul_precision("medium")')
 
 
 # ---- Lightning

@@ -137,7 +137,7 @@ ROUNDING: dict[str, Any] = {
     "persistent_workers": True,
     "non_blocking": True,
     "pin_memory": True,
-    "allow_tf32": True,
+    "matmul_precision": "high",
     "compile_mode": "default",
 }
 

@@ -31,7 +31,7 @@ def build(workload: Any, config: TrainConfig, *, seed: int = 0) -> Training:
 
 def train(workload: Any, config: TrainConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     """Return the loss of each step and the weights after the last one."""
-    with backend_settings(config, CPU):
+    with backend_settings(config):
         training = build(workload, config)
         losses = [float(training.step().loss) for _ in range(steps)]
     return losses, {name: value.clone() for name, value in training.model.state_dict().items()}

@@ -63,7 +63,7 @@ def test_a_tag_of_the_users_is_kept() -> None:
     tags = set()
     with torch.compiler.config.patch(cache_key_tag="mine"):
         for kernel in ("math", "flash"):
-            with backend_settings(TrainConfig(attention_backend=kernel), torch.device("cpu")):
+            with backend_settings(TrainConfig(attention_backend=kernel)):
                 tags.add(torch.compiler.config.cache_key_tag)
         assert torch.compiler.config.cache_key_tag == "mine"
     assert len(tags) == 2
@@ -83,7 +83,7 @@ class Model(torch.nn.Module):
         return scaled_dot_product_attention(x, x, x)
 
 config = TrainConfig(attention_backend=sys.argv[1], compile_mode="default", num_threads=1)
-with backend_settings(config, torch.device("cpu")):
+with backend_settings(config):
     model = Model()
     apply_compilation(model, config)
     model(torch.ones(1, 2, 4, 8, requires_grad=True)).sum().backward()

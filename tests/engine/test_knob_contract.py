@@ -28,7 +28,7 @@ from autotune.engine.allocator import launch_environment
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_generators
 from autotune.engine.loop import backend_settings
-from autotune.engine.precision import allows_tf32
+from autotune.engine.precision import read_matmul_precision
 from autotune.knobs import KNOBS
 from autotune.machine.toolchain import find_host_allocators, has_cpp_compiler
 from autotune.records import TrainConfig
@@ -56,7 +56,8 @@ FP32_BAND, FP16_BAND, BF16_BAND = 2e-6, 5e-4, 4e-3
 ROUNDING: list[tuple[dict[str, Any], float]] = [
     ({"precision": "bf16"}, BF16_BAND),
     ({"precision": "fp16"}, FP16_BAND),
-    ({"allow_tf32": True}, 0.0),
+    ({"matmul_precision": "high"}, BF16_BAND),
+    ({"matmul_precision": "medium"}, BF16_BAND),
     ({"attention_backend": "math"}, FP32_BAND),
     ({"attention_backend": "flash"}, FP32_BAND),
     ({"optimizer_implementation": "foreach"}, FP32_BAND),
@@ -141,7 +142,7 @@ def test_a_rounding_knob_stays_in_its_band(changes: dict[str, Any], band: float)
     losses, _ = train(PatchWorkload(), BASELINE.replace(**changes), STEPS)
     expected, _ = baseline_of(0.0)
     assert losses == pytest.approx(expected, rel=band, abs=0.0)
-    if band > FP32_BAND:
+    if band > FP32_BAND and "matmul_precision" not in changes:  # which a CPU need not have units for
         assert losses != expected  # a precision that changes nothing was not applied
 
 
@@ -194,7 +195,10 @@ def global_state() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": torch.get_default_dtype(),
         "matmul": torch.get_float32_matmul_precision(),
-        "new matmul": getattr(cuda.matmul, "fp32_precision", None),
+        "new matmul": tuple(
+            getattr(one, "fp32_precision", None)
+            for one in (cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+        ),
         "cudnn": (
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.deterministic,
@@ -216,7 +220,7 @@ def global_state() -> dict[str, Any]:
 
 EVERYTHING = BASELINE.replace(
     num_threads=2,
-    allow_tf32=True,
+    matmul_precision="high",
     cudnn_benchmark=True,
     attention_backend="math",
     precision="bf16",
@@ -231,7 +235,7 @@ EVERYTHING = BASELINE.replace(
 def test_global_state_of_torch_is_set_and_restored(device: str, fails: bool) -> None:
     before = global_state()
     try:
-        with backend_settings(EVERYTHING, torch.device(device)):
+        with backend_settings(EVERYTHING):
             inside = global_state()
             if fails:
                 raise RuntimeError("out of memory")
@@ -241,7 +245,7 @@ def test_global_state_of_torch_is_set_and_restored(device: str, fails: bool) -> 
     assert inside["threads"] == 2
     assert inside["cudnn"][0] is True
     assert inside["attention"] == (True, False, False, False)
-    assert inside["matmul"] == ("high" if device == "cuda" else before["matmul"])
+    assert inside["matmul"] == "high"
 
 
 def test_the_settings_a_user_made_are_restored_to_the_users() -> None:
@@ -252,7 +256,7 @@ def test_the_settings_a_user_made_are_restored_to_the_users() -> None:
         cuda.enable_flash_sdp(False)
         torch.set_float32_matmul_precision("medium")
         users = global_state()
-        with backend_settings(BASELINE, torch.device("cuda")):
+        with backend_settings(BASELINE):
             assert global_state()["cudnn"][0] is False
             assert global_state()["matmul"] == "highest"
         assert global_state() == users
@@ -260,42 +264,55 @@ def test_the_settings_a_user_made_are_restored_to_the_users() -> None:
         cudnn.benchmark = before["cudnn"][0]
         cuda.enable_flash_sdp(before["attention"][1])
         torch.set_float32_matmul_precision(before["matmul"])
-        if before["new matmul"] is not None:
-            cuda.matmul.fp32_precision = before["new matmul"]
+        if before["new matmul"] != (None, None):
+            cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = before["new matmul"]
 
 
 @pytest.fixture
 def matmul_switches() -> Iterator[Any]:
-    """torch.backends.cuda.matmul, whose newer TF32 switch is put back afterwards."""
-    matmul = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("this PyTorch has one TF32 switch only")
-    legacy, newer = torch.get_float32_matmul_precision(), matmul.fp32_precision
-    yield matmul
+    """What the newer switch of each device is an attribute of; put back afterwards, as the older one is."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this PyTorch has one switch only")
+    switches: dict[str, Any] = {"cuda": torch.backends.cuda.matmul, "cpu": torch.backends.mkldnn.matmul}
+    legacy, newer = (
+        torch.get_float32_matmul_precision(),
+        {name: one.fp32_precision for name, one in switches.items()},
+    )
+    yield switches
     torch.set_float32_matmul_precision(legacy)
-    matmul.fp32_precision = newer
+    for name, one in switches.items():
+        one.fp32_precision = newer[name]
 
 
-@pytest.mark.parametrize(("users", "allowed"), [("tf32", True), ("ieee", False)])
-def test_a_user_of_the_newer_tf32_switch_is_served(matmul_switches: Any, users: str, allowed: bool) -> None:
-    matmul_switches.fp32_precision = users
-    assert allows_tf32() is allowed
-    for wanted in (False, True):
-        with backend_settings(BASELINE.replace(allow_tf32=wanted), torch.device("cuda")):
-            assert allows_tf32() is wanted
-            assert torch.get_float32_matmul_precision() == ("high" if wanted else "highest")
-        assert matmul_switches.fp32_precision == users
+NEWER = [
+    *(("cuda", "tf32", "high"), ("cuda", "ieee", "highest")),
+    *(("cpu", "bf16", "medium"), ("cpu", "ieee", "highest")),
+]
+"""What a user has set on a device, and what that is called."""
 
 
-@pytest.mark.parametrize(("users", "allowed"), [("highest", False), ("high", True), ("medium", True)])
-def test_the_older_tf32_switch_is_read_right(matmul_switches: Any, users: str, allowed: bool) -> None:
+@pytest.mark.parametrize(("device", "users", "told"), NEWER)
+def test_a_user_of_the_newer_switch_is_served(matmul_switches: Any, device: str, users: str, told: str) -> None:
+    matmul_switches[device].fp32_precision = users
+    assert read_matmul_precision(torch.device(device)) == told
+    for wanted in ("highest", "high"):
+        with backend_settings(BASELINE.replace(matmul_precision=wanted)):
+            assert read_matmul_precision(torch.device(device)) == wanted
+            assert torch.get_float32_matmul_precision() == wanted
+        assert matmul_switches[device].fp32_precision == users
+
+
+@pytest.mark.usefixtures("matmul_switches")
+@pytest.mark.parametrize("users", ["highest", "high", "medium"])
+def test_the_older_switch_is_read_right(users: str) -> None:
     torch.set_float32_matmul_precision(users)
-    assert allows_tf32() is allowed
+    assert read_matmul_precision(CPU) == users
+    assert read_matmul_precision(torch.device("cuda")) == ("highest" if users == "highest" else "high")
 
 
 def test_no_attention_kernel_is_forced_by_auto() -> None:
     before = global_state()
-    with backend_settings(BASELINE, CPU):
+    with backend_settings(BASELINE):
         assert global_state()["attention"] == before["attention"]
 
 

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 KNOBS: list[Any] = [
     pytest.param({"precision": "bf16"}, 0.05, id="bf16"),
     pytest.param({"precision": "fp16"}, 0.05, id="fp16 with a loss scaler", marks=needs_gpu),
-    pytest.param({"allow_tf32": True}, 0.02, id="TF32", marks=needs_gpu),
+    pytest.param({"matmul_precision": "high"}, 0.02, id="TF32", marks=needs_gpu),
     pytest.param({"optimizer_implementation": "fused"}, 0.01, id="fused optimizer"),
     pytest.param({"memory_format": "channels_last"}, 0.02, id="channels last"),
     pytest.param({"cudnn_benchmark": True}, 0.02, id="cudnn.benchmark", marks=needs_gpu),

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.engine.precision import tf32
+from autotune.engine.precision import matmul_precision
 from autotune.measure.speed_reference import time_reference
 from autotune.records import TrainConfig
+from autotune.records.config import MatmulPrecision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BRIEF = 2.0**-9
@@ -173,9 +174,11 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pretend_gpu")
-@pytest.mark.parametrize("allowed", [False, True])
-def test_on_a_gpu_the_work_does_not_depend_on_the_config(products: list[dict[str, object]], allowed: bool) -> None:
-    with tf32(TrainConfig(allow_tf32=allowed), CUDA):
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_on_a_gpu_the_work_does_not_depend_on_the_config(
+    products: list[dict[str, object]], precision: MatmulPrecision
+) -> None:
+    with matmul_precision(TrainConfig(matmul_precision=precision)):
         before = torch.get_float32_matmul_precision()
         time_reference(CUDA, seconds=BRIEF)
         assert torch.get_float32_matmul_precision() == before

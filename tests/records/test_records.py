@@ -427,3 +427,9 @@ def test_an_enormous_profile_is_refused_unread(tmp_path: Path) -> None:
     path.write_bytes(b'{"schema_version": 1, "x": "' + b"a" * (50 * 2**20) + b'"}')
     with pytest.raises(ProfileError, match=f"larger than {MAX_PROFILE_BYTES} bytes"):
         Profile.load(path)
+
+
+@pytest.mark.parametrize(("allowed", "precision"), [(True, "high"), (False, "highest")])
+def test_settings_of_when_tf32_was_a_switch_are_read(allowed: bool, precision: str) -> None:
+    assert TrainConfig.model_validate({"allow_tf32": allowed}).matmul_precision == precision
+    assert TrainConfig.model_validate_json(f'{{"allow_tf32": {str(allowed).lower()}}}').matmul_precision == precision

@@ -83,7 +83,7 @@ def make_run_spec(purpose: Any, **more: Any) -> TrialSpec:
 def run_workload(small: Small, spec: TrialSpec, folder: Path, *, steps: int | None = None) -> Found:
     assert steps is None, "a workload has no end"
     loaded = check_workload(small, label="toy.py:workload", fingerprint="0" * 12)
-    with backend_settings(CONFIG, CPU):
+    with backend_settings(CONFIG):
         source = WorkloadSource(loaded, CONFIG, CPU, seed=0)
         return source.drive(make_run(source, spec, CONFIG, folder, seed=0))
 

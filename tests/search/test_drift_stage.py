@@ -526,7 +526,7 @@ def test_what_was_shown_needs_nothing_and_the_baselines_part_is_paid_once(tmp_pa
     before = stage.stage.needed_seconds(CAST), stage.stage.needed_seconds(HALF)
     assert stage.choose(CAST) == [CAST]
     assert stage.stage.needed_seconds(CAST) == 0.0
-    again = BASELINE.replace(allow_tf32=True)
+    again = BASELINE.replace(matmul_precision="high")
     assert 0.0 < stage.stage.needed_seconds(again) < stage.stage.needed_seconds(HALF)
     windows = stage.machine.specs[0].fidelity
     assert windows is not None

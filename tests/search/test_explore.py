@@ -188,7 +188,7 @@ def make_space(*cautions: Caution, **choices: tuple[Any, ...]) -> SearchSpace:
 
 
 def test_own_presets_are_launched_first_and_as_they_are():
-    settings = {"precision": "bf16", "num_workers": 2, "allow_tf32": True}
+    settings = {"precision": "bf16", "num_workers": 2, "matmul_precision": "high"}
     own = Preset(name="ours", description="What we do", settings=settings)
     explored = explore_space(Machine(), make_space(), presets=(own,), budget=120.0)
     assert explored.configs[0] == BASELINE.replace(precision="bf16", num_workers=2)

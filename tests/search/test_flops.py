@@ -31,8 +31,8 @@ def make_gpu_facts(*, flops_per_sample: float | None = 2e9, device: str = "cuda"
     ("changes", "device", "peak"),
     [
         ({"precision": "fp32"}, "cuda", 5.0e13),
-        ({"precision": "fp32", "allow_tf32": True}, "cuda", 4.0e14),
-        ({"precision": "fp32", "allow_tf32": True}, "cpu", 5.0e13),
+        ({"precision": "fp32", "matmul_precision": "high"}, "cuda", 4.0e14),
+        ({"precision": "fp32", "matmul_precision": "high"}, "cpu", 5.0e13),
         ({"precision": "bf16"}, "cuda", 6.5e14),
         ({"precision": "fp16"}, "cuda", None),
     ],

@@ -23,7 +23,7 @@ from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
-from autotune.search.launch.turns import explores_in_turns, fit_together, memory_beside
+from autotune.search.launch.turns import explores_in_turns, fit_together, is_blamed_on_turns, memory_beside
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.progress import SearchProgress, SearchReporter
 
@@ -278,6 +278,22 @@ class Narrow(Machine):
             return ours, theirs
         gone = {"status": TrialStatus.OUT_OF_MEMORY, "cause": "oom-host", "error": "no memory", "measurement": None}
         return ours, theirs.replace(**gone)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_blamed"),
+    [
+        ("FileExistsError: [Errno 17] File exists: '/tmp/runs/20261129-165613'", True),
+        ("OSError: [Errno 98] Address already in use", True),
+        ("ValueError: no", False),
+    ],
+)
+def test_what_two_want_at_a_time_is_no_fault_of_the_settings(error: str, is_blamed: bool) -> None:
+    search = open_pairs(Machine())
+    launch(search, BF16)
+    result = search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
+    crashed = result.replace(status=TrialStatus.CRASHED, cause="user-error", measurement=None, error=error)
+    assert is_blamed_on_turns(search.log, crashed) == is_blamed
 
 
 @pytest.mark.slow

@@ -32,16 +32,18 @@ def write(path: Path, **changes: object) -> Path:
 def test_what_a_search_leaves_out_of_it_is_said() -> None:
     report = make_report(Machine())
     space = build_space(Facts(target=report.target, hardware=report.hardware))
-    own = Preset.model_validate({**RECIPE, "settings": {"num_workers": 1, "allow_tf32": True}})
+    own = Preset.model_validate({**RECIPE, "settings": {"num_workers": 1, "matmul_precision": "high"}})
     assert describe_left_out(own, space) == [
-        "ours: allow_tf32=True was left out: TF32 is arithmetic of NVIDIA GPUs",
+        "ours: matmul_precision=high was left out: TF32 is arithmetic of NVIDIA GPUs",
     ]
 
 
 def test_a_recipes_own_values_are_tried_unless_ruled_out() -> None:
     report = make_report(Machine())
     space = build_space(Facts(target=report.target, hardware=report.hardware))
-    wider = space.admit({"num_workers": 7, "allow_tf32": True, "micro_batch_size": 7, "user_knobs.kernel": "new"})
+    wider = space.admit(
+        {"num_workers": 7, "matmul_precision": "high", "micro_batch_size": 7, "user_knobs.kernel": "new"}
+    )
     assert wider.choices == {**space.choices, "num_workers": (*space.choices["num_workers"], 7)}
 
 

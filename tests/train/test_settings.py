@@ -405,7 +405,7 @@ def test_a_preset_is_put_onto_the_targets_own_settings() -> None:
     assert settings.promised_samples_per_second is None
     assert not settings.needs_reverification
     assert "not measured here: `autotune search` would tell whether it is faster" in told[0]
-    assert "allow_tf32=True (TF32 is arithmetic of NVIDIA GPUs)" in told[1]
+    assert "matmul_precision=high (TF32 is arithmetic of NVIDIA GPUs)" in told[1]
     assert "pin_memory=True (pinned memory only speeds copies to a GPU)" in told[1]
 
 

@@ -16,7 +16,7 @@ from autotune.search.scores.ranking import Entry
 from autotune.sentences.loss_check import find_failed
 from autotune.space import BATCH_KNOBS, classify_changes, revert_knobs
 
-_SUSPECTS = ("precision", "compile_mode", "allow_tf32", "attention_backend", "activation_checkpointing")
+_SUSPECTS = ("precision", "compile_mode", "matmul_precision", "attention_backend", "activation_checkpointing")
 """The first to be left out; own knobs come before them."""
 
 _STANDS_OUT = 2.0

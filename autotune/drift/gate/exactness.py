@@ -70,7 +70,7 @@ def does_repeat(baseline: TrainConfig, launches: Sequence[TrialResult]) -> bool:
         launches: timing trials of the search.
     """
     curves = _list_curves(baseline, launches)
-    has_digits = baseline.precision == "fp32" and not baseline.allow_tf32
+    has_digits = baseline.precision == "fp32" and baseline.matmul_precision == "highest"
     tolerance = _ROUNDING if has_digits else _FEW_DIGITS_ROUNDING
     scale = max((abs(loss) for curve in curves[:1] for loss in curve.losses if loss is not None), default=0.0)
     return all(

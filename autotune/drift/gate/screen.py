@@ -45,7 +45,7 @@ from autotune.records.trial import GradientPlan
 from autotune.search.log import list_changes
 from autotune.space import REORDERING_KNOBS, classify_changes, revert_knobs
 
-_FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "allow_tf32=True"})
+_FEWER_DIGITS = frozenset({"precision=bf16", "precision=fp16", "matmul_precision=high", "matmul_precision=medium"})
 CLOSER_WINDOWS = 64
 """Looked at where fewer leave it open, and so many would tell; at the initial weights only what is open there."""
 
@@ -199,7 +199,7 @@ class Gate:
 
     def _test_additivity(self, config: TrainConfig) -> list[QualityCheck] | None:
         baseline = self.facts.baseline
-        exact = {"precision": "fp32", "compile_mode": "off", "allow_tf32": False}
+        exact = {"precision": "fp32", "compile_mode": "off", "matmul_precision": "highest"}
         if not self.knows_order:
             exact = {}  # a script casts and compiles by itself, and goes on doing so
         whole = baseline.replace(**exact)
@@ -407,7 +407,7 @@ class Gate:
         if theirs is not None and not self.knows_order:
             least = max(least, self.reference_price * theirs.elapsed_seconds)
         plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None, reference=True)
-        plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", allow_tf32=False)
+        plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", matmul_precision="highest")
         had = self.seconds_left()
         if had < least and not self.trials.has_run(plain, "fidelity", plan):
             self._doubt(changes, least)

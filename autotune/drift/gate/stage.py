@@ -38,7 +38,7 @@ _REFERENCE_PATIENCE = 2.5
 _OPEN_SHARE = 0.2
 """Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
 (docs/recipes.md)."""
-_DIGITS = ("precision", "allow_tf32")
+_DIGITS = ("precision", "matmul_precision")
 """Knobs that leave fewer digits to a product: with a user's own, all that does more than sum in another order."""
 
 

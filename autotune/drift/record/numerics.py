@@ -3,8 +3,9 @@
     micro batch, copied ── own: autocast, compiled ────▶ gradient ┐ elements noted, the same of both
                         └─ baseline's: eager, its own ──▶ gradient ┘ everything is put back after each
 
-Only what can be switched in place is: precision, TF32, the attention kernel, cuDNN's choice, compilation. Dropout lets
-everything pass in both arms, for other arithmetic draws other masks, and then nothing is compiled: that draws others.
+Only what can be switched in place is: precision, float32 products, the attention kernel, cuDNN's choice, compilation.
+Dropout lets everything pass in both arms, for other arithmetic draws other masks, and then nothing is compiled: that
+draws others.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from autotune.engine.device import read_generator
 from autotune.engine.gradients import choose, dense_gradient, name_parameters, pick, share_elements
 from autotune.engine.kernels import attention_backend, cudnn_benchmark
 from autotune.engine.loop import Training
-from autotune.engine.precision import autocast, tf32
+from autotune.engine.precision import autocast, matmul_precision
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 
-SWITCHED = ("precision", "allow_tf32", "attention_backend", "cudnn_benchmark", "compile_mode")
+SWITCHED = ("precision", "matmul_precision", "attention_backend", "cudnn_benchmark", "compile_mode")
 """Knobs whose effect on a gradient is compared; the reference is eager whatever the baseline's compile_mode."""
 
 _EVERY_KERNEL = [
@@ -165,7 +166,7 @@ class PairedGradients:
     def _baseline_kernels(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(eagerly())
-            stack.enter_context(tf32(self._baseline, self._device))
+            stack.enter_context(matmul_precision(self._baseline))
             stack.enter_context(cudnn_benchmark(self._baseline))
             if self._baseline.attention_backend != "auto":
                 stack.enter_context(attention_backend(self._baseline))

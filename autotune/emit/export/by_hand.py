@@ -16,7 +16,6 @@ from autotune.emit.export.values import (
     compile_arguments,
     keywords,
     literal,
-    matmul_precision,
 )
 from autotune.records import TrainConfig
 
@@ -203,7 +202,9 @@ def _user_knobs(request: Request, _fields: Collection[str]) -> str:
 _PLACES: Places = {
     ("host_allocator", "device_allocator"): write_start,
     ("num_threads",): _threads,
-    ("allow_tf32",): lambda request, _: f'torch.set_float32_matmul_precision("{matmul_precision(request.config)}")',
+    ("matmul_precision",): lambda request, _: (
+        f'torch.set_float32_matmul_precision("{request.config.matmul_precision}")'
+    ),
     ("cudnn_benchmark",): lambda request, _: f"torch.backends.cudnn.benchmark = {request.config.cudnn_benchmark}",
     ("user_knobs",): _user_knobs,
     ("micro_batch_size", *LOADER): _loader,

@@ -53,6 +53,8 @@ def _find_unmapped(request: Request) -> set[str]:
     unmapped = set()
     if request.config.activation_checkpointing == "selective":
         unmapped.add("activation_checkpointing")  # whole layers only
+    if "medium" in (request.config.matmul_precision, request.baseline.matmul_precision):
+        unmapped.add("matmul_precision")  # TF32 alone
     # `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the for-loop on a CPU.
     if request.config.optimizer_implementation not in ("fused", "foreach" if request.on_gpu else "for-loop"):
         unmapped.add("optimizer_implementation")
@@ -70,8 +72,8 @@ def _training_arguments(request: Request, unmapped: Any) -> dict[str, Any]:
         # Without a GPU it is refused where the CPU is not asked for by name.
         arguments |= {} if request.on_gpu or config.precision == "fp32" else {"use_cpu": True}
     # With torch_compile on, leaving it out turns TF32 on.
-    if "allow_tf32" in written or ("compile_mode" in written and config.compile_mode != "off"):
-        arguments["tf32"] = config.allow_tf32
+    if "matmul_precision" in written or ("compile_mode" in written and config.compile_mode != "off"):
+        arguments["tf32"] = config.matmul_precision == "high"
     if "activation_checkpointing" in written:
         arguments[_find_checkpointing_name()] = config.activation_checkpointing == "full"
     if "compile_mode" in written:

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from autotune.emit.export.by_hand import AUTOCAST_TYPES, SDPA_BACKENDS, comment, list_by_hand, write_start
 from autotune.emit.export.exported import Export, Request, build_export
-from autotune.emit.export.values import compile_arguments, keywords, literal, loader_arguments, matmul_precision
+from autotune.emit.export.values import compile_arguments, keywords, literal, loader_arguments
 from autotune.records import TrainConfig
 from autotune.records.config import SHARED_KNOBS
 
@@ -38,7 +38,7 @@ def export_snippet(request: Request) -> Export:
         header="\n".join(comment(request.header, unmapped)),
         loader=loader_arguments(config),
         autocast="enabled=False" if config.precision == "fp32" else f"dtype={AUTOCAST_TYPES[config.precision]}",
-        matmul_precision=literal(matmul_precision(config)),
+        matmul_precision=literal(config.matmul_precision),
         compile_arguments=keywords(compile_arguments(config)),
         sdpa_backend=SDPA_BACKENDS.get(config.attention_backend),
         user_knobs="\n".join(_assign_user_knobs(config)),

@@ -52,8 +52,3 @@ def changed_loader_arguments(config: TrainConfig, baseline: TrainConfig) -> dict
 def compile_arguments(config: TrainConfig) -> dict[str, str]:
     """Return the arguments of torch.compile; none for its default mode, and none when it is off."""
     return {} if config.compile_mode in ("off", "default") else {"mode": config.compile_mode}
-
-
-def matmul_precision(config: TrainConfig) -> str:
-    """Return the argument of `torch.set_float32_matmul_precision` for the knob `allow_tf32`."""
-    return "high" if config.allow_tf32 else "highest"

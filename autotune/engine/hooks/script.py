@@ -29,7 +29,7 @@ from autotune.engine.hooks.steps import PhaseTimer, ScriptStep, StepWatch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark, list_attention_kernels
 from autotune.engine.memory_format import apply_memory_format, arrange_input
 from autotune.engine.optimizer import apply_optimizer_implementation, fit_state
-from autotune.engine.precision import autocast, tf32
+from autotune.engine.precision import autocast, matmul_precision
 from autotune.engine.threads import intra_op_threads
 from autotune.records.config import TrainConfig
 
@@ -154,7 +154,7 @@ class ScriptHooks:
         config, changed = self._settings.config, self._settings.changed
         if self._device is None:
             self._device = next(root.parameters()).device
-            self._enter_process_settings(self._device)
+            self._enter_process_settings()
         device = self._device
         self._change_model(root)
 
@@ -201,11 +201,11 @@ class ScriptHooks:
             self._stack.enter_context(self._fallback.installed())
         self._fallback.follow(root)
 
-    def _enter_process_settings(self, device: torch.device) -> None:
+    def _enter_process_settings(self) -> None:
         # At the first training call: whatever the script itself sets at its start has been set by now.
         if "attention_backend" in self._settings.changed:
             self._own_kernels = list_attention_kernels()
-        self._stack.enter_context(process_settings(self._settings.config, self._settings.changed, device))
+        self._stack.enter_context(process_settings(self._settings.config, self._settings.changed))
 
     def _leave_kernels(self) -> AbstractContextManager[None]:
         """Allow the script's own attention kernels: ours was chosen for training calls, which may be in other types."""
@@ -229,17 +229,16 @@ class ScriptHooks:
 
 
 @contextmanager
-def process_settings(config: TrainConfig, changed: Collection[str], device: torch.device) -> Iterator[None]:
+def process_settings(config: TrainConfig, changed: Collection[str]) -> Iterator[None]:
     """Apply those of the changed knobs that are global state of torch, and restore what was there.
 
     Args:
         config: the settings.
         changed: knobs to apply.
-        device: where the training is.
     """
     contexts: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "num_threads": lambda: intra_op_threads(config),
-        "allow_tf32": lambda: tf32(config, device),
+        "matmul_precision": lambda: matmul_precision(config),
         "cudnn_benchmark": lambda: cudnn_benchmark(config),
         "attention_backend": lambda: attention_backend(config),
     }

@@ -16,12 +16,18 @@ from time import perf_counter
 import torch
 
 from autotune.engine.device import read_device_memory
-from autotune.engine.precision import tf32
+from autotune.engine.precision import matmul_precision
 from autotune.machine.limits.repetitions import LEAST_REPETITIONS, best_seconds, sustained_seconds, time_repetition
-from autotune.records.config import TrainConfig
+from autotune.records.config import MatmulPrecision, TrainConfig
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    **dict.fromkeys(("fp32", "tf32", "fp32-medium"), torch.float32),
+    **{"bf16": torch.bfloat16, "fp16": torch.float16},
+}
 """What the matrices are made of, by arithmetic."""
+
+_PRECISIONS: dict[str, MatmulPrecision] = {"tf32": "high", "fp32-medium": "medium"}
+"""Of float32 products, where it is not the highest."""
 
 DEVICE_MEMORY_FRACTION = 0.25
 """Most of the free memory to take: the rest may be needed by somebody else's process."""
@@ -51,7 +57,9 @@ def list_arithmetics(device: torch.device) -> tuple[str, ...]:
     # TF32 came with compute capability 8.0; older GPUs accept the setting and ignore it.
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         return ("fp32", "tf32", "bf16", "fp16")
-    return ("fp32", "bf16", "fp16")
+    # Without oneDNN the setting is accepted and ignored.
+    has_medium = device.type != "cuda" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return ("fp32", *(("fp32-medium",) if has_medium else ()), "bf16", "fp16")
 
 
 def measure_burst(name: str, device: torch.device, share_seconds: float, *, least_rate: float = 0.0) -> Burst:
@@ -71,7 +79,7 @@ def measure_burst(name: str, device: torch.device, share_seconds: float, *, leas
     edge, largest = _EDGES[device.type]
     largest = min(largest, _largest_edge(device, DTYPES[name]))
     seconds: dict[int, float] = {}
-    with torch.no_grad(), tf32(TrainConfig(allow_tf32=name == "tf32"), device):
+    with torch.no_grad(), matmul_precision(_configure(name)):
         # A library that starts with its first product takes none of the time to measure in.
         multiply = {edge: _build_product(edge, device, DTYPES[name])}
         until = perf_counter() + share_seconds
@@ -106,9 +114,13 @@ def measure_sustained(name: str, device: torch.device, *, edge: int, window_seco
     Raises:
         RuntimeError: as `measure_burst`.
     """
-    with torch.no_grad(), tf32(TrainConfig(allow_tf32=name == "tf32"), device):
+    with torch.no_grad(), matmul_precision(_configure(name)):
         multiply = _build_product(edge, device, DTYPES[name])
         return 2.0 * edge**3 / sustained_seconds(multiply, device, window_seconds)
+
+
+def _configure(arithmetic: str) -> TrainConfig:
+    return TrainConfig(matmul_precision=_PRECISIONS.get(arithmetic, "highest"))
 
 
 def _best_burst(seconds: dict[int, float]) -> Burst:

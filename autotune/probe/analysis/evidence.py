@@ -180,15 +180,21 @@ def _tell_enqueue(case: StepCase) -> str:
 
 
 def _tell_traffic(case: StepCase) -> str:
+    rate = describe_memory_rate(case)
+    return f"memory traffic runs at {rate}" if rate else ""
+
+
+def describe_memory_rate(case: StepCase) -> str:
+    """Return the rate of the memory traffic beside the measured one, the latter where it is known; "" without any."""
     achieved = None if case.facts.work is None else case.facts.work.bytes_per_second
     memory = case.facts.ceilings.memory_bytes_per_second
     if achieved is None:
         return ""
     ratio = divide(achieved, memory)
     if ratio is None or memory is None:
-        return f"memory traffic runs at {format_bandwidth(achieved)}"
-    cached = ": a part of it stays in the caches" if ratio > case.policy.most_plausible_rate else ""
-    return f"memory traffic runs at {format_bandwidth(achieved)} of {format_bandwidth(memory)} measured{cached}"
+        return format_bandwidth(achieved)
+    cached = " (a part of it stays in the caches)" if ratio > case.policy.most_plausible_rate else ""
+    return f"{format_bandwidth(achieved)} of {format_bandwidth(memory)} measured{cached}"
 
 
 def _tell_optimizer(case: StepCase) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autotune.arithmetics import FASTER_PRODUCTS
 from autotune.probe.analysis.policy import USUAL, VerdictPolicy
 from autotune.records.ceilings import Ceilings, MatmulRate
 from autotune.records.facts import StepPhases, TargetFacts
@@ -130,11 +131,12 @@ def fastest_arithmetic(ceilings: Ceilings) -> MatmulRate | None:
 def name_arithmetic(facts: TargetFacts) -> str:
     """Return the arithmetic of the baseline's matrix products and convolutions."""
     baseline = facts.baseline
-    if baseline.precision != "fp32" or facts.device != "cuda":
+    if baseline.precision != "fp32":
         return baseline.precision
+    precision, faster = FASTER_PRODUCTS[facts.device]
     # cuDNN uses TF32 for convolutions unless told otherwise, whatever matrix products may use.
-    uses_tf32 = baseline.allow_tf32 or facts.model.has_4d_convolution
-    return "tf32" if uses_tf32 and facts.rates.flops_per_second("tf32") is not None else "fp32"
+    is_faster = baseline.matmul_precision == precision or (facts.device == "cuda" and facts.model.has_4d_convolution)
+    return faster if is_faster and facts.rates.flops_per_second(faster) is not None else "fp32"
 
 
 def _share(seconds: float, phases: StepPhases) -> float:

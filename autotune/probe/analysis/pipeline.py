@@ -31,7 +31,7 @@ _NOTHING = 0.05
 
 COMPUTE_KNOBS = frozenset(
     (
-        *("precision", "allow_tf32", "attention_backend", "optimizer_implementation", "memory_format"),
+        *("precision", "matmul_precision", "attention_backend", "optimizer_implementation", "memory_format"),
         *("cudnn_benchmark", "activation_checkpointing", "compile_mode", "device_allocator"),
     )
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 from autotune.format import format_bandwidth, format_factor, format_rough_factor, format_share, format_time
 from autotune.probe.analysis.advice.rank import advise
 from autotune.probe.analysis.bounds import bound_speedup, count_optimizer_bytes
-from autotune.probe.analysis.evidence import StepCase, collect_evidence, describe_mfu
+from autotune.probe.analysis.evidence import StepCase, collect_evidence, describe_memory_rate, describe_mfu
 from autotune.probe.analysis.figures import StepFigures, derive_figures, divide, optimizer_share
 from autotune.probe.analysis.policy import USUAL, VerdictPolicy
 from autotune.probe.analysis.reliability import describe_lost_cpus, explain_unreliable, is_disturbed
@@ -162,9 +162,8 @@ def _is_slow_traffic(case: StepCase) -> bool:
 
 def _describe_traffic(case: StepCase, work: StepWork) -> str:
     """Return the rate of the memory traffic, and whether most of it is the optimizer's."""
-    text, memory = "", case.facts.ceilings.memory_bytes_per_second
-    if work.bytes_per_second is not None and memory is not None:
-        text += f" at {format_bandwidth(work.bytes_per_second)} of {format_bandwidth(memory)} measured"
+    rate = describe_memory_rate(case) if case.facts.ceilings.memory_bytes_per_second is not None else ""
+    text = f" at {rate}" if rate else ""
     share = optimizer_share(case.facts.phases)
     if share > case.policy.most * work.traffic_fraction:
         text += f", and the optimizer is most of it ({format_share(share)})"

@@ -12,7 +12,7 @@ from autotune.engine.activation_checkpointing import checkpoints_itself
 from autotune.engine.compilation import compiled_graph_count
 from autotune.engine.dataloader import read_batch_size
 from autotune.engine.hooks.script import ScriptHooks
-from autotune.engine.precision import allows_tf32
+from autotune.engine.precision import read_matmul_precision
 from autotune.probe.model import read_implementation
 from autotune.probe.sources.script_sharing import read_sharing
 from autotune.records.config import Precision, TrainConfig
@@ -42,7 +42,7 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
         "activation_checkpointing": "full" if any(map(checkpoints_itself, hooks.models.roots)) else "off",
         "optimizer_implementation": read_implementation(hooks.optimizers.optimizers, hooks.device),
         "num_threads": None if on_gpu else torch.get_num_threads(),
-        "allow_tf32": on_gpu and allows_tf32(),
+        "matmul_precision": read_matmul_precision(hooks.device),
         "cudnn_benchmark": on_gpu and torch.backends.cudnn.benchmark,
     }
     if loader is not None:

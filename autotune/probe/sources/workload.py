@@ -21,9 +21,9 @@ from autotune.engine.activation_checkpointing import find_switch
 from autotune.engine.data_fingerprint import build_dataset
 from autotune.engine.dataloader import Order, build_loader
 from autotune.engine.evaluation import evaluate
+from autotune.engine.kernels import read_switches
 from autotune.engine.loop import Training, backend_settings
 from autotune.engine.operations import watched_operations
-from autotune.engine.precision import allows_tf32
 from autotune.engine.sharing import find_unshardable
 from autotune.measure.clock import clock_for
 from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
@@ -112,7 +112,7 @@ class WorkloadProbe:
         return self._steps
 
     def settings(self) -> AbstractContextManager[None]:
-        return backend_settings(self._baseline, self.device)
+        return backend_settings(self._baseline)
 
     def drive(self, run: Run[T]) -> T:
         """Take every step that a run asks for; return what it has found out."""
@@ -252,11 +252,9 @@ class WorkloadProbe:
 
 def _resolve_settings(baseline: TrainConfig, device: torch.device) -> TrainConfig:
     """Return the baseline with what PyTorch and the workload's module have set by themselves."""
+    baseline = read_switches(baseline, device)
     if device.type == "cuda":
-        return baseline.replace(
-            allow_tf32=baseline.allow_tf32 or allows_tf32(),
-            cudnn_benchmark=baseline.cudnn_benchmark or torch.backends.cudnn.benchmark,
-        )
+        return baseline
     return baseline.replace(num_threads=baseline.num_threads or torch.get_num_threads())
 
 

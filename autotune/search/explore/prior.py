@@ -29,7 +29,7 @@ USUAL: dict[Change, Effect] = {
     ("device_allocator", None): Effect(0.0, 0.03),
     ("attention_backend", None): Effect(-0.03, 0.10),
     ("cudnn_benchmark", None): Effect(0.03, 0.06),
-    ("allow_tf32", None): Effect(0.10, 0.15),
+    ("matmul_precision", None): Effect(0.02, 0.10),
     ("precision", None): Effect(-0.05, 0.20),
     ("micro_batch_size", None): Effect(-0.10, 0.15),
     ("num_threads", None): Effect(-0.20, 0.15),
@@ -54,6 +54,7 @@ what several processes share it is a guess."""
 USUAL_ON_GPU: dict[Change, Effect] = {
     **USUAL,
     ("precision", None): Effect(0.15, 0.20),
+    ("matmul_precision", None): Effect(0.10, 0.15),
     ("attention_backend", None): Effect(0.0, 0.05),
     ("attention_backend", "math"): Effect(-0.20, 0.15),
     ("optimizer_implementation", None): Effect(0.10, 0.08),

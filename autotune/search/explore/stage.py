@@ -32,7 +32,7 @@ from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.launch.forecast import Forecast
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
-from autotune.search.launch.turns import explores_in_turns, is_blamed_on_turns
+from autotune.search.launch.turns import explores_in_turns, has_run_in_turns, is_blamed_on_turns
 from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
@@ -403,7 +403,9 @@ class Explorer:
         if not is_blamed_on_turns(self.log, beside):
             return beside
         alone = self._run_alone(config, full, rival)
-        if alone.measurement is not None and beside.status is not TrialStatus.OUT_OF_MEMORY:
+        if alone.measurement is not None and not (
+            has_run_in_turns(self.log) or beside.status is TrialStatus.OUT_OF_MEMORY
+        ):
             self.log.takes_turns = False
         return alone
 

@@ -37,8 +37,8 @@ _LEAST_VARYING = 3
 CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
 _OF_THE_CODE = (
-    *("compile_mode", "precision", "allow_tf32", "activation_checkpointing", "memory_format", "attention_backend"),
-    *("micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
+    *("compile_mode", "precision", "matmul_precision", "activation_checkpointing", "memory_format"),
+    *("attention_backend", "micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
 )
 """Knobs that decide which code is compiled; launches that differ in none of them share it in the search's cache."""
 

@@ -17,6 +17,9 @@ _MOST_MEMORY = 0.8
 """Of what a trial may hold, for two that are run at a time."""
 _CONTEXT_BYTES = 2**30
 """Of a GPU, for what a process holds there beside PyTorch's memory: a context and libraries (about half of that)."""
+_TAKEN = ("FileExistsError", "Address already in use")
+"""Of errors: two that start at a time both wanted what each would have had alone, a folder named by the second or a
+port."""
 _PRICE_OF_BOTH = 1.5
 """Times a launch alone, of two in turns, which start at a time (seen: 1.4 to 1.7 where starting takes most of it)."""
 
@@ -44,8 +47,8 @@ def explores_in_turns(log: SearchLog, config: TrainConfig, budget_seconds: float
 def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
     """Return whether a launch has failed in turns that need not fail alone.
 
-    Memory is short for two sooner than for one; whatever else fails, it does so alone as well once launches before it
-    have shown that two can run at a time.
+    Memory is short for two sooner than for one, and two may want the same folder; whatever else fails, it does so alone
+    as well once launches before it have shown that two can run at a time.
 
     Args:
         log: of the search, without it.
@@ -53,7 +56,13 @@ def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
     """
     if result.measurement is not None or result.status in (TrialStatus.INTERRUPTED, TrialStatus.TOO_SLOW):
         return False
-    return result.status is TrialStatus.OUT_OF_MEMORY or not any(one.result.reference is not None for one in log.judged)
+    is_crowded = result.status is TrialStatus.OUT_OF_MEMORY or any(words in result.error for words in _TAKEN)
+    return is_crowded or not has_run_in_turns(log)
+
+
+def has_run_in_turns(log: SearchLog) -> bool:
+    """Return whether a launch of the exploring stage was timed in turns."""
+    return any(one.result.reference is not None for one in log.judged)
 
 
 def fit_together(log: SearchLog, *configs: TrainConfig) -> bool:

@@ -150,7 +150,7 @@ class Session:
 
     def _run_stretch(self, *, resumes: bool) -> StretchEnd:
         config, training = self.plan.current_config, None
-        with backend_settings(config, self.device):
+        with backend_settings(config):
             try:
                 with blame_target(f"{self.loaded.label}: setting up"):
                     training = self._build_training(config)

@@ -89,7 +89,7 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
         )
     config = plan.current_config
     relaunch(find_missing_environment(config, read_hardware()))
-    with joined_world(place.meeting, options.rank_timeout_seconds) as world, backend_settings(config, world.device):
+    with joined_world(place.meeting, options.rank_timeout_seconds) as world, backend_settings(config):
         _leave_signals_to_leader()
         with blame_target(f"{loaded.label}: setting up"):
             training = RankTraining(

@@ -25,7 +25,7 @@ from autotune.targets.source.length import differ_in_length_alone
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.settings.differences import printable
 
-FOUND_BY_PROBE = ("num_threads", "optimizer_implementation", "allow_tf32", "cudnn_benchmark")
+FOUND_BY_PROBE = ("num_threads", "optimizer_implementation", "matmul_precision", "cudnn_benchmark")
 """What a probe writes into a baseline where the user left it to PyTorch: another machine's is none of ours."""
 
 _AGAIN = "search again for this target"

@@ -36,7 +36,7 @@ def test_a_real_convolution_has_a_rate_and_leaves_the_generator() -> None:
 def test_each_arithmetic_that_is_not_emulated_has_its_own_and_one_refused_stops_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    products, asked = {"fp32": 100.0, "bf16": 200.0, "fp16": 1.0}, []
+    products, asked = {"fp32": 100.0, "fp32-medium": 150.0, "bf16": 200.0, "fp16": 1.0}, []
 
     def measure(name: str, share_seconds: float) -> float:
         asked.append(name)
@@ -48,6 +48,6 @@ def test_each_arithmetic_that_is_not_emulated_has_its_own_and_one_refused_stops_
     monkeypatch.setattr(device, "measure_memory", lambda *_: (10.0, 12.0))
     monkeypatch.setattr(device, "measure_convolution", measure)
     ceilings = measure_ceilings(CPU, budget_seconds=0.05)
-    assert asked == ["fp32", "bf16"]
-    assert [rate.convolution_flops_per_second for rate in ceilings.matmul] == [300.0, None, None]
-    assert [rate.flops_per_second for rate in ceilings.matmul] == [100.0, 200.0, 1.0]
+    assert asked == ["fp32", "fp32-medium", "bf16"]
+    assert [rate.convolution_flops_per_second for rate in ceilings.matmul] == [300.0, 450.0, None, None]
+    assert [rate.flops_per_second for rate in ceilings.matmul] == [100.0, 150.0, 200.0, 1.0]

@@ -23,6 +23,8 @@ from autotune.space import build_space
 
 CPU = torch.device("cpu")
 FULL = 12.0
+ALL = ["fp32", "fp32-medium", "bf16", "fp16"]
+"""Arithmetics of a CPU."""
 
 
 def measured(ceilings: Ceilings) -> list[str]:
@@ -36,7 +38,8 @@ def refuse(*_: object, **__: object) -> Any:
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Rates of a machine on paper; each measurement is there at once. Keys: an arithmetic, `late-` it, memory."""
-    rates = {"fp32": 100.0, "bf16": 200.0, "fp16": 50.0, "late-fp32": 90.0, "late-bf16": 150.0, "late-fp16": 40.0}
+    rates = {"fp32": 100.0, "fp32-medium": 160.0, "bf16": 200.0, "fp16": 50.0}
+    rates |= {"late-fp32": 90.0, "late-fp32-medium": 140.0, "late-bf16": 150.0, "late-fp16": 40.0}
     rates |= {"copy": 10.0, "triad": 12.0}
     monkeypatch.setattr(limits, "measure_burst", lambda name, _device, _share, **_: Burst(rates[name], 64))
     monkeypatch.setattr(limits, "measure_sustained", lambda name, _device, **_: rates[f"late-{name}"])
@@ -85,7 +88,7 @@ def test_what_only_a_gpu_has_is_none_on_a_cpu() -> None:
 
 
 @pytest.mark.usefixtures("small_arrays")
-@pytest.mark.parametrize("refused", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("refused", ALL)
 def test_a_dtype_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
     real = torch.mm
 
@@ -95,7 +98,9 @@ def test_a_dtype_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch, re
         return real(left, right, out=out)
 
     monkeypatch.setattr(torch, "mm", multiply)
-    assert set(measured(measure_ceilings(CPU, budget_seconds=0.05))) == {"fp32", "bf16", "fp16"} - {refused}
+    assert set(measured(measure_ceilings(CPU, budget_seconds=0.05))) == {
+        name for name in ALL if DTYPES[name] != DTYPES[refused]
+    }
 
 
 @pytest.mark.parametrize("budget", [0.1, FULL])
@@ -104,6 +109,7 @@ def test_a_dtype_that_is_emulated_is_kept_as_that_and_is_no_limit(planted: dict[
     ceilings = measure_ceilings(CPU, budget_seconds=budget)
     assert [(rate.dtype, rate.emulated) for rate in ceilings.matmul] == [
         ("fp32", False),
+        ("fp32-medium", False),
         ("bf16", False),
         ("fp16", True),
     ]
@@ -116,10 +122,10 @@ def test_a_dtype_that_is_emulated_is_kept_as_that_and_is_no_limit(planted: dict[
 
 def test_the_windows_of_what_is_emulated_go_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     _, shares = plant_spending(monkeypatch)
-    rates = iter([100.0, 1.0, 50.0])
+    rates = iter([100.0, 80.0, 1.0, 50.0])
     monkeypatch.setattr(limits, "measure_burst", lambda *_, **__: Burst(next(rates), 64))
     measure_ceilings(CPU, budget_seconds=6.0)
-    assert len(shares["window"]) == 2
+    assert len(shares["window"]) == 3
 
 
 @pytest.mark.usefixtures("small_arrays")
@@ -160,7 +166,7 @@ def test_nothing_that_is_refused_stops_the_rest(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(limits, name, refuse)
     ceilings = measure_ceilings(CPU, budget_seconds=FULL)
     assert ceilings.memory_bytes_per_second == 10.0
-    assert measured(ceilings) == ([] if name == "measure_burst" else ["fp32", "bf16", "fp16"])
+    assert measured(ceilings) == ([] if name == "measure_burst" else ALL)
     assert (ceilings.launch_seconds is None) == (name == "_measure_calls")
 
 
@@ -168,15 +174,15 @@ def test_nothing_that_is_refused_stops_the_rest(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("budget", [2.0, 3.0, 5.9])
 def test_a_short_budget_leaves_out_what_is_sustained(budget: float) -> None:
     ceilings = measure_ceilings(CPU, budget_seconds=budget)
-    assert [rate.sustained_flops_per_second for rate in ceilings.matmul] == [None, None, None]
+    assert [rate.sustained_flops_per_second for rate in ceilings.matmul] == [None] * len(ALL)
 
 
 def test_a_full_budget_has_what_is_sustained(planted: dict[str, float]) -> None:
     planted["late-bf16"] = 210.0
     ceilings = measure_ceilings(CPU, budget_seconds=FULL)
-    assert [rate.sustained_flops_per_second for rate in ceilings.matmul] == [90.0, 210.0, 40.0]
+    assert [rate.sustained_flops_per_second for rate in ceilings.matmul] == [90.0, 140.0, 210.0, 40.0]
     # What was kept up was reached.
-    assert [rate.flops_per_second for rate in ceilings.matmul] == [100.0, 210.0, 50.0]
+    assert [rate.flops_per_second for rate in ceilings.matmul] == [100.0, 160.0, 210.0, 50.0]
 
 
 def plant_spending(monkeypatch: pytest.MonkeyPatch, *, burst: float = 1.0) -> tuple[FakeTime, dict[str, list[float]]]:
@@ -203,22 +209,22 @@ def plant_spending(monkeypatch: pytest.MonkeyPatch, *, burst: float = 1.0) -> tu
 def test_time_is_shared_and_what_one_leaves_the_others_get(monkeypatch: pytest.MonkeyPatch) -> None:
     time, shares = plant_spending(monkeypatch, burst=0.5)
     measure_ceilings(CPU, budget_seconds=5.9)
-    # Three arithmetics, convolutions and two rates of memory: a sixth of 5.9 s, half of it used, and so on.
-    bursts = [5.9 / 6, 5.9 * 11 / 12 / 5, 5.9 * 11 / 12 * 9 / 10 / 4]
+    # Four arithmetics, convolutions and two rates of memory: a seventh of 5.9 s, half of it used, and so on.
+    bursts = [5.9 / 7, 5.9 * 13 / 14 / 6, 5.9 * 13 / 14 * 11 / 12 / 5, 5.9 * 13 / 14 * 11 / 12 * 9 / 10 / 4]
     assert shares["burst"] == pytest.approx(bursts)
     left = 5.9 - sum(bursts) / 2
-    assert shares["convolutions"] == pytest.approx([left / 3 / 3] * 3)
+    assert shares["convolutions"] == pytest.approx([left / 3 / 4] * 4)
     assert sum(shares["memory"]) == pytest.approx(left * 2 / 3)
     assert time.now == pytest.approx(5.9)
 
 
-@pytest.mark.parametrize(("budget", "window"), [(6.0, 1.2), (9.0, 1.8), (12.0, 2.0), (15.0, 2.0)])
+@pytest.mark.parametrize(("budget", "window"), [(6.0, 0.9), (9.0, 1.35), (12.0, 1.8), (15.0, 2.0)])
 def test_windows_are_two_seconds_where_there_is_time(
     monkeypatch: pytest.MonkeyPatch, budget: float, window: float
 ) -> None:
     time, shares = plant_spending(monkeypatch)
     measure_ceilings(CPU, budget_seconds=budget)
-    assert shares["window"] == pytest.approx([window] * 3)
+    assert shares["window"] == pytest.approx([window] * len(ALL))
     assert time.now == pytest.approx(budget)
 
 

@@ -154,9 +154,17 @@ def test_fp16_only_where_bf16_is_no_faster() -> None:
 def test_tf32_is_compared_with_what_is_in_use() -> None:
     rates = {"fp32": 100e9, "tf32": 400e9, "bf16": 450e9}
     facts = target(device="cuda", ceilings=ceilings(rates))
-    assert "tf32 matrix products ran 4x as fast as fp32" in advised(facts, timing(), GPU_HOST)["allow_tf32"]
-    allowed = target(device="cuda", baseline=BASELINE.replace(allow_tf32=True), ceilings=ceilings(rates))
-    assert not {"allow_tf32", "precision"} & set(advised(allowed, timing(), GPU_HOST))
+    assert "tf32 matrix products ran 4x as fast as fp32" in advised(facts, timing(), GPU_HOST)["matmul_precision"]
+    allowed = target(device="cuda", baseline=BASELINE.replace(matmul_precision="high"), ceilings=ceilings(rates))
+    assert not {"matmul_precision", "precision"} & set(advised(allowed, timing(), GPU_HOST))
+
+
+def test_products_of_a_cpu_are_compared_with_those_in_use() -> None:
+    rates = {"fp32": 100e9, "fp32-medium": 220e9}
+    told = advised(target(ceilings=ceilings(rates)), timing())["matmul_precision"]
+    assert "fp32-medium matrix products ran 2.2x as fast as fp32 ones" in told
+    used = target(baseline=BASELINE.replace(matmul_precision="medium"), ceilings=ceilings(rates))
+    assert "matmul_precision" not in advised(used, timing())
 
 
 @pytest.mark.parametrize(("optimizer_ms", "expected"), [(11.0, True), (9.0, False)])

@@ -76,16 +76,17 @@ def test_compute_sentence_has_the_numbers() -> None:
     [
         ("cpu", {}, True, "fp32"),
         ("cpu", {"precision": "bf16"}, False, "bf16"),
+        ("cpu", {"matmul_precision": "medium"}, False, "fp32-medium"),
         ("cuda", {}, False, "fp32"),
-        ("cuda", {"allow_tf32": True}, False, "tf32"),
+        ("cuda", {"matmul_precision": "high"}, False, "tf32"),
         ("cuda", {}, True, "tf32"),
-        ("cuda", {"precision": "fp16", "allow_tf32": True}, True, "fp16"),
+        ("cuda", {"precision": "fp16", "matmul_precision": "high"}, True, "fp16"),
     ],
 )
 def test_utilisation_is_against_the_arithmetic_in_use(
     device: str, changes: dict[str, Any], convolution: bool, arithmetic: str
 ) -> None:
-    rates = {"fp32": 10e9, "tf32": 11e9, "bf16": 12e9, "fp16": 13e9}
+    rates = {"fp32": 10e9, "tf32": 11e9, "fp32-medium": 11e9, "bf16": 12e9, "fp16": 13e9}
     model = {"flops_per_sample": 0.09e9, "has_4d_convolution": convolution}
     facts = target(device=device, baseline=BASELINE.replace(**changes), model=model, ceilings=ceilings(rates))
     verdict, _ = judge(facts, timing(), GPU_HOST)
@@ -95,7 +96,7 @@ def test_utilisation_is_against_the_arithmetic_in_use(
 
 
 def test_a_gpu_without_tf32_is_held_against_fp32() -> None:
-    facts = target(device="cuda", baseline=BASELINE.replace(allow_tf32=True), model={"flops_per_sample": 0.9e9})
+    facts = target(device="cuda", baseline=BASELINE.replace(matmul_precision="high"), model={"flops_per_sample": 0.9e9})
     assert "measured fp32 rate" in judge(facts, timing(), GPU_HOST)[0].sentence
 
 
@@ -184,6 +185,12 @@ def test_the_largest_share_of_the_work_decides(shares: tuple[float, float], limi
             {"phases": phases(forward=20.0, backward=40.0, optimizer=40.0)},
             "bandwidth-bound: memory traffic takes 64 % of the computation at 15 GB/s of 20 GB/s measured, "
             "and the optimizer is most of it (40 %)",
+        ),
+        (
+            work(0.2, 0.64, bytes_per_second=26e9),
+            {"phases": phases(forward=20.0, backward=40.0, optimizer=40.0)},
+            "bandwidth-bound: memory traffic takes 64 % of the computation at 26 GB/s of 20 GB/s measured (a part of "
+            "it stays in the caches), and the optimizer is most of it (40 %)",
         ),
         (
             work(0.2, 0.64),
@@ -307,7 +314,7 @@ def test_evidence_of_a_launch_bound_step() -> None:
     )
 
 
-@pytest.mark.parametrize(("achieved", "cached"), [(24e9, ""), (26e9, ": a part of it stays in the caches")])
+@pytest.mark.parametrize(("achieved", "cached"), [(24e9, ""), (26e9, " (a part of it stays in the caches)")])
 def test_evidence_of_memory_traffic(achieved: float, cached: str) -> None:
     verdict, _ = judge(target(work=work(0.1, 0.8, bytes_per_second=achieved)), timing(), make_hardware())
     assert verdict.evidence[0] == f"memory traffic runs at {achieved / 1e9:.0f} GB/s of 20 GB/s measured{cached}"

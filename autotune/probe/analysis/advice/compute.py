@@ -6,6 +6,7 @@ what it may cost, is the policy's.
 
 from __future__ import annotations
 
+from autotune.arithmetics import FASTER_PRODUCTS, HALF_TYPES
 from autotune.format import format_bytes, format_flops, format_part, format_rough_factor, format_share, format_time
 from autotune.probe.analysis.advice.case import Case, Finding, expect
 from autotune.probe.analysis.bounds import least_optimizer_seconds
@@ -38,11 +39,12 @@ def _leave_emulation(case: Case) -> Finding:
     )
 
 
-def advise_tf32(case: Case) -> Finding:
-    """Return whether TF32 products are clearly faster here."""
-    if case.baseline.precision != "fp32" or case.baseline.allow_tf32:
+def advise_matmul_precision(case: Case) -> Finding:
+    """Return whether float32 products are clearly faster where they may have fewer digits."""
+    precision, arithmetic = FASTER_PRODUCTS[case.facts.device]
+    if case.baseline.precision != "fp32" or case.baseline.matmul_precision == precision:
         return None
-    return _compare_arithmetic(case, "tf32")
+    return _compare_arithmetic(case, arithmetic)
 
 
 def _compare_arithmetic(case: Case, name: str) -> Finding:
@@ -57,7 +59,7 @@ def _compare_arithmetic(case: Case, name: str) -> Finding:
     saved = case.products_fraction * (1.0 - now / other)
     sure = 0.0 if case.facts.work is None else case.policy.sure_of_products
     risk = 1.0
-    if name != "tf32":
+    if name in HALF_TYPES:
         saved += case.policy.half_the_bytes * case.traffic_fraction
         risk = case.policy.cast_risk if case.overhead_fraction > case.policy.much_overhead else 1.0
     return reason, expect(saved, sure=sure, risk=risk)

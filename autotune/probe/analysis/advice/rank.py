@@ -16,10 +16,10 @@ from autotune.probe.analysis.advice.compute import (
     advise_compilation,
     advise_cudnn,
     advise_host_allocator,
+    advise_matmul_precision,
     advise_memory_format,
     advise_optimizer,
     advise_precision,
-    advise_tf32,
 )
 from autotune.probe.analysis.advice.data import (
     advise_non_blocking,
@@ -81,7 +81,7 @@ _ADVISERS: dict[str, Callable[[Case], Finding]] = {
     "pin_memory": advise_pinning,
     "non_blocking": advise_non_blocking,
     "precision": advise_precision,
-    "allow_tf32": advise_tf32,
+    "matmul_precision": advise_matmul_precision,
     "compile_mode": advise_compilation,
     "optimizer_implementation": advise_optimizer,
     "memory_format": advise_memory_format,
