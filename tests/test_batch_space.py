@@ -48,6 +48,7 @@ def test_a_change_alone_has_the_class_of_its_row(field: str) -> None:
     other = {bool: True, int: 3, float: 2.0}.get(type(get_knob(TrainConfig(), field)))
     value: Any = {
         "precision": "bf16",
+        "matmul_precision": "medium",
         "activation_checkpointing": "full",
         "compile_mode": "default",
         "optimizer_implementation": "fused",

@@ -27,6 +27,10 @@ from autotune.targets.workload import LoadedWorkload
 
 WINDOWS = 3
 """Effective batches, of a training whose steps are not slow."""
+_PLAIN: dict[str, Any] = {
+    **{"precision": "fp32", "compile_mode": "off", "matmul_precision": "highest", "activation_checkpointing": "off"}
+}
+"""What rounds least."""
 
 
 def measure_additivity(
@@ -53,9 +57,7 @@ def measure_additivity(
     Raises:
         TargetError: a part of the workload returns something of the wrong type.
     """
-    config = baseline.replace(
-        precision="fp32", compile_mode="off", matmul_precision="highest", activation_checkpointing="off"
-    )
+    config = baseline.replace(**_PLAIN)
     training = Training(loaded, config, device=device, seed=seed, random_sources=random_sources)
     if config.effective_batch_size < 2 or training.windows.sampler is None:
         return None

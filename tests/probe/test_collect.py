@@ -152,6 +152,7 @@ WAYS_IN = {"workload": probe_as_workload, "script": probe_as_script}
 def _as_it_was() -> Iterator[None]:
     threads, generators = torch.get_num_threads(), read_generators()
     torch.set_num_threads(1)
+    torch._dynamo.utils.counters.clear()  # of tests before in this process, after which nothing is looked for
     yield
     torch.set_num_threads(threads)
     restore_generators(generators)

@@ -45,8 +45,9 @@ def unpack(release: Path, folder: Path) -> SearchFolder:
 
 
 def pick(read: Any, *, like: Any) -> Any:
-    """Return of what was read only what an older file has: fields that came later have their defaults."""
+    """Return of what was read only what an older file has, by its names: fields that came later have their defaults."""
     if isinstance(like, dict):
+        read = {"allow_tf32": read.get("matmul_precision") == "high", **read}
         return {name: pick(read[name], like=own) for name, own in like.items()}
     if isinstance(like, list) and len(like) == len(read):
         return [pick(one, like=own) for one, own in zip(read, like, strict=True)]
