@@ -16,11 +16,12 @@ from autotune.records.config import TrainConfig
 
 _GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
-_MISSING_IN_CACHE_KEY = ("attention_backend", "precision", "num_threads")
+_MISSING_IN_CACHE_KEY = ("attention_backend", "precision", "matmul_precision", "num_threads")
 """Knobs that decide which code is compiled, and that the keys of PyTorch's caches of such code leave out.
 
 The attention kernel in every version with an AOTAutograd cache (github.com/pytorch/pytorch/issues/185449), bf16 against
-fp16 and the number of threads before 2.13. What a user's own knob switches in the process is no more part of them.
+fp16 and the number of threads before 2.13, and how a CPU computes float32 products, by which autotuning takes PyTorch's
+own or its library's. What a user's own knob switches in the process is no more part of them.
 """
 
 

@@ -62,11 +62,11 @@ def test_a_model_is_compiled_whatever_its_class(model: nn.Module) -> None:
 def test_a_tag_of_the_users_is_kept() -> None:
     tags = set()
     with torch.compiler.config.patch(cache_key_tag="mine"):
-        for kernel in ("math", "flash"):
-            with backend_settings(TrainConfig(attention_backend=kernel)):
+        for changes in ({}, {"attention_backend": "math"}, {"matmul_precision": "medium"}):
+            with backend_settings(TrainConfig(**changes)):
                 tags.add(torch.compiler.config.cache_key_tag)
         assert torch.compiler.config.cache_key_tag == "mine"
-    assert len(tags) == 2
+    assert len(tags) == 3
     assert all(tag.startswith("mine ") for tag in tags)
 
 
