@@ -1401,6 +1401,48 @@ def test_only_training_calls_are_cast() -> None:
     assert torch.equal(returned, model.linear(x))
 
 
+def test_a_frozen_network_of_the_loss_is_cast_where_a_step_calls_it() -> None:
+    model, judge, x = Speaker(), Speaker(), torch.ones(4, 6)
+    judge.requires_grad_(False)
+    own = judge.linear(x)
+    with hang({"precision": "bf16"}) as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        judge(x)  # before there is a step: what it is to be held against
+        for _ in range(2):
+            teacher = judge(x)
+            (teacher - model(x) + judge(x)).square().sum().backward()
+            optimizer.step()
+        timer = hung.hooks.timer
+        timer.is_aside = True
+        assert torch.equal(judge(x), own)
+        timer.is_aside = False
+        timer.enter("data")  # a dataset's own
+        judge(x)
+        timer.leave()
+        assert hung.roots == [model]
+    # The first teacher comes before any model is known.
+    assert judge.casts == [False, False, True, True, True, False, False]
+    assert "_compiled_call_impl" not in judge.__dict__
+    judge(x)
+    assert not judge.casts[-1]
+
+
+def test_a_frozen_network_that_is_trained_later_is_a_model_of_the_script() -> None:
+    model, critic, x = Speaker(), Speaker(), torch.ones(4, 6)
+    with hang({"precision": "bf16"}) as hung:
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (model, critic)]
+        for _ in range(2):
+            critic.requires_grad_(False)
+            (model(x).sum() + critic(x).sum()).backward()
+            optimizers[0].step()
+            critic.requires_grad_(True)
+            critic(x).sum().backward()
+            optimizers[1].step()
+        assert hung.roots == [model, critic]
+    assert critic.casts == [True] * 4
+    assert critic.linear.weight.grad is not None
+
+
 ANSWERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], list[Tensor]]]] = {
     "tensor": (lambda h: h, lambda r: [r]),
     "tuple": (lambda h: (h, h * 2, "text", None), lambda r: list(r[:2])),

@@ -5,6 +5,8 @@ the one that owns most parameters (tied weights hide it) and not a loss module. 
 is a rehearsal, for the shapes or a summary, of the model or of its parts one by one. Where a step ends without any,
 those that are called in eval mode with gradients on are trained. One whose `forward` is called past the call of the
 module (`engine.hooks.forward`) is found by what it calls, and hooked from the next step on.
+A frozen network that a step goes through beside its root (a loss network, a teacher) is accompanied: it is called in
+the root's arithmetic and layout, and is one itself as soon as it has something to train.
 `Module._compiled_call_impl` is where `Module.compile` hangs its own work: outside of everything compiled, and left out
 of copies and pickles.
 """
@@ -56,9 +58,12 @@ class ModelHooks:
         *,
         on_error: Callable[[Exception], None],
         outside: Callable[[], AbstractContextManager[None]] = nullcontext,
+        accompany: Prepare | None = None,
         inspects: bool = False,
     ) -> None:
         self.roots: list[nn.Module] = []
+        self._accompany = accompany
+        self._accompanied: list[ref[nn.Module]] = []
         self.compiles_itself = False
         self.seen = Operations()
         self.calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -83,8 +88,8 @@ class ModelHooks:
                 yield
         finally:
             self.stop_finding()
-            for root in self._runs:
-                root.__dict__.pop("_compiled_call_impl", None)
+            for module in (*self._runs, *filter(None, (one() for one in self._accompanied))):
+                module.__dict__.pop("_compiled_call_impl", None)
 
     def find_more(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Look for models again where what begins to be trained is none's that was found: of another fold, or stage.
@@ -181,6 +186,9 @@ class ModelHooks:
                 self._adopt(module)
                 return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
             self._saw_rehearsed = True
+        if not has_something_to_train and self._is_accompanied(module):
+            self._hang_on_frozen(module)
+            return module._compiled_call_impl(*args, **kwargs)  # type: ignore[misc]
         with self.unseen():
             if has_something_to_train and not module.training:
                 self._saw_evaluated |= torch.is_grad_enabled()
@@ -189,6 +197,34 @@ class ModelHooks:
                 self._watch.model_looked()
             with self._outside():
                 return _find_call(module)(*args, **kwargs)
+
+    def _is_accompanied(self, module: nn.Module) -> bool:
+        is_frozen = any(True for _ in module.parameters())
+        return self._accompany is not None and bool(self.roots) and is_frozen and self._timer.is_between
+
+    def _hang_on_frozen(self, module: nn.Module) -> None:
+        assert self._accompany is not None
+        run, inner, held = self._accompany(module), _hold_call(module), ref(module)
+        before = {name: own for name, own in module.__dict__.items() if name == "_compiled_call_impl"}
+
+        def put_back(module: nn.Module) -> None:
+            del module.__dict__["_compiled_call_impl"]
+            module.__dict__.update(before)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._depth or torch.compiler.is_compiling():
+                return inner(*args, **kwargs)
+            module = held()
+            assert module is not None
+            if self._finding and any(p.requires_grad for p in module.parameters()):
+                put_back(module)  # frozen for a call alone: a critic, while its maker trains
+                return module(*args, **kwargs)
+            is_between = self._timer.is_between
+            with self.unseen(), self._outside():
+                return run(inner, args, kwargs) if is_between else inner(*args, **kwargs)
+
+        module.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=is_compiled(module))
+        self._accompanied.append(held)
 
     def _may_be_root(self, module: nn.Module) -> bool:
         return not self._is_late or any(_is_alike(module, root) for root in self.roots)
@@ -205,9 +241,7 @@ class ModelHooks:
             self._vain = 0
             if not self._is_late:
                 self.roots.append(root)
-        run, inner, held = self._runs[root], _find_call(root), ref(root)
-        if inner == root._call_impl:  # a model of a later fold is gone as soon as the script lets go of it
-            inner = partial(_call_held, held)
+        run, inner, held = self._runs[root], _hold_call(root), ref(root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or torch.compiler.is_compiling():
@@ -339,6 +373,12 @@ def _find_call(module: nn.Module) -> Call:
     if isinstance(compiled, _CompiledCall):
         return compiled.plain
     return module._call_impl if compiled is None else compiled
+
+
+def _hold_call(module: nn.Module) -> Call:
+    """Return what runs a module, which is gone as soon as the script lets go of it."""
+    inner = _find_call(module)
+    return partial(_call_held, ref(module)) if inner == module._call_impl else inner
 
 
 def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

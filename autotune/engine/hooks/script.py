@@ -108,6 +108,7 @@ class ScriptHooks:
             turn,
             on_error=on_error,
             outside=self._leave_kernels,
+            accompany=self._prepare_frozen if settings.changed & {"precision", "memory_format"} else None,
             inspects=inspects,
         )
         self.optimizers = OptimizerHooks(
@@ -151,12 +152,20 @@ class ScriptHooks:
             apply_optimizer_implementation(optimizer, self._settings.config)
 
     def _prepare_model(self, root: nn.Module) -> Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]:
-        config, changed = self._settings.config, self._settings.changed
         if self._device is None:
             self._device = next(root.parameters()).device
             self._enter_process_settings()
-        device = self._device
         self._change_model(root)
+        return self._make_run()
+
+    def _prepare_frozen(self, module: nn.Module) -> Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]:
+        if "memory_format" in self._settings.changed:
+            apply_memory_format(module, self._settings.config)
+        return self._make_run()
+
+    def _make_run(self) -> Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]:
+        """Return how a call is run: its inputs in the layout wanted, in the arithmetic wanted."""
+        config, changed, device = self._settings.config, self._settings.changed, self.device
 
         def arrange(tensor: torch.Tensor) -> torch.Tensor:
             return arrange_input(tensor, config)

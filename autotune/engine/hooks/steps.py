@@ -221,6 +221,11 @@ class PhaseTimer:
             mark()
         return self._ended
 
+    @property
+    def is_between(self) -> bool:
+        """The script is at work on a step, in none of its phases: what its loss is made of is computed there."""
+        return not self.is_aside and not self._open
+
     def enter(self, phase: str) -> None:
         """Begin a phase."""
         self._turn()
