@@ -1427,6 +1427,15 @@ def test_a_frozen_network_of_the_loss_is_cast_where_a_step_calls_it() -> None:
     assert not judge.casts[-1]
 
 
+def test_a_frozen_network_of_another_type_answers_in_that() -> None:
+    model, judge, x = Speaker(), nn.Linear(6, 3).to(torch.bfloat16).requires_grad_(False), torch.ones(4, 6)
+    with hang({"precision": "bf16"}):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model(x).sum().backward()
+        assert judge(x.bfloat16()).dtype == torch.bfloat16
+        optimizer.step()
+
+
 def test_a_frozen_network_that_is_trained_later_is_a_model_of_the_script() -> None:
     model, critic, x = Speaker(), Speaker(), torch.ones(4, 6)
     with hang({"precision": "bf16"}) as hung:

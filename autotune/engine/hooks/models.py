@@ -199,8 +199,9 @@ class ModelHooks:
                 return _find_call(module)(*args, **kwargs)
 
     def _is_accompanied(self, module: nn.Module) -> bool:
-        is_frozen = any(True for _ in module.parameters())
-        return self._accompany is not None and bool(self.roots) and is_frozen and self._timer.is_between
+        # Frozen in another type it answers in that, and what follows expects it.
+        is_network = {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+        return self._accompany is not None and bool(self.roots) and is_network and self._timer.is_between
 
     def _hang_on_frozen(self, module: nn.Module) -> None:
         assert self._accompany is not None
