@@ -12,10 +12,12 @@ from autotune.records.hardware import HardwareInfo
 from autotune.records.probe import Caution
 
 HALF_TYPES = ("bf16", "fp16")
-_WORTH_IT = 1.1
-"""Of the fp32 rate: less is mostly the luck of two measurements."""
+
 _HOPELESS = 0.5
 """Of the fp32 rate: a CPU that emulates bf16 is far below, one that has it above (a judgement, not a measurement)."""
+_WORTH_IT = 1.1
+"""Of the fp32 rate: less is mostly the luck of two measurements."""
+
 FASTER_PRODUCTS: dict[str, tuple[MatmulPrecision, str]] = {
     "cpu": ("medium", "fp32-medium"),
     "cuda": ("high", "tf32"),
@@ -24,7 +26,7 @@ FASTER_PRODUCTS: dict[str, tuple[MatmulPrecision, str]] = {
 
 _ARITHMETICS: dict[str, dict[KnobValue, str]] = {
     "precision": {"bf16": "bf16", "fp16": "fp16"},
-    "matmul_precision": {"high": "tf32", "medium": "fp32-medium"},
+    "matmul_precision": dict(FASTER_PRODUCTS.values()),
 }
 """Values that are worth trying for their arithmetic's rate alone, each with its name in the ceilings."""
 

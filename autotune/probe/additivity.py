@@ -27,9 +27,7 @@ from autotune.targets.workload import LoadedWorkload
 
 WINDOWS = 3
 """Effective batches, of a training whose steps are not slow."""
-_PLAIN: dict[str, Any] = {
-    **{"precision": "fp32", "compile_mode": "off", "matmul_precision": "highest", "activation_checkpointing": "off"}
-}
+_PLAIN = {"precision": "fp32", "compile_mode": "off", "matmul_precision": "highest", "activation_checkpointing": "off"}
 """What rounds least."""
 
 

@@ -1427,6 +1427,16 @@ def test_a_frozen_network_of_the_loss_is_cast_where_a_step_calls_it() -> None:
     assert not judge.casts[-1]
 
 
+def test_a_frozen_network_of_the_loss_has_the_layout_of_the_model() -> None:
+    model, judge = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3).requires_grad_(False)
+    with hang({"memory_format": "channels_last"}):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        judge(model(torch.ones(2, 2, 4, 4))).sum().backward()
+        optimizer.step()
+    assert judge.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not judge.weight.is_contiguous()
+
+
 def test_a_frozen_network_of_another_type_answers_in_that() -> None:
     model, judge, x = Speaker(), nn.Linear(6, 3).to(torch.bfloat16).requires_grad_(False), torch.ones(4, 6)
     with hang({"precision": "bf16"}):

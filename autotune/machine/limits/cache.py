@@ -24,6 +24,7 @@ OLDEST_SECONDS = 30 * 24 * 3600.0
 
 # Part of the key; to be raised when the same machine would be given other figures by another way of measuring.
 # 2: the rate of emulated arithmetic is kept. 3: a CPU's convolutions have rates of their own.
+# 4: so have its float32 products of another precision.
 _METHOD = 4
 _LARGEST_FILE_BYTES = 64 * 1024
 _ENVIRONMENT = (

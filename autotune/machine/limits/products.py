@@ -15,10 +15,11 @@ from time import perf_counter
 
 import torch
 
+from autotune.arithmetics import FASTER_PRODUCTS
 from autotune.engine.device import read_device_memory
 from autotune.engine.precision import matmul_precision
 from autotune.machine.limits.repetitions import LEAST_REPETITIONS, best_seconds, sustained_seconds, time_repetition
-from autotune.records.config import MatmulPrecision, TrainConfig
+from autotune.records.config import TrainConfig
 
 DTYPES = {
     **dict.fromkeys(("fp32", "tf32", "fp32-medium"), torch.float32),
@@ -26,7 +27,7 @@ DTYPES = {
 }
 """What the matrices are made of, by arithmetic."""
 
-_PRECISIONS: dict[str, MatmulPrecision] = {"tf32": "high", "fp32-medium": "medium"}
+_PRECISIONS = {name: precision for precision, name in FASTER_PRODUCTS.values()}
 """Of float32 products, where it is not the highest."""
 
 DEVICE_MEMORY_FRACTION = 0.25
