@@ -260,7 +260,10 @@ def _worker_counts(facts: Facts) -> Choices:
         return _only("workers would each repeat an iterable dataset", 1, 2)
     most = most_workers(facts.target, facts.hardware)
     counts = sorted({0, 1, 2, most // 2, most} | {2**n for n in range(5)})
-    return tuple(count for count in counts if count <= most), {}
+    counts, own = [count for count in counts if count <= most], facts.target.baseline.num_workers
+    more = [count for count in counts if count > own] if facts.target.data.workers_draw_alike else []
+    reason = f"each worker draws random numbers from a copy of the same generator: no more than your own {own}"
+    return tuple(count for count in counts if count not in more), dict.fromkeys(more, reason)
 
 
 def _prefetch_factors(facts: Facts) -> Choices:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from autotune.isolation.channel.progress import open_progress
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.sandbox.audit import watch_writes
+from autotune.isolation.sandbox.seeds import DrawnSeeds
 from autotune.isolation.sandbox.view import View, enter_view
 from autotune.isolation.script_starter import enter_temporary_folder, find_script, forget_hidden, unpack_hidden
 from autotune.lifeline import die_with_parent
@@ -32,6 +33,19 @@ from autotune.targets.launch.command import Launch
 _TORCH = ("TORCH", "PYTORCH")
 _TORCHS_OWN = ("TORCHINDUCTOR_CACHE_DIR",)
 """Set by torch itself when it compiles."""
+_OF_OTHERS = (
+    "LD_LIBRARY_PATH",
+    "QT_",
+    "OPENCV_",
+    "TOKENIZERS_",
+    "TRANSFORMERS_",
+    "HF_",
+    "WANDB_",
+    "TF_",
+    "KERAS_",
+    "MPL",
+)
+"""Read when a process starts, as the first one, or by other libraries than torch: OpenCV sets the first when loaded."""
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -155,11 +169,11 @@ class _Found:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._environment, self._cpus = dict(os.environ), _read_cpus()
+        self._environment, self._cpus = _read_environment(), _read_cpus()
 
     def compare(self) -> None:
         """Compare all of it, before torch is imported."""
-        self._tell(self._environment == dict(os.environ) and self._cpus == _read_cpus())
+        self._tell(self._environment == _read_environment() and self._cpus == _read_cpus())
 
     def compare_settings(self) -> None:
         """Compare what torch reads later, when it first trains or compiles: in a server it has read that as well."""
@@ -168,6 +182,10 @@ class _Found:
     def _tell(self, is_same: bool) -> None:
         if not is_same:
             (self._folder / COLD_FILE).touch()
+
+
+def _read_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
 
 
 def _read_cpus() -> set[int]:
@@ -179,13 +197,16 @@ def _find_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def inject_seed(seed: int) -> None:
-    """Seed every global generator as soon as there is one, for a script that sets no seed itself."""
+    """Seed every generator as soon as there is one, for a script that sets no seed itself."""
+    drawn = DrawnSeeds(seed)
     random.seed(seed)
+    drawn.serve_random()
 
     def seed_numpy() -> None:
         import numpy as np
 
         np.random.seed(seed)
+        drawn.serve_numpy(np)
 
     def seed_torch() -> None:
         import torch

@@ -152,6 +152,8 @@ class DataFacts(Record):
     """What its samples draw from: the global generators `torch`, `numpy`, `random`; of a script its dataset's own."""
     iterable: bool
     """An IterableDataset."""
+    workers_draw_alike: bool = False
+    """A script's workers start with copies of a generator and draw the same from them: more of them, more alike."""
     fingerprint: str | None = None
     """`SAMPLES:DIGEST`, the digest over some of the samples; None where they cannot be told, as of a script."""
     hot_call: str = ""

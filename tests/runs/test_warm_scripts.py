@@ -98,6 +98,12 @@ def test_a_script_that_changes_its_process_first_is_started_cold(project: Projec
     assert servers(project) == 0
 
 
+def test_what_torch_does_not_read_may_be_set_before_it(project: Project) -> None:
+    project.write(SCRIPT.format(before="import os; os.environ['LD_LIBRARY_PATH'] = '/nowhere'", imports=""))
+    run(project, 2)
+    assert servers(project) == 1
+
+
 @pytest.mark.slow
 def test_a_setting_that_torch_reads_later_is_not_missed(project: Project) -> None:
     later = "import torch, os; os.environ['TORCH_COMPILE_DISABLE'] = '1'; import torch._dynamo"

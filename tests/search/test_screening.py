@@ -946,6 +946,19 @@ def compare_tapes(ours: DataTrace | None, theirs: DataTrace | None, **options: A
     return check.verdict, check.reason
 
 
+def test_what_is_drawn_may_decide_the_size_of_a_sample() -> None:
+    own = [f"float32[8, 3, 64] + int64[{boxes}, 4]" for boxes in (2, 5, 3, 3)]
+    theirs = make_tape(shapes=tuple(own), batches=("a", "b", "c", "d"), ends=(), end_shapes=())
+    ours = theirs.replace(shapes=("float32[8, 3, 64] + int64[7, 4]",) * 4, batches=("e", "f", "g", "h"))
+    options = {"whole": False, "random_sources": ("a generator of the dataset's own",)}
+    verdict, told = compare_tapes(ours, theirs, **options)
+    assert (verdict, "their contents cannot be compared" in told) == (PASSED, True)
+    for shape in ("float32[8, 3, 96] + int64[7, 4]", "float32[8, 3, 64] + int32[7, 4]", "float32[8, 3, 64]"):
+        assert compare_tapes(ours.replace(shapes=(shape,) * 4), theirs, **options)[0] == "inferior"
+    steady = theirs.replace(shapes=(own[0],) * 4)
+    assert compare_tapes(ours, steady, **options)[0] == "inferior"
+
+
 def test_equal_tapes_pass_and_tell_what_was_compared() -> None:
     assert compare_tapes(make_tape(), make_tape()) == (
         PASSED,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,9 @@ from autotune.records.trial import GROWTH_STEPS, DataTrace, LossCurve, TrialResu
 
 MOST_SKIPPED = 0.01
 """Share of steps that a loss scaler may leave out, beyond one for each growth of its scale."""
+
+_SIZE = re.compile(r"(?<=[\[ ])\d+(?=[,\]])")
+"""Of a dimension: the numbers in `float32[8, 3, 160]`."""
 
 _RATE_TOLERANCE = 1e-6
 """Relative; learning rates are computed in float64, and some implementations keep them in float32."""
@@ -45,6 +50,8 @@ def check_tape(
         return _report("tape", "training data", "inferior", reason)
     ours, theirs = candidate.tape, baseline.tape
     draws = bool(random_sources) and not whole
+    if draws:  # what is drawn may decide how large a sample is
+        ours, theirs = _leave_out(ours, varying := _find_varying(theirs)), _leave_out(theirs, varying)
     fault = _find_tape_fault(ours, theirs, contents=not (draws or rounds))
     if fault is not None:
         return _report("tape", "training data", "inferior", fault)
@@ -118,6 +125,24 @@ def check_skipped_steps(candidate: Sequence[LossCurve], baseline: Sequence[LossC
         f"{extra} of {steps} optimizer steps left out by the loss scaler beyond the baseline's ({allowed:.0f} allowed)"
     )
     return _report("schedule", "skipped steps", "non-inferior" if extra <= allowed else "inferior", reason)
+
+
+def _find_varying(trace: DataTrace) -> Callable[[int], bool]:
+    """Return which sizes of a batch's tensors, by number, are others from batch to batch."""
+    sizes = [_SIZE.findall(shape) for shape in trace.shapes]
+    if len({len(one) for one in sizes}) > 1:
+        return lambda _: True
+    varying = {number for number, column in enumerate(zip(*sizes, strict=True)) if len({*column}) > 1}
+    return varying.__contains__
+
+
+def _leave_out(trace: DataTrace, varying: Callable[[int], bool]) -> DataTrace:
+    def leave_out(shape: str) -> str:
+        numbers = itertools.count()
+        return _SIZE.sub(lambda size: "*" if varying(next(numbers)) else size.group(), shape)
+
+    shapes, ends = (tuple(map(leave_out, one)) for one in (trace.shapes, trace.end_shapes))
+    return trace.replace(shapes=shapes, end_shapes=ends)
 
 
 def _samples_per_step(keys: NDArray[np.int64]) -> float:

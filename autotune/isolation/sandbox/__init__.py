@@ -1,1 +1,1 @@
-"""What a script may change: a view of its working folder, and a fence around everything else."""
+"""What a script may change: a view of its working folder, a fence around everything else, and seeds."""

@@ -1,4 +1,4 @@
-"""Random generators that a dataset holds itself: do a loader's workers draw alike from their copies of them?"""
+"""Random generators of a dataset's own: has it any, and do a loader's workers draw alike from their copies of them?"""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from autotune.engine.data_fingerprint import GENERATORS
+from autotune.engine.data_trace import digest_batches
+from autotune.engine.dataloader import seeded
+
 OWN_GENERATOR = "a generator of the dataset's own"
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -22,6 +26,23 @@ _MOST_ITEMS = 8
 _MOST_SAMPLES = 4
 _WORKERS = 2
 _TIMEOUT_SECONDS = 30.0
+
+
+def draws_itself(dataset: Any) -> bool:
+    """Return whether a dataset keeps a random generator, or a sample is another one when it is fetched again.
+
+    Where the generator is out of sight, as in what a transform calls, its samples show it: they differ though every
+    global generator is as it was.
+
+    Args:
+        dataset: of the map style, whose first sample is fetched twice.
+    """
+    return holds_generator(dataset) or len({_digest_first(dataset) for _ in range(2)}) > 1
+
+
+def _digest_first(dataset: Any) -> str:
+    with seeded(0, GENERATORS):
+        return digest_batches([dataset[0]] if len(dataset) else [])[0]
 
 
 def holds_generator(dataset: Any) -> bool:
@@ -33,8 +54,9 @@ def workers_draw_alike(loader: DataLoader[Any]) -> bool:
     """Return whether two workers of a loader would draw the same random numbers for the same samples.
 
     Two workers are started with the loader's own `worker_init_fn`, each fetches the same few samples, and the states of
-    the dataset's generators are compared afterwards: one that was drawn from, or seeded, must differ. In doubt they
-    draw alike, as they do where nothing seeds the copies that the workers start with.
+    the dataset's generators are compared afterwards: one that was drawn from, or seeded, must differ. Where none is in
+    sight, the samples must. In doubt they draw alike, as they do where nothing seeds the copies that the workers start
+    with.
 
     Args:
         loader: of a map-style dataset, of which the first samples are fetched by their numbers.
@@ -42,7 +64,7 @@ def workers_draw_alike(loader: DataLoader[Any]) -> bool:
     context = loader.multiprocessing_context or torch.multiprocessing.get_context()
     if loader.num_workers == 0 and context.get_start_method() != "fork":
         return True  # a worker would run the script again, which may not expect it
-    own = _digest_generators(loader.dataset)
+    own = _digest_generators(loader.dataset) or [""]
     try:
         first, second = list(_open_twice(loader))
     except Exception as error:  # whatever the dataset's code raises: what cannot be seen is not taken for granted
@@ -60,7 +82,7 @@ def _open_twice(loader: DataLoader[Any]) -> DataLoader[Any]:
         loader.dataset,
         batch_sampler=[list(range(count))] * _WORKERS,
         num_workers=_WORKERS,
-        collate_fn=_report_generators,
+        collate_fn=_report_draws,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         timeout=_TIMEOUT_SECONDS,
@@ -68,11 +90,10 @@ def _open_twice(loader: DataLoader[Any]) -> DataLoader[Any]:
     )
 
 
-def _report_generators(samples: list[Any]) -> list[str]:
-    """Return the states of a worker's generators, in place of the batch that it has just fetched."""
-    del samples
+def _report_draws(samples: list[Any]) -> list[str]:
+    """Return the states of a worker's generators, in place of the batch that it has just fetched; else the batch's."""
     worker = get_worker_info()
-    return [] if worker is None else _digest_generators(worker.dataset)
+    return [] if worker is None else _digest_generators(worker.dataset) or [digest_batches(samples)[0]]
 
 
 def _digest_generators(dataset: Any) -> list[str]:

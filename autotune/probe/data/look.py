@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from autotune.engine.data_fingerprint import fingerprint_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.machine.disk import opened_files
 from autotune.probe.data.cpu_share import CpuShare
-from autotune.probe.data.generators import holds_generator, workers_draw_alike
 from autotune.probe.data.hot_call import find_hot_call
 from autotune.records.facts import DataFacts
 
@@ -111,14 +110,8 @@ def count_held(dataset: Any) -> int:
     return found
 
 
-def find_worker_trouble(loader: DataLoader[Any]) -> str:
-    """Return why other worker processes could give other samples; empty when they cannot.
-
-    Samples that are drawn at random are others in every worker; what matters is that no two workers draw the same.
-    """
-    dataset = loader.dataset
-    if holds_generator(dataset) and workers_draw_alike(loader):
-        return "its dataset holds a random generator of its own: every worker would start with a copy of it"
+def find_pickling_trouble(dataset: Any) -> str:
+    """Return why a dataset may not be shared among worker processes; empty when it can be pickled."""
     try:
         pickle.Pickler(_Nowhere()).dump(dataset)
     except _EnoughError:

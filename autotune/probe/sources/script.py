@@ -25,8 +25,8 @@ from autotune.format import format_duration, format_share
 from autotune.measure.clock import clock_for
 from autotune.measure.memory import resident_bytes
 from autotune.measure.throughput import TrainingEndedError
-from autotune.probe.data.generators import OWN_GENERATOR, holds_generator
-from autotune.probe.data.look import Samples, count_held, find_worker_trouble, look_at_data
+from autotune.probe.data.generators import OWN_GENERATOR, draws_itself, workers_draw_alike
+from autotune.probe.data.look import Samples, count_held, find_pickling_trouble, look_at_data
 from autotune.probe.machine import find_hazards, supports_bf16, used_bytes
 from autotune.probe.memory.script import ScriptMemory
 from autotune.probe.model import describe_models, describe_optimizers
@@ -262,18 +262,12 @@ class ScriptProbe:
             reason = "the script has no DataLoader to train from"
             data = DataFacts(sample_count=None, seconds_per_sample=0.0, random_sources=(), iterable=False)
             return Samples(data), dict.fromkeys((*_LOADER_KNOBS, "pin_memory"), reason)
-        dataset, trouble = loader.dataset, ""
-        if isinstance(dataset, IterableDataset):  # its stream may be the very one that was trained from
-            samples = Samples(DataFacts(sample_count=None, seconds_per_sample=0.0, random_sources=(), iterable=True))
+        if isinstance(loader.dataset, IterableDataset):  # its stream may be the very one that was trained from
+            facts = DataFacts(sample_count=None, seconds_per_sample=0.0, random_sources=(), iterable=True)
+            samples, trouble = Samples(facts), ""
         else:
-            held = count_held(dataset)
-            samples, trouble = _fetch_some(loader, baseline.micro_batch_size)
-            if not baseline.num_workers and count_held(dataset) > held:
-                trouble = "its dataset keeps what it has read, which each worker would read again in every epoch"
-            trouble = find_worker_trouble(loader) or trouble
+            samples, trouble = _look_at_samples(loader, baseline)
         sources = {*self._hooks.loaders.random_sources, *samples.facts.random_sources}
-        if not trouble and holds_generator(dataset):
-            sources.add(OWN_GENERATOR)
         samples = replace(samples, facts=samples.facts.replace(random_sources=tuple(sorted(sources))))
         if trouble:
             return samples, dict.fromkeys(_LOADER_KNOBS, trouble)
@@ -293,6 +287,24 @@ class ScriptProbe:
         return describe_models(
             roots, trainable, seen, flops_per_sample=per_step / samples_per_step if per_step else None
         )
+
+
+def _look_at_samples(loader: DataLoader[Any], baseline: TrainConfig) -> tuple[Samples, str]:
+    """Return what the samples of a map-style dataset show, and why its loader's knobs must stay; empty where not.
+
+    Samples that are drawn at random are others in every worker; what matters is that no more of them draw the same.
+    """
+    dataset, held = loader.dataset, count_held(loader.dataset)
+    samples, trouble = _fetch_some(loader, baseline.micro_batch_size)
+    if not baseline.num_workers and count_held(dataset) > held:
+        trouble = "its dataset keeps what it has read, which each worker would read again in every epoch"
+    if not trouble and draws_itself(dataset):
+        is_alike = workers_draw_alike(loader)
+        sources = (*samples.facts.random_sources, OWN_GENERATOR)
+        samples = replace(samples, facts=samples.facts.replace(random_sources=sources, workers_draw_alike=is_alike))
+        if is_alike and not baseline.num_workers:
+            trouble = "its dataset has a random generator of its own: every worker would start with a copy of it"
+    return samples, find_pickling_trouble(dataset) or trouble
 
 
 def _fetch_some(loader: DataLoader[Any], batch_size: int) -> tuple[Samples, str]:

@@ -97,7 +97,8 @@ PLAIN = TrainConfig(optimizer_implementation="for-loop")
 
 CASTS = (0.10, 0.90)
 """Of log speed-up, what half types bring less on a CPU than a probe expects of their products and bytes: in any step,
-and on top in one that is all calls, for each cast is one more. Of 17 trainings what is left has a deviation of 0.2."""
+and on top in one that is all calls, for each cast is one more. Of 17 trainings what is left has a deviation of 0.2.
+Where float32 products may have bf16 inside (AMX), they are cast as well."""
 
 FAILED = Effect(-0.30, 0.10)
 """Of what has failed in an earlier search of the same: it is tried again, after all else."""
@@ -147,13 +148,15 @@ def make_prior(
 
 def _take_off_casts(effects: Mapping[Change, Effect], report: ProbeReport) -> dict[Change, Effect]:
     """Return what half types are expected to bring on a CPU where the probe advises them: casts take time too."""
-    change: Change = ("precision", None)
-    work, is_advised = report.target.work, any(one.knob == change[0] and one.gain for one in report.advice)
-    if report.target.device == "cuda" or work is None or not is_advised:
+    work, features = report.target.work, report.hardware.cpu_features
+    if report.target.device == "cuda" or work is None:
         return {}
+    advised = {one.knob for one in report.advice if one.gain}
+    casting = {"precision"} | ({"matmul_precision"} if "amx_bf16" in features else set())  # casts for each product
     least, calls = CASTS
     lost = find_compute_share(report) * (least + calls * work.overhead_fraction)
-    return {change: Effect(effects[change].mean - lost, effects[change].sd)}
+    of_them: list[Change] = [(name, None) for name in casting & advised]
+    return {change: Effect(effects[change].mean - lost, effects[change].sd) for change in of_them}
 
 
 def _scale(effects: Mapping[Change, Effect], names: Container[str], share: float) -> dict[Change, Effect]:

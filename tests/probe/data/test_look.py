@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from autotune.probe.data.look import count_held, find_worker_trouble, look_at_data
-from autotune.probe.sources.script import _fetch_some
+from autotune.probe.data.generators import OWN_GENERATOR
+from autotune.probe.data.look import count_held, find_pickling_trouble, look_at_data
+from autotune.probe.sources.script import _fetch_some, _look_at_samples
+from autotune.records.config import TrainConfig
 
 
 class Counted(Dataset[Tensor]):
@@ -115,11 +117,16 @@ def test_samples_that_cannot_be_fetched_one_by_one_are_told_of_a_script() -> Non
     assert trouble.startswith("its samples could not be fetched one by one (TypeError: ")
 
 
-def test_a_dataset_with_a_generator_of_its_own_is_trouble() -> None:
+def test_a_dataset_with_a_generator_of_its_own_is_trouble_where_there_are_no_workers() -> None:
     dataset: Dataset[Tensor] = Counted()
-    assert find_worker_trouble(DataLoader(dataset)) == ""
+    samples, trouble = _look_at_samples(DataLoader(dataset), TrainConfig())
+    assert (samples.facts.random_sources, samples.facts.workers_draw_alike, trouble) == (("numpy",), False, "")
     dataset.held = random.Random(1)  # type: ignore[attr-defined]
-    assert "a random generator of its own" in find_worker_trouble(DataLoader(dataset))
+    samples, trouble = _look_at_samples(DataLoader(dataset), TrainConfig())
+    assert samples.facts.random_sources == ("numpy", OWN_GENERATOR)
+    assert "a random generator of its own" in trouble
+    samples, trouble = _look_at_samples(DataLoader(dataset, num_workers=2), TrainConfig(num_workers=2))
+    assert (samples.facts.workers_draw_alike, trouble) == (True, "")
 
 
 def test_a_dataset_that_keeps_what_it_has_read_holds_more() -> None:
@@ -134,4 +141,4 @@ def test_a_dataset_that_keeps_what_it_has_read_holds_more() -> None:
 def test_a_dataset_that_cannot_be_pickled_is_trouble() -> None:
     dataset = Counted()
     dataset.held = lambda: None  # type: ignore[attr-defined]
-    assert "cannot be pickled" in find_worker_trouble(DataLoader(dataset))
+    assert "cannot be pickled" in find_pickling_trouble(dataset)

@@ -1,0 +1,46 @@
+"""Generators that a script makes without a seed are the same in each launch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+MAKES = """
+import random
+import tempfile
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+from autotune.isolation.script_entry import inject_seed
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index + np.random.default_rng().random()
+
+inject_seed({seed})
+made = [random.Random().random(), random.Random(3).random(), np.random.default_rng().random(), np.random.rand()]
+made += [np.random.RandomState().rand(), np.random.default_rng().random(), np.random.default_rng(3).random()]
+again = random.Random(5)
+again.seed()
+made.append(again.random())
+made += [float(number) for batch in DataLoader(Numbers(), batch_size=2, num_workers=2) for number in batch]
+print(made)
+print(tempfile.mktemp())
+"""
+
+
+def make_numbers(seed: int) -> tuple[list[float], str]:
+    program = [sys.executable, "-c", MAKES.format(seed=seed)]
+    numbers, name = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
+    return [float(number) for number in numbers.strip("[]").split(",")], name
+
+
+def test_what_is_made_without_a_seed_is_the_same_in_each_launch_and_with_no_other_seed() -> None:
+    (first, one), (second, other), (third, _) = (make_numbers(seed) for seed in (1, 1, 2))
+    assert first == second
+    assert one != other  # names of temporary files
+    assert [number for number, ours in enumerate(first) if ours == third[number]] == [1, 6]
+    parts = [number % 1 for number in first]
+    assert len({*parts}) == len(parts)
