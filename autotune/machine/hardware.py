@@ -66,7 +66,7 @@ def read_hardware(*, root: Path = Path("/")) -> HardwareInfo:
     gpus, gpu_gaps = read_gpus()
     return HardwareInfo(
         cpu_name=name_cpu(fields),
-        usable_cpu_count=_count_usable_cpus(affinity, quota),
+        usable_cpu_count=count_usable_cpus(affinity, quota),
         cpu_features=select_features(flags or frozenset()),
         memory_total_bytes=memory.total,
         memory_limit_bytes=memory.total if limit is None else min(memory.total, limit),
@@ -121,7 +121,13 @@ def _find_gaps(has_flags: bool, topology: dict[str, int | None], has_swap: bool)
     return gaps if has_swap else [*gaps, "swap space could not be read (0 stands for unknown)"]
 
 
-def _count_usable_cpus(affinity: frozenset[int] | None, quota: float | None) -> int:
+def count_usable_cpus(affinity: frozenset[int] | None, quota: float | None) -> int:
+    """Return how many CPUs this process may keep busy.
+
+    Args:
+        affinity: as `read_affinity` returns it.
+        quota: as `read_cpu_quota` returns it.
+    """
     count = len(affinity) if affinity else os.cpu_count() or 1
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 

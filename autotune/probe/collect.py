@@ -1,7 +1,7 @@
 """Inside the probe's process: the target is timed as it is, then looked at, whichever way in it has come.
 
-timed ── facts that cost little ── profile ── other batches ── loader alone ── memory by mode ── disk, limits
-kept                                                 kept
+timed ── switches ── facts that cost little ── profile ── other batches ── loader ── memory by mode ── disk, limits
+kept                                                                kept
 each part within its share of the time; what there is no time for is None
 """
 
@@ -16,6 +16,7 @@ from autotune.probe.machine import find_ceilings, list_precisions, memory_limit
 from autotune.probe.memory.look import cap_memory, look_at_memory
 from autotune.probe.model import can_checkpoint
 from autotune.probe.sources.protocol import ProbeSource
+from autotune.probe.step.switches import time_switches
 from autotune.probe.step.work import describe_profile
 from autotune.probe.time_shares import OutOfTimeError, TimeShares, time_limit
 from autotune.records.facts import TargetFacts
@@ -25,12 +26,15 @@ from autotune.runs.source import Found, Run
 from autotune.runs.timing import time_steps
 
 
-def time_target(source: ProbeSource, *, seed: int, progress: Progress | None = None) -> Run[Found]:
+def time_target(
+    source: ProbeSource, *, seed: int, switch_seconds: float, progress: Progress | None = None
+) -> Run[Found]:
     """Return the timing of a target with its own settings.
 
     Args:
         source: the target.
         seed: that its training is started with.
+        switch_seconds: to try settings for some steps each afterwards.
         progress: told what the measurement is at; None where nobody asks.
 
     Raises:
@@ -43,7 +47,11 @@ def time_target(source: ProbeSource, *, seed: int, progress: Progress | None = N
         found = yield from time_steps(source.steps, config, limits, seed=seed, progress=progress)
         assert found.measurement is not None
         if found.measurement.ended_by != "training":
-            yield from source.watch_steps(found.measurement.seconds_per_step)
+            seconds = found.measurement.seconds_per_step
+            yield from source.watch_steps(seconds)
+            source.switched = yield from time_switches(
+                source.steps, seconds_per_step=seconds, budget_seconds=switch_seconds
+            )
     return found
 
 
@@ -62,7 +70,7 @@ def collect_facts(
     measurement = timed.measurement
     assert measurement is not None
     with source.settings():
-        facts = source.describe(measurement)
+        facts = source.describe(measurement).replace(switched=source.switched)
         result = timed.replace(spec=timed.spec.replace(config=facts.baseline), facts=facts)
         keep(result)
         profile = source.profile(facts)

@@ -19,6 +19,7 @@ class ProbePolicy:
         limit_seconds: longest a probe may take.
         measure_seconds: to time the training's own settings.
         machine_seconds: to measure the machine's limits.
+        switch_seconds: to try settings for some steps of the running training.
         loader_seconds: to see what a loader does alone.
         memory_seconds: to follow a step's memory in every mode.
         memory_grace: a look at the memory is given up after this many times its seconds, and two steps.
@@ -36,6 +37,7 @@ class ProbePolicy:
     limit_seconds: float = 300.0
     measure_seconds: float = 4.0
     machine_seconds: float = 12.0
+    switch_seconds: float = 6.0
     loader_seconds: float = 1.5
     memory_seconds: float = 8.0
     memory_grace: float = 1.5

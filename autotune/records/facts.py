@@ -210,6 +210,19 @@ class OptimizerFacts(Record):
     """Why there are none, in one sentence."""
 
 
+class Switched(Record):
+    """What a setting brought that was switched on for some steps of the running training, and off again."""
+
+    knob: str
+    """Field name."""
+    value: KnobValue
+    """That was tried in place of the baseline's."""
+    log_speedup: float
+    """Natural logarithm of the steps' speed over that of the baseline's in turns with them."""
+    log_sd: NonNegative
+    """Standard deviation of the same, for a process of its own."""
+
+
 Hazard = Literal["anomaly-detection", "deterministic-algorithms", "launch-blocking"]
 """A setting of the process that slows every training."""
 
@@ -255,6 +268,8 @@ class TargetFacts(Record):
     """The loss is scaled for fp16: by the engine for a workload, by a script only if it does so itself."""
     training_loaders: tuple[str, ...] = ()
     """Which of a script's loaders it trains from."""
+    switched: tuple[Switched, ...] = ()
+    """Settings that were tried while the training ran."""
     aside_fraction: float = 0.0
     """Share of the time a script spends on validation and the like, which no knob of a step makes shorter."""
     supports_bf16: bool = True

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import numpy as np
 import torch
 
 from autotune.distributed.ends import explain_end
@@ -24,6 +25,7 @@ from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.isolation.causes import describe_hopeless, encodable, explain_exception
 from autotune.isolation.channel.progress import ProgressWriter, open_progress
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
+from autotune.isolation.sandbox.seeds import DrawnSeeds
 from autotune.measure.hopeless import TooSlowError
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig, spread_config
@@ -52,6 +54,9 @@ def main(folder: Path, *, started: float) -> int:
     """
     prepare_process()
     spec = read_record(folder / SPEC_FILE, TrialSpec)
+    drawn = DrawnSeeds(spec.seeds[0])
+    drawn.serve_random()
+    drawn.serve_numpy(np)
     if spec.world_size == 1 or spec.purpose in _ALONE:
         result: TrialResult | None = run_spec(spec, folder, started=started)
     elif (place := find_rank(folder)) is None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from trial_world import make_spec
+
+from autotune.isolation.runner import TrialRunner
 
 MAKES = """
 import random
@@ -44,3 +49,14 @@ def test_what_is_made_without_a_seed_is_the_same_in_each_launch_and_with_no_othe
     assert [number for number, ours in enumerate(first) if ours == third[number]] == [1, 6]
     parts = [number % 1 for number in first]
     assert len({*parts}) == len(parts)
+
+
+def test_trials_of_a_workload_that_draws_without_a_seed_have_the_same_losses(tmp_path: Path) -> None:
+    with TrialRunner(tmp_path / "trials") as runner:
+        curves = [
+            runner(make_spec("draws_without_seed", number=number).replace(seeds=(seed,))).curves
+            for number, seed in enumerate((1, 1, 2))
+        ]
+    losses = [one.losses for (one,) in curves]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, get_worker_info
@@ -81,6 +83,17 @@ class Toy:
 
     def meet_fate(self) -> None:
         pass
+
+
+class DrawsWithoutSeed(Toy):
+    """Noise from generators that are made without a seed, as a library's transforms make theirs."""
+
+    def train_dataset(self) -> Dataset[Any]:
+        self.rng, self.other = np.random.default_rng(), random.Random()
+        return super().train_dataset()
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return (1.0 + self.rng.random() + self.other.random()) * super().compute_loss(model, batch)
 
 
 class Hangs(Toy):
@@ -400,6 +413,7 @@ class Slow(Toy):
 slow = Slow()
 trains = Toy()
 judged = Judged()
+draws_without_seed = DrawsWithoutSeed()
 hangs = Hangs()
 ignores_sigterm = IgnoresSigterm()
 exits_silently = ExitsSilently()

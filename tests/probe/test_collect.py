@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
 from autotune.engine.hooks.steps import ScriptStep
+from autotune.machine.limits.products import list_arithmetics
 from autotune.probe.collect import collect_facts, time_target
 from autotune.probe.sources.script import ScriptProbe
 from autotune.probe.sources.workload import probe_workload
@@ -138,7 +140,7 @@ def probe_as_script(small: Small) -> tuple[TrialResult, Kept]:
     steps = ScriptSource(hooks, spec, samples_per_window=BATCH * ACCUMULATION)
     source = ScriptProbe(hooks, steps, spec, shares=shares)
     source.is_seeded = True
-    run = time_target(source, seed=0)
+    run = time_target(source, seed=0, switch_seconds=5.0)
     with hooks.installed(), pytest.raises(RunEnded):
         train(small)
     timed = found[0].complete(spec, elapsed_seconds=shares.elapsed_seconds, startup_seconds=0.0)
@@ -226,6 +228,14 @@ def test_the_memory_is_looked_at(facts: TargetFacts) -> None:
     assert memory.optimizer_bytes >= 2 * parameters
     assert (memory.modes[0].precision, memory.modes[0].activation_checkpointing) == ("fp32", "off")  # others in time
     assert memory.calibrated_micro_batch_size is not None
+
+
+def test_settings_are_tried_while_it_trains(facts: TargetFacts) -> None:
+    tried = {one.knob for one in facts.switched}
+    assert tried <= {"matmul_precision", "num_threads"}
+    assert ("matmul_precision" in tried) is ("fp32-medium" in list_arithmetics(CPU))
+    assert all(math.isfinite(one.log_speedup) and one.log_sd > 0 for one in facts.switched)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_the_machine_is_measured_last(probed: tuple[TrialResult, Kept], facts: TargetFacts) -> None:

@@ -196,7 +196,8 @@ def test_equal_seeds_give_equal_losses_and_others_do_not(project: Project) -> No
 @pytest.mark.slow
 def test_a_script_without_a_seed_is_given_the_trials(project: Project) -> None:
     project.write(
-        "import random\nfirst = random.random()\nimport numpy as np\nfirst += np.random.rand()\n"
+        "import random\nfirst = random.random() + random.Random().random()\n"
+        "import numpy as np\nfirst += np.random.rand() + np.random.default_rng().random()\n"
         + LOOP.replace("torch.manual_seed(0)", "")
         + "for _ in range(3): take_step(1 + first)\n"
     )

@@ -9,7 +9,7 @@ import pytest
 from simulated import Machine, make_report
 
 from autotune.records import Advice, GainRange, ProbeReport
-from autotune.records.facts import StepWork
+from autotune.records.facts import StepWork, Switched
 from autotune.search.explore.additive import Effect, Features, LogAdditiveModel, Prior
 from autotune.search.explore.loading import THREADS, TOGETHER, WORKERS
 from autotune.search.explore.prior import COMPILED_HALF, OWN, USUAL, USUAL_ON_GPU, make_prior
@@ -39,17 +39,39 @@ def report_of(*, device: str = "cpu", **own: Any) -> ProbeReport:
 
 
 @pytest.mark.parametrize(("overhead", "lost"), [(0.0, 0.10), (0.5, 0.55)])
-def test_half_types_bring_less_on_a_cpu_where_a_step_is_all_calls(overhead: float, lost: float) -> None:
-    advice = Advice(knob="precision", reason="products are faster", gain=GainRange(low=1.2, high=2.4))
-    for device, taken in (("cpu", lost), ("cuda", 0.0)):
+@pytest.mark.parametrize(
+    ("knob", "value", "features"),
+    [("precision", "bf16", ()), ("matmul_precision", "medium", ("amx_bf16",)), ("matmul_precision", "medium", ())],
+)
+def test_half_types_bring_less_on_a_cpu_where_a_step_is_all_calls(
+    overhead: float, lost: float, knob: str, value: str, features: tuple[str, ...]
+) -> None:
+    advice = Advice(knob=knob, reason="products are faster", gain=GainRange(low=1.2, high=2.4))
+    casts = knob == "precision" or bool(features)
+    for device, taken in (("cpu", lost if casts else 0.0), ("cuda", 0.0)):
         report = report_of(device=device)
+        report = report.replace(hardware=report.hardware.replace(cpu_features=features))
         shares = {"products_fraction": 0.4, "traffic_fraction": 0.6 - overhead, "overhead_fraction": overhead}
         work = StepWork(**shares, operations_per_step=500, host_syncs_per_step=0)
         told = report.replace(advice=(advice,), target=report.target.replace(work=work))
         plain = report.replace(advice=(advice,), target=report.target.replace(work=None))
-        before, found = (make_prior(one).find("precision", "bf16") for one in (plain, told))
+        before, found = (make_prior(one).find(knob, value) for one in (plain, told))
         assert found.mean == pytest.approx(before.mean - taken)
         assert found.sd == before.sd
+
+
+def test_what_was_tried_in_the_running_training_is_expected_of_a_process_of_its_own() -> None:
+    report = report_of()
+    report = report.replace(hardware=report.hardware.replace(cpu_features=("amx_bf16",)))
+    advice = Advice(knob="matmul_precision", reason="it was faster", gain=GainRange(low=1.3, high=1.5))
+    tried = [Switched(knob="matmul_precision", value="medium", log_speedup=0.34, log_sd=0.05)]
+    tried.append(Switched(knob="num_threads", value=1, log_speedup=-0.5, log_sd=0.05))
+    found = make_prior(report.replace(advice=(advice,), target=report.target.replace(switched=tuple(tried))))
+    for one in tried:
+        expected = found.find(one.knob, one.value)
+        assert expected.mean == pytest.approx(one.log_speedup, abs=0.06)
+        assert expected.sd < one.log_sd
+    assert found.find("num_threads", 3) == make_prior(report).find("num_threads", 3)
 
 
 def test_what_is_turned_on_already_costs_what_it_has_brought() -> None:

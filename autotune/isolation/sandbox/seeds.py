@@ -9,6 +9,7 @@ Launches of the same settings see the same batches then, by which their losses a
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import sys
 from types import ModuleType
@@ -58,4 +59,5 @@ def _name_process() -> str:
     worker = None if data is None else data.get_worker_info()
     if worker is not None:
         return str(worker.seed)
-    return "" if processes is None else str(processes.current_process().name)
+    name = "" if processes is None else processes.current_process().name
+    return f"{os.environ.get('RANK', '')} {name}"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from autotune.probe.memory.look import MemorySubject
 from autotune.probe.step.work import WorkProfile
 from autotune.records.config import TrainConfig
-from autotune.records.facts import TargetFacts
+from autotune.records.facts import Switched, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialLimits
 from autotune.runs.source import Run, StepSource
@@ -30,12 +30,14 @@ class ProbeSource(Protocol):
         enqueue_fraction: share of a step without its loader in which the host hands it over.
         files: that samples were read from, once it was described.
         folder: with its data, where these are too small to tell.
+        switched: settings that were tried while it trained.
     """
 
     base_bytes: int
     enqueue_fraction: float
     files: list[Path]
     folder: Path
+    switched: tuple[Switched, ...]
 
     @property
     def device(self) -> torch.device:

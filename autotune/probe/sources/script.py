@@ -38,7 +38,7 @@ from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.work import WorkProfile
 from autotune.probe.time_shares import TimeShares
 from autotune.records.config import TrainConfig
-from autotune.records.facts import DataFacts, ModelFacts, StepPhases, TargetFacts
+from autotune.records.facts import DataFacts, ModelFacts, StepPhases, Switched, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.script import Numerics
 from autotune.records.trial import TrialLimits, TrialSpec
@@ -81,6 +81,7 @@ class ScriptProbe:
         self.steps = steps
         self.base_bytes = resident_bytes()
         self.enqueue_fraction = 1.0
+        self.switched: tuple[Switched, ...] = ()
         self.files: list[Path] = []
         self.folder = Path()
         self._hooks, self._spec, self._shares = hooks, spec, shares

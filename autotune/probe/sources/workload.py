@@ -39,7 +39,7 @@ from autotune.probe.step.timing import keep_resident, measure_elasticity, time_p
 from autotune.probe.step.work import WorkProfile
 from autotune.probe.time_shares import OutOfTimeError, ProbePolicy, TimeShares, time_limit
 from autotune.records.config import TrainConfig
-from autotune.records.facts import Additivity, ModelFacts, TargetFacts
+from autotune.records.facts import Additivity, ModelFacts, Switched, TargetFacts
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialLimits, TrialResult, TrialSpec
 from autotune.runs.source import Run, drive
@@ -74,7 +74,9 @@ def probe_workload(
     """
     shares = TimeShares(started, spec.limits.time_limit_seconds, policy)
     source = WorkloadProbe(spec, loaded, device, policy=shares.policy)
-    found = source.drive(time_target(source, seed=spec.seeds[0]))
+    found = source.drive(
+        time_target(source, seed=spec.seeds[0], switch_seconds=shares.grant(shares.policy.switch_seconds))
+    )
     timed = found.complete(spec, elapsed_seconds=shares.elapsed_seconds, startup_seconds=source.built_at - started)
     return collect_facts(source, timed, shares, keep=keep)
 
@@ -102,6 +104,7 @@ class WorkloadProbe:
         self.files, self.folder = self._samples.files, Path(spec.target.folder)
         self.base_bytes = used_bytes(device)
         self.enqueue_fraction = 1.0
+        self.switched: tuple[Switched, ...] = ()
         self.built_at = 0.0
         self._steps: WorkloadSource | None = None
         self._facts: TargetFacts | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 from autotune.probe.analysis.pipeline import COMPUTE_KNOBS
 from autotune.records.config import TrainConfig, get_knob
+from autotune.records.facts import Switched
 from autotune.records.probe import ProbeReport
 from autotune.records.search import KnownEffect
 from autotune.search.explore.additive import Change, Effect, Prior
@@ -139,11 +140,13 @@ def make_prior(
     shares = ALIKE_ON_GPU if on_gpu else ALIKE
     alike = {name: share for name, share in shares.items() if _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
+    tried = {(one.knob, one.value): _combine(prior.find(one.knob, one.value), one) for one in report.target.switched}
+    prior = Prior(effects | tried, pairs)
     known = {
         (one.knob, one.value): FAILED if one.failed else _combine(prior.find(one.knob, one.value), one)
         for one in recalled
     }
-    return Prior(effects | known, pairs, alike=alike)
+    return Prior(effects | tried | known, pairs, alike=alike)
 
 
 def _take_off_casts(effects: Mapping[Change, Effect], report: ProbeReport) -> dict[Change, Effect]:
@@ -151,7 +154,8 @@ def _take_off_casts(effects: Mapping[Change, Effect], report: ProbeReport) -> di
     work, features = report.target.work, report.hardware.cpu_features
     if report.target.device == "cuda" or work is None:
         return {}
-    advised = {one.knob for one in report.advice if one.gain}
+    # What was tried in the running training has its casts in it.
+    advised = {one.knob for one in report.advice if one.gain} - {one.knob for one in report.target.switched}
     casting = {"precision"} | ({"matmul_precision"} if "amx_bf16" in features else set())  # casts for each product
     least, calls = CASTS
     lost = find_compute_share(report) * (least + calls * work.overhead_fraction)
@@ -247,7 +251,7 @@ def make_saving_prior(
     return Prior({**SAVED, **of_host, **saved}, {}, noise_sd=PEAK_SD)
 
 
-def _combine(expected: Effect, read: KnownEffect) -> Effect:
+def _combine(expected: Effect, read: KnownEffect | Switched) -> Effect:
     """Return the product of two normal opinions of one change."""
     weight = expected.sd**2 / (expected.sd**2 + read.log_sd**2)
     mean = expected.mean + weight * (read.log_speedup - expected.mean)

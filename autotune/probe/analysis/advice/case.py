@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autotune.format import format_share
+from autotune.format import format_factor, format_share
 from autotune.probe.analysis.advice.policy import USUAL, AdvicePolicy
 from autotune.probe.analysis.figures import StepFigures, divide, optimizer_share
 from autotune.probe.analysis.pipeline import PipelinePlan
 from autotune.records.config import KnobValue, TrainConfig
-from autotune.records.facts import TargetFacts
+from autotune.records.facts import Switched, TargetFacts
 from autotune.records.hardware import HardwareInfo
 from autotune.records.measurement import Measurement
 from autotune.records.probe import GainRange, Limit
@@ -80,6 +80,11 @@ class Case:
         """Share of a step in the calling of operations; 0 when not told apart."""
         return 0.0 if self.facts.work is None else self.facts.work.overhead_fraction * self.figures.compute_fraction
 
+    def find_switched(self, knob: str) -> Switched | None:
+        """Return which value of a knob, of those that were tried in the running training, was the fastest."""
+        tried = [one for one in self.facts.switched if one.knob == knob and one.value in self.offered[knob]]
+        return max(tried, key=lambda one: one.log_speedup, default=None)
+
     @property
     def loader_speedup(self) -> float:
         """Speed-up at which the loader, with the user's own workers, becomes the limit of a faster computation."""
@@ -105,6 +110,15 @@ def expect(saved: float, *, sure: float = 0.0, risk: float = 1.0) -> GainRange:
     saved = min(_MOST_SAVED, max(0.0, saved))
     high = 1.0 / (1.0 - saved)
     return GainRange(low=min(high, risk / (1.0 - sure * saved)), high=high)
+
+
+def tell_switched(tried: Switched) -> Finding:
+    """Return the reason to try what was tried in the running training; None where it was not faster."""
+    if tried.log_speedup <= 0.0:
+        return None
+    low, high = (math.exp(tried.log_speedup + sign * tried.log_sd) for sign in (-1, 1))
+    reason = f"{tried.value}, for some steps of the running training, ran {format_factor(math.exp(tried.log_speedup))}"
+    return f"{reason} as fast", GainRange(low=low, high=high)
 
 
 def limit_gain(gain: GainRange, most: float) -> GainRange:

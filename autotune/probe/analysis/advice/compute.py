@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autotune.arithmetics import FASTER_PRODUCTS, HALF_TYPES
 from autotune.format import format_bytes, format_flops, format_part, format_rough_factor, format_share, format_time
-from autotune.probe.analysis.advice.case import Case, Finding, expect
+from autotune.probe.analysis.advice.case import Case, Finding, expect, tell_switched
 from autotune.probe.analysis.bounds import least_optimizer_seconds
 from autotune.probe.analysis.figures import divide
 
@@ -44,6 +44,9 @@ def advise_matmul_precision(case: Case) -> Finding:
     precision, arithmetic = FASTER_PRODUCTS[case.facts.device]
     if case.baseline.precision != "fp32" or case.baseline.matmul_precision == precision:
         return None
+    tried = case.find_switched("matmul_precision")
+    if tried is not None:
+        return tell_switched(tried)
     return _compare_arithmetic(case, arithmetic)
 
 

@@ -13,7 +13,7 @@ from autotune.format import (
     format_time,
 )
 from autotune.knobs import most_workers
-from autotune.probe.analysis.advice.case import Case, Finding, expect
+from autotune.probe.analysis.advice.case import Case, Finding, expect, tell_switched
 from autotune.probe.analysis.bounds import least_load_seconds
 from autotune.probe.analysis.figures import divide
 from autotune.records.probe import GainRange
@@ -121,6 +121,9 @@ def advise_non_blocking(case: Case) -> Finding:
 
 def advise_threads(case: Case) -> Finding:
     """Return whether threads and workers have to share the CPUs otherwise."""
+    tried = case.find_switched("num_threads")
+    if tried is not None and case.limit != "input":
+        return tell_switched(tried)
     usable, workers = case.hardware.usable_cpu_count, case.baseline.num_workers
     threads = case.baseline.num_threads or usable
     crowded = threads + workers > usable
