@@ -69,10 +69,12 @@ def time_switches(source: StepSource, *, seconds_per_step: float, budget_seconds
     until = time.monotonic() + budget_seconds
     timed = max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / seconds_per_step)))
     # Compiled code is compiled once more where either is another one.
-    for config in [] if compiled_graph_count() else list_switches(source.device):
-        rounds = int((until - time.monotonic()) / (2 * (1 + timed) * seconds_per_step))
+    switches = [] if compiled_graph_count() else [*list_switches(source.device)]
+    for left, config in zip(range(len(switches), 0, -1), switches, strict=True):
+        share = (until - time.monotonic()) / left
+        rounds = int(share / (2 * (1 + timed) * seconds_per_step))
         if rounds < _LEAST_ROUNDS:
-            break
+            continue
         try:
             found.append((yield from _time_switch(source, config, timed, min(_ROUNDS, rounds), seconds_per_step)))
         except TrainingEndedError:

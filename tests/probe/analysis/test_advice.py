@@ -17,6 +17,7 @@ from autotune.records import (
     MemoryFacts,
     TargetFacts,
 )
+from autotune.records.facts import Switched
 
 
 def advised(facts: TargetFacts, measured: Measurement, machine: HardwareInfo | None = None) -> dict[str, str]:
@@ -165,6 +166,27 @@ def test_products_of_a_cpu_are_compared_with_those_in_use() -> None:
     assert "fp32-medium matrix products ran 2.2x as fast as fp32 ones" in told
     used = target(baseline=BASELINE.replace(matmul_precision="medium"), ceilings=ceilings(rates))
     assert "matmul_precision" not in advised(used, timing())
+
+
+def test_what_was_tried_in_the_running_training_takes_the_place_of_what_rates_promise() -> None:
+    rates, baseline = {"fp32": 100e9, "fp32-medium": 220e9}, BASELINE.replace(num_threads=4, num_workers=2)
+    for medium, alone in ((0.2, 0.3), (-0.2, -0.3)):
+        switched = (
+            Switched(knob="matmul_precision", value="medium", log_speedup=medium, log_sd=0.05),
+            Switched(knob="num_threads", value=1, log_speedup=alone, log_sd=0.05),
+            Switched(knob="num_threads", value=2, log_speedup=alone - 0.1, log_sd=0.05),
+        )
+        facts = target(ceilings=ceilings(rates), baseline=baseline, switched=switched)
+        found = advised(facts, timing())
+        assert {"matmul_precision", "num_threads"} & set(found) == (
+            {"matmul_precision", "num_threads"} if medium > 0 else set()
+        )
+    facts = facts.replace(switched=(switched[0].replace(log_speedup=0.2),))
+    assert advised(facts, timing())["matmul_precision"] == (
+        "medium, for some steps of the running training, ran 1.22x as fast"
+    )
+    low, high = expected_gain(facts, timing(), "matmul_precision")
+    assert (low, high) == (math.exp(0.15), math.exp(0.25))
 
 
 @pytest.mark.parametrize(("optimizer_ms", "expected"), [(11.0, True), (9.0, False)])

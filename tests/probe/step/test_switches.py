@@ -99,7 +99,7 @@ def test_what_is_hopeless_takes_two_steps() -> None:
     assert alone.log_speedup == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(("budget", "count"), [(60.0, 2), (0.9, 1), (0.3, 0), (0.0, 0)])
+@pytest.mark.parametrize(("budget", "count"), [(60.0, 2), (1.7, 2), (1.0, 1), (0.3, 0), (0.0, 0)])
 def test_what_there_is_no_time_for_is_left_out(budget: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source(seconds_of(0.5, 1.0))
     monkeypatch.setattr(switches.time, "monotonic", source.now)
