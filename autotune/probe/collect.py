@@ -16,7 +16,6 @@ from autotune.probe.machine import find_ceilings, list_precisions, memory_limit
 from autotune.probe.memory.look import cap_memory, look_at_memory
 from autotune.probe.model import can_checkpoint
 from autotune.probe.sources.protocol import ProbeSource
-from autotune.probe.step.switches import time_switches
 from autotune.probe.step.work import describe_profile
 from autotune.probe.time_shares import OutOfTimeError, TimeShares, time_limit
 from autotune.records.facts import TargetFacts
@@ -26,15 +25,12 @@ from autotune.runs.source import Found, Run
 from autotune.runs.timing import time_steps
 
 
-def time_target(
-    source: ProbeSource, *, seed: int, switch_seconds: float, progress: Progress | None = None
-) -> Run[Found]:
+def time_target(source: ProbeSource, *, seed: int, progress: Progress | None = None) -> Run[Found]:
     """Return the timing of a target with its own settings.
 
     Args:
         source: the target.
         seed: that its training is started with.
-        switch_seconds: to try settings for some steps each afterwards.
         progress: told what the measurement is at; None where nobody asks.
 
     Raises:
@@ -47,11 +43,7 @@ def time_target(
         found = yield from time_steps(source.steps, config, limits, seed=seed, progress=progress)
         assert found.measurement is not None
         if found.measurement.ended_by != "training":
-            seconds = found.measurement.seconds_per_step
-            yield from source.watch_steps(seconds)
-            source.switched = yield from time_switches(
-                source.steps, seconds_per_step=seconds, budget_seconds=switch_seconds
-            )
+            yield from source.watch_steps(found.measurement.seconds_per_step)
     return found
 
 

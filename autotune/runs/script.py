@@ -272,13 +272,7 @@ class ScriptTrial:
 
     def _make_probe(self) -> Run[Found]:
         self._probe = ScriptProbe(self.hooks, self._get_source(), self.spec, shares=self._shares)
-        is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        return time_target(
-            self._probe,
-            seed=self.spec.seeds[0],
-            switch_seconds=self._shares.grant(self._shares.policy.switch_seconds) if is_alone else 0.0,
-            progress=self._progress if self._leads else None,
-        )
+        return time_target(self._probe, seed=self.spec.seeds[0], progress=self._progress if self._leads else None)
 
     def _describe_too_short(self) -> TrialResult:
         """Return the result of a script that ended before anything could be found out."""

@@ -140,7 +140,7 @@ def probe_as_script(small: Small) -> tuple[TrialResult, Kept]:
     steps = ScriptSource(hooks, spec, samples_per_window=BATCH * ACCUMULATION)
     source = ScriptProbe(hooks, steps, spec, shares=shares)
     source.is_seeded = True
-    run = time_target(source, seed=0, switch_seconds=5.0)
+    run = time_target(source, seed=0)
     with hooks.installed(), pytest.raises(RunEnded):
         train(small)
     timed = found[0].complete(spec, elapsed_seconds=shares.elapsed_seconds, startup_seconds=0.0)

@@ -62,7 +62,7 @@ class ProbeSource(Protocol):
         ...
 
     def watch_steps(self, seconds_per_step: float) -> Run[None]:
-        """Look at some steps after the timed ones, if they can be had at no other time.
+        """Try switches for some steps after the timed ones; look at some more, if they can be had at no other time.
 
         Args:
             seconds_per_step: of the training; slow steps are not looked at.

@@ -34,6 +34,7 @@ from autotune.probe.sources.epoch_pause import EpochPause
 from autotune.probe.sources.script_settings import find_fixed, read_baseline
 from autotune.probe.sources.script_sharing import find_fixed_sharing
 from autotune.probe.step.profiler import StepProfiler, count_profiled_steps
+from autotune.probe.step.switches import time_switches
 from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.work import WorkProfile
 from autotune.probe.time_shares import TimeShares
@@ -114,12 +115,15 @@ class ScriptProbe:
         return TrainConfig(), self._spec.limits
 
     def watch_steps(self, seconds_per_step: float) -> Run[None]:
-        """See the pause after the epoch where it is near, and profile some steps: the script takes none later."""
+        """See the pause after the epoch where it is near, try switches, profile steps: the script takes none later."""
         hooks = self._hooks
         self._until = (hooks.steps, time.perf_counter(), Counter(hooks.timer.seconds))
         self._aside = self._read_aside()
         micro_batches, limit = max(1, _most_common(self._micro_batches)), self._shares.grant_pause()
         yield from self.pause.see(self.device, seconds_per_step, micro_batches=micro_batches, limit=limit)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # one of several would keep the others waiting
+            seconds = self._shares.grant(self._shares.policy.switch_seconds)
+            self.switched = yield from time_switches(self.steps, seconds_per_step, budget_seconds=seconds)
         slowest = self._shares.policy.slow_step_seconds
         self._wanted_steps = count_profiled_steps(seconds_per_step, hooks.models.seen.calls, slow_seconds=slowest)
         while self._wanted_steps and self._attempts <= _MOST_ATTEMPTS:

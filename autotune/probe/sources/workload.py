@@ -34,6 +34,7 @@ from autotune.probe.machine import find_hazards, room_for_trying, supports_bf16,
 from autotune.probe.memory.workload import WorkloadMemory
 from autotune.probe.model import describe_models, describe_optimizers, read_implementation
 from autotune.probe.step.profiler import count_profiled_steps, profile_steps
+from autotune.probe.step.switches import time_switches
 from autotune.probe.step.syncs import SyncFinder
 from autotune.probe.step.timing import keep_resident, measure_elasticity, time_phases, time_resident_steps
 from autotune.probe.step.work import WorkProfile
@@ -73,10 +74,8 @@ def probe_workload(
         TargetError: a part of the workload returns something of the wrong type.
     """
     shares = TimeShares(started, spec.limits.time_limit_seconds, policy)
-    source = WorkloadProbe(spec, loaded, device, policy=shares.policy)
-    found = source.drive(
-        time_target(source, seed=spec.seeds[0], switch_seconds=shares.grant(shares.policy.switch_seconds))
-    )
+    source = WorkloadProbe(spec, loaded, device, shares=shares)
+    found = source.drive(time_target(source, seed=spec.seeds[0]))
     timed = found.complete(spec, elapsed_seconds=shares.elapsed_seconds, startup_seconds=source.built_at - started)
     return collect_facts(source, timed, shares, keep=keep)
 
@@ -88,15 +87,16 @@ class WorkloadProbe:
         spec: of the probe.
         loaded: the workload.
         device: where to run it.
-        policy: what is too slow to be tried, and what takes too much memory.
+        shares: the time of the probe; its policy says what is too slow to be tried, and what takes too much memory.
 
     Attributes:
         built_at: `time.monotonic()` when its first training was built.
     """
 
-    def __init__(self, spec: TrialSpec, loaded: LoadedWorkload, device: torch.device, *, policy: ProbePolicy) -> None:
+    def __init__(self, spec: TrialSpec, loaded: LoadedWorkload, device: torch.device, *, shares: TimeShares) -> None:
         self.device = device
-        self._spec, self._loaded, self._policy, self._seed = spec, loaded, policy, spec.seeds[0]
+        self._spec, self._loaded, self._seed = spec, loaded, spec.seeds[0]
+        self._shares, self._policy = shares, shares.policy
         self._baseline = _resolve_settings(loaded.baseline, device)
         size = self._baseline.micro_batch_size
         self._samples = look_at_data(partial(build_dataset, loaded), loaded.collate, batch_size=size, fingerprints=True)
@@ -133,7 +133,9 @@ class WorkloadProbe:
         return baseline, limits
 
     def watch_steps(self, seconds_per_step: float) -> Run[None]:
-        yield from ()  # there are more steps whenever they are wanted
+        # All else can be had later: there are more steps whenever they are wanted.
+        seconds = self._shares.grant(self._policy.switch_seconds)
+        self.switched = yield from time_switches(self.steps, seconds_per_step, budget_seconds=seconds)
 
     def describe(self, measurement: Measurement) -> TargetFacts:
         assert self._facts is not None

@@ -57,7 +57,7 @@ def list_switches(device: torch.device) -> Iterator[TrainConfig]:
             yield TrainConfig(num_threads=count)
 
 
-def time_switches(source: StepSource, *, seconds_per_step: float, budget_seconds: float) -> Run[tuple[Switched, ...]]:
+def time_switches(source: StepSource, seconds_per_step: float, *, budget_seconds: float) -> Run[tuple[Switched, ...]]:
     """Return what each switch has brought; what there is no time for is left out.
 
     Args:

@@ -43,7 +43,7 @@ class Source:
 
 
 def find(source: Source, budget_seconds: float = 60.0, seconds_per_step: float = 0.1) -> tuple[Switched, ...]:
-    run: Any = time_switches(source, seconds_per_step=seconds_per_step, budget_seconds=budget_seconds)  # type: ignore[arg-type]
+    run: Any = time_switches(source, seconds_per_step, budget_seconds=budget_seconds)  # type: ignore[arg-type]
 
     def take_step() -> Step:
         try:
