@@ -24,7 +24,7 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         return index + np.random.default_rng().random()
 
-inject_seed({seed})
+inject_seed(1)
 made = [random.Random().random(), random.Random(3).random(), np.random.default_rng().random(), np.random.rand()]
 made += [np.random.RandomState().rand(), np.random.default_rng().random(), np.random.default_rng(3).random()]
 again = random.Random(5)
@@ -36,17 +36,16 @@ print(tempfile.mktemp())
 """
 
 
-def make_numbers(seed: int) -> tuple[list[float], str]:
-    program = [sys.executable, "-c", MAKES.format(seed=seed)]
+def make_numbers() -> tuple[list[float], str]:
+    program = [sys.executable, "-c", MAKES]
     numbers, name = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
     return [float(number) for number in numbers.strip("[]").split(",")], name
 
 
-def test_what_is_made_without_a_seed_is_the_same_in_each_launch_and_with_no_other_seed() -> None:
-    (first, one), (second, other), (third, _) = (make_numbers(seed) for seed in (1, 1, 2))
+def test_what_is_made_without_a_seed_is_the_same_in_each_launch() -> None:
+    (first, one), (second, other) = make_numbers(), make_numbers()
     assert first == second
     assert one != other  # names of temporary files
-    assert [number for number, ours in enumerate(first) if ours == third[number]] == [1, 6]
     parts = [number % 1 for number in first]
     assert len({*parts}) == len(parts)
 

@@ -49,7 +49,7 @@ _HOPELESS = 4.0
 def list_switches(device: torch.device) -> Iterator[TrainConfig]:
     """Yield what can be switched on in this process: configs that differ in one setting each."""
     precision, arithmetic = FASTER_PRODUCTS[device.type]
-    if read_matmul_precision(device) == "highest" and arithmetic in list_arithmetics(device):
+    if read_matmul_precision(device) != precision and arithmetic in list_arithmetics(device):
         yield TrainConfig(matmul_precision=precision)
     if device.type == "cpu":
         usable = count_usable_cpus(read_affinity(), read_cpu_quota(Path("/")))

@@ -125,8 +125,10 @@ def test_what_is_on_already_is_no_switch(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.set_num_threads(4)
     cpu = torch.device("cpu")
     assert [*list_switches(cpu)] == [MEDIUM, ALONE, TrainConfig(num_threads=8)]
-    torch.set_float32_matmul_precision("medium")
     try:
+        torch.set_float32_matmul_precision("high")  # as scripts do for a GPU's sake
+        assert next(iter(list_switches(cpu))) == MEDIUM
+        torch.set_float32_matmul_precision("medium")
         assert [*list_switches(cpu)] == [ALONE, TrainConfig(num_threads=8)]
     finally:
         torch.set_float32_matmul_precision("highest")
