@@ -37,7 +37,12 @@ def draws_itself(dataset: Any) -> bool:
     Args:
         dataset: of the map style, whose first sample is fetched twice.
     """
-    return holds_generator(dataset) or len({_digest_first(dataset) for _ in range(2)}) > 1
+    if holds_generator(dataset):
+        return True
+    try:
+        return len({_digest_first(dataset) for _ in range(2)}) > 1
+    except Exception:  # a sample that cannot be had again, or be read byte by byte, tells nothing
+        return False
 
 
 def _digest_first(dataset: Any) -> str:

@@ -140,13 +140,13 @@ def make_prior(
     shares = ALIKE_ON_GPU if on_gpu else ALIKE
     alike = {name: share for name, share in shares.items() if _is_plain(report.target.baseline, name)}
     prior = Prior(effects, pairs)
-    tried = {(one.knob, one.value): _combine(prior.find(one.knob, one.value), one) for one in report.target.switched}
-    prior = Prior(effects | tried, pairs)
+    effects |= {(one.knob, one.value): _combine(prior.find(one.knob, one.value), one) for one in report.target.switched}
+    prior = Prior(effects, pairs)
     known = {
         (one.knob, one.value): FAILED if one.failed else _combine(prior.find(one.knob, one.value), one)
         for one in recalled
     }
-    return Prior(effects | tried | known, pairs, alike=alike)
+    return Prior(effects | known, pairs, alike=alike)
 
 
 def _take_off_casts(effects: Mapping[Change, Effect], report: ProbeReport) -> dict[Change, Effect]:

@@ -166,6 +166,11 @@ def test_a_generator_out_of_sight_shows_in_its_samples():
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
+def test_a_sample_that_cannot_be_fetched_again_tells_nothing():
+    once = iter([1.0])
+    assert not draws_itself(Hidden(lambda _: next(once)))
+
+
 def test_workers_that_draw_alike_out_of_sight_make_the_same_samples():
     rng = np.random.default_rng(1)
     assert workers_draw_alike(DataLoader(Hidden(lambda _: rng.random()), num_workers=2))
