@@ -15,6 +15,7 @@ from engine_workloads import AugmentedImages, Numbers, NumberStream
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from autotune.engine import data_trace
 from autotune.engine.data_trace import FIRST_BATCHES, digest_batches, record_data
 from autotune.engine.dataloader import Order, build_loader, find_random_sources
 from autotune.engine.windows import Windows
@@ -24,6 +25,12 @@ from autotune.records.trial import DataTrace
 
 ORDER = Order(seed=0, shuffle=True, drop_last=False)
 CONFIG = TrainConfig(micro_batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine workers for twenty epochs take longer to start than a tape may."""
+    monkeypatch.setattr(data_trace, "_MOST_SECONDS", float("inf"))
 
 
 def open_windows(dataset: Any, config: TrainConfig = CONFIG, order: Order = ORDER) -> Windows:
@@ -65,6 +72,14 @@ class Changed(Dataset[Any]):
 @pytest.mark.parametrize("dataset", [Numbers(60), AugmentedImages(22)], ids=["plain", "augmented"])
 def test_workers_hand_over_the_same_as_the_training_process(dataset: Any, changes: dict[str, Any]) -> None:
     assert tape_of(dataset, CONFIG.replace(**changes)) == tape_of(dataset)
+
+
+def test_a_tape_that_takes_too_long_begins_as_a_whole_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tape_of(Numbers(60))
+    monkeypatch.setattr(data_trace, "_MOST_SECONDS", -1.0)
+    cut = tape_of(Numbers(60))
+    assert len(cut.batches) == 4
+    assert (whole.batches[:4], whole.ends) == (cut.batches, cut.ends)
 
 
 def test_a_tape_is_the_same_twice_and_that_of_another_seed_is_not() -> None:
