@@ -58,6 +58,7 @@ def find(source: Source, budget_seconds: float = 60.0, seconds_per_step: float =
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switches, "list_switches", lambda _device: iter([MEDIUM, ALONE]))
+    monkeypatch.setattr(switches, "compiled_graph_count", lambda: 0)  # of this process, which runs other tests too
 
 
 def seconds_of(medium: float, alone: float) -> Callable[[], float]:
