@@ -6,11 +6,13 @@
     python benchmarks/record_table.py --name vae --vary "precision;host_allocator" -- python main.py --epochs 1000
     ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/record_table.py ... --imitates "no bf16 arithmetic"
     taskset -c 0 python benchmarks/record_table.py ... --imitates "one CPU"
+    python benchmarks/record_table.py --name demo --again 4 launch the best of a whole table four times more
     python benchmarks/record_table.py --list                what there is, and how far it is
 
 One launch at a time, in rounds of every config in an order of its own, the baseline before every eighth. What is
 recorded is kept launch by launch (NAME.jsonl), so a recording that was cut goes on where it was; at its end it is
-packed as NAME.jsonl.gz. Nothing else should run on the machine.
+packed as NAME.jsonl.gz. Nothing else should run on the machine. The best of many noisy means was lucky: `--again`
+launches what is close to it more often, so that a regret is not one of the recording's.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ _PROBE_SECONDS = 300.0
 _LEAST_LAUNCH_SECONDS, _PATIENCE, _COMPILE_SECONDS = 30.0, 6.0, 240.0
 _MOST_FAILURES = 2
 """Launches of a config that fails: it is not launched a third time."""
+_CLOSE = 0.12
+"""Log speed-up between the best config and those that may be it."""
 
 
 def list_configs(space: SearchSpace) -> list[TrainConfig]:
@@ -74,9 +78,24 @@ def subsample(configs: Sequence[TrainConfig], most: int) -> list[TrainConfig]:
     return [baseline, *single, *(rest[index * len(rest) // kept] for index in range(kept))]
 
 
-def plan_launches(configs: Sequence[TrainConfig], launches: int, seed: int) -> Iterator[TrainConfig]:
+def list_best(table: Table, launches: int) -> list[TrainConfig]:
+    """Return what may be the best by so many launches of each config: those of later rounds choose nothing."""
+    first = [
+        (place, launch)
+        for config, group in table.by_config.items()
+        for place, launch in (group if config == table.baseline else group[:launches])
+    ]
+    early = Table(table.header, tuple(launch for _, launch in sorted(first, key=lambda one: one[0])))
+    truths = {config: truth for config, truth in early.truths.items() if not table.drifts(config)}
+    best = max(truths.values())
+    return [config for config, truth in truths.items() if config != table.baseline and truth > best - _CLOSE]
+
+
+def plan_launches(
+    baseline: TrainConfig, configs: Sequence[TrainConfig], launches: int, seed: int
+) -> Iterator[TrainConfig]:
     """Yield every launch in order: rounds of all configs, shuffled, with the baseline before every eighth."""
-    baseline, others = configs[0], list(configs[1:])
+    others = list(configs)
     rng, place = random.Random(seed), 0
     for _ in range(launches):
         rng.shuffle(others)
@@ -140,8 +159,8 @@ class Recorder:
         self._path.write_text(format_line(header))
         return Table(header, ())
 
-    def run(self, table: Table, configs: Sequence[TrainConfig], launches: int, until: float) -> bool:
-        """Launch what is missing, and return whether all of it was before a moment of the monotonic clock."""
+    def run(self, table: Table, planned: Sequence[TrainConfig], until: float) -> bool:
+        """Launch what is missing of a plan, and return whether all was there before a moment of the monotonic clock."""
         seen = Counter(config.key for config, group in table.by_config.items() for _ in group)
         failed = Counter(
             config.key
@@ -149,7 +168,6 @@ class Recorder:
             for _, launch in group
             if launch.status is not TrialStatus.COMPLETED
         )
-        planned = list(plan_launches(configs, launches, seed=len(configs)))
         wanted: Counter[str] = Counter()
         for place, config in enumerate(planned):
             wanted[config.key] += 1
@@ -211,6 +229,9 @@ def choose_space(report: ProbeReport, vary: Sequence[str], most: int) -> tuple[S
 def record(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     """Record one table, of a script where there is its command; return 0 when it is whole, 3 when its time was up."""
     path = TABLES / f"{arguments.name}.jsonl"
+    packed = path.with_suffix(".jsonl.gz")
+    if packed.exists() and arguments.again and not path.exists():
+        path.write_bytes(gzip.decompress(packed.read_bytes()))
     until = time.monotonic() + 60 * arguments.minutes
     named = None if arguments.target == "demo" else arguments.target
     target = resolve_target(read_script(command) if command else named, folder=Path.cwd()).target
@@ -232,10 +253,16 @@ def record(arguments: argparse.Namespace, command: Sequence[str]) -> int:
         )
         space = SearchSpace(table.baseline, table.header.choices, ())
         configs = subsample(list_configs(space), table.header.recorded_size)
-        if not recorder.run(table, configs, LAUNCHES, until):
+        planned = [*plan_launches(table.baseline, configs[1:], LAUNCHES, seed=len(configs))]
+        is_whole = recorder.run(table, planned, until)
+        if is_whole and arguments.again:
+            table = read_table(path)
+            best = list_best(table, LAUNCHES)
+            planned += plan_launches(table.baseline, best, arguments.again, seed=arguments.again)
+            is_whole = recorder.run(table, planned, until)
+        if not is_whole:
             print(f"{path}: not whole yet; the same command goes on with it")
             return 3
-    packed = path.with_suffix(".jsonl.gz")
     write_bytes(packed, gzip.compress(path.read_bytes(), mtime=0))
     path.unlink()
     describe(packed)
@@ -264,6 +291,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=600.0, help="then stop; the same command goes on")
     parser.add_argument("--imitates", default="", help="what machine the environment imitates")
     parser.add_argument("--drifting", default="", help="values known to learn something else: user_knobs.layers=2")
+    parser.add_argument("--again", type=int, default=0, help="further launches of the best of a whole table")
     parser.add_argument("--list", action="store_true")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)

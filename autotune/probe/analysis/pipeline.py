@@ -28,6 +28,9 @@ _CLEARLY_SLOWER = 1.2
 # Measured with the user's own workers over what one process takes shared by as many: beyond, the cost is no model.
 _AGREEMENT = (0.5, 2.0)
 _NOTHING = 0.05
+_MOST_HANDING_OVER = 4.0
+_MOST_CROWDED = 0.5
+"""Of what a computation took beside workers: no more of it is taken to be theirs (judgement, as the one before)."""
 
 COMPUTE_KNOBS = frozenset(
     (
@@ -86,7 +89,7 @@ def plan_pipeline(facts: TargetFacts, measurement: Measurement, hardware: Hardwa
     figures, data = derive_figures(facts, measurement), facts.data
     load = data.seconds_per_sample * figures.samples_per_step
     matching = _match_workers(load, figures.compute_seconds)
-    workers, reason = _choose_workers(facts, hardware, load=load, matching=matching)
+    workers, reason = _choose_workers(facts, hardware, load=load, matching=matching, own_step=figures.step_seconds)
     needed = count_shared_memory_bytes(facts, workers)
     slow = data.slow_batch_ratio
     return PipelinePlan(
@@ -95,7 +98,7 @@ def plan_pipeline(facts: TargetFacts, measurement: Measurement, hardware: Hardwa
         matching_workers=matching,
         workers=workers,
         workers_reason=reason,
-        step_seconds=predict_step(facts, hardware, load=load, workers=workers),
+        step_seconds=predict_step(facts, hardware, load=load, workers=workers, own_step=figures.step_seconds),
         shared_memory_bytes=needed,
         shared_memory_fits=_fits_shared_memory(needed, hardware),
         persistent_worthwhile=_is_start_slow(facts, measurement),
@@ -149,7 +152,7 @@ def explain_fixed_workers(facts: TargetFacts) -> str:
 
 
 def _choose_workers(
-    facts: TargetFacts, hardware: HardwareInfo, *, load: float, matching: int | None
+    facts: TargetFacts, hardware: HardwareInfo, *, load: float, matching: int | None, own_step: float
 ) -> tuple[int, str]:
     """Return the best number of workers, the fewest of equally good ones, and why it is not the matching one."""
     if fixed := explain_fixed_workers(facts):
@@ -165,8 +168,8 @@ def _choose_workers(
 
     def predict(workers: int) -> tuple[float, float]:
         """Return the step, and the step when loading takes a fifth longer: of equally fast numbers it decides."""
-        spare = predict_step(facts, hardware, load=_WORKER_MARGIN * load, workers=workers)
-        return predict_step(facts, hardware, load=load, workers=workers), spare
+        spare = predict_step(facts, hardware, load=_WORKER_MARGIN * load, workers=workers, own_step=own_step)
+        return predict_step(facts, hardware, load=load, workers=workers, own_step=own_step), spare
 
     best = min(range(most + 1), key=predict)
     if best >= wanted:
@@ -179,26 +182,42 @@ def _choose_workers(
     return best, f"the computation needs {usable - best} of the {usable} usable CPUs"
 
 
-def predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, workers: int) -> float:
+def predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, workers: int, own_step: float) -> float:
     """Return the seconds of a step with some workers, loading shared evenly; computing takes turns without any.
 
     On a CPU both sides share its time: a step is no shorter than all of their CPU time over all CPUs. What a sample is
-    waited for takes none.
+    waited for takes none. What the user's own workers take of it, the computation had to do without when it was timed.
 
     Args:
         facts: what the probe found about the target.
         hardware: the machine.
         load: seconds that one process takes to load a step's samples.
         workers: of the loader.
+        own_step: seconds of a step with the user's own workers, as it was timed.
     """
-    compute = facts.compute_seconds_per_step
+    compute, handed_over = facts.compute_seconds_per_step, load * _handing_over(facts, hardware)
+    if facts.device != "cpu":
+        return load + compute if workers == 0 else min(max(load / workers, compute), load + compute)
+    cpus, threads = hardware.usable_cpu_count, _count_threads(facts, hardware)
+    waits = (facts.data.cpu_fraction or 0.0) if facts.data.waits else 1.0
+    beside = divide(handed_over * waits, own_step) if facts.baseline.num_workers else 0.0
+    compute *= 1.0 - min(_MOST_CROWDED, max(0.0, threads + (beside or 0.0) - cpus) / threads)
     if workers == 0:
         return load + compute
-    shared = 0.0
-    if facts.device == "cpu":
-        busy = load * (facts.data.cpu_fraction or 0.0) if facts.data.waits else load
-        shared = (busy + _host_seconds(facts, hardware)) / hardware.usable_cpu_count
-    return min(max(load / workers, compute, shared), load + compute)
+    shared = (handed_over * waits + compute * threads) / cpus
+    return min(max(handed_over / workers, compute, shared), handed_over + compute)
+
+
+def _handing_over(facts: TargetFacts, hardware: HardwareInfo) -> float:
+    """Return how many times as long as one process alone workers take for a batch: they hand it over to another one.
+
+    By the user's own loader, timed with no training beside it; 1 where that has no workers, or more than work to do.
+    """
+    own, measured = facts.baseline.num_workers, facts.data.loader_seconds_per_step
+    if not own or measured is None or facts.data.waits:
+        return 1.0
+    alone = facts.data.seconds_per_sample * facts.baseline.effective_batch_size
+    return min(_MOST_HANDING_OVER, max(1.0, divide(measured * min(own, hardware.usable_cpu_count), alone) or 1.0))
 
 
 def _count_threads(facts: TargetFacts, hardware: HardwareInfo) -> int:

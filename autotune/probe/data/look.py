@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from autotune.probe.data.hot_call import find_hot_call
 from autotune.records.facts import DataFacts
 
 _FETCH_SECONDS = 0.5
-_MOST_FETCHES = 64
+_MOST_BATCHES = 16
 _MOST_KEPT = 16
 """Samples that are held while the training is timed, and its memory with it."""
 
@@ -82,18 +83,26 @@ def look_at_data(
 
 
 def _time_samples(stream: Iterator[Any], batch_size: int, collate: Collate) -> tuple[float, float | None, list[Any]]:
-    """Return the seconds a sample takes in one process, the share in which a CPU worked, and some of the samples."""
+    """Return the seconds a sample takes in one process, the share in which a CPU worked, and some of the samples.
+
+    Batches are made of them until the time is up. The first one finds nothing in a cache: it counts where it is alone.
+    """
     began, share = time.perf_counter(), CpuShare()
-    samples: list[Any] = []
-    for sample in stream:
-        samples.append(sample)
-        if len(samples) >= max(batch_size, _MOST_FETCHES) or time.perf_counter() - began > _FETCH_SECONDS:
+    kept: list[Any] = []
+    seconds: list[float] = []
+    while len(seconds) < _MOST_BATCHES and time.perf_counter() - began < _FETCH_SECONDS:
+        started, batch = time.perf_counter(), list[Any]()
+        for sample in stream:
+            batch.append(sample)
+            if len(batch) >= batch_size or time.perf_counter() - began > _FETCH_SECONDS:
+                break
+        if not batch:
             break
-    if not samples:
-        return 0.0, None, []
-    collate(samples[:batch_size])
-    seconds, worked = share.read()
-    return seconds / len(samples), worked, samples[:_MOST_KEPT]
+        kept += batch[: _MOST_KEPT - len(kept)]
+        collate(batch)
+        seconds.append((time.perf_counter() - started) / len(batch))
+    worked = share.read()[1] if seconds else None
+    return statistics.fmean(seconds[1:] or seconds) if seconds else 0.0, worked, kept
 
 
 def count_held(dataset: Any) -> int:

@@ -108,7 +108,8 @@ def _predict_steps(report: ProbeReport, figures: StepFigures) -> dict[int, float
         return {}
     load = facts.data.seconds_per_sample * figures.samples_per_step
     counts = range(max(hardware.usable_cpu_count, most_workers(facts, hardware)) + 1)
-    return {workers: predict_step(facts, hardware, load=load, workers=workers) for workers in counts}
+    own_step = figures.step_seconds
+    return {one: predict_step(facts, hardware, load=load, workers=one, own_step=own_step) for one in counts}
 
 
 def _find_room(report: ProbeReport, figures: StepFigures) -> float:

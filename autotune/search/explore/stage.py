@@ -30,6 +30,7 @@ from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal, SpeedFloor
 from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.launch.forecast import Forecast
+from autotune.search.launch.prices import CODE_KNOBS
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
 from autotune.search.launch.turns import explores_in_turns, has_run_in_turns, is_blamed_on_turns
@@ -144,11 +145,20 @@ class Tried:
 
     @property
     def compiled_unseen(self) -> list[frozenset[str]]:
-        """Changes that were never seen to work, each with each way to compile: such a launch is dear to lose."""
+        """Changes that were never seen to work, each with each way to compile: such a launch is dear to lose.
+
+        Where that way has worked, those alone that are compiled anew: the others find its code in the cache.
+        """
+        working = self._suspects.working
         changes = [(name, f"{name}={value}") for name, value in _list_values(self._log.problem.space)]
         ways = [change for name, change in changes if name == "compile_mode"]
-        unseen = [change for name, change in changes if name != "compile_mode" and change not in self._suspects.working]
-        return [frozenset({way, change}) for way in ways for change in unseen]
+        unseen = [(name, change) for name, change in changes if name != "compile_mode" and change not in working]
+        return [
+            frozenset({way, change})
+            for way in ways
+            for name, change in unseen
+            if way not in working or name in CODE_KNOBS or is_user_knob(name)
+        ]
 
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, TrainConfig):

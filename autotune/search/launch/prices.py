@@ -37,7 +37,7 @@ _LEAST_VARYING = 3
 """Shapes: a loader of equal ones has two, its last batch is shorter."""
 CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
-_OF_THE_CODE = (
+CODE_KNOBS = (
     *("compile_mode", "precision", "matmul_precision", "activation_checkpointing", "memory_format"),
     *("attention_backend", "micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
 )
@@ -197,4 +197,4 @@ def group_by_code(seen: Sequence[TrialResult]) -> Compiled:
 
 
 def _find_code(config: TrainConfig) -> tuple[str, ...]:
-    return tuple(repr(getattr(config, name)) for name in _OF_THE_CODE)
+    return tuple(repr(getattr(config, name)) for name in CODE_KNOBS)

@@ -66,6 +66,22 @@ def test_workers_are_not_advised(facts: TargetFacts, machine: HardwareInfo) -> N
     assert "num_workers" not in advised(facts, timing(wait_ms=50.0), machine)
 
 
+def test_fewer_workers_are_advised_where_they_take_much_of_the_cpus() -> None:
+    """As of a training whose ten workers slice an array on two CPUs: by hand 3.3 times as fast without them."""
+    facts = target(
+        baseline=BASELINE.replace(micro_batch_size=32, num_workers=10, num_threads=None),
+        compute_ms=3.19,
+        data={"seconds_per_sample": 25e-6, "loader_seconds_per_step": 2.09e-3},
+    )
+    measured, machine = timing(step_ms=5.66, wait_ms=2.47, samples=32), make_hardware(usable_cpu_count=2)
+    assert advised(facts, measured, machine)["num_workers"] == (
+        "10 workers and the computation share 2 CPUs; one process loads a step's samples in 800 us, "
+        "10 workers alone in 2.09 ms; best as predicted: 0"
+    )
+    assert expected_gain(facts, measured, "num_workers", machine) == (0.9, 5.66 / 3.088)
+    assert "num_workers" not in advised(facts.replace(device="cuda"), measured, machine)
+
+
 def test_workers_are_not_advised_when_nothing_waits() -> None:
     assert "num_workers" not in advised(target(), timing())
 

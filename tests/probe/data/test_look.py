@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import cProfile
 import random
+import time
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
+from autotune.probe.data import look
 from autotune.probe.data.generators import OWN_GENERATOR
 from autotune.probe.data.look import count_held, find_pickling_trouble, look_at_data
 from autotune.probe.sources.script import _fetch_some, _look_at_samples
@@ -102,6 +105,20 @@ def test_samples_are_counted_timed_and_kept() -> None:
     assert (facts.fingerprint or "").startswith("20:")
     assert len(samples.fetched) == 16
     assert look_at_data(Counted, None, batch_size=4, fingerprints=False).facts.fingerprint is None
+
+
+def test_the_first_batch_counts_only_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Warming(Counted):
+        def __getitem__(self, index: int) -> Tensor:
+            now[0] += 5.0 if index == 0 else 0.01
+            return torch.zeros(1)
+
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(look, "_FETCH_SECONDS", 60.0)
+    assert look_at_data(Warming, None, batch_size=4, fingerprints=False).facts.seconds_per_sample == pytest.approx(0.01)
+    monkeypatch.setattr(look, "_FETCH_SECONDS", 1.0)
+    assert look_at_data(Warming, None, batch_size=4, fingerprints=False).facts.seconds_per_sample == pytest.approx(5.0)
 
 
 def test_a_stream_is_looked_at_for_a_moment() -> None:

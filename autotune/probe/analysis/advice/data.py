@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from autotune.format import (
+    count,
     format_bandwidth,
     format_bytes,
     format_duration,
@@ -20,9 +21,11 @@ from autotune.records.probe import GainRange
 
 
 def advise_workers(case: Case) -> Finding:
-    """Return whether more workers would shorten the waiting."""
+    """Return whether more workers would shorten the waiting, or fewer take less of the CPUs."""
     baseline, figures, plan, usable = case.baseline, case.figures, case.plan, case.hardware.usable_cpu_count
     most = max(usable, most_workers(case.facts, case.hardware))
+    if not case.on_gpu and plan.workers < baseline.num_workers and (fewer := _advise_fewer_workers(case)):
+        return fewer
     if not (case.limit == "input" or figures.is_input_bound) or baseline.num_workers >= most:
         return None
     reason = (
@@ -41,6 +44,21 @@ def advise_workers(case: Case) -> Finding:
         free = format_bytes(case.hardware.shared_memory_free_bytes)
         reason += f"; /dev/shm would need {format_bytes(plan.shared_memory_bytes)}, {free} are free"
     return reason, _expect_workers(case)
+
+
+def _advise_fewer_workers(case: Case) -> Finding:
+    """Return whether a step is predicted to be shorter with fewer workers on a CPU, which they share with it."""
+    plan, alone = case.plan, case.facts.data.loader_seconds_per_step
+    saved = 1.0 - plan.step_seconds / case.figures.step_seconds
+    if saved < case.policy.least_saved_by_threads or alone is None:
+        return None
+    own = count(case.baseline.num_workers, "worker")
+    reason = (
+        f"{own} and the computation share {count(case.hardware.usable_cpu_count, 'CPU')}; one process loads a step's "
+        f"samples in {format_time(plan.load_seconds)}, {own} alone in {format_time(alone)}; best as predicted: "
+        f"{plan.workers}"
+    )
+    return reason, expect(saved, risk=case.policy.shared_cpus_risk)
 
 
 def _expect_workers(case: Case) -> GainRange:
