@@ -24,8 +24,10 @@ from autotune.records.measurement import Block, Measurement
 from autotune.records.probe import ProbeReport
 from autotune.records.table import RecordedLaunch, TableHeader
 from autotune.records.trial import TrialResult, TrialStatus
+from autotune.search.launch.prices import find_code
 from autotune.search.scores.baseline_level import BaselineLevel
 from autotune.selftest.replay import CURVE, Course, shift
+from autotune.space import needs_compilation
 
 _NO_BLOCK = Block(optimizer_steps=1, samples=1, seconds=1.0)
 
@@ -74,6 +76,15 @@ class Table:
     def drifts(self, config: TrainConfig) -> bool:
         """Return whether a config is known to learn something else."""
         return any(f"{name}={get_knob(config, name)}" in self.header.drifting for name in self.header.choices)
+
+    @cached_property
+    def compile_seconds(self) -> Mapping[TrainConfig, Sequence[float]]:
+        """What its launches took to compile, by config, the least first: most find what others have compiled."""
+        timed = {
+            config: sorted(launch.measurement.compile_seconds for _, launch in launches if launch.measurement)
+            for config, launches in self.by_config.items()
+        }
+        return {config: seconds for config, seconds in timed.items() if seconds}
 
     @cached_property
     def usual_rate(self) -> float:
@@ -175,6 +186,7 @@ class TableWorld:
     def __init__(self, table: Table, noise: Callable[[], Iterator[float]]) -> None:
         self.table, self._noise = table, noise
         self._seen: Counter[TrainConfig] = Counter()
+        self._compiled: set[tuple[str, ...]] = set()
         self.facts = table.header.report.target.replace(metrics={})  # no launch has evaluated any
         self.knobs = tuple(table.header.choices)
         self.losses = next((one.curve for _, one in table.by_config[table.baseline] if one.curve is not None), CURVE)
@@ -205,13 +217,23 @@ class TableWorld:
             failed = next(one for one in launches if one.status is not TrialStatus.COMPLETED)
             return Course(failed.status, iter(()), _NO_BLOCK, failed.elapsed_seconds, 0.0)
         own = -(self.table.usual_rate + truth)
+        compiling, seconds = self._compile_seconds(config), launch.elapsed_seconds - launch.startup_seconds
         return Course(
             status=TrialStatus.COMPLETED,
             paces=shift(self._noise, own),
             block=measurement.blocks[0].replace(recompiled=False),
             startup_seconds=launch.startup_seconds,
-            warmup_seconds=max(0.0, launch.elapsed_seconds - launch.startup_seconds - measurement.seconds),
-            compile_seconds=measurement.compile_seconds,
+            warmup_seconds=compiling + max(0.0, seconds - measurement.seconds - measurement.compile_seconds),
+            compile_seconds=compiling,
             peak_memory=measurement.peak_memory,
             curve=launch.curve or CURVE,
         )
+
+    def _compile_seconds(self, config: TrainConfig) -> float:
+        """Return what compiling takes: the longest of its code's launches for the first of a search, then its least."""
+        if not needs_compilation(config):
+            return 0.0
+        code = find_code(config)
+        anew, known = code not in self._compiled, self.table.compile_seconds
+        self._compiled.add(code)
+        return max(known[one][-1] for one in known if find_code(one) == code) if anew else known[config][0]

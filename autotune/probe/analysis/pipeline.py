@@ -28,7 +28,7 @@ _CLEARLY_SLOWER = 1.2
 # Measured with the user's own workers over what one process takes shared by as many: beyond, the cost is no model.
 _AGREEMENT = (0.5, 2.0)
 _NOTHING = 0.05
-_MOST_HANDING_OVER = 4.0
+_MOST_HANDING_OVER = 10.0
 _MOST_CROWDED = 0.5
 """Of what a computation took beside workers: no more of it is taken to be theirs (judgement, as the one before)."""
 

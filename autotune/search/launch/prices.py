@@ -156,7 +156,7 @@ def predict_compilation(config: TrainConfig, facts: TargetFacts, compiled: Compi
     """
     if not needs_compilation(config):
         return 0.0
-    shared = compiled.get(_find_code(config), [])
+    shared = compiled.get(find_code(config), [])
     if shared:
         again = [seconds for _, seconds in shared[1:]]
         return statistics.median(again) if again else (1.0 - CACHED_SHARE) * shared[0][1]
@@ -192,9 +192,10 @@ def group_by_code(seen: Sequence[TrialResult]) -> Compiled:
     for one in seen:
         config, measured = one.spec.config, one.measurement
         if config is not None and measured is not None and needs_compilation(config):
-            groups.setdefault(_find_code(config), []).append((config, measured.compile_seconds))
+            groups.setdefault(find_code(config), []).append((config, measured.compile_seconds))
     return groups
 
 
-def _find_code(config: TrainConfig) -> tuple[str, ...]:
+def find_code(config: TrainConfig) -> tuple[str, ...]:
+    """Return what decides which code is compiled for a config."""
     return tuple(repr(getattr(config, name)) for name in CODE_KNOBS)

@@ -78,7 +78,7 @@ def test_fewer_workers_are_advised_where_they_take_much_of_the_cpus() -> None:
         "10 workers and the computation share 2 CPUs; one process loads a step's samples in 800 us, "
         "10 workers alone in 2.09 ms; best as predicted: 0"
     )
-    assert expected_gain(facts, measured, "num_workers", machine) == (0.9, 5.66 / 3.088)
+    assert expected_gain(facts, measured, "num_workers", machine) == (0.9, 5.66 / 2.812)
     assert "num_workers" not in advised(facts.replace(device="cuda"), measured, machine)
 
 
