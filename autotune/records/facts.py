@@ -252,6 +252,8 @@ class TargetFacts(Record):
     """Processes of a script that its own launcher starts; the settings are those of each."""
     compute_seconds_per_step: float
     """One optimizer step on a batch that is already on the device: no loader, no copy."""
+    computed_beside_workers: bool = False
+    """That was timed while the user's own workers loaded, as a script's steps are."""
     knobs: dict[str, tuple[KnobValue, ...]] = {}
     """The workload's own knobs and their allowed values."""
     metrics: dict[str, Literal["minimize", "maximize"]] = {}

@@ -186,7 +186,7 @@ def predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, wor
     """Return the seconds of a step with some workers, loading shared evenly; computing takes turns without any.
 
     On a CPU both sides share its time: a step is no shorter than all of their CPU time over all CPUs. What a sample is
-    waited for takes none. What the user's own workers take of it, the computation had to do without when it was timed.
+    waited for takes none. What the user's own workers take of it, a computation that was timed beside them did without.
 
     Args:
         facts: what the probe found about the target.
@@ -200,8 +200,8 @@ def predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, wor
         return load + compute if workers == 0 else min(max(load / workers, compute), load + compute)
     cpus, threads = hardware.usable_cpu_count, _count_threads(facts, hardware)
     waits = (facts.data.cpu_fraction or 0.0) if facts.data.waits else 1.0
-    beside = divide(handed_over * waits, own_step) if facts.baseline.num_workers else 0.0
-    compute *= 1.0 - min(_MOST_CROWDED, max(0.0, threads + (beside or 0.0) - cpus) / threads)
+    beside = (divide(handed_over * waits, own_step) or 0.0) if facts.computed_beside_workers else 0.0
+    compute *= 1.0 - min(_MOST_CROWDED, max(0.0, threads + beside - cpus) / threads)
     if workers == 0:
         return load + compute
     shared = (handed_over * waits + compute * threads) / cpus

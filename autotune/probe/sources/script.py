@@ -185,6 +185,7 @@ class ScriptProbe:
             optimizer=describe_optimizers(hooks.optimizers.optimizers, self.device),
             phases=self._phases or self._split_step(measured),
             compute_seconds_per_step=max(1e-9, measurement.seconds_per_step * (1.0 - measurement.data_wait_fraction)),
+            computed_beside_workers=baseline.num_workers > 0,
             knobs={knob.name: knob.values for knob in script.knobs},
             metrics={metric.name: metric.direction for metric in script.metrics},
             evaluate_seconds=0.0 if script.metrics else None,

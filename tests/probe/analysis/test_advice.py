@@ -71,6 +71,7 @@ def test_fewer_workers_are_advised_where_they_take_much_of_the_cpus() -> None:
     facts = target(
         baseline=BASELINE.replace(micro_batch_size=32, num_workers=10, num_threads=None),
         compute_ms=3.19,
+        computed_beside_workers=True,
         data={"seconds_per_sample": 25e-6, "loader_seconds_per_step": 2.09e-3},
     )
     measured, machine = timing(step_ms=5.66, wait_ms=2.47, samples=32), make_hardware(usable_cpu_count=2)
