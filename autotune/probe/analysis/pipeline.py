@@ -29,8 +29,9 @@ _CLEARLY_SLOWER = 1.2
 _AGREEMENT = (0.5, 2.0)
 _NOTHING = 0.05
 _MOST_HANDING_OVER = 10.0
+"""Times as long as in one process: no loader is taken to need more for a batch (judgement; seen: nine)."""
 _MOST_CROWDED = 0.5
-"""Of what a computation took beside workers: no more of it is taken to be theirs (judgement, as the one before)."""
+"""Of what a computation took beside workers: no more of it is taken to be theirs (judgement)."""
 
 COMPUTE_KNOBS = frozenset(
     (
@@ -199,12 +200,12 @@ def predict_step(facts: TargetFacts, hardware: HardwareInfo, *, load: float, wor
     if facts.device != "cpu":
         return load + compute if workers == 0 else min(max(load / workers, compute), load + compute)
     cpus, threads = hardware.usable_cpu_count, _count_threads(facts, hardware)
-    waits = (facts.data.cpu_fraction or 0.0) if facts.data.waits else 1.0
-    beside = (divide(handed_over * waits, own_step) or 0.0) if facts.computed_beside_workers else 0.0
+    busy = handed_over * ((facts.data.cpu_fraction or 0.0) if facts.data.waits else 1.0)
+    beside = (divide(busy, own_step) or 0.0) if facts.computed_beside_workers else 0.0
     compute *= 1.0 - min(_MOST_CROWDED, max(0.0, threads + beside - cpus) / threads)
     if workers == 0:
         return load + compute
-    shared = (handed_over * waits + compute * threads) / cpus
+    shared = (busy + compute * threads) / cpus
     return min(max(handed_over / workers, compute, shared), handed_over + compute)
 
 

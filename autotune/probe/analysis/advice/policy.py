@@ -33,7 +33,8 @@ class AdvicePolicy:
         short_epoch_seconds: in an epoch of at most this the start of workers counts.
         pinned_saved: of the copies that page-locked memory saves, three times as fast, where its rate is not known.
         shared_cpus_risk: factor on the cautious end of giving CPUs to another side.
-        least_saved_by_threads: share of a step that fewer threads have to save where the loader is not waited for.
+        least_saved_by_threads: share of a step that fewer threads, where the loader is not waited for, or fewer workers
+            have to save.
         sure_of_waiting: part of the waiting that workers save for sure: it takes no CPU from the computation.
         even: elasticities this close to one say that a pass takes as long as its samples, large or small.
         least_elasticity: no clock is trusted below, nor beyond the next.
