@@ -87,9 +87,9 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
     _wait_for_turn(timing)
     canary_before = _time_canary(timing)
     rival, early = _rival_now(limits.rival, canary_before), EarlySteps()
-    began = timing.clock.now()
+    began, aside = timing.clock.now(), timing.aside_seconds()
     warm_up, unsettled, short = yield from _warm_up(timing, config, limits, rival, early)
-    warmup_seconds = timing.clock.now() - began
+    warmup_seconds, warmup_aside = timing.clock.now() - began, timing.aside_seconds() - aside
     memory.reset_device()
     memory.sample()
     timing.forget_waits()
@@ -112,6 +112,7 @@ def measure_throughput(timing: Timing, config: TrainConfig, limits: TrialLimits,
         unsettled=unsettled,
         warmup_steps=warm_up.steps - (short.optimizer_steps if short else 0),
         warmup_seconds=warmup_seconds - (short.seconds if short else 0.0),
+        warmup_aside_seconds=warmup_aside,
         first_step_seconds=early.first_seconds,
         warmup_step_seconds=early.pair,
         compile_seconds=warm_up.compile_seconds + timed.compile_seconds + captured,

@@ -150,6 +150,8 @@ class Measurement(Record):
     """Optimizer steps before the first block."""
     warmup_seconds: NonNegative
     """Wall time of these."""
+    warmup_aside_seconds: NonNegative = 0.0
+    """What a script did in between beside training, on top: a validation, or samples of what it has learned so far."""
     first_step_seconds: NonNegative | None = None
     """The very first step, without the wait for its batch; None when it was not noted."""
     warmup_step_seconds: tuple[NonNegative, ...] = ()

@@ -283,6 +283,11 @@ class TrialResult(Record):
     written_elsewhere: tuple[str, ...] = ()
     """Files outside of it that the script opened for writing by an absolute path: these are real."""
 
+    @property
+    def starting_seconds(self) -> float:
+        """What it took beside its steps: until the first one, and what a script did beside training in its warm-up."""
+        return self.startup_seconds + (self.measurement.warmup_aside_seconds if self.measurement is not None else 0.0)
+
     def with_reference(self, reference: TrialResult) -> TrialResult:
         """Return it with the timing of the user's settings that was made in turns with it, and the time of both.
 

@@ -349,7 +349,7 @@ class SearchLog:
 
     @property
     def startup_seconds(self) -> float:
-        """Of a process until its first step: as most launches took, before them as the probe's did.
+        """Of a process beside its steps, mostly until its first one: as most launches took, before them as the probe's.
 
         A workload's are those of the baseline, which are forked: another malloc library asks for a process of its own.
         """
@@ -358,7 +358,7 @@ class SearchLog:
     def _find_startup(self) -> float:
         is_script = self.problem.state.target.script is not None
         launched = [one.result for one in self._judged if is_script or one.config == self.problem.baseline]
-        told = [one.startup_seconds for one in launched if one.status is TrialStatus.COMPLETED and one.startup_seconds]
+        told = [one.starting_seconds for one in launched if one.status is TrialStatus.COMPLETED and one.startup_seconds]
         return statistics.median(told) if told else self.problem.startup_seconds
 
     def _derive(self, name: str, make: Callable[[], _Derived]) -> _Derived:

@@ -30,7 +30,7 @@ class SearchProblem:
         state: what it was asked to do.
         report: of the probe.
         space: what may be varied.
-        startup_seconds: of a process until its first step, as the probe saw it.
+        startup_seconds: of a process beside its steps, as the probe saw it: mostly until its first one.
         baseline_losses: of the baseline in the probe, which those of every launch are screened against.
         planned_samples: of the final training; None when its length is not known.
         policy: its thresholds, as its objective has them.
@@ -90,7 +90,7 @@ def make_problem(state: SearchState, report: ProbeReport, probed: TrialResult, p
         state,
         report,
         _build_space(state, report),
-        startup_seconds=probed.startup_seconds,
+        startup_seconds=probed.starting_seconds,
         baseline_losses=probed.curves[0],
         planned_samples=planned_samples,
         policy=policy.fit_to(state.objective),

@@ -68,6 +68,25 @@ def test_a_launch_that_is_cut_does_not_end_the_stage():
     )
 
 
+def test_own_settings_that_run_out_of_their_time_are_launched_again_with_more_of_it_and_nothing_is_blamed():
+    """A script that writes samples of what it has learned after its first step takes longer than its probe foretold."""
+    machine = Machine(seconds=30.0)
+    search = open_search(machine, budget=600.0)
+    explore(search)
+    first, second, *others = search.log.judged
+    assert (first.config, first.result.status) == (BASELINE, TrialStatus.TIMED_OUT)
+    assert (second.config, second.result.status) == (BASELINE, TrialStatus.COMPLETED)
+    assert others
+    assert {one.result.status for one in others} == {TrialStatus.COMPLETED}
+    assert search.log.prices.launch_seconds(BASELINE) == 30.0
+
+
+def test_own_settings_that_never_come_to_their_end_are_not_all_that_is_launched():
+    search = open_search(Machine(seconds=1e4), budget=600.0)
+    explore(search)
+    assert [one.config == BASELINE for one in search.log.judged[:3]] == [True, True, False]
+
+
 def test_what_does_not_fit_the_time_counts_as_tried():
     log = open_search(Machine()).log
     log.add_judged(make_judged(BASELINE, 0.0))

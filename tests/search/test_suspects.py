@@ -136,3 +136,11 @@ def test_where_plain_compiling_crashes_every_compiling_does(first, is_blocked):
 def test_what_was_given_up_is_told():
     told = describe_guilty(Suspects([launch(TrialStatus.TOO_SLOW, BF16)], BASELINE))
     assert told == ["precision=bf16 was given up after one launch: too slow"]
+
+
+def test_where_the_users_own_settings_run_out_of_time_no_change_is_blamed_for_it():
+    results = [launch(TrialStatus.TIMED_OUT), launch(TrialStatus.TIMED_OUT, MALLOC), launch(TrialStatus.CRASHED, BF16)]
+    assert list(Suspects(results, BASELINE).guilty) == ["precision=bf16"]
+    assert not blocks(results, MALLOC)
+    # Once they have come to their end, time was enough.
+    assert blocks([*results, launch(TrialStatus.COMPLETED)], MALLOC)

@@ -55,7 +55,7 @@ class Prices:
         report: of the probe.
         seen: the search's launches so far, in order.
         interrupted: launches that the end of their time or the user cut; they are not among `seen`.
-        startup_seconds: of a process until its first step.
+        startup_seconds: of a process beside its steps, mostly until its first one.
         measure_seconds: that one launch measures.
     """
 
@@ -141,7 +141,11 @@ class Prices:
         measurement = self.report.measurement
         # However long a step is, a few of them are measured.
         measured = max(self.measure_seconds, LEAST_MEASURED_STEPS * measurement.seconds_per_step)
-        return self.startup_seconds + measurement.warmup_seconds + measured + _CLOSING
+        guess = self.startup_seconds + measurement.warmup_seconds + measured + _CLOSING
+        # What cuts the user's own settings was too short: it says nothing of them.
+        late = [one.result for one in self.seen if one.config == self._baseline]
+        cut = [one.elapsed_seconds for one in late if one.status is TrialStatus.TIMED_OUT]
+        return max(guess, _RERUN * max(cut, default=0.0))
 
 
 def predict_compilation(config: TrainConfig, facts: TargetFacts, compiled: Compiled) -> float:

@@ -1,6 +1,7 @@
 """Which values have made launches fail: refused where nothing else can be why, else tried one at a time. Pure.
 
-launch failed     its values that never worked anywhere are suspects; where it drifted, those that are not exact
+launch failed     its values that never worked anywhere are suspects; where it drifted, those that are not exact; none
+                  where the user's settings ran out of time likewise
 one suspect       guilty: no config has it again
 several           no config has two of them, until each has worked or failed without the others
 none              the combination is at fault: no config has all of it again
@@ -82,7 +83,8 @@ class Suspects:
             for config, status in launches
             if status in _FAILED
         ]
-        self._failed = [(values, status) for values, status in failed if values]
+        excused = _find_excused(launches, baseline)
+        self._failed = [(values, status) for values, status in failed if values and status not in excused]
         found = [(values - self.working, status) for values, status in self._failed]
         self.guilty: dict[str, TrialStatus] = {
             next(iter(suspects)): status
@@ -145,6 +147,12 @@ class Suspects:
             for name in names
             if name not in BATCH_KNOBS or name == "micro_batch_size" or "micro_batch_size" not in names
         )
+
+
+def _find_excused(launches: Iterable[Ended], baseline: TrainConfig) -> frozenset[TrialStatus]:
+    """Return what no change is blamed for: running out of time, where the user's settings did and never ended."""
+    own = {status for config, status in launches if config == baseline}
+    return frozenset({TrialStatus.TIMED_OUT}) & own if TrialStatus.COMPLETED not in own else frozenset()
 
 
 def _keep_unnamed(own: Mapping[str, str], values: Values) -> Values:

@@ -1,7 +1,7 @@
 """Which known config to launch again, before anything new is tried. Pure.
 
 baseline again   every 8 launches or 120 s, when the canary says that the machine has changed, and once more where
-                 others had a large part of the CPUs
+                 others had a large part of the CPUs or its time was too short
 contender        looks better than the incumbent, and has to do it twice where one launch may be luck; something new
                  comes in between, which may be better still, and five launches before any of it
 across a change  near the top, but the machine changed around its launch
@@ -18,7 +18,7 @@ from functools import cached_property
 
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig
-from autotune.records.trial import Rival
+from autotune.records.trial import Rival, TrialStatus
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.scores.baseline_level import ANCHOR_SPACING
 from autotune.search.scores.objective import Judged
@@ -109,8 +109,10 @@ class Schedule:
             return False  # the last launch had the baseline beside it
         if not since and self.ranking.baseline_level.may_have_changed and self.judged[-1].score.value is not None:
             return True
-        if not since and is_disturbed(self.judged[-1].result) and not self._is_second_in_a_row():
-            return True
+        if not since and not self._is_second_in_a_row():
+            last = self.judged[-1].result
+            if is_disturbed(last) or last.status is TrialStatus.TIMED_OUT:
+                return True
         seconds = math.fsum(one.result.elapsed_seconds for one in since)
         if len(since) >= ANCHOR_SPACING or (since and seconds >= self.policy.anchor_seconds):
             return True
