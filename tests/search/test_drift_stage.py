@@ -1355,6 +1355,15 @@ def test_a_stage_of_a_script_plans_for_steps_that_its_candidates_repeat(tmp_path
     assert (plans[1].later_steps, plans[1].windows) < (plans[0].later_steps, plans[0].windows)
 
 
+@pytest.mark.parametrize(("left", "statuses"), [(9.0, ["completed"]), (11.0, ["completed", "interrupted"])])
+def test_a_look_that_would_be_cut_is_not_begun(tmp_path: Path, left: float, statuses: list[str]) -> None:
+    """What the user's own settings took is known by then: with half of that, faster ones would be cut as well."""
+    stage = open_late(tmp_path, Machine(seconds=6.0), left)
+    assert stage.choose(CAST) == []
+    assert [result.status.value for result in stage.results] == statuses
+    assert stage.log.checks == ()
+
+
 def test_a_trial_that_is_cut_short_by_the_end_of_its_time_is_no_result(tmp_path: Path) -> None:
     stage = open_late(tmp_path, Machine(seconds=30.0), 25.0)
     assert stage.choose(CAST) == []

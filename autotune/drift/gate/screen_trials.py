@@ -60,6 +60,11 @@ class GateTrials:
         looks = (one.spec.fidelity for one in self._results.values() if one.spec.config == config)
         return any(look is not None and look.replace(weights=None) == plan for look in looks)
 
+    def find_seconds(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None) -> float:
+        """Return what a trial took, in seconds; 0 where it was not run."""
+        result = self._results.get(_key(config, purpose, plan))
+        return 0.0 if result is None else result.elapsed_seconds
+
     @property
     def draws_random(self) -> bool:
         """The baseline was seen to draw random numbers: there is dropout or the like."""

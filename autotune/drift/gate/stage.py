@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from autotune.drift.gate.comparisons import accept_lost, are_lost_in_noise
 from autotune.drift.gate.costs import ProofCosts, count_tape_steps
@@ -19,6 +18,7 @@ from autotune.drift.gate.culprit import find_culprit, promises
 from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate
+from autotune.drift.gate.screen_trials import GatePurpose
 from autotune.drift.gate.trace_plans import LookCosts, end_while_learning, list_smaller, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
@@ -34,6 +34,9 @@ from autotune.space import classify_changes, numerics_of, revert_knobs
 
 _REFERENCE_PATIENCE = 2.5
 """Times the patience with a look that one in float64 has: convolutions took up to nine times as long on a CPU."""
+
+_LEAST_OF_A_LOOK = 0.6
+"""Of what a look at the user's settings took: with less time one at faster settings is not begun, for it would be cut."""
 
 _OPEN_SHARE = 0.2
 """Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
@@ -542,7 +545,7 @@ class GateStage:
         return closer <= max(self._policy.closer_share * left, min(left, self._trainings.least_seconds))
 
     def _run(
-        self, config: TrainConfig, purpose: Literal["fidelity", "tape"], *, plan: GradientPlan | None, steps: int
+        self, config: TrainConfig, purpose: GatePurpose, *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
         seconds = self._left()
         if seconds < self._policy.least_seconds or self._starter.should_stop():
@@ -550,9 +553,17 @@ class GateStage:
         full = self._costs.patience(config, plan)
         if plan is not None and plan.reference:
             full *= _REFERENCE_PATIENCE
+        elif seconds < _LEAST_OF_A_LOOK * self._find_own_seconds(purpose, plan):
+            return None
         task = TrialTask(steps=steps, fidelity=plan)
         result = self._starter.launch(config, purpose, min(seconds, full), task=task, ends_with_stage=seconds < full)
         return None if result.status is TrialStatus.INTERRUPTED else result
+
+
+    def _find_own_seconds(self, purpose: GatePurpose, plan: GradientPlan | None) -> float:
+        """Return what the same trial of the user's settings took; 0 where there was none."""
+        own = plan if plan is None else plan.replace(weights=None)
+        return self._gate.trials.find_seconds(self._baseline, purpose, own)
 
 
 def _failed(checks: tuple[QualityCheck, ...]) -> list[QualityCheck]:
