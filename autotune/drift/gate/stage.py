@@ -36,7 +36,7 @@ _REFERENCE_PATIENCE = 2.5
 """Times the patience with a look that one in float64 has: convolutions took up to nine times as long on a CPU."""
 
 _LEAST_OF_A_LOOK = 0.6
-"""Of what a look at the user's settings took: with less time one at faster settings is not begun, for it would be cut."""
+"""Of what a look at the own settings took: with less time one at faster ones is not begun, for it would be cut."""
 
 _OPEN_SHARE = 0.2
 """Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
@@ -558,7 +558,6 @@ class GateStage:
         task = TrialTask(steps=steps, fidelity=plan)
         result = self._starter.launch(config, purpose, min(seconds, full), task=task, ends_with_stage=seconds < full)
         return None if result.status is TrialStatus.INTERRUPTED else result
-
 
     def _find_own_seconds(self, purpose: GatePurpose, plan: GradientPlan | None) -> float:
         """Return what the same trial of the user's settings took; 0 where there was none."""
