@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from record_factory import make_model, make_target
+from record_factory import make_data, make_model, make_target
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
@@ -1362,6 +1362,31 @@ def test_a_look_that_would_be_cut_is_not_begun(tmp_path: Path, left: float, stat
     assert stage.choose(CAST) == []
     assert [result.status.value for result in stage.results] == statuses
     assert stage.log.checks == ()
+
+
+def test_a_look_that_was_cut_is_not_begun_again_before_it_may_have_more_time(tmp_path: Path) -> None:
+    class SlowCast(Machine):
+        def __call__(self, spec: TrialSpec) -> TrialResult:
+            self.seconds = 60.0 if spec.config == CAST else 3.0
+            return super().__call__(spec)
+
+    stage = open_late(tmp_path, SlowCast(), 20.0)
+    before = stage.stage.needed_seconds(CAST)
+    assert stage.choose(CAST) == []
+    cut = stage.results[-1].elapsed_seconds
+    assert [result.status.value for result in stage.results] == ["completed", "interrupted"]
+    assert stage.stage.needed_seconds(CAST) >= 1.5 * cut > before
+    stage.stage.choose([CAST], seconds=cut)
+    assert len(stage.results) == 2
+
+
+def test_a_look_at_a_script_ends_before_its_first_epoch(tmp_path: Path) -> None:
+    facts = {"data": make_data(sample_count=117 * 32)}
+    stage = open_stage(tmp_path, Machine(facts=facts), script=Script(command=("python", "train.py")))
+    stage.choose(CAST)
+    plan = stage.machine.specs[0].fidelity
+    assert plan is not None
+    assert 2 * plan.windows + plan.later_steps == 117
 
 
 def test_a_trial_that_is_cut_short_by_the_end_of_its_time_is_no_result(tmp_path: Path) -> None:

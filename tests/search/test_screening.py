@@ -32,6 +32,7 @@ from autotune.drift.gate.trace_plans import (
     PLANS,
     LookCosts,
     end_while_learning,
+    end_within_epoch,
     list_smaller,
     plan_fidelity,
     price_step,
@@ -1517,3 +1518,14 @@ def test_a_plan_that_ends_while_a_training_learns_has_smaller_ones() -> None:
     assert smaller[0] == early
     assert [(one.windows, one.later_steps) for one in smaller[1:3]] == [(16, 10), (12, 10)]
     assert smaller[-1] == PLANS[-1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "later_steps"),
+    [(0, 100), (57, 100), (58, 10), (117, 69), (147, 99), (148, 100), (1000, 100)],
+)
+def test_a_look_ends_before_an_epoch_does_where_its_points_can_be_apart_all_the_same(
+    steps: int, later_steps: int
+) -> None:
+    plan = GradientPlan(windows=24, later_steps=100)
+    assert end_within_epoch(plan, steps) == plan.replace(later_steps=later_steps)

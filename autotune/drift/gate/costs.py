@@ -123,7 +123,8 @@ class ProofCosts:
         rest = gate.find_rest(config) if draws_otherwise else None
         arithmetic = leave_optimizer(config, baseline)
         if config == baseline or not (arithmetic == baseline or gate.trials.has_looked(arithmetic, look)):
-            seconds += self.of_trial(config, look, goes_on=self.is_script)
+            least = gate.trials.least_seconds(arithmetic, "fidelity", look)
+            seconds += max(self.of_trial(config, look, goes_on=self.is_script), least)
             seconds += 0.0 if gate.trials.has_run(baseline, "fidelity", look) else self.of_trial(baseline, look)
         if rest is not None and leave_optimizer(rest, baseline) != baseline:
             look = gate.choose_plan(rest) if gate.plan else plan

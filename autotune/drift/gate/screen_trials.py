@@ -10,6 +10,11 @@ from autotune.records.trial import GradientPlan, TrialResult
 
 GatePurpose = Literal["fidelity", "tape"]
 
+_LEAST_OF_OWN = 0.6
+"""Of what the own settings took: with less time the same at faster ones is not begun, for it would be cut."""
+_AGAIN = 1.5
+"""Times what a trial had when it was cut, before it is begun once more."""
+
 
 class Run(Protocol):
     """Runs one trial of the gate."""
@@ -33,6 +38,7 @@ class GateTrials:
     def __init__(self, run: Run, baseline: TrainConfig, *, tape_steps: int) -> None:
         self._run, self._baseline, self._tape_steps = run, baseline, tape_steps
         self._results: dict[str, TrialResult] = {}
+        self._cut: dict[str, float] = {}
         self._captures: dict[str, GradientTrace | None] = {}
 
     def launch(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None = None) -> TrialResult | None:
@@ -60,10 +66,15 @@ class GateTrials:
         looks = (one.spec.fidelity for one in self._results.values() if one.spec.config == config)
         return any(look is not None and look.replace(weights=None) == plan for look in looks)
 
-    def find_seconds(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None) -> float:
-        """Return what a trial took, in seconds; 0 where it was not run."""
-        result = self._results.get(_key(config, purpose, plan))
-        return 0.0 if result is None else result.elapsed_seconds
+    def note_cut(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None, seconds: float) -> None:
+        """Take notice of a trial that was not done after so many seconds."""
+        self._cut[_key(config, purpose, _anywhere(plan))] = seconds
+
+    def least_seconds(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None) -> float:
+        """Return the seconds with less of which a trial would be cut, as far as is known; 0 where nothing is."""
+        own = self._results.get(_key(self._baseline, purpose, _anywhere(plan)))
+        cut = self._cut.get(_key(config, purpose, _anywhere(plan)), 0.0)
+        return max(_AGAIN * cut, _LEAST_OF_OWN * own.elapsed_seconds if own is not None else 0.0)
 
     @property
     def draws_random(self) -> bool:
@@ -93,6 +104,11 @@ class GateTrials:
         for result in self._results.values():
             if result.captures is not None:
                 discard_captures(result.captures)
+
+
+def _anywhere(plan: GradientPlan | None) -> GradientPlan | None:
+    """Return a plan at whichever weights."""
+    return None if plan is None else plan.replace(weights=None)
 
 
 def _key(config: TrainConfig, purpose: str, plan: GradientPlan | None) -> str:

@@ -19,7 +19,7 @@ from autotune.drift.gate.exactness import EqualLosses
 from autotune.drift.gate.paired_trainings import Arms, Trainings
 from autotune.drift.gate.screen import ALLOCATORS, OPTIMIZER, Gate
 from autotune.drift.gate.screen_trials import GatePurpose
-from autotune.drift.gate.trace_plans import LookCosts, end_while_learning, list_smaller, plan_for_some
+from autotune.drift.gate.trace_plans import LookCosts, end_while_learning, end_within_epoch, list_smaller, plan_for_some
 from autotune.drift.gate.training_runs import TrainingRuns
 from autotune.drift.record.trace_file import have_captures
 from autotune.knobs import DriftTest
@@ -34,9 +34,6 @@ from autotune.space import classify_changes, numerics_of, revert_knobs
 
 _REFERENCE_PATIENCE = 2.5
 """Times the patience with a look that one in float64 has: convolutions took up to nine times as long on a CPU."""
-
-_LEAST_OF_A_LOOK = 0.6
-"""Of what a look at the own settings took: with less time one at faster ones is not begun, for it would be cut."""
 
 _OPEN_SHARE = 0.2
 """Of configs with fewer digits, that gradients leave open; judgement: they have shown or refused most public scripts'
@@ -508,8 +505,14 @@ class GateStage:
             look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference, speed)
             plan = plan_for_some(seconds, look, candidates=candidates)
             plan = plan and end_while_learning(plan, self._log.problem.baseline_losses)
+            plan = plan and end_within_epoch(plan, self._find_epoch_steps())
             # One point is a weaker proof than two, whatever else there is time for.
             self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
+
+    def _find_epoch_steps(self) -> int:
+        """Return the optimizer steps of a script's epoch, after which it may validate; 0 where that is not known."""
+        samples = self._facts.data.sample_count
+        return samples // self._baseline.effective_batch_size if self._is_script and samples is not None else 0
 
     def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
         """Fix how much is looked at of the candidates, so that trainings have their part where it is enough for any."""
@@ -548,21 +551,19 @@ class GateStage:
         self, config: TrainConfig, purpose: GatePurpose, *, plan: GradientPlan | None, steps: int
     ) -> TrialResult | None:
         seconds = self._left()
-        if seconds < self._policy.least_seconds or self._starter.should_stop():
+        least = max(self._policy.least_seconds, self._gate.trials.least_seconds(config, purpose, plan))
+        if seconds < least or self._starter.should_stop():
             return None
         full = self._costs.patience(config, plan)
         if plan is not None and plan.reference:
             full *= _REFERENCE_PATIENCE
-        elif seconds < _LEAST_OF_A_LOOK * self._find_own_seconds(purpose, plan):
-            return None
         task = TrialTask(steps=steps, fidelity=plan)
         result = self._starter.launch(config, purpose, min(seconds, full), task=task, ends_with_stage=seconds < full)
-        return None if result.status is TrialStatus.INTERRUPTED else result
-
-    def _find_own_seconds(self, purpose: GatePurpose, plan: GradientPlan | None) -> float:
-        """Return what the same trial of the user's settings took; 0 where there was none."""
-        own = plan if plan is None else plan.replace(weights=None)
-        return self._gate.trials.find_seconds(self._baseline, purpose, own)
+        if result.status is not TrialStatus.INTERRUPTED:
+            return result
+        if not self._starter.should_stop():
+            self._gate.trials.note_cut(config, purpose, plan, seconds)
+        return None
 
 
 def _failed(checks: tuple[QualityCheck, ...]) -> list[QualityCheck]:

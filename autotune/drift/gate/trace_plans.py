@@ -27,6 +27,8 @@ _LEARNED = 0.25
 """Of the first loss: a training with less has learned most of what there is."""
 _MEDIAN_STEPS = 5
 _LEAST_LATER_STEPS = 5
+_LEAST_APART = 10
+"""Steps between two points, for what is seen at the second one to be of other weights."""
 
 _NOTING, _MOST_NOTING_SECONDS = 1.6, 0.1
 """What noting its gradients makes of a short step, in times its seconds, and most adds to a long one (seen on six
@@ -93,6 +95,20 @@ def end_while_learning(plan: GradientPlan, curve: LossCurve) -> GradientPlan:
     if learns[-1] == len(levels) - 1:
         return plan
     return plan.replace(later_steps=min(plan.later_steps, max(_LEAST_LATER_STEPS, learns[-1] + _MEDIAN_STEPS // 2)))
+
+
+def end_within_epoch(plan: GradientPlan, steps: int) -> GradientPlan:
+    """Return a plan that ends before an epoch does, where an epoch has steps for two points some way apart.
+
+    After it most scripts validate, which takes its time and compiles once more: a TabNet's look, of 148 steps where an
+    epoch has 117, was not done after 55 s.
+
+    Args:
+        plan: as the time has it.
+        steps: optimizer steps of an epoch.
+    """
+    later = steps - (count_steps(plan) - plan.later_steps)
+    return plan.replace(later_steps=int(later)) if _LEAST_APART <= later < plan.later_steps else plan
 
 
 def list_smaller(plan: GradientPlan) -> list[GradientPlan]:
