@@ -42,7 +42,8 @@ def without_dropout() -> Iterator[None]:
 def make_reference(model: nn.Module) -> None:
     """Compute a model in float64, in place; it still takes and returns what it did, so that the loss goes on as it is.
 
-    What its forward makes for itself, like the first state of a recurrent net, is in float64 too.
+    What its forward makes for itself, like the first state of a recurrent net, is in float64 too, and so are constants
+    that its modules keep as plain attributes (TabNet's groups of features).
 
     Raises:
         ValueError: the model reduces its gradients between processes, by hooks that another type would lose.
@@ -51,6 +52,7 @@ def make_reference(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise ValueError("a DistributedDataParallel model cannot be computed in another type once it is built")
     model.double()
+    _widen_constants(model)
     outside: list[torch.dtype] = []
 
     def enter(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -64,6 +66,13 @@ def make_reference(model: nn.Module) -> None:
 
     model.register_forward_pre_hook(enter, with_kwargs=True)
     model.register_forward_hook(leave, always_call=True)
+
+
+def _widen_constants(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, Tensor) and not value.requires_grad:
+                setattr(module, name, widen(value))
 
 
 def widen(tensor: Tensor) -> Tensor:

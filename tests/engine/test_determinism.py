@@ -269,6 +269,30 @@ def test_what_the_forward_of_a_reference_makes_is_in_float64_too() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+class Grouped(nn.Module):
+    """Keeps a constant, an index and a tensor that is trained beside its parameters, none of them registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.groups = torch.eye(4)
+        self.order = torch.tensor([3, 1, 0, 2])
+        self.scale = torch.ones(4, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(self.inner(x)[:, self.order], self.groups) * self.scale
+
+
+def test_constants_that_a_reference_keeps_as_plain_attributes_are_in_float64_too() -> None:
+    model, given = Grouped(), torch.ones(2, 4)
+    groups, scale, plain = model.groups, model.scale, model(given)
+    make_reference(model)
+    assert torch.allclose(model(given), plain)
+    assert (model.groups.dtype, model.order.dtype) == (torch.float64, torch.int64)
+    assert groups.dtype == torch.float32  # a script that has it as well has what it had
+    assert model.scale is scale  # an optimizer may step it
+
+
 def test_a_reference_is_nearer_to_the_truth_than_the_model_and_near_to_it() -> None:
     given = lengths(64, 4)
     plain, reference = make_watched(), make_watched()
