@@ -575,6 +575,24 @@ def test_what_gradients_have_left_open_is_open_until_a_training_has_shown_it(tmp
     assert stage.stage.list_open() == []
 
 
+def test_another_kernel_whose_gradients_jump_is_open_too_and_its_trainings_are_kept_time_for(tmp_path: Path) -> None:
+    """In a sparse attention the order of a sum may decide which elements there are: no look tells of that in time."""
+    both = MATH.replace(host_allocator="glibc-tuned")
+    needed = []
+    for name, error in (("smooth", 0.0), ("jumps", 0.02)):
+        folder = tmp_path / name
+        folder.mkdir()
+        stage = open_stage(
+            folder, Machine(gradient_error=lambda config, e=error: e * (config.attention_backend == "math"))
+        )
+        stage.look_at(MATH)
+        needed.append(stage.stage.needed_seconds(both))
+        assert stage.stage.list_open() == ([frozenset({"attention_backend=math"})] if error else [])
+        assert stage.choose(both) == [both]
+        assert stage.stage.list_open() == []
+    assert needed[1] > needed[0] + 1.0
+
+
 @pytest.mark.parametrize(
     ("speed", "most", "looked"), [(1.6, math.inf, True), (1.2, math.inf, False), (1.6, 60.0, False), (1.6, None, False)]
 )

@@ -222,13 +222,22 @@ class GateStage:
         unsure = self._list_unsure(config)
         return bool(unsure) and not self._gate.has_fewer_digits(unsure)
 
+    def _list_inexact(self, config: TrainConfig) -> frozenset[str]:
+        """Return all changes that round otherwise, or do more, as `name=value`."""
+        changes = classify_changes(config, self._baseline, self._facts.numerics)
+        return list_changes(config, self._baseline, [name for name, kind in changes.items() if kind != "exact"])
+
     def _note_gradients(self, config: TrainConfig, checks: Sequence[QualityCheck]) -> None:
-        """Note whether gradients have told that a config's changes learn the same: elsewhere they tell as much."""
+        """Note whether gradients have told that a config's changes learn the same: elsewhere they tell as much.
+
+        What only sums in another order is left open where gradients jump, as a sparse attention's do.
+        """
         compared = [check.verdict == "non-inferior" for check in checks if check.test == "gradients"]
-        unsure = self._list_unsure(config)
-        if compared and unsure:
+        changes = self._list_unsure(config) or self._list_inexact(config)
+        waits = any(doubted <= changes for doubted in self._gate.doubted)  # a look in float64 may still tell
+        if compared and changes and (all(compared) or not waits):
             # What else a config changes may have left it open, or have failed: that takes nothing back.
-            self._told_by_gradients[unsure] = all(compared) or self._told_by_gradients.get(unsure, False)
+            self._told_by_gradients[changes] = all(compared) or self._told_by_gradients.get(changes, False)
 
     def _price_tests(self, config: TrainConfig | None, shown: frozenset[DriftTest]) -> float:
         seconds = self._costs.of_screening(config, self._gate, shown=shown)
@@ -432,8 +441,8 @@ class GateStage:
 
     def _is_always_trained(self, config: TrainConfig) -> bool:
         numerics = numerics_of(config, self._baseline, self._facts.numerics)
-        unsure = self._list_unsure(config)
-        is_open = any(changes <= unsure for changes in self._left_open)
+        inexact = self._list_inexact(config)
+        is_open = any(changes <= inexact for changes in self._left_open)
         return numerics == "semantic" or config.precision == "fp16" or is_open
 
     @property
@@ -442,7 +451,7 @@ class GateStage:
 
     def list_open(self) -> list[frozenset[str]]:
         """Return the changes, as `name=value`, that gradients have left open, and that no training has shown yet."""
-        passed = [self._list_unsure(config) for config, checks in self._log.checks if is_passed(checks)]
+        passed = [self._list_inexact(config) for config, checks in self._log.checks if is_passed(checks)]
         return [changes for changes in self._left_open if not any(changes <= shown for shown in passed)]
 
     def _shown_by_losses(self, config: TrainConfig) -> tuple[frozenset[DriftTest], tuple[QualityCheck, ...]]:
