@@ -78,13 +78,7 @@ class Suspects:
             ),
         )
         """Values that were in a launch that came to its end."""
-        failed = [
-            (self._inexact(config) if status is TrialStatus.DRIFTED else self._values(config), status)
-            for config, status in launches
-            if status in _FAILED
-        ]
-        excused = _find_excused(launches, baseline)
-        self._failed = [(values, status) for values, status in failed if values and status not in excused]
+        self._failed = self._list_failed(launches)
         found = [(values - self.working, status) for values, status in self._failed]
         self.guilty: dict[str, TrialStatus] = {
             next(iter(suspects)): status
@@ -126,6 +120,16 @@ class Suspects:
             frozenset(pair) for pair in itertools.combinations(sorted(self._open), 2) if len({*map(_knob_of, pair)}) > 1
         ]
         return [*(frozenset({value}) for value in self.guilty), *pairs, *failed]
+
+    def _list_failed(self, launches: Sequence[Ended]) -> list[tuple[Values, TrialStatus]]:
+        """Return the changes of each launch that failed, of which one or more may be why, and how it did."""
+        blamed = _FAILED - _find_excused(launches, self._baseline)
+        failed = [
+            (self._inexact(config) if status is TrialStatus.DRIFTED else self._values(config), status)
+            for config, status in launches
+            if status in blamed
+        ]
+        return [(values, status) for values, status in failed if values]
 
     def _eases(self, added: Values, status: TrialStatus) -> bool:
         saves = any(_knob_of(value) in _MEMORY_KNOBS for value in added)
