@@ -1522,7 +1522,7 @@ def test_a_plan_that_ends_while_a_training_learns_has_smaller_ones() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "later_steps"),
-    [(0, 100), (57, 100), (58, 10), (117, 69), (147, 99), (148, 100), (1000, 100)],
+    [(0, 100), (52, 100), (53, 5), (117, 69), (147, 99), (148, 100), (1000, 100)],
 )
 def test_a_look_ends_before_an_epoch_does_where_its_points_can_be_apart_all_the_same(
     steps: int, later_steps: int

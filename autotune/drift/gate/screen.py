@@ -33,7 +33,7 @@ from autotune.drift.gate.comparisons import (
     require_equality,
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
-from autotune.drift.gate.screen_trials import GateTrials, Run
+from autotune.drift.gate.screen_trials import AGAIN, GateTrials, Run
 from autotune.drift.gate.trace_plans import end_while_learning
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
@@ -57,8 +57,6 @@ _REFERENCE_PRICE = 1.5
 """Of a script's own look at gradients, at least, for the same in float64; seen: 1.7 to 2.8 of it."""
 _REFERENCE_PRICE_OF_CONVOLUTIONS = 5.0
 """The same of convolutions on a CPU, whose library has none in float64: they took 6 to 9 times as long."""
-_AGAIN = 2.0
-"""Times what a look in float64 had when it was cut, before it is begun once more."""
 
 _RISE = 0.01
 """A learning rate that is higher by this in the steps that were looked at is one of a warm-up."""
@@ -415,7 +413,7 @@ class Gate:
         result = self.trials.launch(plain, "fidelity", plan)
         if result is None:
             # It may have ended before its time: where the user has stopped.
-            self._doubt(changes, max(least, _AGAIN * (had - self.seconds_left())))
+            self._doubt(changes, max(least, AGAIN * (had - self.seconds_left())))
             return None
         self.doubted.clear()
         # Other random numbers in another width: another computation.

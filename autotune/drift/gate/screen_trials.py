@@ -12,7 +12,7 @@ GatePurpose = Literal["fidelity", "tape"]
 
 _LEAST_OF_OWN = 0.6
 """Of what the own settings took: with less time the same at faster ones is not begun, for it would be cut."""
-_AGAIN = 1.5
+AGAIN = 2.0
 """Times what a trial had when it was cut, before it is begun once more."""
 
 
@@ -74,7 +74,7 @@ class GateTrials:
         """Return the seconds with less of which a trial would be cut, as far as is known; 0 where nothing is."""
         own = self._results.get(_key(self._baseline, purpose, _anywhere(plan)))
         cut = self._cut.get(_key(config, purpose, _anywhere(plan)), 0.0)
-        return max(_AGAIN * cut, _LEAST_OF_OWN * own.elapsed_seconds if own is not None else 0.0)
+        return max(AGAIN * cut, _LEAST_OF_OWN * own.elapsed_seconds if own is not None else 0.0)
 
     @property
     def draws_random(self) -> bool:

@@ -213,19 +213,20 @@ class GateStage:
 
     def _list_unsure(self, config: TrainConfig) -> frozenset[str]:
         """Return the changes that do more to a gradient than to sum it in another order, as `name=value`."""
-        changes = classify_changes(config, self._baseline, self._facts.numerics)
-        unsure = [name for name, kind in changes.items() if kind != "exact" and (name in _DIGITS or is_user_knob(name))]
-        return list_changes(config, self._baseline, unsure)
+        return self._list_inexact(config, lambda name: name in _DIGITS or is_user_knob(name))
 
     def _wants_reference(self, config: TrainConfig) -> bool:
         """Return whether a config will hardly pass without a look in float64, which may show that it is as exact."""
         unsure = self._list_unsure(config)
         return bool(unsure) and not self._gate.has_fewer_digits(unsure)
 
-    def _list_inexact(self, config: TrainConfig) -> frozenset[str]:
-        """Return all changes that round otherwise, or do more, as `name=value`."""
+    def _list_inexact(
+        self, config: TrainConfig, is_meant: Callable[[str], bool] = lambda _name: True
+    ) -> frozenset[str]:
+        """Return the changes of some knobs that round otherwise, or do more, as `name=value`."""
         changes = classify_changes(config, self._baseline, self._facts.numerics)
-        return list_changes(config, self._baseline, [name for name, kind in changes.items() if kind != "exact"])
+        names = [name for name, kind in changes.items() if kind != "exact" and is_meant(name)]
+        return list_changes(config, self._baseline, names)
 
     def _note_gradients(self, config: TrainConfig, checks: Sequence[QualityCheck]) -> None:
         """Note whether gradients have told that a config's changes learn the same: elsewhere they tell as much.

@@ -27,8 +27,7 @@ _LEARNED = 0.25
 """Of the first loss: a training with less has learned most of what there is."""
 _MEDIAN_STEPS = 5
 _LEAST_LATER_STEPS = 5
-_LEAST_APART = 10
-"""Steps between two points, for what is seen at the second one to be of other weights."""
+"""Between the points, where it is fewer than the time allows."""
 
 _NOTING, _MOST_NOTING_SECONDS = 1.6, 0.1
 """What noting its gradients makes of a short step, in times its seconds, and most adds to a long one (seen on six
@@ -98,7 +97,7 @@ def end_while_learning(plan: GradientPlan, curve: LossCurve) -> GradientPlan:
 
 
 def end_within_epoch(plan: GradientPlan, steps: int) -> GradientPlan:
-    """Return a plan that ends before an epoch does, where an epoch has steps for two points some way apart.
+    """Return a plan that ends before an epoch does, where an epoch has steps for both points.
 
     After it most scripts validate, which takes its time and compiles once more: a TabNet's look, of 148 steps where an
     epoch has 117, was not done after 55 s.
@@ -108,7 +107,7 @@ def end_within_epoch(plan: GradientPlan, steps: int) -> GradientPlan:
         steps: optimizer steps of an epoch.
     """
     later = steps - (count_steps(plan) - plan.later_steps)
-    return plan.replace(later_steps=int(later)) if _LEAST_APART <= later < plan.later_steps else plan
+    return plan.replace(later_steps=int(later)) if _LEAST_LATER_STEPS <= later < plan.later_steps else plan
 
 
 def list_smaller(plan: GradientPlan) -> list[GradientPlan]:

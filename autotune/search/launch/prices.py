@@ -143,8 +143,8 @@ class Prices:
         measured = max(self.measure_seconds, LEAST_MEASURED_STEPS * measurement.seconds_per_step)
         guess = self.startup_seconds + measurement.warmup_seconds + measured + _CLOSING
         # What cuts the user's own settings was too short: it says nothing of them.
-        late = [one.result for one in self.seen if one.config == self._baseline]
-        cut = [one.elapsed_seconds for one in late if one.status is TrialStatus.TIMED_OUT]
+        own = [one.result for one in self.seen if one.config == self._baseline]
+        cut = [one.elapsed_seconds for one in own if one.status is TrialStatus.TIMED_OUT]
         return max(guess, _RERUN * max(cut, default=0.0))
 
 
