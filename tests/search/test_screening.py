@@ -91,6 +91,7 @@ class Runs:
         folder: where captures are written.
         error: relative error of a config's gradients; a sequence has one number for each point.
         noise: of its gradients at the two points, as a share of their variance.
+        jump: of its gradients in one window of twelve at the initial weights, in times what they vary by.
         update_error: the same of its updates, beside that of its gradients.
         every: samples between two of its optimizer steps.
         rate: its learning rate.
@@ -106,6 +107,7 @@ class Runs:
     folder: Path
     error: Callable[[TrainConfig, GradientPlan], float] = lambda _config, _plan: 0.0
     noise: Callable[[TrainConfig], tuple[float, float]] = lambda _config: (0.0, 0.0)
+    jump: Callable[[TrainConfig], float] = lambda _config: 0.0
     update_error: Callable[[TrainConfig], float] = lambda _config: 0.0
     every: Callable[[TrainConfig], int] = lambda _config: 32
     rate: Callable[[TrainConfig], float] = lambda _config: 1e-3
@@ -152,6 +154,8 @@ class Runs:
 
         first, later = self.noise(config)
         points = [make(plan.first_windows or plan.windows, first)]
+        jumps = points[0].gradients.rows[::12]
+        jumps += self.jump(config) * luck.standard_normal(jumps.shape)
         if plan.later_steps:
             points = [*points, make(plan.windows, later)][: self.points(config)]
         write_trace(folder / TRACE_FILE, GradientTrace(make_layers(*self.names(config)), points))
@@ -378,6 +382,39 @@ def test_no_closer_look_is_taken_where_it_tells_nothing(tmp_path: Path, first: f
     assert checks is not None
     assert outcome(checks)[-1] == ("gradients", "inferior")
     assert {plan.windows for _, _, plan in runs.calls if plan is not None} == {PLAN.windows}
+
+
+def jump_when_compiled(size: float) -> Callable[[TrainConfig], float]:
+    """Return how far gradients of compiled code jump where sums in another order choose otherwise."""
+    return lambda config: size if config.compile_mode == "default" else 0.0
+
+
+def test_where_gradients_jump_in_the_first_steps_more_windows_show_how_seldom(tmp_path: Path) -> None:
+    runs, compiled = Runs(tmp_path, jump=jump_when_compiled(0.7)), BASE.replace(compile_mode="default")
+    assert outcome(make_gate(runs).screen(compiled) or ())[-1] == ("gradients", "inconclusive")
+    checks = make_gate(runs, affords=lambda _plan: True, epoch_steps=84).screen(compiled)
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", PASSED)
+    assert [(one.windows, one.is_transient) for one in checks[-1].fidelity] == [(CLOSER_WINDOWS, True), (12, False)]
+    plan = runs.plans_of(compiled)[-1]
+    assert (plan.windows, plan.first_windows, plan.later_steps) == (12, CLOSER_WINDOWS, 8)  # and the epoch ends
+
+
+def test_no_more_windows_are_looked_at_where_gradients_jump_too_far(tmp_path: Path) -> None:
+    runs, compiled = Runs(tmp_path, jump=jump_when_compiled(2.0)), BASE.replace(compile_mode="default")
+    checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)
+    assert outcome(checks or ())[-1] == ("gradients", "inconclusive")
+    assert {plan.first_windows for plan in runs.plans_of(compiled)} == {None}
+
+
+def test_what_has_fewer_digits_is_looked_at_as_closely_at_the_first_point_too(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, jump=lambda config: 0.7 * is_cast(config))
+    gate, cast = make_gate(runs, affords=lambda _plan: True, epoch_steps=84), BASE.replace(precision="bf16")
+    both = cast.replace(memory_format="channels_last")
+    for config in (cast, both):
+        assert outcome(gate.screen(config) or ())[-1] == ("gradients", PASSED)
+    assert [plan.first_windows for plan in runs.plans_of(cast)] == [None, CLOSER_WINDOWS]
+    assert [plan.first_windows for plan in runs.plans_of(both)] == [CLOSER_WINDOWS]
 
 
 def test_a_closer_look_ends_where_the_training_had_learned_its_data_by_heart(tmp_path: Path) -> None:

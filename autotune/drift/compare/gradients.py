@@ -38,7 +38,7 @@ from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict
 
-__all__ = ["GradientRows", "RowLayout", "check_additivity", "compare", "judge", "may_tell", "relative_error"]
+__all__ = ["GradientRows", "RowLayout", "check_additivity", "compare", "foresee", "judge", "may_tell", "relative_error"]
 
 NOISE_PASSES, NOISE_FAILS = 0.01, 0.1
 """Non-inferior when the noise is shown to be at most the first, inferior when it is shown to be beyond the second."""
@@ -163,25 +163,52 @@ def may_tell(left_open: Sequence[GradientEquivalence], *, windows: int) -> bool:
     return bool(left_open) and all(_may_settle(one, windows) for one in left_open)
 
 
+def foresee(one: GradientEquivalence, *, windows: int) -> GradientEquivalence:
+    """Return a comparison with the intervals that so many windows would have around its estimates; verdict as it was.
+
+    Args:
+        one: of at least 4 windows, where it has any figure.
+        windows: of a closer look.
+    """
+    if one.bias is None:
+        return one
+    shrunk = _find_shrinkage(one.windows, windows)
+    return one.replace(
+        noise=one.noise and _narrow_noise(one.noise, shrunk),
+        bias=_narrow(one.bias, shrunk),
+        steering=one.steering and _narrow(one.steering, shrunk),
+    )
+
+
 def _may_settle(one: GradientEquivalence, windows: int) -> bool:
     if one.bias is None or one.windows < FEWEST_WINDOWS:
         return True
-    then, now = (student_t_quantile(_CONFIDENCE, count - 1.0) for count in (windows, one.windows))
-    shrunk = then / now * math.sqrt(one.windows / windows)
-    bias, hopeful = _narrow(one.bias, shrunk), _narrow(one.bias, shrunk, around=one.bias.low)
-    noise = None if one.noise is None else _narrow(one.noise, shrunk)
-    if noise is not None and noise.low > NOISE_FAILS:
+    seen = foresee(one, windows=windows)
+    if seen.noise is not None and seen.noise.low > NOISE_FAILS:
         return True
-    is_steering = one.steering is None or _narrow(one.steering, shrunk).low > BIAS_FAILS
-    if bias.low > BIAS_FAILS and is_steering:
+    is_steering = seen.steering is None or seen.steering.low > BIAS_FAILS
+    if seen.bias is not None and seen.bias.low > BIAS_FAILS and is_steering:
         return True
-    return hopeful.high <= BIAS_PASSES and (noise is None or noise.high <= NOISE_PASSES)
+    hopeful = _narrow(one.bias, _find_shrinkage(one.windows, windows), around=one.bias.low)
+    return hopeful.high <= BIAS_PASSES and (seen.noise is None or seen.noise.high <= NOISE_PASSES)
+
+
+def _find_shrinkage(windows: int, more: int) -> float:
+    """Return the half width of an interval of more windows, times that of so many."""
+    then, now = (student_t_quantile(_CONFIDENCE, count - 1.0) for count in (more, windows))
+    return then / now * math.sqrt(windows / more)
 
 
 def _narrow(figure: Interval, shrunk: float, *, around: float | None = None) -> Interval:
     low, high = (shrunk * (end - figure.estimate) for end in (figure.low, figure.high))
     estimate = figure.estimate if around is None else around
     return figure.replace(estimate=estimate, low=estimate + low, high=estimate + high)
+
+
+def _narrow_noise(figure: Interval, shrunk: float) -> Interval:
+    """Return the interval narrowed where it was made, on the cube root: see `noise_ends`."""
+    middle, low, high = (math.cbrt(end) for end in (figure.estimate, figure.low, figure.high))
+    return figure.replace(low=(middle + shrunk * (low - middle)) ** 3, high=(middle + shrunk * (high - middle)) ** 3)
 
 
 def _find_unusable(ours: GradientRows, theirs: GradientRows, layers: RowLayout) -> _Finding | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.drift.compare.additivity import check_additivity
-from autotune.drift.compare.gradients import judge, may_tell
+from autotune.drift.compare.gradients import foresee, judge, may_tell
 from autotune.drift.compare.noise_scale import gradient_noise_scale
 from autotune.drift.gate.comparisons import (
     FARTHEST_REFERENCE,
@@ -34,7 +34,7 @@ from autotune.drift.gate.comparisons import (
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import AGAIN, GateTrials, Run
-from autotune.drift.gate.trace_plans import end_while_learning
+from autotune.drift.gate.trace_plans import end_while_learning, end_within_epoch
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
@@ -80,6 +80,7 @@ class Gate:
         may_be_shown: a few steps of exact settings may show that they lose nothing.
         doubted: sets of changes, each `name=value`, that wait for a look in float64: without it they stay open.
         reference_seconds: that this look takes, as far as is known.
+        epoch_steps: optimizer steps of an epoch, before whose end a look ends; 0 where they are not known.
     """
 
     facts: TargetFacts
@@ -94,6 +95,7 @@ class Gate:
     may_be_shown: Callable[[TrainConfig], bool] = lambda _config: True
     doubted: set[frozenset[str]] = field(default_factory=set)
     reference_seconds: float = 0.0
+    epoch_steps: int = 0
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -296,6 +298,7 @@ class Gate:
         checks = self._look(config, plan, updates=updates)
         # A look may have found that the later point has to come earlier.
         closer = _find_closer(checks or [], plan.replace(later_steps=self._planned.later_steps))
+        closer = closer and end_within_epoch(closer, self.epoch_steps)
         if closer is None or not self.affords(closer):
             return checks
         return self._look(config, closer, updates=updates) or checks
@@ -308,8 +311,10 @@ class Gate:
         plan = self._planned.replace(dropout=dropout)
         if not self.has_fewer_digits(self._list_rounding(config)):
             return plan
-        looks = (plan.replace(windows=CLOSER_WINDOWS, first_windows=first) for first in (None, plan.windows))
-        return next((look for look in looks if self.trials.has_run(self.facts.baseline, "fidelity", look)), plan)
+        closer = ((CLOSER_WINDOWS, None), (CLOSER_WINDOWS, plan.windows), (plan.windows, CLOSER_WINDOWS))
+        looks = (plan.replace(windows=windows, first_windows=first) for windows, first in closer)
+        known = (end_within_epoch(look, self.epoch_steps) for look in looks)
+        return next((look for look in known if self.trials.has_run(self.facts.baseline, "fidelity", look)), plan)
 
     def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
         """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""
@@ -456,14 +461,22 @@ def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> Gradient
     """Return a plan with more windows that may settle what a look has left open; None where there is none.
 
     What is open at the initial weights alone because of noise that passes once it is gone waits for the later point.
+    Where more windows there would show that the noise is no more than that, they are of that point alone.
     """
     left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
-    still = [one for one in left_open if not may_pass_later(one, steps=plan.later_steps)]
-    is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
-    first = (plan.first_windows or plan.windows) if is_later else None
-    closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)
-    is_refused = any(check.verdict == "inferior" for check in checks)
-    return None if is_refused or closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
+    steps = plan.later_steps
+    still = [one for one in left_open if not may_pass_later(one, steps=steps)]
+    if not still or any(check.verdict == "inferior" for check in checks):
+        return None
+    if may_tell(still, windows=CLOSER_WINDOWS):
+        is_later = steps > 0 and all(one.point != INITIAL for one in still)
+        first = (plan.first_windows or plan.windows) if is_later else None
+        closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)
+    elif all(may_pass_later(foresee(one, windows=CLOSER_WINDOWS), steps=steps) for one in still):
+        closer = plan.replace(first_windows=None if plan.windows == CLOSER_WINDOWS else CLOSER_WINDOWS)
+    else:
+        return None
+    return None if closer == plan else closer
 
 
 def leave_optimizer(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:
