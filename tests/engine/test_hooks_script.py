@@ -1634,6 +1634,34 @@ def test_a_part_without_blocks_does_not_keep_another_from_checkpointing(kind: st
     assert [block.calls for block in encoder.blocks] == [2, 2]
 
 
+def test_what_is_asked_of_a_compiled_model_in_eval_mode_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+
+    def compile_in_place(model: nn.Module, config: TrainConfig) -> None:
+        assert config.compile_mode == "default"
+
+        def call(x: Tensor) -> Any:
+            calls.append(model.training)
+            return model._call_impl(x)  # type: ignore[no-untyped-call]
+
+        model._compiled_call_impl = call
+
+    monkeypatch.setattr("autotune.engine.hooks.script.apply_compilation", compile_in_place)
+    model = make_model()
+    with hang({"compile_mode": "default"}):
+        for _ in range(2):
+            fit(model, DataLoader(make_data(), batch_size=8))
+            model.eval()
+            with torch.no_grad():
+                assert torch.isfinite(model(torch.ones(3, 6))).all()
+            model.train()
+        trained = len(calls)
+        with torch.no_grad():
+            model(torch.ones(3, 6))  # in training mode it is part of a step: what a policy samples, or a generator
+    assert len(calls) == trained + 1
+    assert all(calls)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not has_cpp_compiler(), reason="torch.compile on a CPU needs a C++ compiler on PATH")
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
@@ -1660,6 +1688,7 @@ def test_a_compiled_model_learns_the_same_and_is_evaluated_as_before(more: dict[
             model.eval()
             with torch.no_grad():
                 assert model(torch.ones(4, 6)).dtype == torch.float32
+            assert compiled_graph_count() == graphs
     finally:
         torch._dynamo.reset()
     assert graphs > before

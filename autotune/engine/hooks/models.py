@@ -237,6 +237,7 @@ class ModelHooks:
         compiled = is_compiled(root)
         self.compiles_itself = self.compiles_itself or compiled
         to_inspect = [True] if self._inspects and not compiled and not self._is_late else []
+        own = _hold_call(root)  # what is asked of it in eval mode need not be compiled, in as many shapes as there are
         if root not in self._runs:  # else the script has compiled it in place since: it is prepared
             self._runs[root] = self._prepare(root)
             self._vain = 0
@@ -260,7 +261,7 @@ class ModelHooks:
                 else:
                     self._watch.model_looked()
                 with self._outside():
-                    return inner(*args, **kwargs)
+                    return (inner if root.training else own)(*args, **kwargs)
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
         root.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=compiled)
